@@ -71,8 +71,7 @@ if TYPE_CHECKING:
     from geo_ray.api.probing import probe as probe
     from geo_ray.api.probing import probe_host as probe_host
     from geo_ray.api.probing import serve_probes as serve_probes
-    from geo_ray.api.programs.running import price_program as price_program
-    from geo_ray.api.programs.running import run_program as run_program
+    from geo_ray.api.programs.pricing import price_program as price_program
     from geo_ray.api.programs.training import TrainingNode as TrainingNode
     from geo_ray.api.programs.training import training_program as training_program
     from geo_ray.api.run import Run as Run
@@ -111,6 +110,7 @@ if TYPE_CHECKING:
     from geo_ray.program.node import NodeRestarts as NodeRestarts
     from geo_ray.program.node import ProgramNode as ProgramNode
     from geo_ray.program.result import ProgramResult as ProgramResult
+    from geo_ray.program.run import run_program as run_program
     from geo_ray.program.surroundings import here as here
     from geo_ray.tasks.base import Dataset as Dataset
     from geo_ray.tasks.base import Task as Task
@@ -182,8 +182,8 @@ _WHERE = {
     "probe": "api.probing",
     "probe_host": "api.probing",
     "serve_probes": "api.probing",
-    "price_program": "api.programs.running",
-    "run_program": "api.programs.running",
+    "price_program": "api.programs.pricing",
+    "run_program": "program.run",
     "TrainingNode": "api.programs.training",
     "training_program": "api.programs.training",
     "Run": "api.run",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from geo_ray.errors import GeoRayError
 from geo_ray.program.batch import batched_handler
@@ -121,6 +120,8 @@ class Battery:
         self.near, self.far, self.counter = near, far, more["counter"][0]
 
     def run(self) -> dict[str, Any]:
+        import torch  # not above: each process of a program imports this module
+
         near, far = self.near, self.far
         array, tensor = np.arange(6, dtype=np.int16).reshape(2, 3), torch.ones(2, 2).bfloat16()
         plain = {"a": [1, 2.5, None, True], 3: (b"x", "ü", {"deep": ()})}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from geo_ray.program.run import On
 
 
 @click.command(short_help="Draw, price, simulate or run a job that is written as a program.")
@@ -30,7 +34,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="What came of it as JSON, and nothing else.")
 def program(
     program: str,
-    on: str,
+    on: On,
     graph: bool,
     simulate: bool,
     price: bool,
@@ -46,19 +50,22 @@ def program(
         raise click.UsageError("--graph, --simulate and --price: one of them")
     if overrides and not program.endswith((".yaml", ".yml")):
         raise click.UsageError("--set changes a CONFIG.yaml")
-    import geo_ray
     from geo_ray.program.load import load_program
+    from geo_ray.program.run import run_program
 
     if program.endswith((".yaml", ".yml")):
-        found = geo_ray.training_program(program, overrides)
+        from geo_ray.api.programs.training import training_program
+
+        found = training_program(program, overrides)
     else:
         found = load_program(program)
     if graph:
         click.echo(str(found))
     elif price:
-        cost = geo_ray.price_program(found, prices=prices)
+        from geo_ray.api.programs.pricing import price_program  # with all of training
+
+        cost = price_program(found, prices=prices)
         click.echo(json.dumps(cost.plain()) if as_json else str(cost))
     else:
-        way = "virtual" if simulate else on
-        result = geo_ray.run_program(found, way)  # type: ignore[arg-type]
+        result = run_program(found, "virtual" if simulate else on)
         click.echo(json.dumps(result.plain(), default=repr) if as_json else str(result))

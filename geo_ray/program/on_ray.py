@@ -198,7 +198,7 @@ class RayBridge:
 
 
 class RayActors:
-    """Makes them; see `ProcessMaker`.
+    """Makes them; see `NodeMaker`.
 
     Args:
         program: the whole.
@@ -215,7 +215,7 @@ class RayActors:
         self._actors: list[Handle] = []
 
     def begin(self) -> None:
-        """See `ProcessMaker.begin`.
+        """See `NodeMaker.begin`.
 
         Raises:
             ProgramRegionError: no node of the cluster is in a group's region.
@@ -242,7 +242,7 @@ class RayActors:
                 )
 
     def node(self, shipped: ShippedNode, incarnation: int) -> RayNode:
-        """See `ProcessMaker.node`."""
+        """See `NodeMaker.node`."""
         group = self._groups[shipped.name]
         actor = self._made(
             ProgramNodeActor, shipped.region, (group.cpus, group.gpus), [shipped.plain()]
@@ -253,7 +253,7 @@ class RayActors:
         return RayNode(shipped.name, actor, tuple(_asked(what, actor.open.remote(sealed))))
 
     def bridge(self, region: str, epoch: int) -> RayBridge:
-        """See `ProcessMaker.bridge`."""
+        """See `NodeMaker.bridge`."""
         given = [region, epoch, self._run_id]
         actor = self._made(ProgramBridgeActor, region, (_BRIDGE_CPUS, 0.0), given)
         what = f"the bridge of {region}"
@@ -263,7 +263,7 @@ class RayActors:
         return RayBridge(region, actor, _asked(what, opened))
 
     def end(self) -> None:
-        """See `ProcessMaker.end`."""
+        """See `NodeMaker.end`."""
         for actor in self._actors:
             kill(actor)
         self._stack.close()

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from geo_ray.config.cluster import ClusterConfig
 from geo_ray.errors import ProgramError
-from geo_ray.program.apart.crew import ApartCrew, ProcessMaker
+from geo_ray.program.apart.crew import ApartCrew, NodeMaker
 from geo_ray.program.apart.processes import LocalProcesses
 from geo_ray.program.clock import RealClock
 from geo_ray.program.controller import carry_out
@@ -20,10 +20,10 @@ On = Literal["threads", "processes", "ray", "virtual"]
 WAYS: Final = ("threads", "processes", "ray", "virtual")
 
 
-def run(
+def run_program(
     program: Program, on: On = "threads", *, cluster: ClusterConfig | None = None
 ) -> ProgramResult:
-    """Run a program to its end.
+    """Run a program to its end; nothing of it is left afterwards, however it ends.
 
     Args:
         program: the whole.
@@ -51,7 +51,7 @@ def run(
     raise ProgramError(f"a program cannot run on {on!r}{or_meant(on, WAYS)}")
 
 
-def _maker(program: Program, on: str, cluster: ClusterConfig | None) -> ProcessMaker:
+def _maker(program: Program, on: str, cluster: ClusterConfig | None) -> NodeMaker:
     if on == "processes":
         return LocalProcesses(program)
     from geo_ray.program.on_ray import RayActors  # Ray takes a second to import

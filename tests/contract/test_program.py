@@ -10,7 +10,7 @@ import pytest
 
 from geo_ray.errors import NodeFailedError
 from geo_ray.program.node import ProgramNode
-from geo_ray.program.run import On, run
+from geo_ray.program.run import On, run_program
 from geo_ray.runtime.cluster.supervisor import descendants
 from tests import program_support as toys
 
@@ -29,7 +29,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def test_calls_of_every_kind(on: On) -> None:
-    result = run(toys.battery(), on)
+    result = run_program(toys.battery(), on)
     assert result.values == {"caller": toys.BATTERY, "flaky": 2}
     assert result.restarts == {"flaky": 1}
     assert result.on == on
@@ -45,7 +45,7 @@ def test_calls_of_every_kind(on: On) -> None:
 
 def test_a_node_that_fails_too_often_ends_the_program(on: On) -> None:
     with pytest.raises(NodeFailedError) as caught:
-        run(toys.flaky(failures=3, restarts=2), on)
+        run_program(toys.flaky(failures=3, restarts=2), on)
     text = str(caught.value)
     assert "node 'flaky' failed in run: RuntimeError('run 3 of a flaky node')" in text
     assert "restarts.most = 2 in 60 s" in text
@@ -55,20 +55,23 @@ def test_a_node_that_fails_too_often_ends_the_program(on: On) -> None:
 def test_a_node_that_cannot_be_made(on: On) -> None:
     program = toys.alone(ProgramNode("unmade", toys.Unmade))
     with pytest.raises(NodeFailedError, match=r"'unmade' failed while it was made: .*no such luck"):
-        run(program, on)
+        run_program(program, on)
 
 
 def test_the_example(on: On) -> None:
-    result = run(toys.example(), on)
+    result = run_program(toys.example(), on)
     assert result.values == {"means": toys.MEANS}
     assert [(t.calls, t.request_bytes, t.answer_bytes) for t in result.traffic] == [
         (8, 32, 128)
     ] * 2
 
 
+@pytest.mark.parametrize("on", ["threads", "virtual"])
 def test_no_thread_is_left(on: On) -> None:
     before = set(threading.enumerate())
-    run(toys.alone(ProgramNode("one", toys.Returns, (1,)), ProgramNode("idle", toys.Echo)), on)
+    run_program(
+        toys.alone(ProgramNode("one", toys.Returns, (1,)), ProgramNode("idle", toys.Echo)), on
+    )
     for thread in set(threading.enumerate()) - before:
         thread.join(10.0)
         assert not thread.is_alive(), thread

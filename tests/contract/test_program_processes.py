@@ -13,7 +13,7 @@ import pytest
 
 from geo_ray.errors import NodeFailedError, NodeUnshippableError
 from geo_ray.program.node import ProgramNode
-from geo_ray.program.run import run
+from geo_ray.program.run import run_program
 from geo_ray.runtime.cluster.supervisor import descendants
 from tests import program_support as toys
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("region", ["eu", "us"])
 def test_a_node_that_dies_is_made_anew_and_its_caller_told(region: str) -> None:
-    result = run(toys.mortal(1, region), "processes")
+    result = run_program(toys.mortal(1, region), "processes")
     lost, back = result.values["caller"]
     assert lost.startswith("NODE_LOST victim.die: lost the connection")
     assert back == "no error: 'back'"
@@ -31,7 +31,7 @@ def test_a_node_that_dies_is_made_anew_and_its_caller_told(region: str) -> None:
 
 def test_a_node_that_may_not_be_made_anew_ends_the_program() -> None:
     with pytest.raises(NodeFailedError) as caught:
-        run(toys.mortal(0), "processes")
+        run_program(toys.mortal(0), "processes")
     assert "the process of 'victim' ended with exit code 3" in caught.value.message
     assert "restarts.most = 0" in caught.value.message
     assert not descendants(os.getpid())
@@ -40,7 +40,7 @@ def test_a_node_that_may_not_be_made_anew_ends_the_program() -> None:
 def test_nothing_is_started_if_a_node_cannot_be_sent() -> None:
     program = toys.alone(ProgramNode("one", toys.Echo), ProgramNode("two", lambda: None))
     with pytest.raises(NodeUnshippableError, match="node 'two': a lambda has no name"):
-        run(program, "processes")
+        run_program(program, "processes")
     assert not descendants(os.getpid())
 
 

@@ -10,7 +10,7 @@ import pytest
 from geo_ray.errors import NodeFailedError, ProgramRegionError
 from geo_ray.program.graph import Program
 from geo_ray.program.node import NodeGroup, ProgramNode
-from geo_ray.program.run import run
+from geo_ray.program.run import run_program
 from tests import program_support as toys
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def test_calls_of_every_kind_and_a_node_that_dies(connected: ConnectedCluster) -
         )
         for group in mortal.groups
     )
-    result = run(replace(battery, groups=battery.groups + second), "ray")
+    result = run_program(replace(battery, groups=battery.groups + second), "ray")
     seen = result.values["caller"]
     assert seen["turns"] == [("near/1", "us-east", 1), ("near/0", "us-east", 0)] * 2
     assert {**seen, "turns": toys.BATTERY["turns"]} == toys.BATTERY
@@ -47,9 +47,9 @@ def test_calls_of_every_kind_and_a_node_that_dies(connected: ConnectedCluster) -
 
 
 def test_the_example_and_failures(connected: ConnectedCluster) -> None:
-    assert run(moved(toys.example()), "ray").values == {"means": toys.MEANS}
+    assert run_program(moved(toys.example()), "ray").values == {"means": toys.MEANS}
     with pytest.raises(NodeFailedError, match=r"'unmade' failed while it was made.*no such luck"):
-        run(moved(toys.alone(ProgramNode("unmade", toys.Unmade))), "ray")
+        run_program(moved(toys.alone(ProgramNode("unmade", toys.Unmade))), "ray")
     nowhere = Program("p", (NodeGroup("eu-wset", (ProgramNode("a", toys.Echo),)),))
     with pytest.raises(ProgramRegionError, match="'eu-wset'; did you mean 'eu-west'"):
-        run(nowhere, "ray")
+        run_program(nowhere, "ray")

@@ -12,7 +12,7 @@ from geo_ray.program.batch import CallBatch
 from geo_ray.program.caller import gathered
 from geo_ray.program.graph import Program
 from geo_ray.program.node import NodeGroup, ProgramNode
-from geo_ray.program.run import run
+from geo_ray.program.run import run_program
 from geo_ray.program.surroundings import here
 from geo_ray.program.values import pack, unpack
 from geo_ray.program.virtual_clock import VirtualThreads
@@ -144,7 +144,7 @@ def test_calls_over_a_link_are_answered_in_the_order_in_which_they_were_begun(
     writer = ProgramNode("writer", Writer, (book.handle, calls))
     groups = (NodeGroup("eu", (book,)), NodeGroup("us", (writer,)))
     program = Program("p", groups, links={("us", "eu"): link}, seed=seed)
-    result = run(program, "virtual")
+    result = run_program(program, "virtual")
     assert result.values["writer"] == list(range(len(calls)))
     first = result.traffic[0]
     assert first.calls == len(calls) + 1

@@ -1,1 +1,1 @@
-"""The job as a program: `geo_ray.run_program`, `price_program` and `training_program`."""
+"""The job as a program: `geo_ray.price_program` and `geo_ray.training_program`."""

@@ -66,7 +66,7 @@ class RemoteBridge(Protocol):
         """End its process, which may be gone."""
 
 
-class ProcessMaker(Protocol):
+class NodeMaker(Protocol):
     """Makes processes, by whatever means."""
 
     def begin(self) -> None:
@@ -94,7 +94,7 @@ class ApartCrew:
         NodeUnshippableError: a node cannot be sent to another process.
     """
 
-    def __init__(self, program: Program, maker: ProcessMaker, clock: ProgramClock) -> None:
+    def __init__(self, program: Program, maker: NodeMaker, clock: ProgramClock) -> None:
         self._shipped = ship(program)
         self._maker, self._clock = maker, clock
         self._nodes: dict[str, RemoteNode] = {}

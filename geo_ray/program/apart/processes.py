@@ -135,7 +135,7 @@ class ProcessBridge:
 
 
 class LocalProcesses:
-    """Makes them; see `ProcessMaker`.
+    """Makes them; see `NodeMaker`.
 
     Args:
         program: whose links the bridges emulate.
@@ -152,18 +152,18 @@ class LocalProcesses:
         self._count = 0
 
     def begin(self) -> None:
-        """See `ProcessMaker.begin`."""
+        """See `NodeMaker.begin`."""
         self._kept = SupervisedProcesses(Path(tempfile.gettempdir()))
 
     def node(self, shipped: ShippedNode, incarnation: int) -> ProcessNode:
-        """See `ProcessMaker.node`."""
+        """See `NodeMaker.node`."""
         order = {"node": shipped.plain(), "key": self._keys[shipped.region]}
         process, told = self._started(shipped.name, order)
         host, port = told["address"]
         return ProcessNode(process, (host, port))
 
     def bridge(self, region: str, epoch: int) -> ProcessBridge:
-        """See `ProcessMaker.bridge`."""
+        """See `NodeMaker.bridge`."""
         links = self._program.both_ways.items()
         order = {
             "region": region,
@@ -179,7 +179,7 @@ class LocalProcesses:
         return ProcessBridge(process, ((wan_host, wan_port), (host, port)))
 
     def end(self) -> None:
-        """See `ProcessMaker.end`."""
+        """See `NodeMaker.end`."""
         with self._lock:
             kept, self._kept = self._kept, None
         if kept is not None:

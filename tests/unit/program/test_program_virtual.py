@@ -18,7 +18,7 @@ from geo_ray.program.caller import gathered
 from geo_ray.program.clock import NodeStopped
 from geo_ray.program.graph import Program
 from geo_ray.program.node import NodeGroup, NodeRestarts, ProgramNode
-from geo_ray.program.run import run
+from geo_ray.program.run import run_program
 from geo_ray.program.surroundings import here
 from geo_ray.program.traffic import FRAME_BYTES
 from geo_ray.program.virtual_clock import VirtualThreads
@@ -70,7 +70,7 @@ def test_a_call_takes_the_links_time_and_the_nodes() -> None:
         return float(here().clock.now_s())
 
     link = LinkSpec(rate_mbps=8, delay_s=0.25)
-    result = run(with_slow(call, links={("eu", "us"): link}), "virtual")
+    result = run_program(with_slow(call, links={("eu", "us"): link}), "virtual")
     (traffic,) = result.traffic
     sent = traffic.request_bytes + traffic.answer_bytes + 2 * FRAME_BYTES
     assert result.values["user"] == pytest.approx(1.0 + 2 * 0.25 + sent * 8e-6 / 8)
@@ -84,7 +84,7 @@ def test_so_many_calls_are_answered_at_once(calls_at_once: int, ends: list[float
     def call(slow: Any) -> Any:
         return gathered([slow.futures.work(number) for number in range(3)])
 
-    found = run(with_slow(call, calls_at_once), "virtual").values["user"]
+    found = run_program(with_slow(call, calls_at_once), "virtual").values["user"]
     assert found == list(enumerate(ends))
 
 
@@ -92,7 +92,7 @@ def test_a_batch_is_carried_out_when_it_is_full_or_the_first_has_waited() -> Non
     def call(slow: Any) -> Any:
         return gathered([slow.futures.together(number) for number in range(6)])
 
-    found = run(with_slow(call, 2), "virtual").values["user"]
+    found = run_program(with_slow(call, 2), "virtual").values["user"]
     assert found == [(4, 1.0)] * 4 + [(2, 3.0)] * 2
 
 
@@ -102,7 +102,9 @@ def test_it_is_the_same_again() -> None:
     def call(slow: Any) -> Any:
         return gathered([slow.futures.work(number) for number in range(5)])
 
-    found = [run(with_slow(call, links=links, seed=seed), "virtual").values for seed in (1, 1, 2)]
+    found = [
+        run_program(with_slow(call, links=links, seed=seed), "virtual").values for seed in (1, 1, 2)
+    ]
     assert found[0] == found[1]
     assert found[0] != found[2]
 
@@ -114,7 +116,7 @@ def test_a_future_is_waited_for_no_longer_than_said() -> None:
             future.result(0.5)
         return [here().clock.now_s(), future.done(), *future.result()]
 
-    assert run(with_slow(call), "virtual").values["user"] == [0.5, False, 1, 1.0]
+    assert run_program(with_slow(call), "virtual").values["user"] == [0.5, False, 1, 1.0]
 
 
 def test_a_program_that_waits_for_ever_is_said_to_stand_still() -> None:
@@ -124,7 +126,7 @@ def test_a_program_that_waits_for_ever_is_said_to_stand_still() -> None:
         here().clock.wait(Future())
 
     with pytest.raises(ProgramStalledError, match="at 0 s of virtual time; nodes that wait: user"):
-        run(with_slow(call), "virtual")
+        run_program(with_slow(call), "virtual")
 
 
 def test_a_thread_of_a_nodes_own_cannot_wait() -> None:
@@ -143,7 +145,7 @@ def test_a_thread_of_a_nodes_own_cannot_wait() -> None:
         thread.join()
         return seen
 
-    assert run(with_slow(call), "virtual").values["user"] == ["both"]
+    assert run_program(with_slow(call), "virtual").values["user"] == ["both"]
 
 
 def test_who_waits_at_the_end_is_ended_whatever_it_catches() -> None:
@@ -166,7 +168,7 @@ def test_who_waits_at_the_end_is_ended_whatever_it_catches() -> None:
 
     nodes = (ProgramNode("stubborn", Stubborn), ProgramNode("fails", Fails))
     with pytest.raises(NodeFailedError, match="'fails'"):
-        run(toys.alone(*nodes), "virtual")
+        run_program(toys.alone(*nodes), "virtual")
     assert cleaned == ["stubborn"]
 
 
@@ -193,7 +195,7 @@ def test_restarts_are_counted_in_their_window() -> None:
     def failures(rule: NodeRestarts) -> str:
         groups = (NodeGroup("eu", (counter,)), NodeGroup("eu", (faulty,), restarts=rule))
         with pytest.raises(NodeFailedError) as caught:
-            run(Program("p", groups), "virtual")
+            run_program(Program("p", groups), "virtual")
         return caught.value.message
 
     assert "ValueError(1)" in failures(NodeRestarts(0))
