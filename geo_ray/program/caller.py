@@ -13,7 +13,7 @@ from geo_ray.program.node import NodeHandle
 from geo_ray.program.traffic import TrafficCounter
 from geo_ray.program.values import pack, unpack
 
-Send = Callable[[str, str, bytes], bytes]
+Send = Callable[[str, str, bytes], bytes | memoryview]
 """Carries a call, (instance, method, arguments), and waits for what comes back."""
 
 
@@ -98,7 +98,7 @@ class OutgoingCalls:
         return CallFuture(future, self._clock)
 
     def _exchange(self, target: str, method: str, request: bytes) -> Any:
-        answer = b""
+        answer: bytes | memoryview = b""
         try:
             answer = self._send(target, method, request)
         finally:

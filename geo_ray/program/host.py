@@ -166,7 +166,8 @@ class NodeHost:
                 f"{or_meant(method, there)}",
                 fix="Call a public method of the node; `run` is started by the launcher.",
             )
-        return found
+        function: Callable[..., Any] = found
+        return function
 
     def _failed(self, when: str, error: Exception) -> NodeFailedError:
         if isinstance(error, NodeFailedError):

@@ -272,7 +272,7 @@ class RayActors:
         self, kind: type, region: str, share: tuple[float, float], given: Sequence[Any]
     ) -> Handle:
         cpus, gpus = share
-        actor = (
+        actor: Handle = (
             ray.remote(kind)
             .options(
                 num_cpus=cpus,

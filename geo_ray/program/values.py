@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
@@ -20,6 +21,7 @@ _TENSOR_TYPES: Final = frozenset(
     ]
 )
 _MOST_BYTES: Final = 2**32 - 1
+_HEAD_BYTES: Final = 2  # that tell how long the head of an array is
 
 
 def pack(value: object) -> bytes:
@@ -83,14 +85,28 @@ def _unpacked(code: int, data: bytes) -> Any:
     raise FrameError(f"a value is of the unknown kind {code}")
 
 
+def _framed(name: str, shape: Sequence[int], raw: memoryview) -> bytes:
+    """What numbers are, then the numbers, copied once."""
+    head: bytes = msgpack.packb([name, list(shape)])
+    return b"".join((len(head).to_bytes(_HEAD_BYTES, "big"), head, raw))
+
+
+def _parted(data: bytes) -> tuple[str, list[int], memoryview]:
+    """The inverse of `_framed`; the numbers are a view."""
+    size = int.from_bytes(data[:_HEAD_BYTES], "big")
+    name, shape = msgpack.unpackb(data[_HEAD_BYTES : _HEAD_BYTES + size])
+    if not isinstance(name, str) or any(type(n) is not int or n < 0 for n in shape):
+        raise FrameError(f"an array of type {name!r:.40} and shape {shape!r:.40}")
+    return name, shape, memoryview(data)[_HEAD_BYTES + size :]
+
+
 def _array_bytes(array: np.ndarray[Any, Any]) -> bytes:
-    whole = np.ascontiguousarray(array)
-    packed: bytes = msgpack.packb([array.dtype.str, list(array.shape), whole.tobytes()])
-    return packed
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return _framed(array.dtype.str, array.shape, raw)
 
 
 def _array(data: bytes) -> np.ndarray[Any, Any]:
-    name, shape, raw = msgpack.unpackb(data, max_bin_len=_MOST_BYTES)
+    name, shape, raw = _parted(data)
     kind = np.dtype(name)
     if kind.kind not in _NUMBERS:
         raise FrameError(f"an array of {name!r:.40}, which are no numbers")
@@ -103,15 +119,13 @@ def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
     if name not in _TENSOR_TYPES or tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of {tensor.dtype} and {tensor.layout}")
     plain = tensor.detach().cpu().contiguous()
-    raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-    packed: bytes = msgpack.packb([name, list(plain.shape), raw])
-    return packed
+    return _framed(name, plain.shape, plain.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _tensor(data: bytes) -> Any:
     import torch
 
-    name, shape, raw = msgpack.unpackb(data, max_bin_len=_MOST_BYTES)
+    name, shape, raw = _parted(data)
     if name not in _TENSOR_TYPES:
         raise FrameError(f"a tensor of {name!r:.40}")
     kind = getattr(torch, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 from hypothesis import given, settings
@@ -92,7 +93,7 @@ def test_calls_go_together_as_the_rule_says(times: list[int], size: int, timeout
 
     def main() -> None:
         for number, time_s in enumerate(times):
-            clock.start(lambda number=number, time_s=time_s: call(number, time_s))
+            clock.start(partial(call, number, time_s))
         clock.sleep_s(100.0)
 
     clock.run(main)

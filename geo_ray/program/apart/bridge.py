@@ -178,7 +178,7 @@ class NodeBridge:
             raise FrameError(f"a bridge of a program was sent a message {message.kind!r:.40}")
 
     def _answer(self, region: str, call: CrossingCall, request: bytes) -> None:
-        result = b""
+        result: bytes | memoryview = b""
         try:
             result = self._peers.call(call.target, call.method, request)
             answer = CrossingAnswer(call.number)

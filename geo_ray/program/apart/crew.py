@@ -192,10 +192,12 @@ class ApartCrew:
                 kept | dict(nodes or {}),
                 dict(table.bridges) | dict(bridges or {}),
             )
-            table, hearers = self._table, [*self._nodes.values(), *self._bridges.values()]
-        for each in hearers:
+            table = self._table
+            hearers = [each.use for each in self._nodes.values()]
+            hearers += [each.use for each in self._bridges.values()]
+        for use in hearers:
             with suppress(GeoRayError):
-                each.use(table)
+                use(table)
 
     # ------------------------------------------------------------------ bridges
 
@@ -210,7 +212,7 @@ class ApartCrew:
         while not self._is_ending:
             with suppress(GeoRayError):
                 self._bridges[region].attend()
-            if self._is_ending:
+            if self._has_ended():
                 return
             if not restarts.take(self._clock.now_s()):
                 _LOGGER.error("the bridge of %s ends again and again; it stays away", region)
@@ -227,6 +229,9 @@ class ApartCrew:
                 self._tell(bridges={region: bridge.addresses[1]})
             except GeoRayError as error:
                 _LOGGER.warning("the bridge of %s could not be started: %s", region, error)
+
+    def _has_ended(self) -> bool:
+        return self._is_ending
 
     def _link_anew(self, region: str) -> None:
         """Let the others dial a new bridge if they did before, and let it dial the rest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from functools import partial
 from typing import Final
 
 from geo_ray.errors import LinkDownError, NodeEndedError, NodeLostError, TransportError
@@ -51,7 +52,7 @@ class NodePeers:
         for client in closing:
             client.close()
 
-    def call(self, target: str, method: str, request: bytes) -> bytes:
+    def call(self, target: str, method: str, request: bytes) -> bytes | memoryview:
         """Carry a call to where an instance is, and what comes of it back.
 
         Raises:
@@ -72,7 +73,7 @@ class NodePeers:
             raise NodeLostError(f"{target}.{method}: {error.message}") from error
         finally:
             self._keep(client)
-        return b"" if answer is None else bytes(answer)
+        return b"" if answer is None else answer
 
     def close(self) -> None:
         """Close every connection that is not in use."""
@@ -101,11 +102,13 @@ class NodePeers:
                 with self._changed:
                     left_s = deadline_s - time.monotonic()
                     is_news = self._changed.wait_for(
-                        lambda seen=number: self._is_closed or self._table.number > seen,
-                        max(0.0, left_s),
+                        partial(self._is_newer_than, number), max(0.0, left_s)
                     )
                 if not is_news:
                     raise NodeLostError(f"{target}: {error.message}") from error
+
+    def _is_newer_than(self, number: int) -> bool:
+        return self._is_closed or self._table.number > number
 
     def _await_address(self, target: str, region: str, deadline_s: float) -> tuple[int, Address]:
         def address() -> Address | None:

@@ -85,6 +85,11 @@ def test_a_value_in_itself_is_refused() -> None:
         pack(circle)
 
 
+def framed(name: str, shape: list[int], raw: bytes) -> bytes:
+    head: bytes = msgpack.packb([name, shape])
+    return len(head).to_bytes(2, "big") + head + raw
+
+
 def ext(code: int, inner: bytes) -> bytes:
     packed: bytes = msgpack.packb(msgpack.ExtType(code, inner))
     return packed
@@ -101,14 +106,14 @@ def ext(code: int, inner: bytes) -> bytes:
         ext(9, b""),
         ext(1, b"\xff\xff"),
         ext(1, msgpack.packb(7)),
-        ext(2, msgpack.packb(["O", [1], b"12345678"])),
-        ext(2, msgpack.packb(["<f8", [2], b"12345678"])),
-        ext(2, msgpack.packb(["<f8,", [1], b"12345678"])),
-        ext(2, msgpack.packb(["<M8[s]", [1], b"12345678"])),
+        ext(2, framed("O", [1], b"12345678")),
+        ext(2, framed("<f8", [2], b"12345678")),
+        ext(2, framed("<f8,", [1], b"12345678")),
+        ext(2, framed("<M8[s]", [1], b"12345678")),
         ext(2, msgpack.packb({"a": 1})),
-        ext(4, msgpack.packb(["load", [1], b"1234"])),
-        ext(4, msgpack.packb(["float32", [2], b"1234"])),
-        ext(4, msgpack.packb(["float32", [-1, 2**40], b""])),
+        ext(4, framed("load", [1], b"1234")),
+        ext(4, framed("float32", [2], b"1234")),
+        ext(4, framed("float32", [-1, 2**40], b"")),
         ext(5, b"\xff"),
         b"\xdd\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff1",
