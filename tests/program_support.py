@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +238,28 @@ def mortal(restarts: int, region: str = "eu") -> Program:
             NodeGroup("eu", (caller,), cpus=0.1),
         ),
     )
+
+
+class Wrecker:
+    """Kills a bridge, and calls over it again."""
+
+    def __init__(self, far: Any) -> None:
+        self._far = far
+
+    def run(self) -> list[Any]:
+        before = self._far.same(1)
+        first = str(Path(sys.argv[1]).parent / "1.order")  # bridges are started before nodes
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):  # others come and go
+                if entry.name.isdigit() and first in (entry / "cmdline").read_text().split("\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+        while (after := told(self._far.same, 2)).startswith("NODE_LOST"):
+            pass
+        return [before, after]
+
+
+def wrecked() -> Program:
+    """A program in which a bridge is killed."""
+    far = ProgramNode("far", Echo)
+    wrecker = ProgramNode("wrecker", Wrecker, (far.handle,))
+    return Program("wrecked", (NodeGroup("eu", (far,)), NodeGroup("us", (wrecker,))))

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     help="A file of your prices, for --price.",
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Of CONFIG.yaml.")
+@click.option(
+    "--logs",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A directory for what nodes print, for --on processes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="What came of it as JSON, and nothing else.")
 def program(
     program: str,
@@ -40,6 +45,7 @@ def program(
     price: bool,
     prices: tuple[Path, ...],
     overrides: tuple[str, ...],
+    logs: Path | None,
     as_json: bool,
 ) -> None:
     """Draw, price, simulate or run the program that a file has; nothing is left running.
@@ -67,5 +73,5 @@ def program(
         cost = price_program(found, prices=prices)
         click.echo(json.dumps(cost.plain()) if as_json else str(cost))
     else:
-        result = run_program(found, "virtual" if simulate else on)
+        result = run_program(found, "virtual" if simulate else on, logs=logs)
         click.echo(json.dumps(result.plain(), default=repr) if as_json else str(result))

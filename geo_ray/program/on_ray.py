@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -280,7 +279,6 @@ class RayActors:
                 label_selector=in_region(region),
                 max_concurrency=_THREADS,
                 max_restarts=0,
-                runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
             )
             .remote(*given)
         )

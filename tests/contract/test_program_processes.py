@@ -37,11 +37,49 @@ def test_a_node_that_may_not_be_made_anew_ends_the_program() -> None:
     assert not descendants(os.getpid())
 
 
+def test_a_bridge_that_dies_is_started_anew() -> None:
+    result = run_program(toys.wrecked(), "processes")
+    assert result.values["wrecker"] == [1, "no error: 2"]
+
+
 def test_nothing_is_started_if_a_node_cannot_be_sent() -> None:
     program = toys.alone(ProgramNode("one", toys.Echo), ProgramNode("two", lambda: None))
     with pytest.raises(NodeUnshippableError, match="node 'two': a lambda has no name"):
         run_program(program, "processes")
     assert not descendants(os.getpid())
+
+
+RUNS_ITSELF = """
+import pathlib
+import sys
+import geo_ray
+from geo_ray import NodeGroup, Program, ProgramNode
+
+class One:
+    def run(self):
+        print("hello")
+
+program = Program("p", (NodeGroup("eu", (ProgramNode("one", One),)),))
+if GUARD:
+    geo_ray.run_program(program, on="processes", logs=pathlib.Path(sys.argv[1]))
+"""
+
+
+def test_a_file_that_runs_its_program_when_it_is_imported(tmp_path: Path) -> None:
+    file = tmp_path / "itself.py"
+    argv = [sys.executable, str(file), str(tmp_path)]
+    file.write_text(RUNS_ITSELF.replace("GUARD", "True"))
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "NODE_UNSHIPPABLE" in done.stderr
+    assert "runs its program while a node of it is imported" in done.stderr
+    for log in tmp_path.glob("*.log"):
+        log.unlink()
+    file.write_text(RUNS_ITSELF.replace("GUARD", '__name__ == "__main__"'))
+    subprocess.run(argv, cwd=ROOT, check=True)
+    (log,) = tmp_path.glob("*.log")
+    assert log.name.startswith("one.")
+    assert log.read_text() == "hello\n"
 
 
 WAITS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 import threading
@@ -139,16 +140,18 @@ class LocalProcesses:
 
     Args:
         program: whose links the bridges emulate.
+        logs: a directory that gets what the processes wrote; None: nobody does.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, logs: Path | None = None) -> None:
+        self._program, self._kept_logs = program, logs
         self._keys = {region: secrets.token_bytes(_KEY_BYTES) for region in program.regions}
         self._wan_key = secrets.token_bytes(_KEY_BYTES)
         self._run_id = secrets.token_hex(8)
         self._lock = threading.Lock()  # one at a time talks to the keeper
         self._kept: SupervisedProcesses | None = None
         self._logs: dict[str, Path] = {}
+        self._names: dict[str, str] = {}
         self._count = 0
 
     def begin(self) -> None:
@@ -182,7 +185,11 @@ class LocalProcesses:
         """See `NodeMaker.end`."""
         with self._lock:
             kept, self._kept = self._kept, None
-        if kept is not None:
+        if kept is None:
+            return
+        try:
+            self._keep_logs()
+        finally:
             kept.close()
 
     def kill(self, process: str) -> None:
@@ -211,6 +218,7 @@ class LocalProcesses:
             path = self._kept.root / f"{process}.order"
             path.write_bytes(pack({**order, "desk_key": key}))
             argv = [sys.executable, "-m", _PROGRAM, str(path)]
+            self._names[process] = name
             self._logs[process] = self._kept.start(process, argv, _environment())
         told = path.with_suffix(".told")
         deadline_s = time.monotonic() + _START_S
@@ -222,6 +230,15 @@ class LocalProcesses:
             time.sleep(_LOOK_S)
         said = unpack(told.read_bytes())
         return StartedProcess(name, said, key, self, process), said
+
+    def _keep_logs(self) -> None:
+        if self._kept_logs is None:
+            return
+        self._kept_logs.mkdir(parents=True, exist_ok=True)
+        for process, path in self._logs.items():
+            name = self._names[process].replace("/", "-").replace(" ", "-")
+            with suppress(OSError):
+                shutil.copyfile(path, self._kept_logs / f"{name}.{process}.log")
 
     def _exit_code(self, process: str, until_s: float) -> int | None:
         while True:

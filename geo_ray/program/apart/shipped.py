@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from geo_ray.errors import (
     FrameError,
     GeoRayError,
     NodeUnshippableError,
+    ProgramError,
     ProgramLoadError,
     ValueUnshippableError,
 )
@@ -22,6 +24,7 @@ from geo_ray.program.values import pack, unpack
 from geo_ray.util.blame import import_advice, summary
 from geo_ray.util.user_file import import_file
 
+_IMPORTING: ContextVar[bool] = ContextVar("geo_ray program importing", default=False)
 _USER_FILE: Final = "geo_ray_user_"  # modules that `import_file` has made
 
 
@@ -153,7 +156,24 @@ def _name_of(make: Any) -> tuple[str, str]:
     return str(Path(file).absolute()), what
 
 
+def check_not_importing() -> None:
+    """Refuse to run a program in the middle of a node's import, which would never end.
+
+    Raises:
+        ProgramError: it is one.
+    """
+    if _IMPORTING.get():
+        raise ProgramError(
+            "a file runs its program while a node of it is imported",
+            fix='Put what runs the program under `if __name__ == "__main__":`.',
+        )
+
+
 def _module(where: str) -> Any:
-    if where.endswith(".py"):
-        return import_file(Path(where), "program", ProgramLoadError)
-    return importlib.import_module(where)
+    token = _IMPORTING.set(True)
+    try:
+        if where.endswith(".py"):
+            return import_file(Path(where), "program", ProgramLoadError)
+        return importlib.import_module(where)
+    finally:
+        _IMPORTING.reset(token)
