@@ -4,6 +4,8 @@ geo-ray program examples/program.py --graph
 geo-ray program examples/program.py --on virtual      # or threads, processes, ray
 """
 
+from typing import Any
+
 import numpy as np
 
 import geo_ray
@@ -26,7 +28,7 @@ class Rows:
 class Means:
     """Asks all regions at once, column by column."""
 
-    def __init__(self, regions: list) -> None:
+    def __init__(self, regions: list[Any]) -> None:
         self.regions = regions
 
     def run(self) -> list[float]:
