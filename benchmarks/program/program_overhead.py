@@ -84,7 +84,7 @@ def by_ray_actor(calls: int) -> dict[str, float]:
 def main() -> None:
     options = support.parse(__doc__)
     machine = support.hardware()
-    calls, rounds = (200, 1) if options.quick else (1000, 5)
+    calls, rounds = (200, 1) if options.quick else (500, 3)
     seconds: dict[str, list[float]] = defaultdict(list)
 
     def note(way: str, found: dict[str, float]) -> None:

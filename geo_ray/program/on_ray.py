@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import ray
@@ -41,6 +42,8 @@ _THREADS: Final = 8  # calls of the launcher at the same time: one waits for the
 _BRIDGE_CPUS: Final = 0.01
 _ASK_S: Final = 60.0
 _PLACE_S: Final = 120.0
+_END_S: Final = 30.0
+_LOGGER = logging.getLogger(__name__)
 
 
 def _own_host() -> str:
@@ -127,41 +130,83 @@ class ProgramBridgeActor:
         threading.Event().wait()
 
 
-def _asked(what: str, ref: Any, timeout_s: float = _ASK_S) -> Any:
-    """The value of a call of an actor.
+class ActorCalls:
+    """Calls of actors: all end before this process lets go of Ray, which they would crash else."""
 
-    Raises:
-        NodeFailedError: the actor is gone, or does not answer.
-        GeoRayError: what it raised.
-    """
-    try:
-        return collect({"": ref}, timeout_s)[""]
-    except RegionLostError as error:
-        raise NodeFailedError(f"{what}: {error.message}") from error
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._open = 0
+        self._is_over = False
+
+    def ask(self, what: str, begin: Callable[[], Any], timeout_s: float = _ASK_S) -> Any:
+        """The value of a call.
+
+        Args:
+            what: is called.
+            begin: begins the call.
+            timeout_s: longest wait.
+
+        Raises:
+            NodeFailedError: the actor is gone, or does not answer.
+            GeoRayError: what it raised.
+        """
+        with self.counted(what):
+            try:
+                return collect({"": begin()}, timeout_s)[""]
+            except RegionLostError as error:
+                raise NodeFailedError(f"{what}: {error.message}") from error
+
+    @contextmanager
+    def counted(self, what: str) -> Iterator[None]:
+        """Be waited for while Ray is used.
+
+        Raises:
+            NodeFailedError: the program ends.
+        """
+        with self._changed:
+            if self._is_over:
+                raise NodeFailedError(f"{what}: the program ends")
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()
+
+    def end(self, kill_all: Callable[[], None]) -> None:
+        """Begin none any more, end those who would answer, and wait for what is under way."""
+        with self._changed:
+            self._is_over = True
+        kill_all()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._open == 0, _END_S):
+                _LOGGER.warning("%d calls of a program's actors do not end", self._open)
+        kill_all()  # also what was on its way into being
 
 
 class RayNode:
     """See `RemoteNode`."""
 
-    def __init__(self, name: str, actor: Handle, address: Address) -> None:
-        self._what, self._actor = f"the actor of node {name!r}", actor
+    def __init__(self, what: str, actor: Handle, address: Address, calls: ActorCalls) -> None:
+        self._what, self._actor, self._calls = what, actor, calls
         self.address = address
 
     def use(self, table: NodeTable) -> None:
         """See `RemoteNode.use`."""
-        _asked(self._what, self._actor.use.remote(table.plain()))
+        self._calls.ask(self._what, lambda: self._actor.use.remote(table.plain()))
 
     def stand(self) -> bool:
         """See `RemoteNode.stand`."""
-        return bool(_asked(self._what, self._actor.stand.remote(), FOREVER_S))
+        return bool(self._calls.ask(self._what, lambda: self._actor.stand.remote(), FOREVER_S))
 
     def attend(self) -> bytes:
         """See `RemoteNode.attend`."""
-        return bytes(_asked(self._what, self._actor.attend.remote(), FOREVER_S))
+        return bytes(self._calls.ask(self._what, lambda: self._actor.attend.remote(), FOREVER_S))
 
     def counts(self) -> dict[str, list[int]]:
         """See `RemoteNode.counts`."""
-        return dict(_asked(self._what, self._actor.counts.remote()))
+        return dict(self._calls.ask(self._what, lambda: self._actor.counts.remote()))
 
     def end(self) -> None:
         """See `RemoteNode.end`."""
@@ -171,25 +216,27 @@ class RayNode:
 class RayBridge:
     """See `RemoteBridge`."""
 
-    def __init__(self, region: str, actor: Handle, addresses: tuple[Address, Address]) -> None:
-        self._what, self._actor = f"the bridge of {region}", actor
+    def __init__(
+        self, what: str, actor: Handle, addresses: tuple[Address, Address], calls: ActorCalls
+    ) -> None:
+        self._what, self._actor, self._calls = what, actor, calls
         self.addresses = addresses
 
     def connect(self, region: str, address: Address) -> None:
         """See `RemoteBridge.connect`."""
-        _asked(self._what, self._actor.connect.remote(region, address))
+        self._calls.ask(self._what, lambda: self._actor.connect.remote(region, address))
 
     def expect(self, region: str) -> None:
         """See `RemoteBridge.expect`."""
-        _asked(self._what, self._actor.expect.remote(region))
+        self._calls.ask(self._what, lambda: self._actor.expect.remote(region))
 
     def use(self, table: NodeTable) -> None:
         """See `RemoteBridge.use`."""
-        _asked(self._what, self._actor.use.remote(table.plain()))
+        self._calls.ask(self._what, lambda: self._actor.use.remote(table.plain()))
 
     def attend(self) -> None:
         """See `RemoteBridge.attend`."""
-        _asked(self._what, self._actor.attend.remote(), FOREVER_S)
+        self._calls.ask(self._what, lambda: self._actor.attend.remote(), FOREVER_S)
 
     def end(self) -> None:
         """See `RemoteBridge.end`."""
@@ -210,7 +257,7 @@ class RayActors:
         self._groups = {each.name: each.group for each in program.instances}
         self._run_id = secrets.token_hex(8)
         self._keys = RunKeys(self._run_id, program.regions, TransportConfig())
-        self._stack = ExitStack()
+        self._stack, self._calls = ExitStack(), ActorCalls()
         self._actors: list[Handle] = []
 
     def begin(self) -> None:
@@ -249,7 +296,8 @@ class RayActors:
         what = f"the actor of node {shipped.name!r}"
         introduction = self._placed(what, actor, shipped.region)
         sealed = self._keys.for_server(shipped.region, introduction)
-        return RayNode(shipped.name, actor, tuple(_asked(what, actor.open.remote(sealed))))
+        address = self._calls.ask(what, lambda: actor.open.remote(sealed))
+        return RayNode(what, actor, tuple(address), self._calls)
 
     def bridge(self, region: str, epoch: int) -> RayBridge:
         """See `NodeMaker.bridge`."""
@@ -258,37 +306,44 @@ class RayActors:
         what = f"the bridge of {region}"
         keys = self._keys.for_bridge(region, self._placed(what, actor, region))
         links = [(a, b, s.model_dump()) for (a, b), s in self._program.both_ways.items()]
-        opened = actor.open.remote(keys, links, self._program.seed)
-        return RayBridge(region, actor, _asked(what, opened))
+        seed = self._program.seed
+        opened = self._calls.ask(what, lambda: actor.open.remote(keys, links, seed))
+        return RayBridge(what, actor, opened, self._calls)
 
     def end(self) -> None:
         """See `NodeMaker.end`."""
+        try:
+            self._calls.end(self._kill_all)
+        finally:
+            self._stack.close()
+
+    def _kill_all(self) -> None:
         for actor in self._actors:
             kill(actor)
-        self._stack.close()
 
     def _made(
         self, kind: type, region: str, share: tuple[float, float], given: Sequence[Any]
     ) -> Handle:
         cpus, gpus = share
-        actor: Handle = (
-            ray.remote(kind)
-            .options(
-                num_cpus=cpus,
-                num_gpus=gpus,
-                label_selector=in_region(region),
-                max_concurrency=_THREADS,
-                max_restarts=0,
+        with self._calls.counted(f"an actor in {region}"):
+            actor: Handle = (
+                ray.remote(kind)
+                .options(
+                    num_cpus=cpus,
+                    num_gpus=gpus,
+                    label_selector=in_region(region),
+                    max_concurrency=_THREADS,
+                    max_restarts=0,
+                )
+                .remote(*given)
             )
-            .remote(*given)
-        )
-        self._actors.append(actor)
+            self._actors.append(actor)
         return actor
 
     def _placed(self, what: str, actor: Handle, region: str) -> Introduction:
         began_s = time.monotonic()
         try:
-            told: Introduction = _asked(what, actor.introduce.remote(), _PLACE_S)
+            told: Introduction = self._calls.ask(what, actor.introduce.remote, _PLACE_S)
         except NodeFailedError as error:
             if time.monotonic() - began_s < _PLACE_S:
                 raise
