@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from geo_ray.errors import DeadlineExceededError, ValueUnshippableError
+from geo_ray.errors import DeadlineExceededError, NodeEndedError, ValueUnshippableError
 from geo_ray.program.clock import NodeStopped, ProgramClock
 from geo_ray.program.node import NodeHandle
+from geo_ray.program.surroundings import name_here
 from geo_ray.program.traffic import TrafficCounter
 from geo_ray.program.values import pack, unpack
 
@@ -37,9 +38,24 @@ class CallFuture:
             DeadlineExceededError: it did not come in time; the call goes on.
             ProgramError: whatever came of the call instead.
         """
-        if not self._clock.wait(self._future, timeout_s):
+        try:
+            is_done = self._clock.wait(self._future, timeout_s)
+        except NodeStopped:
+            check_in_node()
+            raise
+        if not is_done:
             raise DeadlineExceededError(f"a call was not answered within {timeout_s:g} s")
         return self._future.result()
+
+
+def check_in_node() -> None:
+    """Tell who kept a caller for too long; a node's own thread is to end without an error.
+
+    Raises:
+        NodeEndedError: whoever calls this is no node.
+    """
+    if not name_here():
+        raise NodeEndedError("a node was called, but its program has ended")
 
 
 def gathered(futures: Iterable[CallFuture]) -> list[Any]:
@@ -94,7 +110,11 @@ class OutgoingCalls:
             except BaseException as error:
                 future.set_exception(error)
 
-        self._clock.start(carry_out)
+        try:
+            self._clock.start(carry_out)
+        except NodeStopped:
+            check_in_node()
+            raise
         return CallFuture(future, self._clock)
 
     def _exchange(self, target: str, method: str, request: bytes) -> Any:
