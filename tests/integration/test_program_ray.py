@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import geo_ray
 from geo_ray.errors import ProgramRegionError
 from geo_ray.program.graph import Program
 from geo_ray.program.node import NodeGroup, ProgramNode
@@ -57,3 +59,23 @@ def test_a_region_that_the_cluster_does_not_have(connected: ConnectedCluster) ->
     nowhere = Program("p", (NodeGroup("eu-wset", (ProgramNode("a", toys.Echo),)),))
     with pytest.raises(ProgramRegionError, match="'eu-wset'; did you mean 'eu-west'"):
         run_program(nowhere, "ray")
+
+
+@pytest.mark.slow  # a whole run; its parts: the node on the virtual clock, and training on Ray
+def test_the_training_that_geo_ray_ships(connected: ConnectedCluster, tmp_path: Path) -> None:
+    config = {
+        "name": "shipped",
+        "task": {"use": "digits", "options": {"width": 2}},
+        "data": {"generate": {"rows_per_shard": 256}, "batch_size": 16},
+        "regions": [{"name": "us-east"}, {"name": "eu-west"}],
+        "strategy": {"kind": "sma", "interval": 4},
+        "optimizer": {"kind": "momentum", "lr": 0.05},
+        "train": {"steps": 8, "eval_every": 8},
+        "run": {"dir": str(tmp_path / "runs")},
+    }
+    program = geo_ray.training_program(config)
+    told = run_program(program, "ray").values["train"]
+    simulated = run_program(program, "virtual").values["train"]
+    assert told["samples"] == simulated["samples"] > 0
+    assert told["eval"] == simulated["eval"]  # the same bits
+    assert (Path(told["run"]) / "summary.json").is_file()
