@@ -40,7 +40,7 @@ from geo_ray.util.user_class import or_meant
 
 _THREADS: Final = 8  # calls of the launcher at the same time: one waits for the node's end
 _BRIDGE_CPUS: Final = 0.01
-_ASK_S: Final = 60.0
+_ASK_S: Final = 300.0
 _PLACE_S: Final = 120.0
 _END_S: Final = 30.0
 _LOGGER = logging.getLogger(__name__)

@@ -31,10 +31,10 @@ from geo_ray.transport.wire.sockets import Address
 
 _PROGRAM: Final = "geo_ray.program.apart.node_process"
 _KEY_BYTES: Final = 32
-_START_S: Final = 60.0
+_START_S: Final = 300.0
 _LOOK_S: Final = 0.01
 _LOG_BYTES: Final = 4000
-_ASK_S: Final = 60.0
+_ASK_S: Final = 300.0  # that a process is gone is seen at once; a busy one is slow
 
 
 class StartedProcess:
@@ -53,7 +53,7 @@ class StartedProcess:
     ) -> None:
         self._name, self._key, self._made, self._process = name, key, made, process
         self._desk: Address = (told["desk"][0], told["desk"][1])
-        self._client = LanClient(self._desk, key, {"peer": "launcher"})
+        self._client = LanClient(self._desk, key, {"peer": "launcher"}, connect_timeout_s=_ASK_S)
 
     def ask(self, what: str, given: Any = None, *, forever: bool = False) -> Any:
         """Ask it for something.
@@ -65,7 +65,9 @@ class StartedProcess:
         client = self._client
         try:
             if forever:  # beside what else is asked
-                client = LanClient(self._desk, self._key, {"peer": "launcher"})
+                client = LanClient(
+                    self._desk, self._key, {"peer": "launcher"}, connect_timeout_s=_ASK_S
+                )
             wait_s = FOREVER_S if forever or what == "stand" else _ASK_S
             _, answer = client.request({"do": what}, pack(given), timeout_s=wait_s)
         except TransportError as error:
