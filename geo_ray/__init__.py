@@ -71,6 +71,9 @@ if TYPE_CHECKING:
     from geo_ray.api.probing import probe as probe
     from geo_ray.api.probing import probe_host as probe_host
     from geo_ray.api.probing import serve_probes as serve_probes
+    from geo_ray.api.programs.pricing import price_program as price_program
+    from geo_ray.api.programs.training import TrainingNode as TrainingNode
+    from geo_ray.api.programs.training import training_program as training_program
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
     from geo_ray.api.run import report as report
@@ -98,10 +101,22 @@ if TYPE_CHECKING:
     from geo_ray.lab.lab import Lab as Lab
     from geo_ray.observe.events.schema import Event as Event
     from geo_ray.observe.metrics.summary import Summary as Summary
+    from geo_ray.program.batch import batched_handler as batched_handler
+    from geo_ray.program.caller import gathered as gathered
+    from geo_ray.program.graph import Program as Program
+    from geo_ray.program.load import load_program as load_program
+    from geo_ray.program.node import NodeGroup as NodeGroup
+    from geo_ray.program.node import NodeHandle as NodeHandle
+    from geo_ray.program.node import NodeRestarts as NodeRestarts
+    from geo_ray.program.node import ProgramNode as ProgramNode
+    from geo_ray.program.result import ProgramResult as ProgramResult
+    from geo_ray.program.run import run_program as run_program
+    from geo_ray.program.surroundings import here as here
     from geo_ray.tasks.base import Dataset as Dataset
     from geo_ray.tasks.base import Task as Task
     from geo_ray.tasks.groups import ParameterGroup as ParameterGroup
     from geo_ray.tasks.groups import undecayed as undecayed
+    from geo_ray.transport.emulation.link_model import LinkSpec as LinkSpec
     from geo_ray.transport.probe.hosts import ProbeAddress as ProbeAddress
     from geo_ray.transport.probe.hosts import ProbeSide as ProbeSide
     from geo_ray.transport.probe.plan import ProbePlan as ProbePlan
@@ -167,6 +182,10 @@ _WHERE = {
     "probe": "api.probing",
     "probe_host": "api.probing",
     "serve_probes": "api.probing",
+    "price_program": "api.programs.pricing",
+    "run_program": "program.run",
+    "TrainingNode": "api.programs.training",
+    "training_program": "api.programs.training",
     "Run": "api.run",
     "open_run": "api.run",
     "report": "api.run",
@@ -197,6 +216,17 @@ _WHERE = {
     "ProbePlan": "transport.probe.plan",
     "Event": "observe.events.schema",
     "Summary": "observe.metrics.summary",
+    "batched_handler": "program.batch",
+    "gathered": "program.caller",
+    "Program": "program.graph",
+    "load_program": "program.load",
+    "NodeGroup": "program.node",
+    "NodeHandle": "program.node",
+    "NodeRestarts": "program.node",
+    "ProgramNode": "program.node",
+    "ProgramResult": "program.result",
+    "here": "program.surroundings",
+    "LinkSpec": "transport.emulation.link_model",
     "Dataset": "tasks.base",
     "Task": "tasks.base",
     "ParameterGroup": "tasks.groups",

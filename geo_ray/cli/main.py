@@ -22,6 +22,7 @@ _VERBS = {
     "simulate": ("geo_ray.cli.simulate", "simulate"),
     "compare": ("geo_ray.cli.compare", "compare"),
     "tune": ("geo_ray.cli.tune", "tune"),
+    "program": ("geo_ray.cli.program", "program"),
     "profile": ("geo_ray.cli.profile", "profile"),
     "plan": ("geo_ray.cli.plan", "plan"),
     "inventory": ("geo_ray.cli.clusters.inventory", "inventory"),

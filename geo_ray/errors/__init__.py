@@ -59,6 +59,17 @@ from geo_ray.errors.planning import PlanInfeasibleError as PlanInfeasibleError
 from geo_ray.errors.planning import PriceBookError as PriceBookError
 from geo_ray.errors.planning import PriceUnknownError as PriceUnknownError
 from geo_ray.errors.planning import ProfileError as ProfileError
+from geo_ray.errors.program import NodeCallError as NodeCallError
+from geo_ray.errors.program import NodeEndedError as NodeEndedError
+from geo_ray.errors.program import NodeFailedError as NodeFailedError
+from geo_ray.errors.program import NodeLostError as NodeLostError
+from geo_ray.errors.program import NodeUnshippableError as NodeUnshippableError
+from geo_ray.errors.program import ProgramError as ProgramError
+from geo_ray.errors.program import ProgramInvalidError as ProgramInvalidError
+from geo_ray.errors.program import ProgramLoadError as ProgramLoadError
+from geo_ray.errors.program import ProgramRegionError as ProgramRegionError
+from geo_ray.errors.program import ProgramStalledError as ProgramStalledError
+from geo_ray.errors.program import ValueUnshippableError as ValueUnshippableError
 from geo_ray.errors.run import AveragerFailedError as AveragerFailedError
 from geo_ray.errors.run import DriverLostError as DriverLostError
 from geo_ray.errors.run import HeadLostError as HeadLostError

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SMALLEST_BYTES: Final = 1024**2  # smaller ones come from the C library's heap, which is warm
 _LINE_BYTES: Final = 64
@@ -48,6 +49,8 @@ class ReusedMemory:
 
     def tensor(self, count: int) -> Tensor:
         """A tensor, fp32 (count,)."""
+        import torch  # it takes seconds, and a process that only passes bytes on needs none
+
         if 4 * count < _SMALLEST_BYTES:
             return torch.empty(count)
         return torch.frombuffer(self.buffer(4 * count), dtype=torch.float32)

@@ -30,7 +30,7 @@ LAYERS = [
     {"job"},
     {"runtime", "sim"},
     {"providers.local", "providers.agent"},  # raylets on this machine; drains its own node
-    {"lab", "comparison", "contract", "clusters"},
+    {"lab", "comparison", "contract", "clusters", "program"},
     {"tuning"},
     {"api"},
     {"cli"},
@@ -49,7 +49,7 @@ SIBLINGS_ALLOWED = {
 
 # Third-party package -> modules below geo_ray that may import it.
 FENCES = {
-    "ray": ("runtime", "tuning"),
+    "ray": ("runtime", "tuning", "program.on_ray"),
     "boto3": ("clouds.aws", "stores"),
     "botocore": ("clouds.aws", "stores"),
     "tencentcloud": ("clouds.tencent",),

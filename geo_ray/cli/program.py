@@ -1,0 +1,77 @@
+"""`geo-ray program`: a job as a program: drawn, priced, simulated or run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from geo_ray.program.run import On
+
+
+@click.command(short_help="Draw, price, simulate or run a job that is written as a program.")
+@click.argument("program", metavar="FILE.py[:NAME]")
+@click.option(
+    "--on",
+    type=click.Choice(["threads", "processes", "ray", "virtual"]),
+    default="threads",
+    show_default=True,
+    help="Where its nodes run.",
+)
+@click.option("--graph", is_flag=True, help="Only show nodes, regions and who calls whom.")
+@click.option("--simulate", is_flag=True, help="The same as --on virtual.")
+@click.option("--price", is_flag=True, help="Simulate it, and say what that would cost.")
+@click.option(
+    "--prices",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file of your prices, for --price.",
+)
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Of CONFIG.yaml.")
+@click.option(
+    "--logs",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A directory for what nodes print, for --on processes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="What came of it as JSON, and nothing else.")
+def program(
+    program: str,
+    on: On,
+    graph: bool,
+    simulate: bool,
+    price: bool,
+    prices: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    logs: Path | None,
+    as_json: bool,
+) -> None:
+    """Draw, price, simulate or run the program that a file has; nothing is left running.
+
+    A configuration, CONFIG.yaml, stands for the program that `geo-ray train` is.
+    """
+    if sum((graph, simulate, price)) > 1:
+        raise click.UsageError("--graph, --simulate and --price: one of them")
+    if overrides and not program.endswith((".yaml", ".yml")):
+        raise click.UsageError("--set changes a CONFIG.yaml")
+    from geo_ray.program.load import load_program
+    from geo_ray.program.run import run_program
+
+    if program.endswith((".yaml", ".yml")):
+        from geo_ray.api.programs.training import training_program
+
+        found = training_program(program, overrides)
+    else:
+        found = load_program(program)
+    if graph:
+        click.echo(str(found))
+    elif price:
+        from geo_ray.api.programs.pricing import price_program  # with all of training
+
+        cost = price_program(found, prices=prices)
+        click.echo(json.dumps(cost.plain()) if as_json else str(cost))
+    else:
+        result = run_program(found, "virtual" if simulate else on, logs=logs)
+        click.echo(json.dumps(result.plain(), default=repr) if as_json else str(result))

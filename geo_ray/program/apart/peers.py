@@ -1,0 +1,139 @@
+"""How a process of a program reaches others: directly inside a region, else by its bridge."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from functools import partial
+from typing import Final
+
+from geo_ray.errors import LinkDownError, NodeEndedError, NodeLostError, TransportError
+from geo_ray.program.apart.table import NodeTable
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.sockets import Address
+
+RETURN_S: Final = 300.0
+"""How long a call waits for a node that is started anew."""
+
+FOREVER_S: Final = 365 * 86400.0
+"""How long a call goes on is up to the node; that its process is gone, sockets see."""
+
+_CONNECT_S: Final = 10.0
+_RETRY_S: Final = 0.2
+
+
+class NodePeers:
+    """Connections to the others, which are kept and used again.
+
+    Args:
+        name: of this process, as the others see it.
+        region: of this process.
+        key: of its region.
+    """
+
+    def __init__(self, name: str, region: str, key: bytes) -> None:
+        self._name, self._region, self._key = name, region, key
+        self._changed = threading.Condition()  # guards the attributes below
+        self._table = NodeTable()
+        self._idle: dict[Address, list[LanClient]] = defaultdict(list)
+        self._is_closed = False
+
+    def use(self, table: NodeTable) -> None:
+        """Take a newer table; connections to who is not there any more are closed."""
+        with self._changed:
+            if table.number <= self._table.number:
+                return
+            self._table = table
+            known = {*table.nodes.values(), *table.bridges.values()}
+            gone = [a for a in self._idle if a not in known]
+            closing = [client for address in gone for client in self._idle.pop(address)]
+            self._changed.notify_all()
+        for client in closing:
+            client.close()
+
+    def call(self, target: str, method: str, request: bytes) -> bytes | memoryview:
+        """Carry a call to where an instance is, and what comes of it back.
+
+        Raises:
+            NodeLostError: its process ended meanwhile, or does not come back.
+            NodeEndedError: this process ends.
+            ProgramError: what came of it.
+        """
+        region = self._table.regions.get(target)
+        if region is None:
+            raise NodeLostError(f"{target}: there is no such node")
+        meta: Meta = {"do": "call", "target": target, "method": method}
+        if region != self._region:
+            meta["region"] = region
+        client = self._client(target, region)
+        try:
+            _, answer = client.request(meta, request, timeout_s=FOREVER_S)
+        except LinkDownError as error:
+            raise NodeLostError(f"{target}.{method}: {error.message}") from error
+        finally:
+            self._keep(client)
+        return b"" if answer is None else answer
+
+    def close(self) -> None:
+        """Close every connection that is not in use."""
+        with self._changed:
+            self._is_closed = True
+            idle = [client for clients in self._idle.values() for client in clients]
+            self._idle.clear()
+            self._changed.notify_all()
+        for client in idle:
+            client.close()
+
+    def _client(self, target: str, region: str) -> LanClient:
+        deadline_s = time.monotonic() + RETURN_S
+        while True:
+            number, address = self._await_address(target, region, deadline_s)
+            with self._changed:
+                clients = self._idle[address]
+                if clients:
+                    return clients.pop()
+            try:
+                return LanClient(
+                    address, self._key, {"peer": self._name}, connect_timeout_s=_CONNECT_S
+                )
+            except TransportError as error:
+                # Who is being started anew is told of; a busy machine may only be slow to answer.
+                if time.monotonic() > deadline_s:
+                    raise NodeLostError(f"{target}: {error.message}") from error
+                with self._changed:
+                    self._changed.wait_for(partial(self._is_newer_than, number), _RETRY_S)
+
+    def _is_newer_than(self, number: int) -> bool:
+        return self._is_closed or self._table.number > number
+
+    def _await_address(self, target: str, region: str, deadline_s: float) -> tuple[int, Address]:
+        def address() -> Address | None:
+            table = self._table
+            return (
+                table.nodes.get(target)
+                if region == self._region
+                else table.bridges.get(self._region)
+            )
+
+        with self._changed:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            self._changed.wait_for(lambda: self._is_closed or address() is not None, left_s)
+            if self._is_closed:
+                raise NodeEndedError(f"{target} was called, but the program has ended")
+            found = address()
+            if found is None:
+                raise NodeLostError(f"{target} did not come back within {RETURN_S:g} s")
+            return self._table.number, found
+
+    def _keep(self, client: LanClient) -> None:
+        with self._changed:
+            table = self._table
+            known = client.address in table.nodes.values() or client.address in (
+                table.bridges.values()
+            )
+            if not client.is_closed and not self._is_closed and known:
+                self._idle[client.address].append(client)
+                return
+        client.close()

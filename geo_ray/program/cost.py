@@ -1,0 +1,120 @@
+"""What a program costs: machines by the hour, and what crosses regions by the gigabyte. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from geo_ray.clouds.price import INTERNET
+from geo_ray.clouds.price_book import PriceBook
+from geo_ray.errors import ProgramInvalidError
+from geo_ray.observe.text import bytes_text, duration_text
+from geo_ray.program.graph import Program
+from geo_ray.program.result import ProgramResult
+from geo_ray.program.traffic import FRAME_BYTES
+
+_GB: Final = 1e9
+_HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCost:
+    """What a program costs if it takes as long, and sends as much, as it did when it was tried.
+
+    Attributes:
+        seconds: that it takes.
+        machines_usd: by node, of all its instances.
+        egress_usd: by pair of regions, source first.
+        planned_usd: of what the planner has priced, by node.
+        crossing_bytes: by pair of regions, headers included.
+    """
+
+    seconds: float
+    machines_usd: Mapping[str, float]
+    egress_usd: Mapping[tuple[str, str], float]
+    planned_usd: Mapping[str, float]
+    crossing_bytes: Mapping[tuple[str, str], int]
+
+    @property
+    def usd(self) -> float:
+        """All of it."""
+        parts = (self.machines_usd, self.egress_usd, self.planned_usd)
+        return sum(sum(part.values()) for part in parts)
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        pairs = {f"{a} => {b}": usd for (a, b), usd in self.egress_usd.items()}
+        sizes = {f"{a} => {b}": size for (a, b), size in self.crossing_bytes.items()}
+        return {
+            "usd": self.usd,
+            "seconds": self.seconds,
+            "machines_usd": dict(self.machines_usd),
+            "egress_usd": pairs,
+            "planned_usd": dict(self.planned_usd),
+            "crossing_bytes": sizes,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.usd:.6f} USD in {duration_text(self.seconds)}"]
+        for name, usd in (*self.machines_usd.items(), *self.planned_usd.items()):
+            lines.append(f"  {usd:12.6f}  {name}")
+        for (a, b), size_bytes in self.crossing_bytes.items():
+            usd = self.egress_usd.get((a, b), 0.0)
+            lines.append(f"  {usd:12.6f}  {bytes_text(size_bytes)} from {a} to {b}")
+        return "\n".join(lines)
+
+
+def cost_of(
+    result: ProgramResult, book: PriceBook, planned_usd: Mapping[str, float] | None = None
+) -> ProgramCost:
+    """Price a program that has ended, on whatever clock.
+
+    Args:
+        result: its seconds and bytes.
+        book: of prices.
+        planned_usd: by node, of what is priced otherwise.
+
+    Raises:
+        ProgramInvalidError: something is to be priced in a region without a place.
+        PriceUnknownError: the book does not have a price.
+    """
+    program, hours = result.program, result.seconds / _HOUR_S
+    machines: dict[str, float] = {}
+    for group in program.groups:
+        if group.machine is None:
+            continue
+        cloud, _, kind = group.machine.partition(":")
+        _, region = _place(program, group.region)
+        usd = book.usd_of_hours(book.instance(cloud, region, kind), hours) * group.replicas
+        machines |= {node.name: usd for node in group.nodes}
+    crossing = crossing_bytes(result)
+    egress: dict[tuple[str, str], float] = {}
+    for (src, dst), size_bytes in crossing.items():
+        if program.places and size_bytes:
+            (cloud, here), (other, there) = _place(program, src), _place(program, dst)
+            record = book.egress(cloud, here, there if cloud == other else INTERNET)
+            egress[src, dst] = book.usd_of_volume(record, size_bytes / _GB)
+    return ProgramCost(result.seconds, machines, egress, dict(planned_usd or {}), crossing)
+
+
+def crossing_bytes(result: ProgramResult) -> dict[tuple[str, str], int]:
+    """Bytes by pair of regions, with headers."""
+    found: dict[tuple[str, str], int] = {}
+    for each in result.traffic:
+        if each.edge.crosses:
+            there = (each.edge.source_region, each.edge.target_region)
+            heads = each.calls * FRAME_BYTES
+            for way, size_bytes in ((there, each.request_bytes), (there[::-1], each.answer_bytes)):
+                found[way] = found.get(way, 0) + size_bytes + heads
+    return found
+
+
+def _place(program: Program, region: str) -> tuple[str, str]:
+    if region not in program.places:
+        raise ProgramInvalidError(
+            f"region {region} has no place, so nothing can be priced there",
+            fix=f"Give the program places, say places={{{region!r}: 'aws:eu-central-1'}}.",
+        )
+    cloud, _, name = program.places[region].partition(":")
+    return cloud, name

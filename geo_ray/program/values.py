@@ -1,0 +1,134 @@
+"""What nodes send each other: plain values, arrays and tensors as bytes that execute nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+
+from geo_ray.errors import FrameError, ValueUnshippableError
+from geo_ray.program.node import NodeHandle
+
+_TUPLE, _ARRAY, _SCALAR, _TENSOR, _HANDLE = 1, 2, 3, 4, 5
+_NUMBERS: Final = "biufc"  # kinds of NumPy types that are numbers and nothing else
+_TENSOR_TYPES: Final = frozenset(
+    [
+        *("float64", "float32", "float16", "bfloat16", "complex64"),
+        *("int64", "int32", "int16", "int8", "uint8", "bool"),
+    ]
+)
+_MOST_BYTES: Final = 2**32 - 1
+_HEAD_BYTES: Final = 2  # that tell how long the head of an array is
+
+
+def pack(value: object) -> bytes:
+    """The bytes of a value.
+
+    Raises:
+        ValueUnshippableError: it, or something in it, is of no kind that can be sent.
+    """
+    try:
+        packed: bytes = msgpack.packb(value, default=_packed, strict_types=True)
+    except (TypeError, OverflowError, ValueError, RecursionError) as error:
+        raise ValueUnshippableError(f"a value cannot be sent: {error}") from error
+    return packed
+
+
+def unpack(data: bytes | bytearray | memoryview) -> Any:
+    """The inverse of `pack`. Executes nothing, whatever the bytes are.
+
+    Raises:
+        FrameError: they are malformed.
+    """
+    try:
+        return msgpack.unpackb(
+            data,
+            ext_hook=_unpacked,
+            strict_map_key=False,
+            max_bin_len=_MOST_BYTES,
+            max_ext_len=_MOST_BYTES,
+        )
+    except FrameError:
+        raise
+    except Exception as error:  # msgpack documents no closed list of what it raises
+        raise FrameError(f"a value is malformed: {type(error).__name__}: {error}") from error
+
+
+def _packed(value: object) -> msgpack.ExtType:
+    if type(value) is tuple:
+        return msgpack.ExtType(_TUPLE, pack(list(value)))
+    if type(value) is NodeHandle:
+        return msgpack.ExtType(_HANDLE, value.node.encode())
+    if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
+        return msgpack.ExtType(_SCALAR, _array_bytes(np.asarray(value)))
+    if type(value) is np.ndarray and value.dtype.kind in _NUMBERS:
+        return msgpack.ExtType(_ARRAY, _array_bytes(value))
+    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+    if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
+        return msgpack.ExtType(_TENSOR, _tensor_bytes(torch, value))
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is no plain value")
+
+
+def _unpacked(code: int, data: bytes) -> Any:
+    if code == _TUPLE:
+        return tuple(unpack(data))
+    if code == _HANDLE:
+        return NodeHandle(data.decode())
+    if code in (_ARRAY, _SCALAR):
+        array = _array(data)
+        return array if code == _ARRAY else array[()]
+    if code == _TENSOR:
+        return _tensor(data)
+    raise FrameError(f"a value is of the unknown kind {code}")
+
+
+def _framed(name: str, shape: Sequence[int], raw: memoryview) -> bytes:
+    """What numbers are, then the numbers, copied once."""
+    head: bytes = msgpack.packb([name, list(shape)])
+    return b"".join((len(head).to_bytes(_HEAD_BYTES, "big"), head, raw))
+
+
+def _parted(data: bytes) -> tuple[str, list[int], memoryview]:
+    """The inverse of `_framed`; the numbers are a view."""
+    size = int.from_bytes(data[:_HEAD_BYTES], "big")
+    name, shape = msgpack.unpackb(data[_HEAD_BYTES : _HEAD_BYTES + size])
+    if not isinstance(name, str) or any(type(n) is not int or n < 0 for n in shape):
+        raise FrameError(f"an array of type {name!r:.40} and shape {shape!r:.40}")
+    return name, shape, memoryview(data)[_HEAD_BYTES + size :]
+
+
+def _array_bytes(array: np.ndarray[Any, Any]) -> bytes:
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return _framed(array.dtype.str, array.shape, raw)
+
+
+def _array(data: bytes) -> np.ndarray[Any, Any]:
+    name, shape, raw = _parted(data)
+    kind = np.dtype(name)
+    if kind.kind not in _NUMBERS:
+        raise FrameError(f"an array of {name!r:.40}, which are no numbers")
+    # A copy: what a node is given is its own to write to.
+    return np.frombuffer(raw, kind).reshape(shape).copy()
+
+
+def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _TENSOR_TYPES or tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of {tensor.dtype} and {tensor.layout}")
+    plain = tensor.detach().cpu().contiguous()
+    return _framed(name, plain.shape, plain.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _tensor(data: bytes) -> Any:
+    import torch
+
+    name, shape, raw = _parted(data)
+    if name not in _TENSOR_TYPES:
+        raise FrameError(f"a tensor of {name!r:.40}")
+    kind = getattr(torch, name)
+    if not raw:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(kind).reshape(shape)

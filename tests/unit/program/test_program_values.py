@@ -1,0 +1,125 @@
+"""Values on their way: all that is plain comes back as it was, and nothing is executed."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import torch
+
+from geo_ray.errors import FrameError, ValueUnshippableError
+from geo_ray.program.node import NodeHandle
+from geo_ray.program.values import pack, unpack
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.int16).reshape(2, 3),
+        np.arange(12.0).reshape(3, 4).T,
+        np.zeros((0, 3)),
+        np.array(5, dtype=">u4"),
+        np.array([True, False]),
+        np.array([1 + 2j]),
+    ],
+    ids=str,
+)
+def test_arrays(array: np.ndarray[Any, Any]) -> None:
+    found = unpack(pack(array))
+    assert type(found) is np.ndarray
+    assert found.dtype == array.dtype
+    assert found.shape == array.shape
+    assert np.array_equal(found, array)
+    found[...] = 0  # it is the receiver's own
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int64", "bool", "complex64", "uint8"])
+def test_tensors(kind: str) -> None:
+    tensor = torch.arange(6).reshape(2, 3).to(getattr(torch, kind)).T
+    found = unpack(pack(tensor))
+    assert found.dtype == tensor.dtype
+    assert torch.equal(found, tensor)
+    assert unpack(pack(tensor[:0])).shape == (0, 2)
+    assert torch.equal(unpack(pack(torch.nn.Parameter(torch.ones(2)))), torch.ones(2))
+
+
+def test_scalars_handles_and_keys() -> None:
+    value = {1: np.float32(0.5), "h": [NodeHandle("a")], (1, "x"): b"", None: -(2**63)}
+    found = unpack(pack(value))
+    assert found == value
+    assert type(found[1]) is np.float32
+
+
+class Own(dict[str, int]):
+    """Of a class of somebody's own, which the receiver may not have."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1},
+        object(),
+        [len],
+        2**64,
+        np.array([object()]),
+        np.array(["text"]),
+        Own(a=1),
+        torch.ones(2, 2).to_sparse(),
+        torch.nn.Linear(1, 1),
+        "\ud800",
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_plain_is_refused(value: object) -> None:
+    with pytest.raises(ValueUnshippableError, match="cannot be sent"):
+        pack({"deep": [(value,)]})
+
+
+def test_a_value_in_itself_is_refused() -> None:
+    circle: list[Any] = []
+    circle.append((circle,))
+    with pytest.raises(ValueUnshippableError):
+        pack(circle)
+
+
+def framed(name: str, shape: list[int], raw: bytes) -> bytes:
+    head: bytes = msgpack.packb([name, shape])
+    return len(head).to_bytes(2, "big") + head + raw
+
+
+def ext(code: int, inner: bytes) -> bytes:
+    packed: bytes = msgpack.packb(msgpack.ExtType(code, inner))
+    return packed
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        pickle.dumps({"a": 1}, protocol=4),
+        pack([1, 2])[:-1],
+        pack(1) + b"x",
+        ext(9, b""),
+        ext(1, b"\xff\xff"),
+        ext(1, msgpack.packb(7)),
+        ext(2, framed("O", [1], b"12345678")),
+        ext(2, framed("<f8", [2], b"12345678")),
+        ext(2, framed("<f8,", [1], b"12345678")),
+        ext(2, framed("<M8[s]", [1], b"12345678")),
+        ext(2, msgpack.packb({"a": 1})),
+        ext(4, framed("load", [1], b"1234")),
+        ext(4, framed("float32", [2], b"1234")),
+        ext(4, framed("float32", [-1, 2**40], b"")),
+        ext(5, b"\xff"),
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff1",
+        b"\x91" * 5000,
+    ],
+)
+def test_malformed_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        unpack(data)
