@@ -48,6 +48,8 @@ def status(run: FilePath) -> RunStatus:
 def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
     """The same again and again, until nobody drives the run any more; at least once.
 
+    A run that trains on without a driver, and waits for one, is looked at on.
+
     Args:
         run: its directory.
         every_s: seconds from one to the next.
@@ -59,7 +61,7 @@ def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
     while True:
         found = reader.read()
         yield found
-        if found.is_going is False or found.driver is None:
+        if (found.is_going is False and found.waits_s is None) or found.driver is None:
             return
         clock.sleep_s(every_s)
 

@@ -60,14 +60,16 @@ class StatusFold:
         """The newest round."""
         return self._now.round
 
-    def regions(self, *, is_going: bool) -> tuple[RegionStatus, ...]:
+    def regions(self, *, is_going: bool, trains_on: bool = False) -> tuple[RegionStatus, ...]:
         """Every region that has taken part, in the order of the configuration.
 
         Args:
             is_going: whether anybody drives the run.
+            trains_on: whether it trains on although nobody does.
         """
+        stands = "trains on" if trains_on else "stopped"
         return tuple(
-            self._region(name, totals, is_going=is_going)
+            self._region(name, totals, None if is_going else stands)
             for name, totals in self.totals.regions.items()
         )
 
@@ -85,16 +87,17 @@ class StatusFold:
         same = set(told.values())
         return told.get(name, same.pop() if len(same) == 1 else None)
 
-    def _region(self, name: str, totals: RegionTotals, *, is_going: bool) -> RegionStatus:
+    def _region(self, name: str, totals: RegionTotals, unseen: str | None) -> RegionStatus:
+        """One region; ``unseen`` is what those do of a run that nobody drives."""
         steps = self._steps_of(name)
         now, now_s = self._now.regions.get(name, RegionNow()), self._now.now_s
         state = now.state(now_s, totals.steps.step + 1 if steps is None else steps)
-        if state != "done" and not is_going:
-            state = "stopped"
+        if state != "done" and unseen is not None:
+            state = unseen
         if name in self._left:
             state = "left"
         cause, _ = self._lost.get(name, (None, 0.0))
-        is_there = is_going and cause is None and state != "left"
+        is_there = unseen is None and cause is None and state != "left"
         loss = totals.steps.end_loss(_NEWEST)
         return RegionStatus(
             name=name,

@@ -51,7 +51,7 @@ def _region(region: RegionStatus) -> str:
     if region.steps is not None:
         steps += f" of {region.steps:,}"
     parts = [steps, f"{region.exchanges:,} exchanges", f"loss {number_text(region.loss)}"]
-    if region.state not in ("stopped", "left"):
+    if region.state not in ("stopped", "trains on", "left"):
         parts.append(f"{number_text(region.samples_per_s)} samples/s")
     if region.workers_lost:
         parts.append(f"{region.workers_lost} workers lost")

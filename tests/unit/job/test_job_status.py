@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,94 @@ def test_the_driver_was_killed(run: RunDirectory) -> None:
     )
     assert found.phase.startswith("cut off")
     assert {region.state for region in found.regions} == {"stopped"}
+
+
+def killed(run: RunDirectory, ago_s: float, *more: tuple[str, str]) -> None:
+    """A run whose driver was killed so long ago; ``more`` are kinds and causes of its events."""
+    owner = this_process().model_copy(update={"started": "1"})
+    record = LeaseRecord(epoch=1, renewal=7, owner=owner, lives_s=10.0, doing="training")
+    with EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=4)
+        for kind, cause in more:
+            log.write(kind, 4.0, cause=cause)
+    (run.path / LEASE_KEY).write_bytes(encode_record(record))
+    then_s = time.time() - ago_s
+    os.utime(run.path / LEASE_KEY, (then_s, then_s))
+
+
+def run_with(tmp_path: Path, *overrides: str) -> RunDirectory:
+    return rundir.create(experiment(f"run.dir={tmp_path / 'runs'}", *overrides), tmp_path)
+
+
+def test_a_killed_driver_s_run_trains_on_where_its_processes_wait(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "cluster.kind=existing", "run.driverless_s=3600")
+    killed(run, 600.0)
+    found = geo_ray.status(run.path)
+    assert (found.is_going, found.waits_s is not None) == (False, True)
+    assert found.waits_s is not None and 2900 < found.waits_s <= 3000
+    assert found.phase == f"trains on without a driver, waits {found.waits_s:.0f} s for one"
+    assert found.fix == f"`geo-ray train --resume {run.path}` goes on with it."
+    assert [(each.state, each.samples_per_s) for each in found.regions] == [("trains on", 0.0)] * 2
+    shown = CliRunner().invoke(command, [str(run.path)]).stdout
+    assert "loss 0.5208, trains on" in shown
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ago_s", "told", "why"),
+    [
+        (("cluster.kind=existing", "run.driverless_s=60"), 61.0, (), "nobody drove it for 60 s"),
+        (("cluster.kind=existing", "run.driverless_s=null"), 1.0, (), None),
+        (("cluster.kind=local", "run.driverless_s=3600"), 1.0, (), None),
+        (
+            ("cluster.kind=existing", "run.driverless_s=3600"),
+            1.0,
+            (("stop_requested", "it was asked to"),),
+            "it was asked to",
+        ),
+    ],
+    ids=["too long ago", "ends with its driver", "local cluster", "was to stop"],
+)
+def test_a_killed_driver_s_run_is_cut_off_elsewhere(
+    tmp_path: Path,
+    overrides: tuple[str, ...],
+    ago_s: float,
+    told: tuple[tuple[str, str], ...],
+    why: str | None,
+) -> None:
+    run = run_with(tmp_path, *overrides)
+    killed(run, ago_s, *told)
+    found = geo_ray.status(run.path)
+    assert (found.phase, found.waits_s) == ("cut off", None)
+    assert {each.state for each in found.regions} == {"stopped"}
+    assert (found.message or "").startswith(why or "") and bool(found.message) is bool(why)
+    assert found.fix == "It has no checkpoint: begin again with `geo-ray train CONFIG`."
+    store = CheckpointStore(run.checkpoints)
+    part = write_part(store.begin(3), "a", {}, {})
+    manifest = CheckpointManifest(
+        id=3, step=1200, created="", config_digest="d" * 64, parts=(part,), healthy=True
+    )
+    store.commit(3, manifest)
+    assert geo_ray.status(run.path).fix == (
+        f"`geo-ray train --resume {run.path}` goes on from checkpoint 3 at step 1,200."
+    )
+
+
+def test_a_driver_that_gave_the_run_back_leaves_nobody_waiting(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "cluster.kind=existing", "run.driverless_s=3600")
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+    found = geo_ray.status(run.path)
+    assert (found.phase, found.waits_s) == ("cut off", None)
+
+
+def test_a_run_that_waits_for_a_driver_is_followed_on(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "cluster.kind=existing", "run.driverless_s=3600")
+    killed(run, 1.0)
+    followed = geo_ray.follow_status(run.path, every_s=0.01)
+    assert [next(followed).waits_s is not None for _ in range(2)] == [True, True]
+    note_failure(run.path, RegionLostError("gone"))
+    assert [found.phase for found in followed] == ["failed"]
 
 
 def test_a_driver_elsewhere_is_listened_for(run: RunDirectory) -> None:
