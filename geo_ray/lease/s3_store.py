@@ -113,4 +113,4 @@ def _age_s(answer: Mapping[str, Any]) -> float | None:
     written = answer.get("LastModified")
     if date is None or written is None:
         return None
-    return max(0.0, (parsedate_to_datetime(date) - written).total_seconds())
+    return max(0.0, float((parsedate_to_datetime(date) - written).total_seconds()))
