@@ -64,6 +64,8 @@ from geo_ray.errors.run import DriverLostError as DriverLostError
 from geo_ray.errors.run import HeadLostError as HeadLostError
 from geo_ray.errors.run import InterruptedRunError as InterruptedRunError
 from geo_ray.errors.run import LeaseLostError as LeaseLostError
+from geo_ray.errors.run import MembersRefusedError as MembersRefusedError
+from geo_ray.errors.run import NotDrivenError as NotDrivenError
 from geo_ray.errors.run import RegionLostError as RegionLostError
 from geo_ray.errors.run import RunDirectoryError as RunDirectoryError
 from geo_ray.errors.run import RunError as RunError

@@ -13,9 +13,9 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import CheckpointError, StoreError
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import store_of
-from geo_ray.job.driverless import patience_s, waits_s
 from geo_ray.job.far.copy import Copy
 from geo_ray.job.far.objects import RunObjects
+from geo_ray.job.live.driverless import patience_s, waits_s
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.process import has_ended
@@ -150,6 +150,7 @@ class StatusReader:
             strategy=None if totals.started is None else totals.started["strategy"],
             averager=self._fold.averager,
             regions=regions,
+            refused=self._fold.refused,
             round=self._fold.round,
             loss=mean_loss(regions),
             samples_per_s=sum(each.samples_per_s for each in regions),

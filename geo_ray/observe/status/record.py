@@ -28,7 +28,8 @@ class RegionStatus(StrictModel):
 
     name: str
     state: str = Field(
-        description="lost, left, done, starting, computing, waiting, stopped or trains on: unseen"
+        description="lost, left, done, starting, computing, waiting, joining, leaving, stopped, "
+        "did not join, or trains on (unseen)"
     )
     lost_cause: str | None = Field(default=None, description="why it is lost; null for a member")
     step: int = Field(description="newest step")
@@ -80,6 +81,9 @@ class RunStatus(StrictModel):
     strategy: str | None = Field(default=None, description="null before training began")
     averager: str | None = Field(default=None, description="region where the averager lives")
     regions: tuple[RegionStatus, ...] = ()
+    refused: str | None = Field(
+        default=None, description="the newest change of members that was asked for, if refused"
+    )
     round: int | None = Field(default=None, description="newest round; null if not in rounds")
     loss: float | None = Field(default=None, description="mean over regions, weighted by samples")
     samples_per_s: float = Field(default=0.0, description="of all members, over the last 10 s")

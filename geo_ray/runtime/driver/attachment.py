@@ -13,7 +13,7 @@ from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import use_one_thread
 from geo_ray.job.checkpoints import places_of
 from geo_ray.job.codec_shapes import with_shapes
-from geo_ray.job.driverless import patience_s
+from geo_ray.job.live.driverless import patience_s
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.observe.events.log import (

@@ -9,7 +9,7 @@ from functools import partial
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
-from geo_ray.job.driverless import patience_s
+from geo_ray.job.live.driverless import patience_s
 from geo_ray.job.recorder import Sink
 from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
 from geo_ray.runtime.cluster.demand import by_label

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click import Command
 from click.testing import CliRunner
 from job_support import experiment
 
@@ -20,7 +22,13 @@ from geo_ray.cli.members import members as members_command
 from geo_ray.cli.status import status as command
 from geo_ray.cli.stop import stop as stop_command
 from geo_ray.clock import VirtualClock
-from geo_ray.errors import RegionLostError, RunDirectoryError
+from geo_ray.errors import (
+    MembersRefusedError,
+    NotDrivenError,
+    RegionLostError,
+    RunDirectoryError,
+    RunFinishedError,
+)
 from geo_ray.job import rundir
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.job.status import StatusReader
@@ -29,8 +37,8 @@ from geo_ray.lease.process import this_process
 from geo_ray.lease.record import LEASE_KEY, LeaseRecord, encode_record
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.report.ending import note_failure
+from geo_ray.runtime.control.membership.member_requests import take
 
-ASK = [(stop_command, []), (members_command, ["drain", "us"])]
 TARGET = ("train.target.metric=accuracy", "train.target.value=0.9",
           "train.target.direction=at_least")  # fmt: skip
 
@@ -384,14 +392,119 @@ def test_a_run_that_has_not_begun_and_no_run(run: RunDirectory, tmp_path: Path) 
         geo_ray.status(tmp_path / "gone")
 
 
-@pytest.mark.parametrize(("asks", "words"), ASK, ids=["stop", "members"])
-def test_who_asks_something_of_a_run_that_nobody_drives_is_told(
-    run: RunDirectory, asks: Command, words: list[str]
-) -> None:
+def test_who_stops_a_run_that_nobody_drives_is_told(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
-        answer = CliRunner().invoke(asks, [str(run.path), *words])
+        answer = CliRunner().invoke(stop_command, [str(run.path)])
         assert (answer.exit_code, answer.output[:5]) == (0, "asked")
-    answer = CliRunner().invoke(asks, [str(run.path), *words])
-    assert answer.exit_code == 0
-    assert answer.output.startswith(f"nobody drives {run.path} (")
+    answer = CliRunner().invoke(stop_command, [str(run.path)])
+    assert (answer.exit_code, answer.output) == (
+        0,
+        f"nobody drives {run.path} (cut off): there is nothing to stop\n",
+    )
+
+
+# ------------------------------------------------------------------ changes of members
+
+
+@contextmanager
+def answered(run: RunDirectory, kind: str, **more: str) -> Iterator[EventLog]:
+    """A driver that takes requests, and answers each with an event."""
+    is_over = threading.Event()
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+
+        def answer() -> None:
+            while not is_over.wait(0.02):
+                for request in take(run.path):
+                    about = {"verb": request.verb, "region": request.region}
+                    log.write(kind, 1.0, **about, request=request.id, **more)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        try:
+            yield log
+        finally:
+            is_over.set()
+            answering.join()
+
+
+def test_a_request_that_is_begun_says_so(run: RunDirectory) -> None:
+    with answered(run, "members_accepted"):
+        assert geo_ray.change_members(run.path, "drain", "us", wait_s=60.0) == "begun"
+        shown = CliRunner().invoke(members_command, [str(run.path), "drain", "us", "--wait", "60"])
+        assert (shown.exit_code, shown.output.partition(";")[0]) == (0, "begun: drain us")
+        states = geo_ray.members(run.path).column("state").to_pylist()
+        assert states == ["member", "leaving"]
+        assert [each.state for each in geo_ray.status(run.path).regions] == ["starting", "leaving"]
+
+
+def test_a_request_that_is_refused_is_an_error_with_the_reason(run: RunDirectory) -> None:
+    with answered(run, "members_refused", cause="it hosts the averager"):
+        with pytest.raises(MembersRefusedError, match="'drain eu' is refused: it hosts the aver"):
+            geo_ray.change_members(run.path, "drain", "eu", wait_s=60.0)
+        failed = CliRunner().invoke(members_command, [str(run.path), "drain", "eu", "--wait", "60"])
+        assert isinstance(failed.exception, MembersRefusedError) and failed.exception.exit_code
+        assert geo_ray.status(run.path).refused == "drain eu: it hosts the averager"
+        shown = CliRunner().invoke(command, [str(run.path)]).output
+        assert "  refused   drain eu: it hosts the averager" in shown
+        shown = CliRunner().invoke(members_command, [str(run.path)]).output
+        assert "refused: drain eu: it hosts the averager" in shown.splitlines()
+
+
+@pytest.mark.parametrize("more", [["--no-wait"], ["--wait", "0.3"]])
+def test_a_request_that_nobody_answers(run: RunDirectory, more: list[str]) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        shown = CliRunner().invoke(members_command, [str(run.path), "drain", "us", *more])
+        (asked,) = take(run.path)
+        log.write("members_refused", 1.0, verb="drain", region="us", cause="no", request=asked.id)
+        assert shown.exit_code == 0 and shown.output.startswith("asked: drain us")
+        # An answer to an earlier request is none to this one.
+        assert geo_ray.change_members(run.path, "drain", "us", wait_s=0.3) == "unanswered"
+
+
+def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+    with pytest.raises(NotDrivenError, match="\\(cut off\\): nothing was asked"):
+        geo_ray.change_members(run.path, "drain", "us")
+    with EventLog(run.path / EVENTS_FILE) as log:
+        log.write("run_finished", 9.0, summary={})
+    with pytest.raises(RunFinishedError, match="the run is finished: nothing"):
+        geo_ray.change_members(run.path, "drain", "us")
+    answer = CliRunner().invoke(stop_command, [str(run.path)])
+    assert answer.output == f"{run.path} is finished: there is nothing to stop\n"
+    assert take(run.path) == []
+
+
+def test_a_run_that_waits_for_a_driver_keeps_what_is_asked(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "cluster.kind=existing", "run.driverless_s=3600")
+    killed(run, 1.0)
+    assert geo_ray.change_members(run.path, "drain", "us", wait_s=600.0) == "unanswered"
+    assert [(each.verb, each.region) for each in take(run.path)] == [("drain", "us")]
+
+
+def test_a_region_on_its_way_in(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=4)
+        log.write("region_lost", 4.0, region="us", cause="killed")
+        log.write("region_joining", 5.0, region="us")
+        log.write("region_joining", 5.0, region="asia")
+        assert geo_ray.members(run.path).column("state").to_pylist() == ["member", "joining"]
+        found = geo_ray.status(run.path)
+        assert [(each.name, each.state, each.lost_cause) for each in found.regions] == [
+            ("eu", "computing", None),
+            ("us", "joining", None),
+            ("asia", "joining", None),
+        ]
+        assert (found.samples_per_s, found.left_s) == (12.8, 7.5)
+        log.write("join_failed", 6.0, region="us", cause="its port is closed")
+        log.write("join_failed", 6.0, region="asia", cause="its port is closed")
+        states = [each.state for each in geo_ray.status(run.path).regions]
+        assert states == ["computing", "lost", "did not join"]
+    log_of_who_was_killed = EventLog(run.path / EVENTS_FILE)
+    log_of_who_was_killed.write("region_joining", 7.0, region="us")
+    log_of_who_was_killed.close()
+    assert geo_ray.members(run.path).column("state").to_pylist() == ["member", "did not join"]
