@@ -11,7 +11,7 @@ from geo_ray.api.inputs import FilePath
 from geo_ray.api.run import directory_of, open_run
 from geo_ray.api.tables import Table, table_of
 from geo_ray.clock import SystemClock
-from geo_ray.errors import ConfigError, MembersRefusedError, NotDrivenError, RunFinishedError
+from geo_ray.errors import ConfigError, DriverMissingError, MembersRefusedError, RunFinishedError
 from geo_ray.job.far.copy import pass_on
 from geo_ray.job.status import Beside, StatusReader
 from geo_ray.observe.events.schema import Event
@@ -114,7 +114,7 @@ def change_members(
     Raises:
         RunDirectoryError: there is no run, or nothing can be written there.
         ConfigError: there is no such verb or region.
-        RunFinishedError, NotDrivenError: nobody drives the run, so nothing was asked.
+        RunFinishedError, DriverMissingError: nobody drives the run, so nothing was asked.
         MembersRefusedError: it is refused; says why.
     """
     opened = open_run(run)
@@ -151,7 +151,7 @@ def _check_driven(found: RunStatus) -> None:
     """Return if somebody drives a run, or may yet.
 
     Raises:
-        RunFinishedError, NotDrivenError: nobody does.
+        RunFinishedError, DriverMissingError: nobody does.
     """
     if found.is_going is not False or found.waits_s is not None:
         return
@@ -160,7 +160,7 @@ def _check_driven(found: RunStatus) -> None:
             "the run is finished: nothing was asked",
             fix=f"`geo-ray status {quote(found.run)}` shows what it came to.",
         )
-    raise NotDrivenError(
+    raise DriverMissingError(
         f"nobody drives {found.run} ({found.phase}): nothing was asked",
         fix=f"Go on with it first: `geo-ray train --resume {quote(found.run)}`.",
     )

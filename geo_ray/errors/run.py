@@ -118,10 +118,10 @@ class RunHeldError(RunError):
     )
 
 
-class NotDrivenError(RunError):
+class DriverMissingError(RunError):
     """A change of members was asked of a run that nobody drives."""
 
-    code = "RUN_NOT_DRIVEN"
+    code = "DRIVER_MISSING"
     causes = "The run was stopped, has failed, or was cut off: whoever drove it is gone."
     advice = "Go on with it first: `geo-ray train --resume RUN`."
     more = "Nothing was asked, so a resume does not do it later."

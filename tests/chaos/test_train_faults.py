@@ -171,7 +171,8 @@ def test_a_lost_server_ends_the_run_and_a_damaged_checkpoint_is_passed_over(
 
     with pytest.raises(RegionLostError) as caught:
         train(experiment, tmp_path, begun=run, sink=kill_after_two_checkpoints)
-    assert "the ps of region 'eu-west' is lost" in caught.value.message
+    assert "the parameter server of region 'eu-west' is lost: " in caught.value.message
+    assert not caught.value.message.endswith(".")
     assert caught.value.exit_code == 8
     assert "--resume" in caught.value.fix
 

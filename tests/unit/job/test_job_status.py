@@ -23,8 +23,8 @@ from geo_ray.cli.status import status as command
 from geo_ray.cli.stop import stop as stop_command
 from geo_ray.clock import VirtualClock
 from geo_ray.errors import (
+    DriverMissingError,
     MembersRefusedError,
-    NotDrivenError,
     RegionLostError,
     RunDirectoryError,
     RunFinishedError,
@@ -467,7 +467,7 @@ def test_a_request_that_nobody_answers(run: RunDirectory, more: list[str]) -> No
 def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
-    with pytest.raises(NotDrivenError, match="\\(cut off\\): nothing was asked"):
+    with pytest.raises(DriverMissingError, match="\\(cut off\\): nothing was asked"):
         geo_ray.change_members(run.path, "drain", "us")
     with EventLog(run.path / EVENTS_FILE) as log:
         log.write("run_finished", 9.0, summary={})

@@ -17,7 +17,7 @@ def started(*regions: str) -> Event:
     return conform("run_started", 0.0, {**told, "regions": regions, "simulated": False})
 
 
-def fold(*events: Event | tuple[str, dict[str, Any]]) -> MembersFold:
+def fold(*events: Any) -> MembersFold:
     made = MembersFold()
     for event in events:
         made.feed(event if isinstance(event, Event) else Event(event[0], 1.0, event[1]))

@@ -186,7 +186,7 @@ def test_of_regions_lost_together_the_averagers_goes_first(run: Run) -> None:
 
 def test_the_averager_and_its_standby_lost_together_end_the_run(run: Run) -> None:
     run.polls.news = [({}, {("ps", "asia"): "killed", ("ps", HOME): "killed"})]
-    with pytest.raises(RegionLostError, match="ps of region 'asia' is lost"):
+    with pytest.raises(RegionLostError, match="the parameter server of region 'asia' is lost"):
         run.controller._poll()
 
 
