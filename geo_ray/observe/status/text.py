@@ -8,6 +8,7 @@ from geo_ray.observe.status.record import RegionStatus, RunStatus
 from geo_ray.observe.text import (
     bytes_text,
     coarse_text,
+    counted,
     duration_text,
     metrics_text,
     number_text,
@@ -55,11 +56,11 @@ def _region(region: RegionStatus) -> str:
     steps = f"step {region.step:,}"
     if region.steps is not None:
         steps += f" of {region.steps:,}"
-    parts = [steps, f"{region.exchanges:,} exchanges", f"loss {number_text(region.loss)}"]
+    parts = [steps, counted(region.exchanges, "exchange"), f"loss {number_text(region.loss)}"]
     if region.state not in _UNPACED:
         parts.append(f"{number_text(region.samples_per_s)} samples/s")
     if region.workers_lost:
-        parts.append(f"{region.workers_lost} workers lost")
+        parts.append(f"{counted(region.workers_lost, 'worker')} lost")
     return f"{region.name}: {', '.join(parts)}, {region.state}"
 
 

@@ -349,6 +349,7 @@ def test_the_lines(run: RunDirectory) -> None:
         begin(log)
         write_steps(log, first=1, last=4)
         log.write("region_lost", 4.0, region="us", cause="its bridge\nis gone")
+        log.write("worker_lost", 4.0, region="eu", worker=0, cause="killed")
         lease.note("training")
         lease.renew()
         shown = CliRunner().invoke(command, [str(run.path)])
@@ -357,7 +358,8 @@ def test_the_lines(run: RunDirectory) -> None:
     assert lines[1].startswith("  driver    host ")
     assert lines[1].endswith(": alive")
     assert lines[2:] == [
-        "  member    eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, computing",
+        "  member    eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, 1 worker lost, "
+        "computing",
         "  lost      us after step 4: its bridge is gone",
         "  training  loss 0.5208, 16 samples/s, averager in eu, "
         "target accuracy at least 0.9: not reached",

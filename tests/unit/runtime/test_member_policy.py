@@ -49,6 +49,12 @@ def test_what_can_be_done_is_done(tmp_path: Path) -> None:
         ("drain", "ap", {}, "'ap' does not take part"),
         ("drain", "us", {}, "hosts the averager"),
         ("remove", "eu", {"members": {"min": 2}}, "members.min asks for 2 regions, and 2 are here"),
+        (
+            "remove",
+            "eu",
+            {"there": ("eu",), "members": {"min": 1}},
+            "members.min asks for 1 region, and 1 is here",
+        ),
     ],
 )
 def test_what_would_come_to_nothing_is_refused_with_the_reason(
