@@ -21,7 +21,7 @@ from geo_ray.job.start.evaluation import check_evaluation
 from geo_ray.job.start.notes import warn_at_start
 from geo_ray.observe.export.open import check_exports
 from geo_ray.runtime.cluster.demand import RegionDemand
-from geo_ray.runtime.control.demands import demands_of
+from geo_ray.runtime.control.demands import demand_of, demands_of
 from geo_ray.tasks.load import load_task
 
 
@@ -34,15 +34,18 @@ class RunCheck:
         num_params: of its model.
         demands: what it would ask of each region.
         rows: training rows by region.
+        absent: what it would ask of those that are not there at first (`members.absent`), once
+            they join.
     """
 
     experiment: Experiment
     num_params: int
     demands: tuple[RegionDemand, ...]
     rows: Mapping[str, int]
+    absent: tuple[RegionDemand, ...] = ()
 
     def table(self) -> Table:
-        """A row per region: its rows, and what the run would ask for there."""
+        """A row per region: its rows, what the run would ask for there, and whether at first."""
         rows = [
             {
                 "region": demand.region,
@@ -50,8 +53,9 @@ class RunCheck:
                 "processes": len(demand.bundles),
                 "cpus": demand.total().get("CPU", 0.0),
                 "gpus": demand.total().get("GPU", 0.0),
+                "absent": demand in self.absent,
             }
-            for demand in self.demands
+            for demand in (*self.demands, *self.absent)
         ]
         return table_of(rows)
 
@@ -64,7 +68,11 @@ class RunCheck:
 
     def _repr_html_(self) -> str:
         rows = [tuple(str(cell) for cell in row.values()) for row in self.table().to_pylist()]
-        return html_view(repr(self)[1:-1], ("region", "rows", "processes", "CPUs", "GPUs"), rows)
+        return html_view(
+            repr(self)[1:-1],
+            ("region", "rows", "processes", "CPUs", "GPUs", "absent at first"),
+            rows,
+        )
 
 
 def check_run(
@@ -108,4 +116,7 @@ def check_run(
             for region in experiment.regions
         }
         demands = tuple(demands_of(experiment))
-    return RunCheck(experiment, outline.num_params, demands, rows)
+        present = experiment.present_names
+        later = [each for each in experiment.regions if each.name not in present]
+        absent = tuple(demand_of(experiment, region) for region in later)
+    return RunCheck(experiment, outline.num_params, demands, rows, absent)

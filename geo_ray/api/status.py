@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, get_args
+from functools import partial
+from shlex import quote
+from typing import Literal, get_args
 
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.run import directory_of, open_run
 from geo_ray.api.tables import Table, table_of
 from geo_ray.clock import SystemClock
-from geo_ray.errors import ConfigError
+from geo_ray.errors import ConfigError, DriverMissingError, MembersRefusedError, RunFinishedError
 from geo_ray.job.far.copy import pass_on
-from geo_ray.job.status import StatusReader
-from geo_ray.observe.events.log import EVENTS_FILE, read_events
+from geo_ray.job.status import Beside, StatusReader
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.totals import RunTotals
+from geo_ray.observe.report.ending import Ending
+from geo_ray.observe.status.members import MembersFold
 from geo_ray.observe.status.record import RunStatus as RunStatus
 from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb, ask
 
 _LOOK_EVERY_S = 0.25
-_STATES: Final = {
-    "region_lost": "lost",
-    "region_drained": "left",
-    "region_joined": "member",
-    "join_failed": "did not join",
-}
+_LOOK_FAR_EVERY_S = 2.0  # each look is paid for
+_MOST_EVENTS = 1_000_000
 
 
 def status(run: FilePath) -> RunStatus:
@@ -48,6 +48,8 @@ def status(run: FilePath) -> RunStatus:
 def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
     """The same again and again, until nobody drives the run any more; at least once.
 
+    A run that trains on without a driver, and waits for one, is looked at on.
+
     Args:
         run: its directory.
         every_s: seconds from one to the next.
@@ -59,16 +61,18 @@ def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
     while True:
         found = reader.read()
         yield found
-        if found.is_going is False or found.driver is None:
+        if (found.is_going is False and found.waits_s is None) or found.driver is None:
             return
         clock.sleep_s(every_s)
 
 
 def members(run: FilePath) -> Table:
-    """The regions of a run, a row each: ``region``, ``state``, and ``step``, since when.
+    """The regions of a run, a row each: ``region``, ``state``, ``step`` and ``refused``.
 
     ``state`` is ``member``, ``absent`` (it was not there at the start, and has not joined),
-    ``lost``, ``left`` or ``did not join``.
+    ``joining``, ``leaving``, ``lost``, ``left`` or ``did not join``. ``step`` says since when: the
+    newest step that any region had taken then. ``refused`` is the newest request about
+    the region and why it was refused, if it was.
 
     Args:
         run: its directory.
@@ -77,27 +81,41 @@ def members(run: FilePath) -> Table:
         RunDirectoryError: there is no run.
     """
     opened = open_run(run)
-    absent: tuple[str, int | None] = ("absent", None)
-    states = dict.fromkeys(opened.experiment.region_names, absent)
-    step = 0
-    for event in read_events(opened.directory.path / EVENTS_FILE):
-        step = _note(event, states, step)
-    rows = [{"region": n, "state": s, "step": at} for n, (s, at) in states.items()]
-    return table_of(rows, {"region": str, "state": str, "step": int})
+    folds: list[MembersFold] = []
+    found = StatusReader(opened.directory.path, beside=lambda: _feeds(folds)).read()
+    now = folds[-1]
+    if found.is_going is False and found.waits_s is None:
+        now.end()
+    rows = [
+        {"region": name, "state": each.state, "step": each.step, "refused": each.refused}
+        for name in opened.experiment.region_names
+        for each in (now.of(name),)
+    ]
+    return table_of(rows, {"region": str, "state": str, "step": int, "refused": str})
 
 
-def change_members(run: FilePath, verb: str, region: str) -> None:
-    """Ask whoever trains a run to change its members; what comes of it is in the run's events.
+def change_members(
+    run: FilePath, verb: str, region: str, *, wait_s: float = 10.0
+) -> Literal["begun", "unanswered"]:
+    """Ask whoever trains a run to change its members, and wait for the answer.
+
+    What comes of a change that is begun is in the run's events, and in `members`.
 
     Args:
         run: its directory.
         verb: ``add`` a region that takes no part, ``drain`` one, which leaves with all it has done,
             or ``remove`` one at once.
         region: of the run's configuration.
+        wait_s: for how long to wait for the answer at most; 0: not at all.
+
+    Returns:
+        Whether it is begun, or there was no answer yet.
 
     Raises:
         RunDirectoryError: there is no run, or nothing can be written there.
         ConfigError: there is no such verb or region.
+        RunFinishedError, DriverMissingError: nobody drives the run, so nothing was asked.
+        MembersRefusedError: it is refused; says why.
     """
     opened = open_run(run)
     names = opened.experiment.region_names
@@ -108,19 +126,53 @@ def change_members(run: FilePath, verb: str, region: str) -> None:
         raise ConfigError(
             f"there is no region '{region}' in this run", fix=f"Name one of {', '.join(names)}."
         )
+    answers: dict[str, Event] = {}
+    reader = StatusReader(opened.directory.path, beside=lambda: partial(_note_answer, answers))
+    found = reader.read()
+    _check_driven(found)
     request = MemberRequest.model_validate({"verb": verb, "region": region})
-    ask(opened.directory.path, request)
+    id = ask(opened.directory.path, request)
     pass_on(opened.directory.address, opened.directory.path)
+    clock = SystemClock()
+    until_s = clock.now_s() + (wait_s if found.waits_s is None else 0.0)
+    while id not in answers and clock.now_s() < until_s:
+        clock.sleep_s(_LOOK_FAR_EVERY_S if reader.is_far else _LOOK_EVERY_S)
+        reader.feed(_MOST_EVENTS)
+    answer = answers.get(id)
+    if answer is not None and answer.kind == "members_refused":
+        raise MembersRefusedError(
+            f"'{verb} {region}' is refused: {answer['cause']}",
+            fix=f"See who takes part with `geo-ray members {quote(found.run)}`.",
+        )
+    return "unanswered" if answer is None else "begun"
 
 
-def _note(event: Event, states: dict[str, tuple[str, int | None]], step: int) -> int:
-    """Take in an event; the newest step after it."""
-    if event.kind == "run_started":
-        for name in event["regions"]:
-            if states.get(name, ("absent", None))[0] != "member":
-                states[name] = ("member", step)
-    elif event.kind == "step":
-        return max(step, int(event["step"]))
-    elif event.kind in _STATES:
-        states[event["region"]] = (_STATES[event.kind], step)
-    return step
+def _check_driven(found: RunStatus) -> None:
+    """Return if somebody drives a run, or may yet.
+
+    Raises:
+        RunFinishedError, DriverMissingError: nobody does.
+    """
+    if found.is_going is not False or found.waits_s is not None:
+        return
+    if found.phase == Ending.FINISHED.value:
+        raise RunFinishedError(
+            "the run is finished: nothing was asked",
+            fix=f"`geo-ray status {quote(found.run)}` shows what it came to.",
+        )
+    raise DriverMissingError(
+        f"nobody drives {found.run} ({found.phase}): nothing was asked",
+        fix=f"Go on with it first: `geo-ray train --resume {quote(found.run)}`.",
+    )
+
+
+def _note_answer(answers: dict[str, Event], event: Event, _: RunTotals) -> None:
+    if event.kind in ("members_accepted", "members_refused") and event.fields.get("request"):
+        answers[event["request"]] = event
+
+
+def _feeds(folds: list[MembersFold]) -> Beside:
+    """What gives events to another fold, which is the last one of ``folds`` from now on."""
+    fold = MembersFold()
+    folds.append(fold)
+    return lambda event, totals: fold.feed(event)

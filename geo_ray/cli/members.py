@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, run_directory
-from geo_ray.cli.stop import show_asked
 
 _VERBS = ("add", "drain", "remove")
 
@@ -14,7 +15,18 @@ _VERBS = ("add", "drain", "remove")
 @click.argument("run_dir", metavar="RUN", type=RunReference(), callback=run_directory)
 @click.argument("verb", required=False, type=click.Choice(_VERBS))
 @click.argument("region", required=False)
-def members(run_dir: RunRef, verb: str | None, region: str | None) -> None:
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0.0),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for the answer to a request.",
+)
+@click.option("--no-wait", is_flag=True, help="Ask, and wait for no answer.")
+def members(
+    run_dir: RunRef, verb: str | None, region: str | None, wait_s: float, no_wait: bool
+) -> None:
     """Show the regions that take part in RUN, or change which do.
 
     add REGION: a region of the configuration that takes no part joins.
@@ -22,6 +34,8 @@ def members(run_dir: RunRef, verb: str | None, region: str | None) -> None:
     drain REGION: a region leaves, with all it has done.
 
     remove REGION: a region is given up at once, with what it had not sent.
+
+    A request that is refused is an error, which says why.
     """
     from rich.box import SIMPLE
     from rich.console import Console
@@ -35,16 +49,22 @@ def members(run_dir: RunRef, verb: str | None, region: str | None) -> None:
             f"{verb}: no region is named", fix=f"Say `geo-ray members RUN {verb} REGION`."
         )
     if verb is not None and region is not None:
-        geo_ray.change_members(run_dir, verb, region)
-        show_asked(
-            run_dir,
-            f"asked: {verb} {region}; what comes of it is shown by whoever trains {run_dir}",
+        answer = geo_ray.change_members(run_dir, verb, region, wait_s=0.0 if no_wait else wait_s)
+        said = "begun" if answer == "begun" else "asked"
+        waited = "" if no_wait or answer == "begun" else ", not answered yet"
+        click.echo(
+            f"{said}: {verb} {region}{waited}; `geo-ray members {quote(str(run_dir))}` shows what "
+            "comes of it"
         )
         return
     table = Table(box=SIMPLE)
-    for heading in ("region", "state", "since step"):
+    for heading in ("region", "state", "since the run's step"):
         table.add_column(heading)
-    for row in geo_ray.members(run_dir).to_pylist():
+    rows = geo_ray.members(run_dir).to_pylist()
+    for row in rows:
         since = "" if row["step"] is None else f"{row['step']:,}"
         table.add_row(row["region"], row["state"], since)
     Console().print(table)
+    for row in rows:
+        if row["refused"] is not None:
+            click.echo(f"refused: {row['refused']}")

@@ -16,14 +16,12 @@ def stop(run_dir: RunRef) -> None:
     import geo_ray
 
     geo_ray.stop(run_dir)
-    show_asked(run_dir, f"asked; `geo-ray status {quote(str(run_dir))}` shows what comes of it")
-
-
-def show_asked(run_dir: RunRef, text: str) -> None:
-    """Print ``text`` about a request, or that nobody is there to take it."""
-    import geo_ray
-
     found = next(geo_ray.follow_status(run_dir))
-    if found.is_going is False:
-        text = f"nobody drives {run_dir} ({found.phase}): a resume forgets what is asked now"
+    text = f"asked; `geo-ray status {quote(str(run_dir))}` shows what comes of it"
+    if found.waits_s is not None:
+        text = f"asked; nobody drives {run_dir} ({found.phase}): it stops as soon as somebody does"
+    elif found.phase == "finished":
+        text = f"{run_dir} is finished: there is nothing to stop"
+    elif found.is_going is False:
+        text = f"nobody drives {run_dir} ({found.phase}): there is nothing to stop"
     click.echo(text)

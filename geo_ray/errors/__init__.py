@@ -72,9 +72,11 @@ from geo_ray.errors.program import ProgramStalledError as ProgramStalledError
 from geo_ray.errors.program import ValueUnshippableError as ValueUnshippableError
 from geo_ray.errors.run import AveragerFailedError as AveragerFailedError
 from geo_ray.errors.run import DriverLostError as DriverLostError
+from geo_ray.errors.run import DriverMissingError as DriverMissingError
 from geo_ray.errors.run import HeadLostError as HeadLostError
 from geo_ray.errors.run import InterruptedRunError as InterruptedRunError
 from geo_ray.errors.run import LeaseLostError as LeaseLostError
+from geo_ray.errors.run import MembersRefusedError as MembersRefusedError
 from geo_ray.errors.run import RegionLostError as RegionLostError
 from geo_ray.errors.run import RunDirectoryError as RunDirectoryError
 from geo_ray.errors.run import RunError as RunError

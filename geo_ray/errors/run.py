@@ -32,7 +32,10 @@ class RunFinishedError(RunError):
     """The run that is to go on has taken all its steps, or met its target."""
 
     code = "RUN_FINISHED"
-    causes = "`--resume` of a run that is finished, with nothing that asks for more of it."
+    causes = (
+        "`--resume` of a run that is finished, with nothing that asks for more of it; a change of "
+        "members that was asked of it."
+    )
     advice = "Take its model, or train it further with more steps."
     more = (
         "The message says where its model is, and the command that trains it further. A script "
@@ -113,6 +116,28 @@ class RunHeldError(RunError):
         "Nothing was written to the run. A process that is killed gives its lease up at once if "
         "the next one starts on its machine, and after 12.5 s without a renewal anywhere else."
     )
+
+
+class DriverMissingError(RunError):
+    """A change of members was asked of a run that nobody drives."""
+
+    code = "DRIVER_MISSING"
+    causes = "The run was stopped, has failed, or was cut off: whoever drove it is gone."
+    advice = "Go on with it first: `geo-ray train --resume RUN`."
+    more = "Nothing was asked, so a resume does not do it later."
+
+
+class MembersRefusedError(RunError):
+    """Whoever drives the run refuses a change of its members; the run goes on as before."""
+
+    code = "MEMBERS_REFUSED"
+    causes = (
+        "A region that takes part already, or does not; one that hosts the averager where nobody "
+        "stands by for it; fewer regions than `members.min` would be left; a run that is about to "
+        "end; overlays, transfers or `dgt`, whose regions must all be there."
+    )
+    advice = "See who takes part with `geo-ray members RUN`."
+    more = "The message has the reason; docs/membership.md has the rules."
 
 
 class LeaseLostError(RunError):

@@ -15,6 +15,7 @@ from geo_ray.job import rundir
 from geo_ray.job.checkpoints import store_of
 from geo_ray.job.far.copy import Copy
 from geo_ray.job.far.objects import RunObjects
+from geo_ray.job.live.driverless import patience_s, waits_s
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.process import has_ended
@@ -127,22 +128,29 @@ class StatusReader:
         """
         self._pull()
         lease = self._leases.read(LEASE_KEY)  # before the events: who ends writes those first
-        driver = None if lease is None else self._driver(decode_record(lease.data))
+        record = None if lease is None else decode_record(lease.data)
+        driver = None if record is None else self._driver(record)
         self._feed(most_events)
         totals = self._fold.totals
         ending = ending_of(self._run.path, totals)
         is_going = driver.alive if driver is not None else _goes(ending)
-        regions = self._fold.regions(is_going=is_going is not False)
-        failed = totals.failed if not is_going else None
+        waits = None
+        if lease is not None and record is not None and not record.released and is_going is False:
+            waits = waits_s(self._experiment, totals, lease.age_s)
+        regions = self._fold.regions(is_going=is_going is not False, trains_on=waits is not None)
         newest = totals.newest_eval
-        advice = None if failed is None else failed["fix"].replace(" RUN", f" {quote(self._shown)}")
+        checkpoint = self._checkpoint()
+        phase = self._phase(ending, driver, waits, is_going=is_going)
+        code, message, fix = self._why(phase, checkpoint, waits, is_going=is_going)
         return RunStatus(
             run=self._shown,
-            phase=self._phase(ending, driver, is_going=is_going),
+            phase=phase,
             is_going=is_going,
+            waits_s=waits,
             strategy=None if totals.started is None else totals.started["strategy"],
             averager=self._fold.averager,
             regions=regions,
+            refused=self._fold.refused,
             round=self._fold.round,
             loss=mean_loss(regions),
             samples_per_s=sum(each.samples_per_s for each in regions),
@@ -150,12 +158,12 @@ class StatusReader:
             eval_step=None if newest is None else newest["step"],
             eval={} if newest is None else newest["metrics"],
             target=self._fold.target(),
-            checkpoint=self._checkpoint(),
+            checkpoint=checkpoint,
             spent=self._spent(),
             driver=driver,
-            code=None if failed is None else failed["code"],
-            message=totals.stop_cause if failed is None else failed["message"],
-            fix=advice,
+            code=code,
+            message=message,
+            fix=fix,
         )
 
     def feed(self, most_events: int) -> None:
@@ -204,7 +212,43 @@ class StatusReader:
             return True, "alive"
         return None, f"not heard yet, known within {self._watch.left_s(now_s):.0f} s"
 
-    def _phase(self, ending: Ending, driver: DriverStatus | None, *, is_going: bool | None) -> str:
+    def _why(
+        self,
+        phase: str,
+        checkpoint: CheckpointStatus | None,
+        waits: float | None,
+        *,
+        is_going: bool | None,
+    ) -> tuple[str | None, str | None, str | None]:
+        """The code of the error that ended the run, why it stops, ended, or waits; what to do."""
+        totals, run = self._fold.totals, quote(self._shown)
+        failed = totals.failed if not is_going else None
+        if failed is not None:
+            return failed["code"], failed["message"], failed["fix"].replace(" RUN", f" {run}")
+        resume = f"`geo-ray train --resume {run}` goes on"
+        if waits is not None:
+            return None, totals.stop_cause, f"{resume} with it."
+        simulated = totals.started is not None and totals.started["simulated"]
+        if simulated or not phase.startswith(Ending.CUT_OFF.value):
+            return None, totals.stop_cause, None
+        patience = patience_s(self._experiment)
+        why = totals.stop_cause
+        if patience is not None and not self.is_far:
+            why = why or f"nobody drove it for {patience:g} s, so its processes have ended"
+        if checkpoint is None:
+            return None, why, "It has no checkpoint: begin again with `geo-ray train CONFIG`."
+        return None, why, f"{resume} from checkpoint {checkpoint.id} at step {checkpoint.step:,}."
+
+    def _phase(
+        self,
+        ending: Ending,
+        driver: DriverStatus | None,
+        waits: float | None,
+        *,
+        is_going: bool | None,
+    ) -> str:
+        if waits is not None:
+            return f"trains on without a driver, waits {waits:.0f} s for one"
         if driver is None:
             return ending.value
         if is_going:

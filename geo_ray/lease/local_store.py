@@ -45,11 +45,12 @@ class LocalConditionalStore:
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_RECORD_BYTES + 1)
+                age_s = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise _unreadable(path, error) from error
-        return StoredValue(data, hashlib.sha256(data).hexdigest())
+        return StoredValue(data, hashlib.sha256(data).hexdigest(), age_s)
 
     def write(self, key: str, data: bytes, expected: str | None) -> str | None:
         """See `ConditionalStore.write`."""

@@ -14,9 +14,10 @@ Source: ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Final
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
 
 from geo_ray.errors import RunDirectoryError, StoreError
 from geo_ray.lease.record import MAX_RECORD_BYTES
@@ -50,8 +51,10 @@ class S3ConditionalStore:
             if newest is None:
                 return None
             try:
-                with closing(self._bucket.get(self._name(key, newest))["Body"]) as body:
-                    return StoredValue(bytes(body.read(MAX_RECORD_BYTES + 1)), str(newest))
+                answer = self._bucket.get(self._name(key, newest))
+                with closing(answer["Body"]) as body:
+                    data = bytes(body.read(MAX_RECORD_BYTES + 1))
+                return StoredValue(data, str(newest), _age_s(answer))
             except FileNotFoundError:
                 continue  # several were written meanwhile
             except StoreError as error:
@@ -102,3 +105,12 @@ class S3ConditionalStore:
 
 def _far(error: StoreError) -> RunDirectoryError:
     return RunDirectoryError(error.message, fix=error.fix)
+
+
+def _age_s(answer: Mapping[str, Any]) -> float | None:
+    """How old an object is by its server's clock, which both times are of."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    written = answer.get("LastModified")
+    if date is None or written is None:
+        return None
+    return max(0.0, float((parsedate_to_datetime(date) - written).total_seconds()))

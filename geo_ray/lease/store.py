@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -14,10 +14,12 @@ class StoredValue:
     Attributes:
         data: its bytes.
         tag: changes with every write, as an object store's ETag does.
+        age_s: how long ago it was written, as far as that can be told; for people.
     """
 
     data: bytes
     tag: str
+    age_s: float | None = field(default=None, compare=False)
 
 
 class ConditionalStore(Protocol):

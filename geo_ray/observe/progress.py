@@ -17,7 +17,7 @@ from rich.text import Text
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.regions import RegionNow, RunNow
-from geo_ray.observe.text import bytes_text, coarse_text, metrics_text, number_text
+from geo_ray.observe.text import bytes_text, coarse_text, counted, metrics_text, number_text
 
 REDRAWS_PER_S = 4.0
 PLAIN_LINE_EVERY_S = 2.0
@@ -256,7 +256,7 @@ class Progress:
         now_s = self._run.now_s
         state = region.state(now_s, self._total_steps)
         if region.faults:
-            state += f" [yellow]{region.faults} faults[/]"
+            state += f" [yellow]{counted(region.faults, 'fault')}[/]"
         return [
             f"{region.step}/{self._total_steps}",
             number_text(region.loss),
@@ -318,9 +318,10 @@ class Progress:
             case "worker_left":
                 self._say(f"[yellow]worker leaves[/]: {who}: {cause}")
             case "team":
+                part = "takes part" if event["workers"] == 1 else "take part"
                 self._say(
                     f"workers of {escape(event['region'])} after step {event['step']}: "
-                    f"{event['workers']} take part, {event['rows']} rows a step"
+                    f"{event['workers']} {part}, {counted(event['rows'], 'row')} a step"
                 )
             case "step_refused" if self._run.regions[event["region"]].faults <= 3:
                 region = escape(event["region"])

@@ -32,6 +32,11 @@ def count_text(count: float) -> str:
     return number_text(count)
 
 
+def counted(count: int, what: str) -> str:
+    """Give how many of something there are: ``1 worker``, ``2,000 workers``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def bytes_text(count: float) -> str:
     """Give bytes in decimal units: ``812 B``, ``4.1 MB``, ``1.3 GB``."""
     units = ["TB", "GB", "MB", "kB"]

@@ -60,7 +60,9 @@ def summary_text(tuning: Tuning) -> str:
     parts += [f"{count['stopped']} ended early"] if count["stopped"] else []
     parts += [f"{count['failed']} failed"] if count["failed"] else []
     lines = [", ".join(parts)]
-    if tuning.gain is not None:
+    if not tuning.beats_base:
+        lines.append("nothing tried beat the base")
+    elif tuning.gain is not None:
         what = "sooner at the target" if tuning.objectives[0] == "time_to_target" else "cheaper"
         lines.append(f"the best is {tuning.gain:.2f} times {what} than the base")
     failed = next((row for row in tuning.rows if row.status == "failed"), None)

@@ -84,6 +84,14 @@ class Tuning:
         return tuple(known[place] for place in front([row.scores for row in known]))
 
     @property
+    def beats_base(self) -> bool:
+        """Whether the best is another trial than the base, and better in the first objective."""
+        best, base = self.best, self.base
+        if best is None or base is None:
+            return True  # there is nothing to beat, or nothing to beat it with
+        return best.id != base.id and best.scores[0] < base.scores[0]
+
+    @property
     def gain(self) -> float | None:
         """The base's first objective over the best one's; None where one of them is no number."""
         best = self.best

@@ -10,6 +10,7 @@ import pytest
 from driver_support import actors_of_runs, command, places_of_runs, slow_experiment
 from train_support import count, events_of, eventually, losses, simulate, write_config
 
+import geo_ray
 from geo_ray.config.experiment import Experiment
 from geo_ray.lease.record import LEASE_KEY, decode_record
 from geo_ray.observe.metrics.summary import load_summary
@@ -52,6 +53,9 @@ def test_a_driver_is_killed_and_the_next_one_attaches(
         assert driver.poll() is None, first.read_text()
         driver.kill()
         driver.wait(60)
+    waiting = geo_ray.status(run_dir)
+    assert waiting.phase.startswith("trains on without a driver, waits ")
+    assert waiting.fix == f"`geo-ray train --resume {run_dir}` goes on with it."
     with command(second, "--resume", str(run_dir)) as driver:
         assert driver.wait(200) == 0, second.read_text()
     check_undisturbed(experiment, run_dir, tmp_path)
@@ -91,3 +95,6 @@ def test_nobody_comes_and_nothing_is_left(ray_cluster: LocalCluster, tmp_path: P
         driver.wait(60)
     assert places_of_runs(), "they outlive their driver for a while"
     eventually(lambda: nothing_left(ray_cluster), "nothing is left")
+    alone = geo_ray.status(run_dir)
+    assert alone.phase == "cut off"
+    assert alone.message == "nobody drove it for 10 s, so its processes have ended"

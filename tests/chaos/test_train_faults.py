@@ -171,7 +171,8 @@ def test_a_lost_server_ends_the_run_and_a_damaged_checkpoint_is_passed_over(
 
     with pytest.raises(RegionLostError) as caught:
         train(experiment, tmp_path, begun=run, sink=kill_after_two_checkpoints)
-    assert "the ps of region 'eu-west' is lost" in caught.value.message
+    assert "the parameter server of region 'eu-west' is lost: " in caught.value.message
+    assert not caught.value.message.endswith(".")
     assert caught.value.exit_code == 8
     assert "--resume" in caught.value.fix
 
@@ -267,7 +268,8 @@ def test_bsp_interrupted_then_killed_then_resumed(
     assert reread == experiment
     resumed = train(experiment, tmp_path, begun=run, resume=True)
     check_whole(resumed, simulate(experiment, tmp_path))
-    assert len(resumed.of("run_started")) == 3
+    causes = [event.fields.get("cause") for event in resumed.of("run_started")]
+    assert causes == [None, None, "nobody drove it for 60 s, so they have ended"]
     assert min(e["step"] for e in resumed.events[-30:] if e.kind == "step") > 1
 
 
@@ -300,6 +302,7 @@ def test_sma_killed_then_stopped_at_once_then_resumed(short_tmp: Path, tmp_path:
     with command(["train", "--resume", str(run_dir), "--plain"], log) as process:
         eventually(lambda: count(run_dir, "step") > before or process.poll() is not None, "resumed")
         assert process.poll() is None, said()
+        assert "the run's processes do not go on: they ended with their driver" in said()
         started = descendants(process.pid)
         process.send_signal(signal.SIGINT)
         eventually(lambda: count(run_dir, "stop_requested") or process.poll() is not None, "heard")

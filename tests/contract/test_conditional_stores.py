@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,6 +57,18 @@ def test_a_value_is_written_if_it_is_as_the_writer_knows_it(make: Make) -> None:
     assert store.write("k", b"late", first) is None
     found = store.read("k")
     assert found is not None and found.data == b"2"
+
+
+def test_a_value_says_how_old_it_is(make: Make) -> None:
+    store = make()
+    tag = store.write("k", b"1", None)
+    new = store.read("k")
+    time.sleep(2.1)  # a server tells whole seconds
+    old = make().read("k")
+    assert new is not None and old is not None
+    assert new == old and old.tag == tag
+    assert new.age_s is not None and old.age_s is not None
+    assert 0.0 <= new.age_s < old.age_s
 
 
 def test_a_writer_that_is_late_by_many_writes_is_refused(make: Make) -> None:

@@ -128,7 +128,7 @@ def follow_view(
             yield error
         else:
             yield view
-            if view.status.is_going is False:
+            if view.status.is_going is False and view.status.waits_s is None:
                 return
         clock.sleep_s(every_s)
 

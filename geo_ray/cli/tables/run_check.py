@@ -15,5 +15,6 @@ def needs_table(found: RunCheck) -> Table:
         table.add_column(heading, justify="right")
     for row in found.table().to_pylist():
         numbers = (row["rows"], row["processes"], row["cpus"], row["gpus"])
-        table.add_row(row["region"], *(f"{number:,g}" for number in numbers))
+        name = f"{row['region']} (absent at first)" if row["absent"] else row["region"]
+        table.add_row(name, *(f"{number:,g}" for number in numbers))
     return table

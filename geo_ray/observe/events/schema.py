@@ -189,7 +189,9 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
     "driver_attached": {"epoch": _whole, "silent_s": _number},  # holder of the lease; since then
     "region_drained": {"region": _text, "cause": _text},  # "asked" or "notice"
+    "members_accepted": {"verb": _text, "region": _text, "request": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
+    "region_joining": {"region": _text},  # its processes are being started
     "join_failed": {"region": _text, "cause": _text},
     "region_joined": {
         "region": _text,

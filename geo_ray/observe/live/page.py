@@ -96,10 +96,11 @@ def _head(view: RunView) -> str:
     if status.is_going and status.left_s is not None:
         sub.append(f"about {coarse_text(status.left_s)} left")
     box = ""
-    if status.message is not None:
+    if status.message is not None or status.fix is not None:
         code = f"{status.code}: " if status.code else ""
+        cause = f'<p class="cause">{escape(code + status.message)}</p>' if status.message else ""
         fix = f"<p>{escape(status.fix)}</p>" if status.fix else ""
-        box = f'<div class="ended"><p class="cause">{escape(code + status.message)}</p>{fix}</div>'
+        box = f'<div class="ended">{cause}{fix}</div>'
     for problem in view.problems:
         box += f'<p class="warn">{escape(problem)}</p>'
     driver = status.driver

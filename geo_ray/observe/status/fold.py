@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.regions import RegionNow, RunNow
 from geo_ray.observe.metrics.summary import Target
 from geo_ray.observe.metrics.totals import RegionTotals, RunTotals
+from geo_ray.observe.status.members import MembersFold
 from geo_ray.observe.status.record import RegionStatus, TargetStatus
 
 _NEWEST = 20  # steps that a loss is the mean of
+_AWAY: Final = ("lost", "left", "joining", "did not join")
 
 
 class StatusFold:
@@ -26,6 +29,7 @@ class StatusFold:
         self.totals = RunTotals()
         self._lost: dict[str, tuple[str, float]] = {}  # region -> cause, and when
         self._left: set[str] = set()  # asked to
+        self._members = MembersFold()
         self.averager: str | None = None
         self.saved_s: dict[object, float] = {}  # checkpoint -> when
         self._reached_s: float | None = None
@@ -34,6 +38,7 @@ class StatusFold:
         """Take the next event."""
         self._now.feed(event)
         self.totals.feed(event)
+        self._members.feed(event)
         match event.kind:
             case "run_started":
                 self._lost, self._left = {}, set()
@@ -44,6 +49,8 @@ class StatusFold:
                 self._lost[event["region"]] = event["cause"], event.t_s
             case "region_drained":
                 self._left.add(event["region"])
+            case "region_joining":
+                self.totals.region(event["region"])
             case "region_joined":
                 self.totals.region(event["region"])
                 self._left.discard(event["region"])
@@ -56,18 +63,25 @@ class StatusFold:
                 self._reached_s = event.t_s if self._reached_s is None else self._reached_s
 
     @property
+    def refused(self) -> str | None:
+        """The newest change of members that was asked for, if it was refused, and why."""
+        return self._members.refused
+
+    @property
     def round(self) -> int | None:
         """The newest round."""
         return self._now.round
 
-    def regions(self, *, is_going: bool) -> tuple[RegionStatus, ...]:
+    def regions(self, *, is_going: bool, trains_on: bool = False) -> tuple[RegionStatus, ...]:
         """Every region that has taken part, in the order of the configuration.
 
         Args:
             is_going: whether anybody drives the run.
+            trains_on: whether it trains on although nobody does.
         """
+        stands = "trains on" if trains_on else "stopped"
         return tuple(
-            self._region(name, totals, is_going=is_going)
+            self._region(name, totals, None if is_going else stands)
             for name, totals in self.totals.regions.items()
         )
 
@@ -85,16 +99,23 @@ class StatusFold:
         same = set(told.values())
         return told.get(name, same.pop() if len(same) == 1 else None)
 
-    def _region(self, name: str, totals: RegionTotals, *, is_going: bool) -> RegionStatus:
+    def _region(self, name: str, totals: RegionTotals, unseen: str | None) -> RegionStatus:
+        """One region; ``unseen`` is what those do of a run that nobody drives."""
         steps = self._steps_of(name)
         now, now_s = self._now.regions.get(name, RegionNow()), self._now.now_s
         state = now.state(now_s, totals.steps.step + 1 if steps is None else steps)
-        if state != "done" and not is_going:
-            state = "stopped"
+        if state != "done" and unseen is not None:
+            state = unseen
         if name in self._left:
             state = "left"
         cause, _ = self._lost.get(name, (None, 0.0))
-        is_there = is_going and cause is None and state != "left"
+        on_the_way = self._members.of(name).state
+        if unseen is None and on_the_way in ("joining", "leaving"):
+            state = on_the_way
+            cause = None
+        elif on_the_way == "did not join" and cause is None and state != "left":
+            state = on_the_way
+        is_there = unseen is None and cause is None and state not in _AWAY
         loss = totals.steps.end_loss(_NEWEST)
         return RegionStatus(
             name=name,
@@ -115,7 +136,7 @@ def mean_loss(regions: tuple[RegionStatus, ...]) -> float | None:
     known = [
         (region.loss, region.samples / max(1, region.step))
         for region in regions
-        if region.loss is not None and region.state not in ("lost", "left")
+        if region.loss is not None and region.state not in _AWAY
     ]
     weight = sum(samples for _, samples in known)
     return sum(loss * samples for loss, samples in known) / weight if weight > 0 else None
@@ -125,8 +146,7 @@ def left_s(regions: tuple[RegionStatus, ...]) -> float | None:
     """Seconds until the slowest member has taken its steps at its pace; None if none is known."""
     longest = 0.0
     for region in regions:
-        is_gone = region.state in ("lost", "left", "done")
-        if is_gone or region.steps is None or region.step >= region.steps:
+        if region.state in (*_AWAY, "done") or region.steps is None or region.step >= region.steps:
             continue
         if region.samples_per_s <= 0 or region.samples <= 0:
             return None

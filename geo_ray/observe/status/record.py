@@ -27,7 +27,10 @@ class RegionStatus(StrictModel):
     """One region."""
 
     name: str
-    state: str = Field(description="lost, left, done, starting, computing, waiting or stopped")
+    state: str = Field(
+        description="lost, left, done, starting, computing, waiting, joining, leaving, stopped, "
+        "did not join, or trains on (unseen)"
+    )
     lost_cause: str | None = Field(default=None, description="why it is lost; null for a member")
     step: int = Field(description="newest step")
     steps: int | None = Field(default=None, description="those that it is to take, if told")
@@ -71,9 +74,16 @@ class RunStatus(StrictModel):
     run: str = Field(description="its directory")
     phase: str = Field(description="what it is doing, or how it ended")
     is_going: bool | None = Field(description="whether anybody drives it; null if not known")
+    waits_s: float | None = Field(
+        default=None,
+        description="seconds for which it trains on without a driver and waits for one; null: not",
+    )
     strategy: str | None = Field(default=None, description="null before training began")
     averager: str | None = Field(default=None, description="region where the averager lives")
     regions: tuple[RegionStatus, ...] = ()
+    refused: str | None = Field(
+        default=None, description="the newest change of members that was asked for, if refused"
+    )
     round: int | None = Field(default=None, description="newest round; null if not in rounds")
     loss: float | None = Field(default=None, description="mean over regions, weighted by samples")
     samples_per_s: float = Field(default=0.0, description="of all members, over the last 10 s")
@@ -85,5 +95,7 @@ class RunStatus(StrictModel):
     spent: SpentStatus
     driver: DriverStatus | None = Field(default=None, description="null for a simulation")
     code: str | None = Field(default=None, description="of the error that ended the run")
-    message: str | None = Field(default=None, description="of that error, or why it is stopping")
+    message: str | None = Field(
+        default=None, description="of that error, or why it is stopping, or was cut off"
+    )
     fix: str | None = Field(default=None, description="what to do about it")

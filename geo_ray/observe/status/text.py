@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from geo_ray.observe.status.record import RegionStatus, RunStatus
 from geo_ray.observe.text import (
     bytes_text,
     coarse_text,
+    counted,
     duration_text,
     metrics_text,
     number_text,
 )
+
+_UNPACED: Final = ("stopped", "trains on", "left", "joining", "did not join")
 
 
 def status_lines(status: RunStatus) -> list[str]:
@@ -32,6 +37,7 @@ def status_lines(status: RunStatus) -> list[str]:
         for each in status.regions
         if each.lost_cause is not None
     ]
+    rows += [] if status.refused is None else [("refused", _one_line(status.refused))]
     rows += [("training", _training(status))] if status.regions else []
     rows += [("saved", _saved(status))] if status.regions else []
     rows.append(("spent", _spent(status)))
@@ -50,11 +56,11 @@ def _region(region: RegionStatus) -> str:
     steps = f"step {region.step:,}"
     if region.steps is not None:
         steps += f" of {region.steps:,}"
-    parts = [steps, f"{region.exchanges:,} exchanges", f"loss {number_text(region.loss)}"]
-    if region.state not in ("stopped", "left"):
+    parts = [steps, counted(region.exchanges, "exchange"), f"loss {number_text(region.loss)}"]
+    if region.state not in _UNPACED:
         parts.append(f"{number_text(region.samples_per_s)} samples/s")
     if region.workers_lost:
-        parts.append(f"{region.workers_lost} workers lost")
+        parts.append(f"{counted(region.workers_lost, 'worker')} lost")
     return f"{region.name}: {', '.join(parts)}, {region.state}"
 
 

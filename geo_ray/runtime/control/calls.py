@@ -54,6 +54,12 @@ def collect(
     return dict(zip(refs, values, strict=True))
 
 
+def cause_of(error: Exception) -> str:
+    """Why an actor is lost, by the first line of what Ray says; as a part of a sentence."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")
+
+
 def watch(
     refs: Mapping[Any, Ref], timeout_s: float, heard: Heard, wait: Wait, clock: Clock
 ) -> list[str]:

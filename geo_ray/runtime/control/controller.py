@@ -247,7 +247,7 @@ class Controller:
         for (role, region), cause in silent.items():
             if region in replaced:
                 continue
-            lost.setdefault(region, f"the {role} of region '{region}' is lost: {cause}")
+            lost.setdefault(region, f"the {_named(role)} of region '{region}' is lost: {cause}")
         failures = {
             region: failure
             for (_, region), answer in answers.items()
@@ -492,3 +492,8 @@ def _array(values: list[float]) -> Any:
     import numpy as np
 
     return np.asarray(values, dtype=np.float64)
+
+
+def _named(role: str) -> str:
+    """A role in the words of the glossary."""
+    return "parameter server" if role == "ps" else role.replace("ps", "shard server")

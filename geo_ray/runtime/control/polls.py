@@ -10,6 +10,7 @@ import ray
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import LeaseLostError
+from geo_ray.runtime.control.calls import cause_of
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 Key = tuple[str, str]
@@ -68,7 +69,7 @@ class Polls:
                     cause = getattr(error, "cause", None)
                     if isinstance(cause, LeaseLostError):
                         raise cause from error
-                    lost[key] = str(error).splitlines()[0]
+                    lost[key] = cause_of(error)
             elif now_s - question.asked_s >= self.timeout_s:
                 del kept[key]
                 lost[key] = f"it did not answer within {self.timeout_s:g} s"

@@ -14,7 +14,7 @@ import ray
 
 from geo_ray.errors import GeoRayError
 from geo_ray.runtime.control.actor_group import ActorGroup
-from geo_ray.runtime.control.calls import reason_of
+from geo_ray.runtime.control.calls import cause_of, reason_of
 from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.notices import DrainNotices
 from geo_ray.runtime.control.policy import RunPolicy
@@ -81,7 +81,7 @@ class WorkerWatch:
                 self._lost(worker, reason.message, reason)
             except ray.exceptions.RayActorError as error:
                 self.hear_all()  # perhaps its region is lost altogether
-                self._lost(worker, str(error).splitlines()[0], None)
+                self._lost(worker, cause_of(error), None)
             else:
                 self._home(worker, steps)
         now_s = time.monotonic()

@@ -13,6 +13,7 @@ from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import use_one_thread
 from geo_ray.job.checkpoints import places_of
 from geo_ray.job.codec_shapes import with_shapes
+from geo_ray.job.live.driverless import patience_s
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.observe.events.log import (
@@ -29,6 +30,7 @@ from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
 from geo_ray.runtime.driver.run_desk import desk_of
 from geo_ray.runtime.driver.stage import BrokenError, Stage, controller_of, drive_to_end, evals_of
 from geo_ray.runtime.steward.attach import Attached, attach
+from geo_ray.runtime.steward.attach_policy import why_gone
 from geo_ray.tasks.load import load_task
 
 
@@ -38,19 +40,27 @@ def living_run(
     reporting: Reporting,
     cluster: RunCluster,
     lease: LeaseKeeper,
-) -> Attached | None:
-    """The processes of a run that go on without a driver; None if there are none, or not all."""
+) -> Attached | str | None:
+    """The processes of a run that go on without a driver.
+
+    Returns:
+        They; or why there are none to go on with; None: the driver before has ended them itself.
+    """
+    log = run.path / EVENTS_FILE
+    stretch = newest_stretch(EventTail(log))
+    # Of a run in a bucket the log is a copy that was made just now.
+    silent_s = time.time() - log.stat().st_mtime if run.address is None and stretch else None
     line = cluster.living_steward(lease.epoch)
     if line is None:
-        return None
+        told = {event.kind for event in stretch}
+        return why_gone(told, patience_s(experiment), silent_s) if told else None
     reporting.status("the run's processes go on: attaching")
     shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
-    stretch = newest_stretch(EventTail(run.path / EVENTS_FILE))
     desk = desk_of(run, experiment)
     try:
-        return attach(line, lease.epoch, experiment, shaped, stretch, reporting.status, desk)
-    except RegionLostError:  # they have just ended
-        return None
+        return attach(line, lease.epoch, experiment, shaped, stretch, desk)
+    except RegionLostError:
+        return "they have just ended"
 
 
 def go_on(living: Attached, run: RunDirectory, reporting: Reporting, lease: LeaseKeeper) -> Summary:

@@ -35,7 +35,7 @@ from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.runtime.cluster.address import wait_for_ray
 from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.control.calls import kill
+from geo_ray.runtime.control.calls import cause_of, kill
 from geo_ray.runtime.driver.driver_actor import DriverActor
 from geo_ray.runtime.driver.order import DriveOrder, DriverTold, driver_name
 from geo_ray.runtime.driver.run_cluster import Reporting
@@ -239,7 +239,7 @@ class RunFront:
             return HeadLostError(
                 f"the Ray head at {self._cluster.address} is gone, and with it the run's driver"
             )
-        return DriverLostError(f"the run's driver is gone: {str(error).splitlines()[0]}")
+        return DriverLostError(f"the run's driver is gone: {cause_of(error)}")
 
     def _tell(self, told: DriverTold) -> None:
         self._next = told.next

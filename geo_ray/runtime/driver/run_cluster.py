@@ -9,6 +9,7 @@ from functools import partial
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
+from geo_ray.job.live.driverless import patience_s
 from geo_ray.job.recorder import Sink
 from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
 from geo_ray.runtime.cluster.demand import by_label
@@ -120,8 +121,7 @@ class RunCluster:
     @property
     def _patience_s(self) -> float | None:
         """A cluster that is made for the run ends with its driver anyway."""
-        is_own = self.experiment.cluster.kind == "local"
-        return None if is_own else self.experiment.run.driverless_s
+        return patience_s(self.experiment)
 
     def _take(self, line: StewardLine | None) -> StewardLine | None:
         if self._line is not None:

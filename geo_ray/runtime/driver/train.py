@@ -49,6 +49,7 @@ from geo_ray.runtime.driver.attachment import go_on, living_run
 from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
 from geo_ray.runtime.driver.run_desk import desk_of
 from geo_ray.runtime.driver.stage import BrokenError, Stage, controller_of, drive_to_end, evals_of
+from geo_ray.runtime.steward.attach import Attached
 from geo_ray.runtime.steward.line import steward_of
 from geo_ray.runtime.steward.processes import OwnProcesses
 from geo_ray.tasks.load import load_task
@@ -65,11 +66,13 @@ class Resumption:
         checkpoint: id of the one to go on from; None: the newest that is whole and healthy.
         waits: whether the run pauses for regions that were lost before it where it pauses for any.
         away: regions that were asked to leave since.
+        cause: why the processes that the run had do not go on, if they might have.
     """
 
     checkpoint: int | None = None
     waits: bool = False
     away: frozenset[str] = frozenset()
+    cause: str | None = None
 
 
 def train(
@@ -108,8 +111,11 @@ def train(
         attaches = resume is not None and resume.checkpoint is None
         while True:
             try:
-                if attaches and (living := living_run(experiment, run, told, cluster, held)):
-                    return go_on(living, run, told, held)
+                if attaches and resume is not None:
+                    living = living_run(experiment, run, told, cluster, held)
+                    if isinstance(living, Attached):
+                        return go_on(living, run, told, held)
+                    resume = replace(resume, cause=living)
                 return _train(experiment, run, told, resume, cluster, held, placed)
             except BrokenError as broken:
                 if not _can_restart(experiment, run, broken.cause, told.status, restarts):
@@ -228,7 +234,7 @@ def _train(
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
         saver = Saver(store, experiment, digest(experiment), spec.epoch, health, lease.epoch)
         stage = Stage(group, experiment, run, task, saver, reporting, lease)
-        return _train_on(stage, awaited, waits=resume is not None and resume.waits)
+        return _train_on(stage, awaited, resume)
     except (LeaseLostError, BrokenError):
         raise  # what lies there is another's by now, or the run goes on
     except BaseException as error:
@@ -240,7 +246,7 @@ def _train(
         maker.remove(placed)
 
 
-def _train_on(stage: Stage, awaited: Sequence[str], *, waits: bool) -> Summary:
+def _train_on(stage: Stage, awaited: Sequence[str], resume: Resumption | None) -> Summary:
     actors, experiment, reporting = stage.actors, stage.experiment, stage.reporting
     log_path = stage.own_log()
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
@@ -252,9 +258,10 @@ def _train_on(stage: Stage, awaited: Sequence[str], *, waits: bool) -> Summary:
         with EventLog(log_path) as log, stage.exporting(origin_unix_s) as export:
             recorder = stage.recorder(log, export)
             startup_s = time.time() - reporting.began_unix_s
-            recorder.started(
-                experiment, stage.run.path.name, before_s, simulated=False, startup_s=startup_s
-            )
+            about: dict[str, object] = {"startup_s": startup_s}
+            if resume is not None and resume.cause is not None:
+                about["cause"] = resume.cause
+            recorder.started(experiment, stage.run.path.name, before_s, simulated=False, **about)
             keeper = BestKeeper.of(experiment, stage.task, stage.run)
             evals = evals_of(stage, recorder, keeper)
             evals.begin(before_s)
@@ -262,7 +269,7 @@ def _train_on(stage: Stage, awaited: Sequence[str], *, waits: bool) -> Summary:
             member_requests.forget(stage.run.path)
             stop_requests.forget(stage.run.path)
             controller = controller_of(stage, recorder, evals, origin_unix_s)
-            controller.members.await_back(awaited, waits=waits)
+            controller.members.await_back(awaited, waits=resume is not None and resume.waits)
             return drive_to_end(stage, controller, startup_s)
     finally:
         stage.saver.close()
@@ -274,6 +281,8 @@ def _train_on(stage: Stage, awaited: Sequence[str], *, waits: bool) -> Summary:
 def _find_checkpoint(
     store: CheckpointStore, resume: Resumption, reporting: Reporting
 ) -> Checkpoint:
+    if resume.cause is not None:
+        reporting.status(f"the run's processes do not go on: {resume.cause}")
     found = store.latest() if resume.checkpoint is None else store.open(resume.checkpoint)
     for problem in found.problems:
         reporting.status(f"passed over {problem}")

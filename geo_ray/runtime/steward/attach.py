@@ -10,7 +10,7 @@ not written twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -88,9 +88,8 @@ def attach(
     experiment: Experiment,
     shaped: Experiment,
     stretch: Iterable[Event],
-    tell: Callable[[str], None],
     desk: PartDesk | None,
-) -> Attached | None:
+) -> Attached | str:
     """Go on with the processes of a run.
 
     Args:
@@ -99,11 +98,10 @@ def attach(
         experiment: the configuration that is asked for.
         shaped: the same as processes are given it.
         stretch: the run's events since it last began.
-        tell: shows what is done.
         desk: takes parts of newcomers in; None: they go to stores.
 
     Returns:
-        The run; None if it must begin anew from a checkpoint, whatever there was.
+        The run; or why it must begin anew from a checkpoint, whatever there was.
 
     Raises:
         RegionLostError: the steward has ended.
@@ -112,7 +110,7 @@ def attach(
     kept = line.attach()
     book = kept.book
     if book is None:
-        return None
+        return "it had not begun to train"
     events = list(stretch)
     as_begun = _as_begun(experiment, book)
     statuses = _attended(book.servers, driver)
@@ -128,9 +126,8 @@ def attach(
     )
     why = why_anew(living)
     if why is not None:
-        tell(f"the run's processes are there, but {why}: they end")
         line.clear()
-        return None
+        return why
     line.keep_only(book.handles)
     actors = _group(line, kept, book, driver, desk)
     for primary in actors.primaries.values():

@@ -14,6 +14,8 @@ from typing import Final
 from geo_ray.training.membership.view import View
 
 _ENDING: Final = frozenset({"stop_requested", "run_finished", "run_failed"})
+_ENDED: Final = frozenset({"run_finished", "run_failed"})
+_HEARD_S: Final = 5.0  # within which a steward has heard of a driver that lives
 _STILL: Final = frozenset({"starting", "halted"})
 
 
@@ -54,3 +56,20 @@ def why_anew(living: Living) -> str | None:
     if still:
         return f"region '{still[0]}' was standing still"
     return None
+
+
+def why_gone(told: Collection[str], patience_s: float | None, silent_s: float | None) -> str | None:
+    """Why there are no processes to go on with; None: the driver before has ended the run itself.
+
+    Args:
+        told: kinds of events since the run last began.
+        patience_s: for how long they wait for a driver; None: they end with theirs.
+        silent_s: since the driver before last wrote something; None: not known.
+    """
+    if _ENDED.intersection(told):
+        return None
+    if patience_s is None:
+        return "they ended with their driver"
+    if silent_s is not None and silent_s >= patience_s - _HEARD_S:
+        return f"nobody drove it for {patience_s:g} s, so they have ended"
+    return "they have ended: a machine of theirs, or its Ray, may be gone"

@@ -39,6 +39,18 @@ def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(here: Path) -> Non
     assert not ray.is_initialized()
 
 
+def test_regions_that_join_later_are_named_with_what_they_will_need(here: Path) -> None:
+    change = "members={absent: [us]}"
+    result = dry("--set", change)
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.output.splitlines() if "us (absent at first)" in line]
+    assert line.split()[-3] == "4"
+    found = geo_ray.check_run("trial.yaml", {"members.absent": ["us"]})
+    rows = found.table().select(["region", "processes", "absent"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [("eu", 4, False), ("us", 4, True)]
+    assert [each.region for each in found.demands] == ["eu"]
+
+
 @pytest.mark.parametrize(
     ("change", "kind"),
     [

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click import Command
 from click.testing import CliRunner
 from job_support import experiment
 
@@ -18,7 +22,13 @@ from geo_ray.cli.members import members as members_command
 from geo_ray.cli.status import status as command
 from geo_ray.cli.stop import stop as stop_command
 from geo_ray.clock import VirtualClock
-from geo_ray.errors import RegionLostError, RunDirectoryError
+from geo_ray.errors import (
+    DriverMissingError,
+    MembersRefusedError,
+    RegionLostError,
+    RunDirectoryError,
+    RunFinishedError,
+)
 from geo_ray.job import rundir
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.job.status import StatusReader
@@ -27,8 +37,8 @@ from geo_ray.lease.process import this_process
 from geo_ray.lease.record import LEASE_KEY, LeaseRecord, encode_record
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.report.ending import note_failure
+from geo_ray.runtime.control.membership.member_requests import take
 
-ASK = [(stop_command, []), (members_command, ["drain", "us"])]
 TARGET = ("train.target.metric=accuracy", "train.target.value=0.9",
           "train.target.direction=at_least")  # fmt: skip
 
@@ -131,6 +141,94 @@ def test_the_driver_was_killed(run: RunDirectory) -> None:
     )
     assert found.phase.startswith("cut off")
     assert {region.state for region in found.regions} == {"stopped"}
+
+
+def killed(run: RunDirectory, ago_s: float, *more: tuple[str, str]) -> None:
+    """A run whose driver was killed so long ago; ``more`` are kinds and causes of its events."""
+    owner = this_process().model_copy(update={"started": "1"})
+    record = LeaseRecord(epoch=1, renewal=7, owner=owner, lives_s=10.0, doing="training")
+    with EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=4)
+        for kind, cause in more:
+            log.write(kind, 4.0, cause=cause)
+    (run.path / LEASE_KEY).write_bytes(encode_record(record))
+    then_s = time.time() - ago_s
+    os.utime(run.path / LEASE_KEY, (then_s, then_s))
+
+
+def run_with(tmp_path: Path, *overrides: str) -> RunDirectory:
+    return rundir.create(experiment(f"run.dir={tmp_path / 'runs'}", *overrides), tmp_path)
+
+
+def test_a_killed_driver_s_run_trains_on_where_its_processes_wait(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "cluster.kind=existing", "run.driverless_s=3600")
+    killed(run, 600.0)
+    found = geo_ray.status(run.path)
+    assert (found.is_going, found.waits_s is not None) == (False, True)
+    assert found.waits_s is not None and 2900 < found.waits_s <= 3000
+    assert found.phase == f"trains on without a driver, waits {found.waits_s:.0f} s for one"
+    assert found.fix == f"`geo-ray train --resume {run.path}` goes on with it."
+    assert [(each.state, each.samples_per_s) for each in found.regions] == [("trains on", 0.0)] * 2
+    shown = CliRunner().invoke(command, [str(run.path)]).stdout
+    assert "loss 0.5208, trains on" in shown
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ago_s", "told", "why"),
+    [
+        (("cluster.kind=existing", "run.driverless_s=60"), 61.0, (), "nobody drove it for 60 s"),
+        (("cluster.kind=existing", "run.driverless_s=null"), 1.0, (), None),
+        (("cluster.kind=local", "run.driverless_s=3600"), 1.0, (), None),
+        (
+            ("cluster.kind=existing", "run.driverless_s=3600"),
+            1.0,
+            (("stop_requested", "it was asked to"),),
+            "it was asked to",
+        ),
+    ],
+    ids=["too long ago", "ends with its driver", "local cluster", "was to stop"],
+)
+def test_a_killed_driver_s_run_is_cut_off_elsewhere(
+    tmp_path: Path,
+    overrides: tuple[str, ...],
+    ago_s: float,
+    told: tuple[tuple[str, str], ...],
+    why: str | None,
+) -> None:
+    run = run_with(tmp_path, *overrides)
+    killed(run, ago_s, *told)
+    found = geo_ray.status(run.path)
+    assert (found.phase, found.waits_s) == ("cut off", None)
+    assert {each.state for each in found.regions} == {"stopped"}
+    assert (found.message or "").startswith(why or "") and bool(found.message) is bool(why)
+    assert found.fix == "It has no checkpoint: begin again with `geo-ray train CONFIG`."
+    store = CheckpointStore(run.checkpoints)
+    part = write_part(store.begin(3), "a", {}, {})
+    manifest = CheckpointManifest(
+        id=3, step=1200, created="", config_digest="d" * 64, parts=(part,), healthy=True
+    )
+    store.commit(3, manifest)
+    assert geo_ray.status(run.path).fix == (
+        f"`geo-ray train --resume {run.path}` goes on from checkpoint 3 at step 1,200."
+    )
+
+
+def test_a_driver_that_gave_the_run_back_leaves_nobody_waiting(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "cluster.kind=existing", "run.driverless_s=3600")
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+    found = geo_ray.status(run.path)
+    assert (found.phase, found.waits_s) == ("cut off", None)
+
+
+def test_a_run_that_waits_for_a_driver_is_followed_on(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "cluster.kind=existing", "run.driverless_s=3600")
+    killed(run, 1.0)
+    followed = geo_ray.follow_status(run.path, every_s=0.01)
+    assert [next(followed).waits_s is not None for _ in range(2)] == [True, True]
+    note_failure(run.path, RegionLostError("gone"))
+    assert [found.phase for found in followed] == ["failed"]
 
 
 def test_a_driver_elsewhere_is_listened_for(run: RunDirectory) -> None:
@@ -251,6 +349,7 @@ def test_the_lines(run: RunDirectory) -> None:
         begin(log)
         write_steps(log, first=1, last=4)
         log.write("region_lost", 4.0, region="us", cause="its bridge\nis gone")
+        log.write("worker_lost", 4.0, region="eu", worker=0, cause="killed")
         lease.note("training")
         lease.renew()
         shown = CliRunner().invoke(command, [str(run.path)])
@@ -259,7 +358,8 @@ def test_the_lines(run: RunDirectory) -> None:
     assert lines[1].startswith("  driver    host ")
     assert lines[1].endswith(": alive")
     assert lines[2:] == [
-        "  member    eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, computing",
+        "  member    eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, 1 worker lost, "
+        "computing",
         "  lost      us after step 4: its bridge is gone",
         "  training  loss 0.5208, 16 samples/s, averager in eu, "
         "target accuracy at least 0.9: not reached",
@@ -294,14 +394,119 @@ def test_a_run_that_has_not_begun_and_no_run(run: RunDirectory, tmp_path: Path) 
         geo_ray.status(tmp_path / "gone")
 
 
-@pytest.mark.parametrize(("asks", "words"), ASK, ids=["stop", "members"])
-def test_who_asks_something_of_a_run_that_nobody_drives_is_told(
-    run: RunDirectory, asks: Command, words: list[str]
-) -> None:
+def test_who_stops_a_run_that_nobody_drives_is_told(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
-        answer = CliRunner().invoke(asks, [str(run.path), *words])
+        answer = CliRunner().invoke(stop_command, [str(run.path)])
         assert (answer.exit_code, answer.output[:5]) == (0, "asked")
-    answer = CliRunner().invoke(asks, [str(run.path), *words])
-    assert answer.exit_code == 0
-    assert answer.output.startswith(f"nobody drives {run.path} (")
+    answer = CliRunner().invoke(stop_command, [str(run.path)])
+    assert (answer.exit_code, answer.output) == (
+        0,
+        f"nobody drives {run.path} (cut off): there is nothing to stop\n",
+    )
+
+
+# ------------------------------------------------------------------ changes of members
+
+
+@contextmanager
+def answered(run: RunDirectory, kind: str, **more: str) -> Iterator[EventLog]:
+    """A driver that takes requests, and answers each with an event."""
+    is_over = threading.Event()
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+
+        def answer() -> None:
+            while not is_over.wait(0.02):
+                for request in take(run.path):
+                    about = {"verb": request.verb, "region": request.region}
+                    log.write(kind, 1.0, **about, request=request.id, **more)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        try:
+            yield log
+        finally:
+            is_over.set()
+            answering.join()
+
+
+def test_a_request_that_is_begun_says_so(run: RunDirectory) -> None:
+    with answered(run, "members_accepted"):
+        assert geo_ray.change_members(run.path, "drain", "us", wait_s=60.0) == "begun"
+        shown = CliRunner().invoke(members_command, [str(run.path), "drain", "us", "--wait", "60"])
+        assert (shown.exit_code, shown.output.partition(";")[0]) == (0, "begun: drain us")
+        states = geo_ray.members(run.path).column("state").to_pylist()
+        assert states == ["member", "leaving"]
+        assert [each.state for each in geo_ray.status(run.path).regions] == ["starting", "leaving"]
+
+
+def test_a_request_that_is_refused_is_an_error_with_the_reason(run: RunDirectory) -> None:
+    with answered(run, "members_refused", cause="it hosts the averager"):
+        with pytest.raises(MembersRefusedError, match="'drain eu' is refused: it hosts the aver"):
+            geo_ray.change_members(run.path, "drain", "eu", wait_s=60.0)
+        failed = CliRunner().invoke(members_command, [str(run.path), "drain", "eu", "--wait", "60"])
+        assert isinstance(failed.exception, MembersRefusedError) and failed.exception.exit_code
+        assert geo_ray.status(run.path).refused == "drain eu: it hosts the averager"
+        shown = CliRunner().invoke(command, [str(run.path)]).output
+        assert "  refused   drain eu: it hosts the averager" in shown
+        shown = CliRunner().invoke(members_command, [str(run.path)]).output
+        assert "refused: drain eu: it hosts the averager" in shown.splitlines()
+
+
+@pytest.mark.parametrize("more", [["--no-wait"], ["--wait", "0.3"]])
+def test_a_request_that_nobody_answers(run: RunDirectory, more: list[str]) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        shown = CliRunner().invoke(members_command, [str(run.path), "drain", "us", *more])
+        (asked,) = take(run.path)
+        log.write("members_refused", 1.0, verb="drain", region="us", cause="no", request=asked.id)
+        assert shown.exit_code == 0 and shown.output.startswith("asked: drain us")
+        # An answer to an earlier request is none to this one.
+        assert geo_ray.change_members(run.path, "drain", "us", wait_s=0.3) == "unanswered"
+
+
+def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+    with pytest.raises(DriverMissingError, match="\\(cut off\\): nothing was asked"):
+        geo_ray.change_members(run.path, "drain", "us")
+    with EventLog(run.path / EVENTS_FILE) as log:
+        log.write("run_finished", 9.0, summary={})
+    with pytest.raises(RunFinishedError, match="the run is finished: nothing"):
+        geo_ray.change_members(run.path, "drain", "us")
+    answer = CliRunner().invoke(stop_command, [str(run.path)])
+    assert answer.output == f"{run.path} is finished: there is nothing to stop\n"
+    assert take(run.path) == []
+
+
+def test_a_run_that_waits_for_a_driver_keeps_what_is_asked(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "cluster.kind=existing", "run.driverless_s=3600")
+    killed(run, 1.0)
+    assert geo_ray.change_members(run.path, "drain", "us", wait_s=600.0) == "unanswered"
+    assert [(each.verb, each.region) for each in take(run.path)] == [("drain", "us")]
+
+
+def test_a_region_on_its_way_in(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=4)
+        log.write("region_lost", 4.0, region="us", cause="killed")
+        log.write("region_joining", 5.0, region="us")
+        log.write("region_joining", 5.0, region="asia")
+        assert geo_ray.members(run.path).column("state").to_pylist() == ["member", "joining"]
+        found = geo_ray.status(run.path)
+        assert [(each.name, each.state, each.lost_cause) for each in found.regions] == [
+            ("eu", "computing", None),
+            ("us", "joining", None),
+            ("asia", "joining", None),
+        ]
+        assert (found.samples_per_s, found.left_s) == (12.8, 7.5)
+        log.write("join_failed", 6.0, region="us", cause="its port is closed")
+        log.write("join_failed", 6.0, region="asia", cause="its port is closed")
+        states = [each.state for each in geo_ray.status(run.path).regions]
+        assert states == ["computing", "lost", "did not join"]
+    log_of_who_was_killed = EventLog(run.path / EVENTS_FILE)
+    log_of_who_was_killed.write("region_joining", 7.0, region="us")
+    log_of_who_was_killed.close()
+    assert geo_ray.members(run.path).column("state").to_pylist() == ["member", "did not join"]

@@ -134,7 +134,7 @@ def test_a_finished_run_has_no_box_and_a_stop_on_purpose_is_told(tmp_path: Path)
 def test_a_resumed_run_is_not_what_its_first_stretch_was(tmp_path: Path) -> None:
     path = run_of(tmp_path)
     save_summary(summarise(read_events(path), startup_s=2.0, digest="d1ge57"), tmp_path)
-    note_failure(tmp_path, RegionLostError("the ps of region 'west' is lost"))
+    note_failure(tmp_path, RegionLostError("the parameter server of region 'west' is lost"))
     assert told(tmp_path)[0] == "failed"
     with EventLog(path) as log:
         log.write(started()[0], 6.0, **started()[2])
@@ -143,7 +143,7 @@ def test_a_resumed_run_is_not_what_its_first_stretch_was(tmp_path: Path) -> None
     with EventLog(path) as log:
         log.write("run_finished", 7.0, summary={})
     assert told(tmp_path) == ("finished", "") and "d1ge57" in render_report(tmp_path)
-    assert "the ps of region" in render_report(tmp_path)  # among the faults
+    assert "the parameter server of region" in render_report(tmp_path)  # among the faults
 
 
 def test_a_failure_lies_as_long_after_the_last_event_as_it_took(tmp_path: Path) -> None:

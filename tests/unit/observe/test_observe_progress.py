@@ -54,6 +54,19 @@ def test_a_progress_that_was_never_fed_prints_nothing() -> None:
     assert plain_lines([], VirtualClock()) == []
 
 
+def test_one_worker_takes_part_and_two_take_part() -> None:
+    teams: list[Row] = [
+        ("team", 1.0 + workers, {"region": "eu", "step": 1, "workers": workers, "rows": rows})
+        for workers, rows in ((1, 1), (2, 16))
+    ]
+    lines = plain_lines([started(), *teams], VirtualClock())
+    told = [line for line in lines if line.startswith("workers of")]
+    assert told == [
+        "workers of eu after step 1: 1 takes part, 1 row a step",
+        "workers of eu after step 1: 2 take part, 16 rows a step",
+    ]
+
+
 def test_status_lines_and_faults_are_printed_once_each() -> None:
     stream = io.StringIO()
     progress = Progress(4, REGIONS, Console(file=stream, width=60), plain=True)
@@ -231,7 +244,7 @@ def test_a_region_that_is_gone_is_called_so_and_nobody_waits_for_its_steps() -> 
     line = progress.line()
     assert "about 1 s left" in line and line.endswith("west lost at 1/110")
     west = next(row for row in shown(progress).splitlines() if row.startswith("west"))
-    assert west.split()[-3:] == ["lost", "1", "faults"]
+    assert west.split()[-3:] == ["lost", "1", "fault"]
     progress.feed(events([("region_joined", 10.0, {"region": "west", **JOINED})])[0])
     clock.advance_to_s(11.0)
     for event in events([step("west", n, 10.0 + n / 100) for n in (1, 101)]):

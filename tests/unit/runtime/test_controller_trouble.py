@@ -186,7 +186,7 @@ def test_of_regions_lost_together_the_averagers_goes_first(run: Run) -> None:
 
 def test_the_averager_and_its_standby_lost_together_end_the_run(run: Run) -> None:
     run.polls.news = [({}, {("ps", "asia"): "killed", ("ps", HOME): "killed"})]
-    with pytest.raises(RegionLostError, match="ps of region 'asia' is lost"):
+    with pytest.raises(RegionLostError, match="the parameter server of region 'asia' is lost"):
         run.controller._poll()
 
 
@@ -281,7 +281,8 @@ def test_a_border_that_comes_between_a_look_and_a_request_ends_nothing(run: Run)
     _look(run, before)
     assert len(run.told("change_members")) >= 2 and run.controller.members.is_leaving
     _look(run, after)
-    assert run.kinds() == ["region_drained"] and not run.controller.members.is_leaving
+    assert run.kinds() == ["members_accepted", "region_drained"]
+    assert not run.controller.members.is_leaving
 
 
 def test_two_that_are_asked_to_leave_at_once_leave_enough(tmp_path: Path, log: EventLog) -> None:
@@ -295,16 +296,31 @@ def test_who_dies_as_it_leaves_stays_away(tmp_path: Path, log: EventLog) -> None
     _look(run, View(("asia", "eu", HOME)), ("drain", "eu"))
     run.polls.news = [({}, {("ps", "eu"): "killed"})]
     run.controller._poll()
-    assert run.kinds() == ["region_lost"] and run.controller.members.awaited == []
+    assert run.kinds() == ["members_accepted", "region_lost"]
+    assert run.controller.members.awaited == []
     run.controller._keep_quorum()
     assert not run.controller.quorum.is_paused
+
+
+def test_an_answer_names_the_request_that_it_is_of(tmp_path: Path, log: EventLog) -> None:
+    run = Run(tmp_path, log, members={"min": 2})
+    asked = [("drain", "eu", "1"), ("drain", "asia", "2"), ("remove", "eu", "3")]
+    requests = [MemberRequest(verb=v, region=r, id=id) for v, r, id in asked]  # type: ignore[arg-type]
+    run.controller.members.requests = lambda: requests
+    run.controller.members.tick({("bridge", HOME): {"view": View(("asia", "eu", HOME))}})
+    answers = [(e.kind, e.fields["request"]) for e in run.events if e.kind.startswith("members_")]
+    assert answers == [
+        ("members_accepted", "1"),
+        ("members_refused", "2"),
+        ("members_accepted", "3"),
+    ]
 
 
 def test_who_does_not_come_to_leave_can_be_removed(run: Run) -> None:
     view = View(("asia", "eu", HOME))
     _look(run, view, ("drain", "eu"))
     _look(run, view, ("drain", "eu"), ("remove", "eu"))
-    assert run.kinds() == ["members_refused", "region_lost"]
+    assert run.kinds() == ["members_accepted", "members_refused", "members_accepted", "region_lost"]
     _look(run, view.without("eu"))
     assert not run.controller.members.is_leaving and run.controller.members.awaited == []
 

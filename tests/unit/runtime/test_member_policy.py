@@ -49,6 +49,12 @@ def test_what_can_be_done_is_done(tmp_path: Path) -> None:
         ("drain", "ap", {}, "'ap' does not take part"),
         ("drain", "us", {}, "hosts the averager"),
         ("remove", "eu", {"members": {"min": 2}}, "members.min asks for 2 regions, and 2 are here"),
+        (
+            "remove",
+            "eu",
+            {"there": ("eu",), "members": {"min": 1}},
+            "members.min asks for 1 region, and 1 is here",
+        ),
     ],
 )
 def test_what_would_come_to_nothing_is_refused_with_the_reason(
@@ -61,11 +67,12 @@ def test_what_would_come_to_nothing_is_refused_with_the_reason(
 def test_requests_are_taken_once_in_their_order(tmp_path: Path) -> None:
     assert take(tmp_path) == []
     asked = [MemberRequest(verb="add", region="ap"), MemberRequest(verb="drain", region="eu")]
-    for request in asked:
-        ask(tmp_path, request)
+    ids = [ask(tmp_path, request) for request in asked]
     (tmp_path / REQUESTS / "0.json").write_text('{"verb": "explode", "region": "eu"}')
     (tmp_path / REQUESTS / "1.json").write_bytes(b"\xff")
-    assert take(tmp_path) == asked
+    taken = take(tmp_path)
+    assert [(each.verb, each.region) for each in taken] == [("add", "ap"), ("drain", "eu")]
+    assert [each.id for each in taken] == ids and len(set(ids)) == 2
     assert take(tmp_path) == [] and not list((tmp_path / REQUESTS).iterdir())
 
 

@@ -117,6 +117,7 @@ def test_none_waits_for_another_to_come_up_and_those_that_are_up_enter_together(
 ) -> None:
     entrance.look(("add", "af"), ("add", "eu"))
     assert set(_Process.made) == {"af", "eu"}, "side by side"
+    assert entrance.of("members_accepted") == entrance.of("region_joining") == ["af", "eu"]
     for name in ("eu", "af"):
         _Process.made[name].come_up()
     entrance.look()

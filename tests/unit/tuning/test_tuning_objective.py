@@ -182,6 +182,21 @@ def test_the_front_leaves_out_who_came_short() -> None:
     assert [each.id for each in tuning(*rows).front] == ["a_00000", "a_00001"]
 
 
+def test_a_base_that_nothing_beat_is_not_praised() -> None:
+    base = row(7, "reached", 5.0)
+    beaten, equal = row(1, "reached", 9.0), row(2, "reached", 5.0)
+    for rows, best in (([base, beaten], base), ([equal, beaten], equal)):
+        found = tuning(*rows, base=base)
+        assert found.best is best
+        assert summary_text(found).splitlines()[-1] == "nothing tried beat the base"
+    lower = tuning(row(3, "ended", 0.3), base, base=base, names=("loss",))
+    assert "base" not in summary_text(lower), "how much lower a loss is says little"
+    same = tuning(base, beaten, base=base, names=("loss",))
+    assert summary_text(same).endswith("nothing tried beat the base")
+    ahead = tuning(row(1, "reached", 2.5), base, base=base)
+    assert summary_text(ahead).endswith("the best is 2.00 times sooner at the target than the base")
+
+
 def test_the_page_has_all_trials_and_fetches_nothing(tmp_path: Path) -> None:
     base = row(7, "reached", 9.0, 1.0, **{"optimizer.lr": 0.05})
     rows = [

@@ -103,5 +103,7 @@ class MemberPolicy:
         if region == stays:
             return f"region '{region}' hosts the averager, and nobody stands by for it"
         if len(members) - 1 < least:
-            return f"members.min asks for {least} regions, and {len(members)} are here"
+            regions = "1 region" if least == 1 else f"{least} regions"
+            here = "1 is" if len(members) == 1 else f"{len(members)} are"
+            return f"members.min asks for {regions}, and {here} here"
         return None

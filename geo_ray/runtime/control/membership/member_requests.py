@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from geo_ray.config.base import StrictModel
 from geo_ray.errors import RunDirectoryError
@@ -35,10 +35,14 @@ class MemberRequest(StrictModel):
 
     verb: Verb
     region: str
+    id: str = Field(default="", exclude=True, description="name of its file, once it is taken")
 
 
-def ask(run: Path, request: MemberRequest) -> None:
+def ask(run: Path, request: MemberRequest) -> str:
     """Leave a request for whoever drives the run in ``run``.
+
+    Returns:
+        Its id: the events that answer it have that as ``request``.
 
     Raises:
         RunDirectoryError: it cannot be written.
@@ -48,8 +52,9 @@ def ask(run: Path, request: MemberRequest) -> None:
         directory.mkdir(exist_ok=True)
     except OSError as error:
         raise unwritable(directory, error) from error
-    name = f"{time.time_ns():020d}-{os.getpid()}.json"
-    save_chunks(directory / name, [request.model_dump_json().encode()])
+    id = f"{time.time_ns():020d}-{os.getpid()}"
+    save_chunks(directory / f"{id}.json", [request.model_dump_json().encode()])
+    return id
 
 
 def take(run: Path) -> list[MemberRequest]:
@@ -64,7 +69,8 @@ def take(run: Path) -> list[MemberRequest]:
             log.warning("a request is passed over: %s", error)
             continue
         try:
-            found.append(MemberRequest.model_validate_json(text))
+            request = MemberRequest.model_validate_json(text)
+            found.append(request.model_copy(update={"id": path.stem}))
         except ValidationError as error:
             log.warning("%s is no request: %s", path.name, error.errors()[0]["msg"])
     return found

@@ -219,6 +219,7 @@ class Members:
         region = request.region
         on_its_way = region in {*self._newcomers.names, *self._waiting}
         if request.verb == "remove" and (on_its_way or region in self.awaited):
+            self._accept(request)
             self._stay_away(region)
             return
         known = tuple(self.actors.primaries) if view is None else view.members
@@ -235,8 +236,10 @@ class Members:
             is_ending=self.hooks.is_ending(),
         )
         if why is not None:
-            self._refuse(request.verb, region, why)
-        elif request.verb == "add":
+            self._refuse(request.verb, region, why, request.id)
+            return
+        self._accept(request)
+        if request.verb == "add":
             self._returns.forget(region)
             self._waiting.append(region)
         elif request.verb == "remove":
@@ -297,9 +300,13 @@ class Members:
                 move.asked_s = now_s
                 actors.bridges[actors.standby].report_dead.remote(region, True)
 
-    def _refuse(self, verb: str, region: str, why: str) -> None:
+    def _accept(self, request: MemberRequest) -> None:
+        about = {"verb": request.verb, "region": request.region, "request": request.id}
+        self.hooks.emit("members_accepted", **about)
+
+    def _refuse(self, verb: str, region: str, why: str, id: str = "") -> None:
         log.warning("'%s %s' is refused: %s", verb, region, why)
-        self.hooks.emit("members_refused", verb=verb, region=region, cause=why)
+        self.hooks.emit("members_refused", verb=verb, region=region, cause=why, request=id)
 
     def _ask_change(self, joins: tuple[str, ...], leaves: tuple[str, ...]) -> None:
         home = self.actors.home.region

@@ -110,6 +110,7 @@ class Newcomers:
         demand = demand_of(spec.experiment, spec.region(region))
         joining.bring_up(self.actors.placed.get(region), demand)
         self._open[region] = joining
+        self.hooks.emit("region_joining", region=region)
 
     def note(self, view: View | None) -> None:
         """What the averager says, if it has."""

@@ -1,0 +1,32 @@
+"""Whether the processes of a run train on although nobody drives it, and for how long. Pure."""
+
+from __future__ import annotations
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.observe.metrics.totals import RunTotals
+
+
+def patience_s(experiment: Experiment) -> float | None:
+    """For how long processes of a run wait for another driver; None: they end with theirs."""
+    is_own = experiment.cluster.kind == "local"
+    return None if is_own else experiment.run.driverless_s
+
+
+def waits_s(experiment: Experiment, totals: RunTotals, silent_s: float | None) -> float | None:
+    """For how long the processes of a run that nobody drives train on and wait for a driver.
+
+    Args:
+        experiment: the run's configuration.
+        totals: the fold over its events.
+        silent_s: since its driver was last heard; None if not known.
+
+    Returns:
+        Seconds from now; None if they do not: they have ended, end, or never trained.
+    """
+    patience = patience_s(experiment)
+    if patience is None or silent_s is None or totals.started is None:
+        return None
+    if totals.finished is not None or totals.failed is not None or totals.stop_cause is not None:
+        return None
+    left_s = patience - silent_s
+    return left_s if left_s > 0 else None
