@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, get_args
+from typing import get_args
 
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.run import directory_of, open_run
@@ -11,19 +11,13 @@ from geo_ray.api.tables import Table, table_of
 from geo_ray.clock import SystemClock
 from geo_ray.errors import ConfigError
 from geo_ray.job.far.copy import pass_on
+from geo_ray.job.member_states import MemberStates
 from geo_ray.job.status import StatusReader
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
-from geo_ray.observe.events.schema import Event
 from geo_ray.observe.status.record import RunStatus as RunStatus
 from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb, ask
 
 _LOOK_EVERY_S = 0.25
-_STATES: Final = {
-    "region_lost": "lost",
-    "region_drained": "left",
-    "region_joined": "member",
-    "join_failed": "did not join",
-}
 
 
 def status(run: FilePath) -> RunStatus:
@@ -77,12 +71,10 @@ def members(run: FilePath) -> Table:
         RunDirectoryError: there is no run.
     """
     opened = open_run(run)
-    absent: tuple[str, int | None] = ("absent", None)
-    states = dict.fromkeys(opened.experiment.region_names, absent)
-    step = 0
+    fold = MemberStates(opened.experiment.region_names)
     for event in read_events(opened.directory.path / EVENTS_FILE):
-        step = _note(event, states, step)
-    rows = [{"region": n, "state": s, "step": at} for n, (s, at) in states.items()]
+        fold.feed(event)
+    rows = [{"region": n, "state": s, "step": at} for n, (s, at) in fold.states.items()]
     return table_of(rows, {"region": str, "state": str, "step": int})
 
 
@@ -111,16 +103,3 @@ def change_members(run: FilePath, verb: str, region: str) -> None:
     request = MemberRequest.model_validate({"verb": verb, "region": region})
     ask(opened.directory.path, request)
     pass_on(opened.directory.address, opened.directory.path)
-
-
-def _note(event: Event, states: dict[str, tuple[str, int | None]], step: int) -> int:
-    """Take in an event; the newest step after it."""
-    if event.kind == "run_started":
-        for name in event["regions"]:
-            if states.get(name, ("absent", None))[0] != "member":
-                states[name] = ("member", step)
-    elif event.kind == "step":
-        return max(step, int(event["step"]))
-    elif event.kind in _STATES:
-        states[event["region"]] = (_STATES[event.kind], step)
-    return step

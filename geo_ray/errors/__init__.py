@@ -59,6 +59,17 @@ from geo_ray.errors.planning import PlanInfeasibleError as PlanInfeasibleError
 from geo_ray.errors.planning import PriceBookError as PriceBookError
 from geo_ray.errors.planning import PriceUnknownError as PriceUnknownError
 from geo_ray.errors.planning import ProfileError as ProfileError
+from geo_ray.errors.queue import JobFailedError as JobFailedError
+from geo_ray.errors.queue import JobOverranError as JobOverranError
+from geo_ray.errors.queue import JobStalledError as JobStalledError
+from geo_ray.errors.queue import NotWorthError as NotWorthError
+from geo_ray.errors.queue import QueueDeniedError as QueueDeniedError
+from geo_ray.errors.queue import QueueError as QueueError
+from geo_ray.errors.queue import QueueJournalError as QueueJournalError
+from geo_ray.errors.queue import QueueMissingError as QueueMissingError
+from geo_ray.errors.queue import QueueRequestError as QueueRequestError
+from geo_ray.errors.queue import SpeedUnknownError as SpeedUnknownError
+from geo_ray.errors.queue import TenantQuotaError as TenantQuotaError
 from geo_ray.errors.run import AveragerFailedError as AveragerFailedError
 from geo_ray.errors.run import DriverLostError as DriverLostError
 from geo_ray.errors.run import HeadLostError as HeadLostError

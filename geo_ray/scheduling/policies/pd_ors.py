@@ -80,12 +80,15 @@ class _PdOrs:
         self._policy, self._cluster = policy, cluster
         self._board = PriceBoard(cluster, tight=policy.tight, span=policy.span)
         self._promised: dict[str, dict[int, Allocation]] = {}
+        self._jobs: dict[str, ClusterJob] = {}
         self._rng = np.random.default_rng(seed)
         self._is_sure = not cluster.spot_S.any()
         import scipy.optimize  # noqa: F401  # takes seconds; no decision shall wait for it
 
     def decide(self, view: SlotView) -> SlotDecision:
         admissions = []
+        for name in view.gone:
+            self._forget(name, view.slot)
         if not self._is_sure:
             self._mend(view)
         for job in view.arrived:
@@ -141,6 +144,12 @@ class _PdOrs:
                 apart.append(replace(way, workers=workers, servers=servers))
         return apart
 
+    def _forget(self, name: str, slot: int) -> None:
+        """Give others what was promised to a job that is gone."""
+        plan, job = self._promised.pop(name, {}), self._jobs.pop(name, None)
+        if job is not None:
+            self._promise(job, {s: had for s, had in plan.items() if s >= slot}, times=-1)
+
     def _promise(self, job: ClusterJob, plan: Mapping[int, Allocation], times: int = 1) -> None:
         for slot, had in plan.items():
             for site, count in had.workers:
@@ -148,7 +157,7 @@ class _PdOrs:
             for site, count in had.servers:
                 self._board.promised_TSR[slot, site] += times * count * job.demands.server_R
         if times > 0:
-            self._promised[job.id] = dict(plan)
+            self._promised[job.id], self._jobs[job.id] = dict(plan), job
 
     def _replan(self, each: JobProgress, slot: int) -> None:
         plan = self._promised.get(each.job.id, {})

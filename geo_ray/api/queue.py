@@ -1,0 +1,297 @@
+"""The live queue: `geo_ray.start_queue`, `submit_job`, `queue_report` and what else is asked."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.config.cluster import ExistingClusterConfig
+from geo_ray.config.load import load_tree
+from geo_ray.config.source import override_items, text_of
+from geo_ray.errors import QueueMissingError, QueueRequestError
+from geo_ray.errors.base import from_code
+from geo_ray.job.auto import load_experiment
+from geo_ray.job.queue_job import JobHints as JobHints
+from geo_ray.job.queue_job import config_tree, spec_of
+from geo_ray.queue import inbox
+from geo_ray.queue.config import QueueConfig as QueueConfig
+from geo_ray.queue.entries import TakenEntry
+from geo_ray.queue.job_spec import (
+    AnyRequest,
+    CancelRequest,
+    JobRequest,
+    MoveRequest,
+    SubmitRequest,
+)
+from geo_ray.queue.job_spec import JobWorth as JobWorth
+from geo_ray.queue.journal import QueueJournal
+from geo_ray.queue.place import QueuePlace
+from geo_ray.queue.report import QueueReport as QueueReport
+from geo_ray.queue.report import report_of
+from geo_ray.queue.state import QueueState
+from geo_ray.queue.tokens import key_of, new_token
+from geo_ray.runtime.queue.serving import serve_queue, unserve_queue
+from geo_ray.stores.uri import is_s3
+
+_LOOK_S = 0.2
+_ADVICE = "docs/queue.md describes the file of a queue."
+Place = Literal["first", "last", "before"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueUser:
+    """Who asks.
+
+    Attributes:
+        tenant: as the queue's configuration names it.
+        token: of the tenant.
+    """
+
+    tenant: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAnswer:
+    """What became of a request.
+
+    Attributes:
+        id: of the request.
+        is_taken: whether the queue has heard it; else it lies in the tenant's box.
+    """
+
+    id: str
+    is_taken: bool
+
+
+def load_queue(config: FilePath | QueueConfig, overrides: Overrides = ()) -> QueueConfig:
+    """Read and check the configuration of a queue.
+
+    Raises:
+        ConfigError: naming every key that is wrong.
+    """
+    if isinstance(config, QueueConfig):
+        source = text_of(config, Path.cwd())
+        return load_tree(source, override_items(overrides), QueueConfig, _ADVICE)
+    return load_tree(Path(config), override_items(overrides), QueueConfig, _ADVICE)
+
+
+def start_queue(
+    config: FilePath | QueueConfig,
+    overrides: Overrides = (),
+    *,
+    address: str = "auto",
+    longest_s: float = 60.0,
+) -> str:
+    """Serve a queue from an actor of a cluster; return its folder.
+
+    The actor goes on when this process ends, and is started anew when it dies. May be repeated:
+    with another configuration, the queue goes on with that.
+
+    Args:
+        config: of the queue.
+        overrides: changes of single keys.
+        address: of the cluster's head.
+        longest_s: longest wait until it is served.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        ClusterError: there is no cluster, or it has no job server.
+        QueueError: it is not served in time.
+    """
+    queue = _absolute(load_queue(config, overrides))
+    place = QueuePlace.of(queue)
+    place.make()
+    serve_queue(queue, ExistingClusterConfig(address=address), longest_s)
+    return place.uri
+
+
+def stop_queue(
+    config: FilePath | QueueConfig, overrides: Overrides = (), *, address: str = "auto"
+) -> bool:
+    """Serve a queue no more; its jobs go on, and so does the queue once it is started again.
+
+    Args:
+        config: of the queue.
+        overrides: changes of single keys.
+        address: of the cluster's head.
+
+    Returns:
+        Whether anybody served it.
+    """
+    queue = load_queue(config, overrides)
+    return unserve_queue(queue.name, ExistingClusterConfig(address=address))
+
+
+def submit_job(
+    queue: FilePath,
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    user: QueueUser,
+    name: str | None = None,
+    worth: JobWorth | None = None,
+    hints: JobHints | None = None,
+    working_dir: FilePath | None = None,
+    wait_s: float = 10.0,
+) -> QueueAnswer:
+    """Submit a job to a queue.
+
+    Args:
+        queue: its folder, or its configuration.
+        config: what is to train: a file, a mapping, or what `load_config` gave.
+        overrides: changes of single keys.
+        user: who asks.
+        name: of the job; default: the configuration's, in small letters.
+        worth: what it is worth by when it is done.
+        hints: what the configuration does not say.
+        working_dir: of the job's own code, which the queue's machine sees.
+        wait_s: longest wait for the queue to hear of it.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        SpeedUnknownError: nobody knows how fast the job is.
+        QueueDeniedError, QueueRequestError, TenantQuotaError: the queue refuses it.
+        QueueMissingError: there is no queue.
+    """
+    with own_threads_kept():
+        source = source_of(config)
+        experiment, _ = load_experiment(source, override_items(overrides))
+        spec = spec_of(experiment, source.parent.absolute(), hints or JobHints())
+    job = JobRequest.model_validate(
+        {
+            "name": name or experiment.name.lower().replace(".", "-"),
+            "config": config_tree(experiment),
+            "spec": spec,
+            "worth": worth or JobWorth(),
+            "working_dir": None if working_dir is None else str(Path(working_dir).absolute()),
+        }
+    )
+    request = SubmitRequest(id=_id(), sent_unix_s=time.time(), job=job)
+    return _asked(queue, user, request, wait_s)
+
+
+def cancel_job(queue: FilePath, job: str, *, user: QueueUser, wait_s: float = 10.0) -> QueueAnswer:
+    """Cancel a job; one that runs is saved first.
+
+    Args:
+        queue: its folder, or its configuration.
+        job: its name.
+        user: who asks.
+        wait_s: longest wait for the queue to hear of it.
+
+    Raises:
+        QueueDeniedError, QueueRequestError: the queue refuses that.
+        QueueMissingError: there is no queue.
+    """
+    request = CancelRequest(id=_id(), sent_unix_s=time.time(), job=job)
+    return _asked(queue, user, request, wait_s)
+
+
+def move_job(
+    queue: FilePath,
+    job: str,
+    *,
+    user: QueueUser,
+    place: Place | None = None,
+    before: str | None = None,
+    worth: JobWorth | None = None,
+    wait_s: float = 10.0,
+) -> QueueAnswer:
+    """Change a job's place in a queue, or what it is worth.
+
+    Args:
+        queue: its folder, or its configuration.
+        job: its name.
+        user: who asks.
+        place: first or last of all.
+        before: the job that it is to be before.
+        worth: from now on.
+        wait_s: longest wait for the queue to hear of it.
+
+    Raises:
+        QueueDeniedError, QueueRequestError, TenantQuotaError: the queue refuses that.
+        QueueMissingError: there is no queue.
+    """
+    request = MoveRequest(
+        id=_id(),
+        sent_unix_s=time.time(),
+        job=job,
+        before=before,
+        place="before" if before is not None else place,
+        worth=worth,
+    )
+    return _asked(queue, user, request, wait_s)
+
+
+def queue_report(queue: FilePath) -> QueueReport:
+    """How a queue stands, from what is written down; needs no cluster.
+
+    Args:
+        queue: its folder, or its configuration.
+
+    Raises:
+        QueueMissingError: there is none.
+    """
+    return report_of(place_of(queue).read())
+
+
+def new_queue_token() -> tuple[str, str]:
+    """Make a token for a tenant: the token, and the key for the queue's configuration."""
+    token = new_token()
+    return token, key_of(token)
+
+
+def place_of(queue: FilePath) -> QueuePlace:
+    """The place of a queue by its folder or its configuration."""
+    name = os.fspath(queue)
+    if not is_s3(name) and name.endswith((".yaml", ".yml")):
+        return QueuePlace.of(load_queue(name))
+    return QueuePlace.at(name)
+
+
+def _absolute(queue: QueueConfig) -> QueueConfig:
+    """Name directories in full: the actor works elsewhere."""
+    changes = {
+        key: str(Path(value).absolute())
+        for key, value in (("state", queue.state), ("runs", queue.runs))
+        if not is_s3(value)
+    }
+    return queue.model_copy(update=changes)
+
+
+def _id() -> str:
+    return secrets.token_hex(12)
+
+
+def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float) -> QueueAnswer:
+    place = place_of(queue)
+    name = place.uri.partition("?")[0].rstrip("/").rpartition("/")[2]
+    if not place.is_there():
+        raise QueueMissingError(f"there is no queue in {place.shown}")
+    store = place.store()
+    inbox.post(store, user.tenant, inbox.signed(request, name, user.token))
+    journal, state = QueueJournal(store), QueueState()
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        state.feed(journal.read())
+        found = state.answers.get(request.id)
+        if found is not None:
+            _raise_refused(found)
+            return QueueAnswer(request.id, True)
+        if state.config is not None and user.tenant not in state.config.tenants:
+            known = ", ".join(state.config.tenants)
+            raise QueueRequestError(f"the queue has no tenant {user.tenant}; it has {known}")
+        if time.monotonic() > deadline_s:
+            return QueueAnswer(request.id, False)
+        time.sleep(_LOOK_S)
+
+
+def _raise_refused(answer: TakenEntry) -> None:
+    if answer.refused is not None:
+        raise from_code(answer.code or "", answer.refused, None)

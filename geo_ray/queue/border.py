@@ -1,0 +1,173 @@
+"""A slot's beginning: what the policy is asked, and what its answer means for each job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from geo_ray.errors import NotWorthError
+from geo_ray.queue.config import QueueConfig
+from geo_ray.queue.entries import (
+    AnyEntry,
+    EndedEntry,
+    GivenJob,
+    LeaveEntry,
+    ReshapeEntry,
+    SeenJob,
+    SlotEntry,
+)
+from geo_ray.queue.fitting import Wanted, fitted
+from geo_ray.queue.job_spec import Workers
+from geo_ray.queue.model import Room
+from geo_ray.queue.slots import QueueSlots
+from geo_ray.queue.state import QueuedJob, QueueState
+
+
+@dataclass(frozen=True, slots=True)
+class NowSeen:
+    """The moment of a border.
+
+    Attributes:
+        unix_s: when.
+        room: what there is.
+    """
+
+    unix_s: float
+    room: Room
+
+
+def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen) -> SlotEntry:
+    """Return what a policy is to be asked.
+
+    Args:
+        state: of the queue.
+        config: the queue.
+        slot: of the era.
+        now: what is seen.
+    """
+    era = state.era
+    jobs, arrived = {}, []
+    for job in state.living():
+        regions = regions_there(job, now.room)
+        leave = None if job.attempt is None else job.attempt.leave
+        if leave is not None and leave.why not in ("preempted", "resized"):
+            continue  # it ends
+        known = job.name in era.known and job.name not in era.moved
+        if not regions:
+            continue  # if the policy does not know it yet, it has not come for that
+        if not known:
+            arrived.append(job.name)
+        jobs[job.name] = SeenJob(
+            left=max(0.0, 1.0 - job.course.done),
+            worth=job.request.worth,
+            factor=job.course.factor,
+            regions=regions,
+            start_s=0.0 if job.attempt is not None and leave is None else config.start_s,
+            waited=job.course.waited,
+            attained_s=job.course.attained_s,
+        )
+    living = {job.name for job in state.living()}
+    before = era.slots[-1].jobs if era.slots else {}
+    gone = [name for name in before if name not in living]
+    gone += [name for name in era.moved if name in era.known]
+    return SlotEntry(
+        unix_s=now.unix_s,
+        slot=slot,
+        room=dict(now.room),
+        arrived=tuple(arrived),
+        gone=tuple(gone),
+        jobs=jobs,
+    )
+
+
+def regions_there(job: QueuedJob, room: Room) -> tuple[str, ...]:
+    """Return the regions of a job that have anything; none if they are too few for it."""
+    spec = job.request.spec
+    wanted = room if spec.anywhere else spec.regions
+    found = tuple(name for name in wanted if any(room.get(name, (0.0, 0.0))))
+    return found if len(found) >= spec.least_regions else ()
+
+
+def begun_slot(
+    state: QueueState, config: QueueConfig, slots: QueueSlots, slot: int, now: NowSeen
+) -> list[AnyEntry]:
+    """Return what is to be written down at a slot's beginning.
+
+    Args:
+        state: of the queue.
+        config: the queue.
+        slots: the era's policy; it is asked, so what is returned must be written down.
+        slot: which.
+        now: what is seen.
+    """
+    entry = slots.decide(question_of(state, config, slot, now))
+    again = {name for name in entry.turned_away if name in state.era.admitted}
+    jobs = [job for job in state.living() if job.name in entry.jobs]
+    regions = {name: seen.regions for name, seen in entry.jobs.items()}
+    stranded = [job for job in jobs if job.name in again | state.era.stranded]
+    given = {**entry.given, **_leftovers(stranded, entry)}
+    wanted, held = fitted(config, jobs, given, entry.room, regions)
+    entry = entry.model_copy(
+        update={
+            "given": {
+                name: GivenJob(workers=dict(each.workers), servers={each.averager: 1})
+                for name, each in wanted.items()
+            },
+            "held": held,
+        }
+    )
+    slots.answered(entry)
+    found: list[AnyEntry] = [entry]
+    for name in entry.turned_away:
+        if name not in again:
+            payoff = entry.payoffs.get(name)
+            why = "no schedule ends in time" if payoff is None else f"payoff {payoff:.4g}"
+            found.append(
+                EndedEntry(
+                    unix_s=now.unix_s,
+                    job=name,
+                    outcome="turned away",
+                    code=NotWorthError.code,
+                    told=f"it was turned away when it came: {why}",
+                )
+            )
+    for job in state.living():
+        found += _changes(job, wanted.get(job.name), held.get(job.name), now.unix_s)
+    return found
+
+
+def _changes(
+    job: QueuedJob, wanted: Wanted | None, held: str | None, unix_s: float
+) -> Sequence[AnyEntry]:
+    attempt = job.attempt
+    if attempt is None or attempt.leave is not None:
+        return ()
+    if wanted is None:
+        told = held or "the policy gives its machines to others"
+        return [LeaveEntry(unix_s=unix_s, job=job.name, why="preempted", told=told)]
+    if wanted.restart:
+        told = f"goes on with {workers_text(wanted.workers)}"
+        return [LeaveEntry(unix_s=unix_s, job=job.name, why="resized", told=told)]
+    if dict(wanted.workers) != attempt.workers:
+        return [ReshapeEntry(unix_s=unix_s, job=job.name, workers=dict(wanted.workers))]
+    return ()
+
+
+def workers_text(workers: Workers) -> str:
+    """Return how people read it."""
+    return ", ".join(f"{count} in {name}" for name, count in workers.items())
+
+
+def _leftovers(stranded: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob]:
+    """Give those that a policy of a new era would not take what they asked for; it may not fit."""
+    found = {}
+    for job in stranded:
+        spec = job.request.spec
+        if job.name in entry.given:
+            continue
+        there = entry.jobs[job.name].regions
+        names = [name for name in spec.regions if name in there] or list(there)[:1]
+        found[job.name] = GivenJob(
+            workers={name: spec.needs(name).workers for name in names}, servers={}
+        )
+    return found
