@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,8 +59,6 @@ def queue_config(**changes: Any) -> QueueConfig:
         "tenants": tenants,
         "patience": {"save_s": 30.0, "resize_s": 5.0},
     }
-    import json
-
     return QueueConfig.model_validate_json(json.dumps(tree | changes))
 
 
@@ -148,10 +147,11 @@ class SimWorld:
     before_act: Callable[[Action], None] = lambda _: None
     after_act: Callable[[Action], None] = lambda _: None
     is_down: bool = False
+    step_s: float = 0.5
 
     def advance(self, now_s: float) -> None:
         """Let time pass."""
-        step_s = 0.5
+        step_s = self.step_s
         while self.now_s < now_s:
             self.now_s = min(now_s, self.now_s + step_s)
             for each in self.submissions.values():
@@ -305,22 +305,22 @@ class SimQueue:
         inbox.post(self.store, tenant, signed)
         return request.id
 
-    def _id(self) -> str:
+    def _new(self) -> dict[str, Any]:
         self.asked += 1
-        return f"request-{self.asked}"
+        return {"id": f"request-{self.asked}", "sent_unix_s": self.asked * 1e-3}
 
     def submit(self, tenant: str, request: JobRequest) -> str:
-        return self.ask(tenant, SubmitRequest(id=self._id(), sent_unix_s=self.asked * 1e-3, job=request))
+        return self.ask(tenant, SubmitRequest(job=request, **self._new()))
 
     def cancel(self, tenant: str, name: str) -> str:
-        return self.ask(tenant, CancelRequest(id=self._id(), sent_unix_s=self.asked * 1e-3, job=name))
+        return self.ask(tenant, CancelRequest(job=name, **self._new()))
 
     def move(self, tenant: str, name: str, **how: Any) -> str:
-        return self.ask(tenant, MoveRequest(id=self._id(), sent_unix_s=self.asked * 1e-3, job=name, **how))
+        return self.ask(tenant, MoveRequest(job=name, **how, **self._new()))
 
 
 def sim_queue(root: Path, room: float = 8.0, **changes: Any) -> SimQueue:
     """A queue in a directory, over a cluster with so many CPUs a region."""
     config = queue_config(**changes)
-    world = SimWorld(config, {name: (0.0, room) for name in config.regions})
+    world = SimWorld(config, dict.fromkeys(config.regions, (0.0, room)))
     return SimQueue(root, config, world)

@@ -64,7 +64,7 @@ class ChangeMember:
     """
 
     job: str
-    verb: Literal["add", "drain"]
+    verb: Literal["add", "drain", "remove"]
     region: str
 
 
@@ -119,6 +119,8 @@ def actions_of(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[
                     found.append(ChangeMember(job.name, "add", region))
                 elif region not in attempt.workers and stands == "member":
                     found.append(ChangeMember(job.name, "drain", region))
+                elif region not in attempt.workers and stands == "lost":
+                    found.append(ChangeMember(job.name, "remove", region))  # it is not to come back
     if config.autoscaler is not None:
         found.append(AskMachines(target_of(state, config)))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from geo_ray.errors import NotWorthError
 from geo_ray.queue.config import QueueConfig
@@ -16,24 +15,11 @@ from geo_ray.queue.entries import (
     SeenJob,
     SlotEntry,
 )
-from geo_ray.queue.fitting import Wanted, fitted
+from geo_ray.queue.fitting import NowSeen, Wanted, fitted
 from geo_ray.queue.job_spec import Workers
 from geo_ray.queue.model import Room
 from geo_ray.queue.slots import QueueSlots
 from geo_ray.queue.state import QueuedJob, QueueState
-
-
-@dataclass(frozen=True, slots=True)
-class NowSeen:
-    """The moment of a border.
-
-    Attributes:
-        unix_s: when.
-        room: what there is.
-    """
-
-    unix_s: float
-    room: Room
 
 
 def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen) -> SlotEntry:
@@ -46,16 +32,21 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
         now: what is seen.
     """
     era = state.era
-    jobs, arrived = {}, []
+    before = era.slots[-1].jobs if era.slots else {}
+    jobs: dict[str, SeenJob] = {}
+    arrived: list[str] = []
+    again: list[str] = []
     for job in state.living():
         regions = regions_there(job, now.room)
         leave = None if job.attempt is None else job.attempt.leave
         if leave is not None and leave.why not in ("preempted", "resized"):
             continue  # it ends
-        known = job.name in era.known and job.name not in era.moved
         if not regions:
             continue  # if the policy does not know it yet, it has not come for that
-        if not known:
+        seen = before.get(job.name)
+        if job.name in era.moved or (seen is not None and seen.regions != regions):
+            again.append(job.name)  # it is another job now, as far as the policy is concerned
+        if job.name not in era.known or job.name in again:
             arrived.append(job.name)
         jobs[job.name] = SeenJob(
             left=max(0.0, 1.0 - job.course.done),
@@ -67,9 +58,8 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
             attained_s=job.course.attained_s,
         )
     living = {job.name for job in state.living()}
-    before = era.slots[-1].jobs if era.slots else {}
     gone = [name for name in before if name not in living]
-    gone += [name for name in era.moved if name in era.known]
+    gone += [name for name in [*again, *era.moved] if name in era.known and name not in gone]
     return SlotEntry(
         unix_s=now.unix_s,
         slot=slot,
@@ -106,7 +96,7 @@ def begun_slot(
     regions = {name: seen.regions for name, seen in entry.jobs.items()}
     stranded = [job for job in jobs if job.name in again | state.era.stranded]
     given = {**entry.given, **_leftovers(stranded, entry)}
-    wanted, held = fitted(config, jobs, given, entry.room, regions)
+    wanted, held = fitted(config, jobs, given, now, regions)
     entry = entry.model_copy(
         update={
             "given": {

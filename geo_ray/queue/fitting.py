@@ -9,7 +9,8 @@ in a region means a restart. Rules, in this order:
    workers save twice what the restart costs, or there is no room for it.
 4. *Members*: regions join and leave a run that goes on, with the workers that it was started with.
    If its averager's region is to leave, it is restarted.
-5. *Room*: with all that belongs to it, a job fits beside those that come before it: who runs, then
+5. *Money*: what it has costs no more than it is worth when it ends.
+6. *Room*: with all that belongs to it, a job fits beside those that come before it: who runs, then
    in the order of the queue.
 """
 
@@ -19,12 +20,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geo_ray.queue.config import QueueConfig
+from geo_ray.queue.covering import why_not_covered
 from geo_ray.queue.entries import GivenJob
 from geo_ray.queue.job_spec import JobSpec, Workers
 from geo_ray.queue.model import Room, share_per_s
 from geo_ray.queue.state import JobAttempt, QueuedJob
 
 _EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class NowSeen:
+    """The moment of a border.
+
+    Attributes:
+        unix_s: when.
+        room: what there is.
+    """
+
+    unix_s: float
+    room: Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +91,7 @@ def fitted(
     config: QueueConfig,
     jobs: Sequence[QueuedJob],
     given: Mapping[str, GivenJob],
-    room: Room,
+    now: NowSeen,
     regions: Mapping[str, Sequence[str]],
 ) -> tuple[dict[str, Wanted], dict[str, str]]:
     """Return what jobs are to have, and why others that were given something have nothing.
@@ -85,10 +100,10 @@ def fitted(
         config: the queue.
         jobs: that have not ended, in their order.
         given: by a policy.
-        room: what there is.
+        now: what is seen.
         regions: of each job, those that are there.
     """
-    left = FreeRoom(dict(room))
+    left = FreeRoom(dict(now.room))
     of_tenant: dict[str, int] = {}
     wanted: dict[str, Wanted] = {}
     held: dict[str, str] = {}
@@ -106,6 +121,10 @@ def fitted(
             found = _kept(config, job, job.attempt, found, left)
         if quota is not None and has + sum(found.workers.values()) > quota:
             held[job.name] = f"tenant {job.tenant} has {has} of {quota} workers"
+            continue
+        dear = why_not_covered(config, job, found.workers, found.averager, now.room, now.unix_s)
+        if dear is not None:
+            held[job.name] = dear
             continue
         full = left.fits(spec, found.workers)
         if full is not None:
@@ -125,6 +144,8 @@ def _wanted(job: QueuedJob, given: GivenJob, there: Sequence[str]) -> Wanted | s
         if missing or not workers:
             return f"the policy gave it no worker in {', '.join(missing) or 'any region'}"
         workers = {name: min(count, spec.needs(name).rows) for name, count in workers.items()}
+        while sum(workers.values()) > spec.among(there).most_workers:
+            workers[max(workers, key=lambda name: workers[name])] -= 1
     averager = max(given.servers, key=lambda name: (workers.get(name, 0), name), default="")
     if spec.averager in workers:
         averager = spec.averager  # as its owner said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
@@ -65,6 +65,17 @@ class JobSpec(StrictModel):
     def workers(self) -> int:
         """As configured, of all regions."""
         return sum(each.workers for each in self.regions.values())
+
+    def among(self, regions: Collection[str]) -> JobSpec:
+        """Return the job as it is while only these of its regions take part: fewer rows a step."""
+        if self.anywhere or all(name in regions for name in self.regions):
+            return self
+        there = {name: each for name, each in self.regions.items() if name in regions}
+        if not there:
+            return self
+        away = self.workers - sum(each.workers for each in there.values())
+        most = max(len(there), self.most_workers - away)
+        return self.model_copy(update={"regions": there, "most_workers": most})
 
     def needs(self, region: str) -> RegionNeeds:
         """Return what it wants in a region; anywhere: the same as in its first."""

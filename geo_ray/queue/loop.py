@@ -17,9 +17,10 @@ from geo_ray.errors import GeoRayError, LeaseLostError
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.queue import inbox
 from geo_ray.queue.actions import Action, actions_of
-from geo_ray.queue.border import NowSeen, begun_slot
+from geo_ray.queue.border import begun_slot
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.entries import AnyEntry, EraEntry, OpenedEntry
+from geo_ray.queue.fitting import NowSeen
 from geo_ray.queue.job_spec import AnyRequest
 from geo_ray.queue.journal import QueueJournal
 from geo_ray.queue.seen import QueueSeen

@@ -10,7 +10,7 @@ The time that a job takes to start is counted as work.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -104,13 +104,6 @@ def utility_of(worth: JobWorth, slot_s: float, waited_slots: float) -> SigmoidUt
     return SigmoidUtility(worth.worth, worth.urgency, target)
 
 
-def shares_of(spec: JobSpec, regions: Sequence[str]) -> dict[str, float]:
-    """Return the shares of a job's rows in those of its regions that are there."""
-    there = {name: spec.regions[name].rows for name in spec.regions if name in regions}
-    total = sum(there.values())
-    return {name: rows / total for name, rows in there.items()}
-
-
 def demands_of(spec: JobSpec) -> JobDemands:
     """Return what a worker needs, with its part of the servers beside it."""
     gpus = max(each.gpus for each in spec.regions.values())
@@ -140,10 +133,11 @@ def cluster_job(
         cluster: the queue's.
     """
     data: dict[int, float] = {}
+    spec = spec.among(seen.regions)
     if not spec.anywhere:
         numbers = {region: g for g, region in enumerate(cluster.net.names)}
-        shares = shares_of(spec, seen.regions)
-        data = {numbers[region]: share for region, share in shares.items()}
+        rows = spec.rows_per_step
+        data = {numbers[name]: each.rows / rows for name, each in spec.regions.items()}
     return ClusterJob(
         name,
         arrival_slot,
@@ -179,7 +173,7 @@ def allocation_of(given: GivenJob, spec: JobSpec, cluster: SharedCluster) -> All
     return Allocation(
         counts_of({numbers[name]: count for name, count in given.workers.items()}),
         counts_of({numbers[name]: count for name, count in given.servers.items()}),
-        spec.rows_per_step,
+        spec.among(given.workers).rows_per_step,
     )
 
 
@@ -198,14 +192,7 @@ def share_per_s(
     seen = SeenJob(left=1.0, worth=JobWorth(), factor=1.0, regions=tuple(workers))
     job = cluster_job("", spec, seen, 0, 0.0, cluster)
     given = GivenJob(workers=dict(workers), servers={averager: 1})
-    return job.rows_per_s(cluster, allocation_of(given, spec, cluster)) / spec.rows
-
-
-def with_most(spec: JobSpec, workers: int | None) -> JobSpec:
-    """Return a job that has no more than so many workers."""
-    if workers is None or workers >= spec.most_workers:
-        return spec
-    return spec.model_copy(update={"most_workers": workers})
+    return job.rows_per_s(cluster, allocation_of(given, spec, cluster)) / job.rows
 
 
 def money_counts(policy: SchedulingPolicy, worth_per_usd: float) -> SchedulingPolicy:

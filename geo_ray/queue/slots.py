@@ -108,6 +108,7 @@ class QueueSlots:
         waited = float(max(0, int((began_unix_s - job.came_unix_s) / slot_s)))
         one = cluster_job(name, spec, seen, arrival, waited, cluster)
         before, had = self._before, None
-        if before is not None and name in before.given and name not in before.held:
+        kept = before is not None and name in before.given and name not in before.held
+        if before is not None and kept and before.jobs[name].regions == seen.regions:
             had = allocation_of(before.given[name], spec, cluster)
         return JobProgress(one, work_rows(spec, seen), seen.attained_s, had, seen.waited)

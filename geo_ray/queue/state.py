@@ -56,6 +56,7 @@ class JobCourse:
         stretches: what it had when.
         expected: share of its work that it would have done by its own numbers.
         mark: when and at which share its present speed began to be observed; None: not yet.
+        seen_unix_s: when its share was last written down.
     """
 
     done: float = 0.0
@@ -68,6 +69,7 @@ class JobCourse:
     stretches: list[Stretch] = field(default_factory=list)
     expected: float = 0.0
     mark: tuple[float, float] | None = None
+    seen_unix_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -264,7 +266,7 @@ class QueueState:
             if done > course.done:
                 course.moved_unix_s = entry.unix_s
                 course.mark = course.mark or (entry.unix_s, done)
-            course.done = done
+            course.done, course.seen_unix_s = done, entry.unix_s
         for name, expected in entry.expected.items():
             self.jobs[name].course.expected = expected
         for name, factor in entry.factors.items():

@@ -114,7 +114,7 @@ def progress(state: QueueState, config: QueueConfig, seen: QueueSeen) -> SeenEnt
         if course.mark is None or per_s <= 0:
             continue
         mark_s, mark_done = course.mark
-        since_s = seen.unix_s - max(mark_s, state.seen_unix_s)
+        since_s = seen.unix_s - max(mark_s, course.seen_unix_s)
         expected[job.name] = course.expected + max(0.0, since_s) * per_s
         took_s, grew = seen.unix_s - mark_s, one.done - mark_done
         if took_s >= _LEAST_S and grew >= _LEAST_SHARE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from geo_ray.errors import RunDirectoryError
 from geo_ray.job.far.copy import pass_on, seen_copy
@@ -18,7 +18,7 @@ from geo_ray.observe.report.ending import Ending
 from geo_ray.queue.job_spec import JobSpec
 from geo_ray.queue.seen import RunEnd, SubmissionSeen
 from geo_ray.runtime.control import stop_requests
-from geo_ray.runtime.control.membership.member_requests import MemberRequest, ask
+from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb, ask
 from geo_ray.stores.uri import is_s3, join
 
 _ENDS: Final[dict[str, RunEnd]] = {
@@ -92,7 +92,7 @@ class QueuedRun:
         stop_requests.ask(path)
         pass_on(self._address(), path)
 
-    def ask_member(self, verb: Literal["add", "drain"], region: str) -> None:
+    def ask_member(self, verb: Verb, region: str) -> None:
         """Let a region join or leave.
 
         Raises:
