@@ -71,20 +71,20 @@ if TYPE_CHECKING:
     from geo_ray.api.probing import probe as probe
     from geo_ray.api.probing import probe_host as probe_host
     from geo_ray.api.probing import serve_probes as serve_probes
-    from geo_ray.api.queue import JobHints as JobHints
-    from geo_ray.api.queue import JobWorth as JobWorth
-    from geo_ray.api.queue import QueueAnswer as QueueAnswer
-    from geo_ray.api.queue import QueueConfig as QueueConfig
-    from geo_ray.api.queue import QueueReport as QueueReport
-    from geo_ray.api.queue import QueueUser as QueueUser
-    from geo_ray.api.queue import cancel_job as cancel_job
-    from geo_ray.api.queue import load_queue as load_queue
-    from geo_ray.api.queue import move_job as move_job
-    from geo_ray.api.queue import new_queue_token as new_queue_token
-    from geo_ray.api.queue import queue_report as queue_report
-    from geo_ray.api.queue import start_queue as start_queue
-    from geo_ray.api.queue import stop_queue as stop_queue
-    from geo_ray.api.queue import submit_job as submit_job
+    from geo_ray.api.queue.jobs import JobHints as JobHints
+    from geo_ray.api.queue.jobs import JobWorth as JobWorth
+    from geo_ray.api.queue.jobs import QueueAnswer as QueueAnswer
+    from geo_ray.api.queue.jobs import QueueReport as QueueReport
+    from geo_ray.api.queue.jobs import QueueUser as QueueUser
+    from geo_ray.api.queue.jobs import cancel_job as cancel_job
+    from geo_ray.api.queue.jobs import move_job as move_job
+    from geo_ray.api.queue.jobs import queue_report as queue_report
+    from geo_ray.api.queue.jobs import submit_job as submit_job
+    from geo_ray.api.queue.serve import QueueConfig as QueueConfig
+    from geo_ray.api.queue.serve import load_queue as load_queue
+    from geo_ray.api.queue.serve import new_queue_token as new_queue_token
+    from geo_ray.api.queue.serve import start_queue as start_queue
+    from geo_ray.api.queue.serve import stop_queue as stop_queue
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
     from geo_ray.api.run import report as report
@@ -181,20 +181,20 @@ _WHERE = {
     "probe": "api.probing",
     "probe_host": "api.probing",
     "serve_probes": "api.probing",
-    "JobHints": "api.queue",
-    "JobWorth": "api.queue",
-    "QueueAnswer": "api.queue",
-    "QueueConfig": "api.queue",
-    "QueueReport": "api.queue",
-    "QueueUser": "api.queue",
-    "cancel_job": "api.queue",
-    "load_queue": "api.queue",
-    "move_job": "api.queue",
-    "new_queue_token": "api.queue",
-    "queue_report": "api.queue",
-    "start_queue": "api.queue",
-    "stop_queue": "api.queue",
-    "submit_job": "api.queue",
+    "JobHints": "api.queue.jobs",
+    "JobWorth": "api.queue.jobs",
+    "QueueAnswer": "api.queue.jobs",
+    "QueueConfig": "api.queue.serve",
+    "QueueReport": "api.queue.jobs",
+    "QueueUser": "api.queue.jobs",
+    "cancel_job": "api.queue.jobs",
+    "load_queue": "api.queue.serve",
+    "move_job": "api.queue.jobs",
+    "new_queue_token": "api.queue.serve",
+    "queue_report": "api.queue.jobs",
+    "start_queue": "api.queue.serve",
+    "stop_queue": "api.queue.serve",
+    "submit_job": "api.queue.jobs",
     "Run": "api.run",
     "open_run": "api.run",
     "report": "api.run",

@@ -11,7 +11,7 @@ from geo_ray.api.tables import Table, table_of
 from geo_ray.clock import SystemClock
 from geo_ray.errors import ConfigError
 from geo_ray.job.far.copy import pass_on
-from geo_ray.job.member_states import MemberStates
+from geo_ray.job.live.member_states import MemberStates
 from geo_ray.job.status import StatusReader
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.status.record import RunStatus as RunStatus

@@ -10,7 +10,7 @@ import click
 from geo_ray.cli.paths import config_file
 
 if TYPE_CHECKING:
-    from geo_ray.api.queue import JobWorth, QueueAnswer, QueueUser
+    from geo_ray.api.queue.jobs import JobWorth, QueueAnswer, QueueUser
 
 _queue = click.argument("queue", metavar="QUEUE")
 _wait = click.option(
@@ -118,7 +118,7 @@ def submit(
     """Submit what CONFIG trains, as a job of QUEUE."""
     user = _user(tenant, token_file)
     import geo_ray
-    from geo_ray.api.queue import JobHints
+    from geo_ray.api.queue.jobs import JobHints
 
     answer = geo_ray.submit_job(
         queue,
@@ -237,7 +237,7 @@ def move(
 def _user(tenant: str, token_file: Path | None) -> QueueUser:
     import os
 
-    from geo_ray.api.queue import QueueUser
+    from geo_ray.api.queue.jobs import QueueUser
     from geo_ray.errors import QueueDeniedError
 
     token = os.environ.get("GEO_RAY_QUEUE_TOKEN")
@@ -252,7 +252,7 @@ def _user(tenant: str, token_file: Path | None) -> QueueUser:
 
 
 def _worth_of(worth: float | None, deadline_s: float | None, urgency: float | None) -> JobWorth:
-    from geo_ray.api.queue import JobWorth
+    from geo_ray.api.queue.jobs import JobWorth
 
     said = {"worth": worth, "deadline_s": deadline_s, "urgency": urgency}
     return JobWorth(**{key: value for key, value in said.items() if value is not None})

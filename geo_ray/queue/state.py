@@ -27,7 +27,7 @@ Phase = Literal["waiting", "running", "leaving", "ended"]
 
 
 @dataclass(slots=True)
-class Stretch:
+class JobStretch:
     """A time in which a job had the same.
 
     Attributes:
@@ -66,7 +66,7 @@ class JobCourse:
     ran_s: float = 0.0
     waited: int = 0
     attained_s: float = 0.0
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[JobStretch] = field(default_factory=list)
     expected: float = 0.0
     mark: tuple[float, float] | None = None
     seen_unix_s: float = 0.0
@@ -317,7 +317,7 @@ class QueueState:
         if course.stretches and course.stretches[-1].until_unix_s is None:
             course.stretches[-1].until_unix_s = unix_s
         if workers is not None:
-            course.stretches.append(Stretch(unix_s, workers))
+            course.stretches.append(JobStretch(unix_s, workers))
 
 
 def state_of(entries: Iterable[AnyEntry]) -> QueueState:

@@ -10,7 +10,7 @@ from typing import Final
 from geo_ray.errors import RunDirectoryError
 from geo_ray.job.far.copy import pass_on, seen_copy
 from geo_ray.job.far.objects import RunObjects
-from geo_ray.job.member_states import MemberStates
+from geo_ray.job.live.member_states import MemberStates
 from geo_ray.job.status import Beside, StatusReader
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.totals import RunTotals

@@ -11,7 +11,7 @@ from typing import Any, Final
 import ray
 
 from geo_ray.errors import ClusterError
-from geo_ray.job.queue_job import run_tree, runs_of
+from geo_ray.job.queued.tree import run_tree, runs_of
 from geo_ray.queue.actions import (
     Action,
     AskMachines,

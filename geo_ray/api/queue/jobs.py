@@ -1,8 +1,7 @@
-"""The live queue: `geo_ray.start_queue`, `submit_job`, `queue_report` and what else is asked."""
+"""Jobs of a queue: `geo_ray.submit_job`, `cancel_job`, `move_job`, `queue_report`."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -10,14 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.config.load import load_tree
-from geo_ray.config.source import override_items, text_of
+from geo_ray.api.queue.serve import place_of
+from geo_ray.config.source import override_items
 from geo_ray.errors import QueueMissingError, QueueRequestError
 from geo_ray.errors.base import from_code
 from geo_ray.job.auto import load_experiment
-from geo_ray.job.queue_job import JobHints as JobHints
-from geo_ray.job.queue_job import config_tree, spec_of
+from geo_ray.job.queued.spec import JobHints as JobHints
+from geo_ray.job.queued.spec import spec_of
+from geo_ray.job.queued.tree import config_tree
 from geo_ray.queue import inbox
 from geo_ray.queue.config import QueueConfig as QueueConfig
 from geo_ray.queue.entries import TakenEntry
@@ -30,16 +29,11 @@ from geo_ray.queue.job_spec import (
 )
 from geo_ray.queue.job_spec import JobWorth as JobWorth
 from geo_ray.queue.journal import QueueJournal
-from geo_ray.queue.place import QueuePlace
 from geo_ray.queue.report import QueueReport as QueueReport
 from geo_ray.queue.report import report_of
 from geo_ray.queue.state import QueueState
-from geo_ray.queue.tokens import key_of, new_token
-from geo_ray.runtime.queue.serving import serve_queue, unserve_queue
-from geo_ray.stores.uri import is_s3
 
 _LOOK_S = 0.2
-_ADVICE = "docs/queue.md describes the file of a queue."
 Place = Literal["first", "last", "before"]
 
 
@@ -67,65 +61,6 @@ class QueueAnswer:
 
     id: str
     is_taken: bool
-
-
-def load_queue(config: FilePath | QueueConfig, overrides: Overrides = ()) -> QueueConfig:
-    """Read and check the configuration of a queue.
-
-    Raises:
-        ConfigError: naming every key that is wrong.
-    """
-    if isinstance(config, QueueConfig):
-        source = text_of(config, Path.cwd())
-        return load_tree(source, override_items(overrides), QueueConfig, _ADVICE)
-    return load_tree(Path(config), override_items(overrides), QueueConfig, _ADVICE)
-
-
-def start_queue(
-    config: FilePath | QueueConfig,
-    overrides: Overrides = (),
-    *,
-    address: str = "auto",
-    longest_s: float = 60.0,
-) -> str:
-    """Serve a queue from an actor of a cluster; return its folder.
-
-    The actor goes on when this process ends, and is started anew when it dies. May be repeated:
-    with another configuration, the queue goes on with that.
-
-    Args:
-        config: of the queue.
-        overrides: changes of single keys.
-        address: of the cluster's head.
-        longest_s: longest wait until it is served.
-
-    Raises:
-        ConfigError: the configuration is wrong.
-        ClusterError: there is no cluster, or it has no job server.
-        QueueError: it is not served in time.
-    """
-    queue = _absolute(load_queue(config, overrides))
-    place = QueuePlace.of(queue)
-    place.make()
-    serve_queue(queue, ExistingClusterConfig(address=address), longest_s)
-    return place.uri
-
-
-def stop_queue(
-    config: FilePath | QueueConfig, overrides: Overrides = (), *, address: str = "auto"
-) -> bool:
-    """Serve a queue no more; its jobs go on, and so does the queue once it is started again.
-
-    Args:
-        config: of the queue.
-        overrides: changes of single keys.
-        address: of the cluster's head.
-
-    Returns:
-        Whether anybody served it.
-    """
-    queue = load_queue(config, overrides)
-    return unserve_queue(queue.name, ExistingClusterConfig(address=address))
 
 
 def submit_job(
@@ -239,30 +174,6 @@ def queue_report(queue: FilePath) -> QueueReport:
         QueueMissingError: there is none.
     """
     return report_of(place_of(queue).read())
-
-
-def new_queue_token() -> tuple[str, str]:
-    """Make a token for a tenant: the token, and the key for the queue's configuration."""
-    token = new_token()
-    return token, key_of(token)
-
-
-def place_of(queue: FilePath) -> QueuePlace:
-    """The place of a queue by its folder or its configuration."""
-    name = os.fspath(queue)
-    if not is_s3(name) and name.endswith((".yaml", ".yml")):
-        return QueuePlace.of(load_queue(name))
-    return QueuePlace.at(name)
-
-
-def _absolute(queue: QueueConfig) -> QueueConfig:
-    """Name directories in full: the actor works elsewhere."""
-    changes = {
-        key: str(Path(value).absolute())
-        for key, value in (("state", queue.state), ("runs", queue.runs))
-        if not is_s3(value)
-    }
-    return queue.model_copy(update=changes)
 
 
 def _id() -> str:
