@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from geo_ray.api.queue.jobs import submit_job as submit_job
     from geo_ray.api.queue.serve import QueueConfig as QueueConfig
     from geo_ray.api.queue.serve import load_queue as load_queue
+    from geo_ray.api.queue.serve import names_queue as names_queue
     from geo_ray.api.queue.serve import new_queue_token as new_queue_token
     from geo_ray.api.queue.serve import start_queue as start_queue
     from geo_ray.api.queue.serve import stop_queue as stop_queue
@@ -190,6 +191,7 @@ _WHERE = {
     "cancel_job": "api.queue.jobs",
     "load_queue": "api.queue.serve",
     "move_job": "api.queue.jobs",
+    "names_queue": "api.queue.serve",
     "new_queue_token": "api.queue.serve",
     "queue_report": "api.queue.jobs",
     "start_queue": "api.queue.serve",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from geo_ray.config.base import StrictModel
 from geo_ray.queue.border import workers_text
-from geo_ray.queue.state import QueuedJob, QueueState
+from geo_ray.queue.state import JobStretch, QueuedJob, QueueState
 
 
 class StretchRow(StrictModel):
@@ -37,6 +38,14 @@ class QueueJobRow(StrictModel):
     factor: float = Field(description="of its speed, as observed, to what it said")
     attempts: int = Field(description="how often it was started")
     stretches: tuple[StretchRow, ...] = Field(description="what it had when")
+    planned: tuple[StretchRow, ...] = Field(
+        (), description="what it will have, if nothing more comes and all goes as reckoned"
+    )
+
+    @property
+    def ends_unix_s(self) -> float | None:
+        """When it will have ended, as planned; None: that is not known."""
+        return self.planned[-1].until_unix_s if self.planned else None
 
 
 class QueueReport(StrictModel):
@@ -56,9 +65,16 @@ class QueueReport(StrictModel):
         return next((row for row in self.jobs if row.name == name), None)
 
 
-def report_of(state: QueueState) -> QueueReport:
-    """Return how a queue stands."""
-    config, slots = state.config, state.era.slots
+def report_of(
+    state: QueueState, planned: Mapping[str, Sequence[JobStretch]] | None = None
+) -> QueueReport:
+    """Return how a queue stands.
+
+    Args:
+        state: of the queue.
+        planned: what `forecast` says; None: it was not asked.
+    """
+    config, slots, known = state.config, state.era.slots, planned or {}
     living = state.living()
     ended = [job for job in state.jobs.values() if job.end is not None]
     return QueueReport(
@@ -69,7 +85,7 @@ def report_of(state: QueueState) -> QueueReport:
         runs="" if config is None else f"{config.runs}/{config.name}",
         room=dict(slots[-1].room) if slots else {},
         written_unix_s=state.written_unix_s,
-        jobs=tuple(_row(job, state) for job in [*living, *ended]),
+        jobs=tuple(_row(job, state, known.get(job.name, ())) for job in [*living, *ended]),
     )
 
 
@@ -83,7 +99,7 @@ def utility_of_end(job: QueuedJob, slot_s: float) -> float | None:
     return job.request.worth.of(max(0, -(-took_s // slot_s) - 1), slot_s)
 
 
-def _row(job: QueuedJob, state: QueueState) -> QueueJobRow:
+def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> QueueJobRow:
     slot_s = 1.0 if state.config is None else state.config.slot_s
     worth, course, end = job.request.worth, job.course, job.end
     return QueueJobRow(
@@ -101,14 +117,14 @@ def _row(job: QueuedJob, state: QueueState) -> QueueJobRow:
         done=course.done,
         factor=course.factor,
         attempts=state.attempts.get(job.name, 0),
-        stretches=tuple(
-            StretchRow(
-                since_unix_s=each.since_unix_s,
-                until_unix_s=each.until_unix_s,
-                workers=each.workers,
-            )
-            for each in course.stretches
-        ),
+        stretches=tuple(_stretch(each) for each in course.stretches),
+        planned=tuple(_stretch(each) for each in planned),
+    )
+
+
+def _stretch(each: JobStretch) -> StretchRow:
+    return StretchRow(
+        since_unix_s=each.since_unix_s, until_unix_s=each.until_unix_s, workers=each.workers
     )
 
 

@@ -29,8 +29,8 @@ from geo_ray.queue.job_spec import (
 )
 from geo_ray.queue.job_spec import JobWorth as JobWorth
 from geo_ray.queue.journal import QueueJournal
+from geo_ray.queue.reader import QueueReader
 from geo_ray.queue.report import QueueReport as QueueReport
-from geo_ray.queue.report import report_of
 from geo_ray.queue.state import QueueState
 
 _LOOK_S = 0.2
@@ -173,7 +173,7 @@ def queue_report(queue: FilePath) -> QueueReport:
     Raises:
         QueueMissingError: there is none.
     """
-    return report_of(place_of(queue).read())
+    return QueueReader(place_of(queue)).report(time.time())
 
 
 def _id() -> str:

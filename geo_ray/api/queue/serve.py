@@ -10,6 +10,7 @@ from geo_ray.config.cluster import ExistingClusterConfig
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items, text_of
 from geo_ray.queue.config import QueueConfig as QueueConfig
+from geo_ray.queue.journal import piece_key
 from geo_ray.queue.place import QueuePlace
 from geo_ray.queue.tokens import key_of, new_token
 from geo_ray.runtime.queue.serving import serve_queue, unserve_queue
@@ -89,6 +90,14 @@ def place_of(queue: FilePath) -> QueuePlace:
     if not is_s3(name) and name.endswith((".yaml", ".yml")):
         return QueuePlace.of(load_queue(name))
     return QueuePlace.at(name)
+
+
+def names_queue(place: FilePath) -> bool:
+    """Whether a place is a queue's folder or configuration, and so no run."""
+    name = os.fspath(place)
+    if is_s3(name):
+        return QueuePlace.at(name).is_there()
+    return name.endswith((".yaml", ".yml")) or (Path(name) / piece_key(1)).is_file()
 
 
 def _absolute(queue: QueueConfig) -> QueueConfig:

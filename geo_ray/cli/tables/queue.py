@@ -28,7 +28,7 @@ def jobs_table(report: QueueReport, *, with_ended: bool = False) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("job", "tenant", "state"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("worth", "deadline", "done", "speed", "starts", "utility"):
+    for heading in ("worth", "deadline", "done", "ends", "speed", "starts", "utility"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     ended = [row for row in report.jobs if row.state == "ended"]
@@ -43,6 +43,7 @@ def jobs_table(report: QueueReport, *, with_ended: bool = False) -> Table:
             f"{row.worth:g}",
             _deadline(row),
             f"{row.done:.0%}",
+            _ends(row),
             f"{row.factor:.2f}",
             str(row.attempts),
             "" if row.utility is None else number_text(row.utility),
@@ -84,7 +85,18 @@ def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
             each.until_unix_s - row.came_unix_s
         )  # fmt: skip
         lines.append(f"had      {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
+    for each in row.planned:
+        since_s = each.since_unix_s - row.came_unix_s
+        until = "later" if each.until_unix_s is None else duration_text(
+            each.until_unix_s - row.came_unix_s
+        )  # fmt: skip
+        lines.append(f"will     {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
     return lines
+
+
+def _ends(row: QueueJobRow) -> str:
+    ends_s = row.ends_unix_s
+    return "" if ends_s is None else f"in {coarse_text(max(0.0, ends_s - time.time()))}"
 
 
 def _deadline(row: QueueJobRow) -> str:
