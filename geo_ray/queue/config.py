@@ -107,6 +107,11 @@ class QueueConfig(StrictModel):
             policy_named(self.policy)
         except ScheduleInputError as error:
             raise ValueError(f"policy: {error.message}") from None
+        if self.policy == "oasis":
+            raise ValueError(
+                "policy: oasis keeps parameter servers on sites of their own, and a region of a "
+                "queue is one site: use pd_ors"
+            )
         for pair in self.links:
             ends = pair.split("/")
             if len(ends) != 2 or ends[0] == ends[1] or not set(ends) <= set(self.regions):

@@ -90,13 +90,15 @@ def report_of(
 
 
 def utility_of_end(job: QueuedJob, slot_s: float) -> float | None:
-    """Return what a job that has ended was worth; None: it has not."""
+    """Return what a job that has ended was worth; None: it has not.
+
+    As in the model of schedules: by the slots from that in which it came to that in which it ended.
+    """
     if job.end is None:
         return None
-    if job.end.outcome != "finished":
+    if job.end.outcome != "finished" or job.shown_unix_s is None:
         return 0.0
-    took_s = job.end.unix_s - job.came_unix_s
-    return job.request.worth.of(max(0, -(-took_s // slot_s) - 1), slot_s)
+    return job.request.worth.of(max(0.0, (job.end.unix_s - job.shown_unix_s) // slot_s), slot_s)
 
 
 def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> QueueJobRow:

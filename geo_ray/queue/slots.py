@@ -105,7 +105,8 @@ class QueueSlots:
         arrival = self._arrived[name]
         slot_s = self._config.slot_s
         began_unix_s = self._era.began_unix_s + arrival * slot_s
-        waited = float(max(0, int((began_unix_s - job.came_unix_s) / slot_s)))
+        shown_unix_s = began_unix_s if job.shown_unix_s is None else job.shown_unix_s
+        waited = max(0.0, round((began_unix_s - shown_unix_s) / slot_s))
         one = cluster_job(name, spec, seen, arrival, waited, cluster)
         before, had = self._before, None
         kept = before is not None and name in before.given and name not in before.held

@@ -106,6 +106,7 @@ class QueuedJob:
         course: what has become of it.
         attempt: that is going; None: none is.
         payoff: as it was admitted; None: nobody asked.
+        shown_unix_s: beginning of the slot in which it came, as far as the policy is concerned.
         end: set once it is over.
     """
 
@@ -116,6 +117,7 @@ class QueuedJob:
     course: JobCourse
     attempt: JobAttempt | None = None
     payoff: float | None = None
+    shown_unix_s: float | None = None
     end: EndedEntry | None = None
 
     @property
@@ -248,6 +250,11 @@ class QueueState:
         self.era.moved.clear()
         self.era.stranded |= set(entry.turned_away) & self.era.admitted
         self.era.admitted |= set(entry.arrived) - set(entry.turned_away)
+        slot_s = self.config.slot_s if self.config is not None else 0.0
+        for name in entry.arrived:
+            one = self.jobs[name]
+            if one.shown_unix_s is None:
+                one.shown_unix_s = self.era.began_unix_s + entry.slot * slot_s
         for name, payoff in entry.payoffs.items():
             self.jobs[name].payoff = payoff
         for job in self.living():
@@ -256,7 +263,6 @@ class QueueState:
                 course.waited += 1
             else:
                 course.waited = 0
-                slot_s = self.config.slot_s if self.config is not None else 0.0
                 course.attained_s += sum(given.workers.values()) * slot_s
 
     def _see(self, entry: SeenEntry) -> None:

@@ -46,6 +46,7 @@ def test_the_shipped_configuration_is_right() -> None:
     [
         ({"polcy": "fifo"}, "polcy"),
         ({"policy": "fifi"}, "there is no policy 'fifi'"),
+        ({"policy": "oasis"}, "sites of their own"),
         ({"links": {"us/mars": {}}}, "names no two regions"),
         ({"links": {"us/us": {}}}, "names no two regions"),
         ({"tenants": {"red": {"key": "abc"}}}, "key"),
