@@ -23,7 +23,7 @@ from geo_ray.config.cluster import LocalClusterConfig
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.record import LEASE_KEY, decode_record
 from geo_ray.queue.entries import SeenJob
-from geo_ray.queue.model import cluster_job, cluster_of
+from geo_ray.queue.model import adapted, cluster_job, cluster_of
 from geo_ray.queue.place import QueuePlace
 from geo_ray.queue.report import report_of
 from geo_ray.queue.state import QueueState
@@ -204,7 +204,9 @@ def plan_of(state: QueueState, config: geo_ray.QueueConfig) -> tuple[float, dict
             start_s=config.start_s,
         )
         jobs.append(cluster_job(name, request.spec, seen, slot, 0.0, cluster))
-    done = replay_jobs(cluster, jobs, policy_named(config.policy), seed=state.era.number)
+    done = replay_jobs(
+        cluster, jobs, adapted(policy_named(config.policy), 0.0), seed=state.era.number
+    )
     return done.total_utility, {name: done.utility(name) for name in done.jobs}
 
 

@@ -32,6 +32,8 @@ from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy
 KINDS: Final = ("gpu", "cpu")
 Room = Mapping[str, tuple[float, float]]
 """GPUs and CPUs by region."""
+WINDOW_SLOTS: Final = 200
+"""How far policies that look ahead do so."""
 _MANY_SLOTS: Final = 1e6
 
 
@@ -195,8 +197,9 @@ def share_per_s(
     return job.rows_per_s(cluster, allocation_of(given, spec, cluster)) / job.rows
 
 
-def money_counts(policy: SchedulingPolicy, worth_per_usd: float) -> SchedulingPolicy:
-    """Return a policy that knows what a dollar is worth, if it can."""
-    if not isinstance(policy, PdOrsPolicy) or not worth_per_usd:
+def adapted(policy: SchedulingPolicy, worth_per_usd: float) -> SchedulingPolicy:
+    """Return a policy as a queue asks it: jobs may take many slots, and dollars may count."""
+    if not isinstance(policy, PdOrsPolicy):
         return policy
-    return replace(policy, search=replace(policy.search, worth_per_usd=worth_per_usd))
+    search = replace(policy.search, worth_per_usd=worth_per_usd)
+    return replace(policy, search=search, window=WINDOW_SLOTS, fine=True)

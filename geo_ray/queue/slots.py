@@ -13,11 +13,12 @@ from typing import Final
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.entries import SlotEntry
 from geo_ray.queue.model import (
+    WINDOW_SLOTS,
+    adapted,
     allocation_of,
     cluster_job,
     cluster_of,
     given_of,
-    money_counts,
     see_room,
     work_rows,
 )
@@ -32,7 +33,6 @@ from geo_ray.scheduling.policies.base import (
 from geo_ray.scheduling.policies.registry import policy_named
 
 ERA_SLOTS: Final = 400
-_BEYOND: Final = 100  # slots that are looked at at an era's end
 
 
 class QueueSlots:
@@ -78,8 +78,8 @@ class QueueSlots:
 
     def _ask(self, entry: SlotEntry) -> tuple[SlotDecision, SharedCluster]:
         if self._begun is None:
-            cluster = cluster_of(self._config, entry.room, ERA_SLOTS + _BEYOND)
-            policy = money_counts(policy_named(self._config.policy), self._config.worth_per_usd)
+            cluster = cluster_of(self._config, entry.room, ERA_SLOTS + WINDOW_SLOTS)
+            policy = adapted(policy_named(self._config.policy), self._config.worth_per_usd)
             self._begun = (cluster, policy.begin(cluster, self._era.number))
         cluster, scheduler = self._begun
         see_room(cluster, self._config, entry.room, entry.slot)
