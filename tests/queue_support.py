@@ -147,7 +147,12 @@ class SimWorld:
     before_act: Callable[[Action], None] = lambda _: None
     after_act: Callable[[Action], None] = lambda _: None
     is_down: bool = False
+    start_s: float | None = None
     step_s: float = 0.5
+
+    @property
+    def _start_s(self) -> float:
+        return self.config.start_s if self.start_s is None else self.start_s
 
     def advance(self, now_s: float) -> None:
         """Let time pass."""
@@ -164,7 +169,7 @@ class SimWorld:
         if each.stop_s is not None and self.now_s - each.stop_s >= self.save_s:
             each.is_over, each.end = True, "stopped"
             return
-        if self.now_s - each.began_s <= self.config.start_s or each.stop_s is not None:
+        if self.now_s - each.began_s <= self._start_s or each.stop_s is not None:
             return
         members = {r: n for r, n in each.workers.items() if run.members.get(r) == "member"}
         if self.fails.get(name, 0):
@@ -211,7 +216,7 @@ class SimWorld:
             if found is None:
                 attempts[each.name] = SubmissionSeen("unknown")
                 continue
-            trains = not found.is_over and self.now_s - found.began_s > self.config.start_s
+            trains = not found.is_over and self.now_s - found.began_s > self._start_s
             attempts[each.name] = SubmissionSeen(
                 "over" if found.is_over else "going",
                 run.done,

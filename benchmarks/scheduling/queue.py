@@ -1,9 +1,11 @@
 """A real queue of eight small jobs on a local cluster, against what its policy plans for them.
 
 difference     of the utility of all jobs, actual to planned
-planned        utility, as the policy is simulated over the same jobs, slots and regions
+planned        utility, as the policy is simulated over the same jobs, slots and regions, with the
+               time of a start as three jobs had it that were run before
 actual         utility of the live queue: a job's driver is killed, and a region is drained
 ended          jobs that have finished, of 8
+start_s        that the jobs before took to their first step
 attempts       submissions, of which one more than jobs is for the job that was killed
 seconds        from the first submission to the last end (--quick: 3 jobs, no trouble)
 """
@@ -39,15 +41,16 @@ SLOT_S, START_S, STEP_S = 30.0, 20.0, 0.2
 LONGEST_S = 1500.0
 # Name, regions, seconds of training, worth, deadline in slots, urgency, submitted at once or later.
 JOBS = (
-    ("cheap", ("us",), 60.0, 5.0, 12.0, 0.5, 0),
-    ("dear", ("us",), 45.0, 60.0, 5.0, 0.7, 0),
-    ("eu", ("eu",), 60.0, 30.0, 6.0, 0.7, 0),
-    ("wide", ("us", "asia"), 75.0, 40.0, 10.0, 0.5, 0),
-    ("asia", ("asia",), 40.0, 20.0, 6.0, 0.5, 0),
-    ("late", ("eu",), 45.0, 25.0, 8.0, 0.5, 1),
-    ("calm", ("eu",), 45.0, 15.0, 16.0, 0.3, 1),
-    ("small", ("us",), 30.0, 35.0, 9.0, 0.5, 1),
+    ("cheap", ("us",), 40.0, 5.0, 14.0, 0.5, 0),
+    ("dear", ("us",), 30.0, 60.0, 8.0, 0.5, 0),
+    ("eu", ("eu",), 50.0, 30.0, 8.0, 0.5, 0),
+    ("wide", ("us", "asia"), 60.0, 40.0, 14.0, 0.4, 0),
+    ("asia", ("asia",), 30.0, 20.0, 8.0, 0.4, 0),
+    ("late", ("eu",), 30.0, 25.0, 10.0, 0.4, 1),
+    ("calm", ("eu",), 30.0, 15.0, 18.0, 0.3, 1),
+    ("small", ("us",), 20.0, 35.0, 14.0, 0.4, 1),
 )
+WARM = tuple((f"warm-{name}", (name,), 4.0, 1.0, 100.0, 0.0, 0) for name in REGIONS)
 KILLED, DRAINED = "eu", "asia"
 
 
@@ -63,6 +66,9 @@ def main() -> None:
         with cluster as made, driver_environment(made.environment):
             place = geo_ray.start_queue(config, address=made.address)
             try:
+                for each in WARM:  # how long starts take here, side by side
+                    submit(place, each, user)
+                start_s = follow(place, None).start_s
                 began_s = time.monotonic()
                 for wave in sorted({each[-1] for each in jobs}):
                     if wave:
@@ -71,27 +77,30 @@ def main() -> None:
                         if each[-1] == wave:
                             submit(place, each, user)
                 trouble = Trouble(Path(work) / "runs" / config.name, made.address)
-                state = follow(place, trouble, with_trouble=not options.quick)
+                state = follow(place, None if options.quick else trouble)
                 took_s = time.monotonic() - began_s
             finally:
                 geo_ray.stop_queue(config, address=made.address)
-    planned, plans = plan_of(state, config)
+    planned, plans = plan_of(state, config, start_s or START_S)
     report = report_of(state)
+    support.say(f"starts took {start_s or 0.0:.0f} s")
     for row in report.jobs:
         support.say(
             f"{row.name}: planned {plans.get(row.name, 0.0):.3g}, actual {row.utility or 0.0:.3g}, "
             f"{row.outcome}, {row.attempts} starts {row.told}"
         )
-    actual = sum(row.utility or 0.0 for row in report.jobs)
+    rows = [row for row in report.jobs if not row.name.startswith("warm-")]
+    actual = sum(row.utility or 0.0 for row in rows)
     figures = [
         support.Figure("difference", abs(actual / planned - 1), "ratio", "<= 0.1", planned),
         support.Figure("planned", planned, "utility"),
         support.Figure("actual", actual, "utility"),
         support.Figure(
-            "ended", float(sum(r.outcome == "finished" for r in report.jobs)), "jobs",
+            "ended", float(sum(r.outcome == "finished" for r in rows)), "jobs",
             f">= {len(jobs)}",
         ),
-        support.Figure("attempts", float(sum(row.attempts for row in report.jobs)), "submissions"),
+        support.Figure("attempts", float(sum(row.attempts for row in rows)), "submissions"),
+        support.Figure("start_s", start_s, "s"),
         support.Figure("seconds", took_s, "s"),
     ]  # fmt: skip
     support.finish("queue", machine, figures, options.out)
@@ -167,7 +176,7 @@ class Trouble:
         support.say(f"draining {DRAINED}: {len(drained)} nodes")
 
 
-def follow(place: str, trouble: Trouble, *, with_trouble: bool) -> QueueState:
+def follow(place: str, trouble: Trouble | None) -> QueueState:
     """Wait until all jobs have ended."""
     deadline_s = time.monotonic() + LONGEST_S
     told = ""
@@ -175,7 +184,7 @@ def follow(place: str, trouble: Trouble, *, with_trouble: bool) -> QueueState:
         state = QueuePlace.at(place).read()
         if state.jobs and not state.living():
             return state
-        if with_trouble:
+        if trouble is not None:
             trouble.look(state)
         text = ", ".join(f"{job.name} {job.phase} {job.course.done:.0%}" for job in state.living())
         if text != told:
@@ -185,13 +194,16 @@ def follow(place: str, trouble: Trouble, *, with_trouble: bool) -> QueueState:
     raise SystemExit(f"jobs have not ended in {LONGEST_S:g} s: {told}")
 
 
-def plan_of(state: QueueState, config: geo_ray.QueueConfig) -> tuple[float, dict[str, float]]:
+def plan_of(
+    state: QueueState, config: geo_ray.QueueConfig, start_s: float
+) -> tuple[float, dict[str, float]]:
     """Return the utility that the policy has in the simulator, over the same arrivals."""
     arrived: dict[str, int] = {}
     room = state.era.slots[0].room
     for entry in state.era.slots:
         for name in entry.arrived:
-            arrived.setdefault(name, entry.slot)
+            if not name.startswith("warm-"):
+                arrived.setdefault(name, entry.slot)
     cluster = cluster_of(config, room, max(arrived.values()) + 100)
     jobs = []
     for name, slot in arrived.items():
@@ -201,7 +213,7 @@ def plan_of(state: QueueState, config: geo_ray.QueueConfig) -> tuple[float, dict
             worth=request.worth,
             factor=1.0,
             regions=tuple(request.spec.regions),
-            start_s=config.start_s,
+            start_s=start_s,
         )
         jobs.append(cluster_job(name, request.spec, seen, slot, 0.0, cluster))
     done = replay_jobs(

@@ -143,8 +143,8 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
             gpus[region] += needs.gpus * count
             cpus[region] += needs.cpus_of(count)
     regions = []
-    for name, region in config.regions.items():
-        machine = region.machines
+    for name, about in config.regions.items():
+        machine = about.machines
         if machine is None:
             continue
         count = math.ceil(cpus[name] / machine.cpus - 1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from geo_ray.errors import NotWorthError
 from geo_ray.queue.config import QueueConfig
@@ -20,6 +21,8 @@ from geo_ray.queue.job_spec import Workers
 from geo_ray.queue.model import Room
 from geo_ray.queue.slots import QueueSlots
 from geo_ray.queue.state import QueuedJob, QueueState
+
+_LATE: Final = 0.2  # of a start that takes longer than others did, that is still to come
 
 
 def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen) -> SlotEntry:
@@ -53,7 +56,7 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
             worth=job.request.worth,
             factor=job.course.factor,
             regions=regions,
-            start_s=0.0 if job.attempt is not None and leave is None else config.start_s,
+            start_s=_start_s(state, config, job, now.unix_s),
             waited=job.course.waited,
             attained_s=job.course.attained_s,
         )
@@ -68,6 +71,16 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
         gone=tuple(gone),
         jobs=jobs,
     )
+
+
+def _start_s(state: QueueState, config: QueueConfig, job: QueuedJob, unix_s: float) -> float:
+    """Return how long a job will take to its first step, as starts have taken so far."""
+    start_s = config.start_s if state.start_s is None else state.start_s
+    if job.attempt is None or job.attempt.leave is not None:
+        return start_s
+    if not job.is_starting:
+        return 0.0
+    return max(_LATE * start_s, start_s - (unix_s - job.attempt.since_unix_s))
 
 
 def regions_there(job: QueuedJob, room: Room) -> tuple[str, ...]:
@@ -95,7 +108,7 @@ def begun_slot(
     jobs = [job for job in state.living() if job.name in entry.jobs]
     regions = {name: seen.regions for name, seen in entry.jobs.items()}
     stranded = [job for job in jobs if job.name in again | state.era.stranded]
-    given = {**entry.given, **_leftovers(stranded, entry)}
+    given = {**entry.given, **_starting(jobs, entry), **_leftovers(stranded, entry)}
     wanted, held = fitted(config, jobs, given, now, regions)
     entry = entry.model_copy(
         update={
@@ -146,6 +159,23 @@ def _changes(
 def workers_text(workers: Workers) -> str:
     """Return how people read it."""
     return ", ".join(f"{count} in {name}" for name, count in workers.items())
+
+
+def _starting(jobs: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob]:
+    """Leave their machines to jobs until they have trained as long as their start took."""
+    found = {}
+    for job in jobs:
+        attempt = job.attempt
+        if attempt is None or attempt.leave is not None:
+            continue
+        begun_unix_s = attempt.begun_unix_s
+        if begun_unix_s is not None:
+            took_s = begun_unix_s - attempt.since_unix_s
+            if entry.unix_s - begun_unix_s >= took_s:
+                continue
+        if all(name in entry.jobs[job.name].regions for name in attempt.workers):
+            found[job.name] = GivenJob(workers=dict(attempt.workers), servers={attempt.averager: 1})
+    return found
 
 
 def _leftovers(stranded: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob]:

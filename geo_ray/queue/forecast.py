@@ -67,8 +67,9 @@ def _train(state: QueueState, config: QueueConfig, since_s: float, until_s: floa
         per_s = share_per_s(job.request.spec, attempt.workers, attempt.averager, config)
         per_s *= course.factor
         begins_s = min(since_s, course.seen_unix_s)  # from when its share is known
-        if course.done <= attempt.begun_done:  # it has not begun to train
-            begins_s = max(since_s, attempt.since_unix_s + config.start_s)
+        if job.is_starting:
+            start_s = config.start_s if state.start_s is None else state.start_s
+            begins_s = max(since_s, attempt.since_unix_s + start_s)
         done = course.done + max(0.0, until_s - begins_s) * per_s
         if done < 1.0 - 1e-9 or per_s <= 0:
             state.feed([SeenEntry(unix_s=until_s, done={job.name: min(1.0, done)})])

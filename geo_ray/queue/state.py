@@ -84,6 +84,7 @@ class JobAttempt:
         leave: why it is to leave; None: it is not.
         leave_unix_s: since when.
         begun_done: share of the work that was done before it.
+        begun_unix_s: when it took its first step, as far as that was seen; None: it has not.
     """
 
     number: int
@@ -92,6 +93,7 @@ class JobAttempt:
     averager: str
     leave: LeaveEntry | None = None
     begun_done: float = 0.0
+    begun_unix_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -128,6 +130,12 @@ class QueuedJob:
         if self.attempt is None:
             return "waiting"
         return "running" if self.attempt.leave is None else "leaving"
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it has machines, and has not taken a step with them yet."""
+        attempt = self.attempt
+        return attempt is not None and attempt.leave is None and attempt.begun_unix_s is None
 
     @property
     def name(self) -> str:
@@ -171,6 +179,7 @@ class QueueState:
         era: of the policy.
         written_unix_s: of the newest entry.
         seen_unix_s: when jobs that run were last looked at, for what is written down.
+        start_s: that attempts took to their first step, newer ones counting more; None: not known.
     """
 
     config: QueueConfig | None = None
@@ -181,6 +190,7 @@ class QueueState:
     era: EraState = field(default_factory=EraState)
     written_unix_s: float = 0.0
     seen_unix_s: float = 0.0
+    start_s: float | None = None
 
     def living(self) -> list[QueuedJob]:
         """Return the jobs that have not ended, in their order."""
@@ -272,11 +282,19 @@ class QueueState:
             if done > course.done:
                 course.moved_unix_s = entry.unix_s
                 course.mark = course.mark or (entry.unix_s, done)
+                self._begin(self.jobs[name].attempt, entry.unix_s)
             course.done, course.seen_unix_s = done, entry.unix_s
         for name, expected in entry.expected.items():
             self.jobs[name].course.expected = expected
         for name, factor in entry.factors.items():
             self.jobs[name].course.factor = factor
+
+    def _begin(self, attempt: JobAttempt | None, unix_s: float) -> None:
+        if attempt is None or attempt.begun_unix_s is not None:
+            return
+        attempt.begun_unix_s = unix_s
+        took_s = unix_s - attempt.since_unix_s
+        self.start_s = took_s if self.start_s is None else (self.start_s + took_s) / 2
 
     def _attempt(self, entry: StartEntry | ReshapeEntry | LeaveEntry | GoneEntry) -> None:
         job = self.jobs[entry.job]

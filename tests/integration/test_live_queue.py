@@ -80,7 +80,8 @@ def test_a_job_runs_grows_smaller_and_is_saved(ray_cluster: LocalCluster, tmp_pa
         assert states() == {"us-east": "member", "eu-west": "member"}
 
         with connect(ExistingClusterConfig(address=ray_cluster.address), [], namespace="kills"):
-            ray.kill(find_queue("live"), no_restart=False)
+            actor: Any = find_queue("live")
+            ray.kill(actor, no_restart=False)
         smaller = queue_config(tmp_path, **{"eu-west": {"cpus": 0.0}})
         assert geo_ray.start_queue(smaller, address=ray_cluster.address) == place
         eventually(lambda: states()["eu-west"] == "left", states)

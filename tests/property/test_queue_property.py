@@ -17,7 +17,7 @@ from queue_support import SimQueue, job, sim_queue
 
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.store import ConditionalStore
-from geo_ray.queue.entries import SlotEntry
+from geo_ray.queue.entries import Outcome, SlotEntry
 from geo_ray.queue.journal import QueueJournal
 from geo_ray.queue.report import report_of
 from geo_ray.queue.state import state_of
@@ -264,7 +264,7 @@ def test_who_goes_on_decides_as_who_died_would_have(tmp_path: Path, policy: str)
 def test_killed_at_every_single_point(tmp_path: Path, policy: str) -> None:
     """One history with a drained region and a cancelled job, killed once at each of its points."""
 
-    def history(root: Path, point: int) -> tuple[int, dict[str, str]]:
+    def history(root: Path, point: int) -> tuple[int, dict[str, Outcome]]:
         root.mkdir()
         queue = dying_queue(root, policy)
         queue.left = point

@@ -12,6 +12,7 @@ from geo_ray.queue.actions import AskMachines, AskStop, ChangeMember, Submit, ta
 from geo_ray.queue.journal import QueueJournal
 from geo_ray.queue.report import report_of, utility_of_end
 from geo_ray.queue.state import state_of
+from geo_ray.queue.tokens import key_of
 
 TWO = ("us", "eu")
 
@@ -96,8 +97,6 @@ def test_a_job_that_waits_is_cancelled_at_once(tmp_path: Path) -> None:
 def test_quotas_and_what_does_not_fit(
     tmp_path: Path, quota: dict[str, object], asked: object, code: str | None
 ) -> None:
-    from queue_support import key_of
-
     tenants = {"red": {"key": key_of(TOKENS["red"]), **quota}}
     queue = sim_queue(tmp_path, tenants=tenants)
     id = queue.submit("red", asked)  # type: ignore[arg-type]
@@ -113,8 +112,6 @@ def test_a_job_larger_than_the_cluster_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_tenant_has_no_more_workers_than_it_may(tmp_path: Path) -> None:
-    from queue_support import key_of
-
     keys = {name: {"key": key_of(token)} for name, token in TOKENS.items()}
     keys["red"]["most_workers"] = 1  # type: ignore[assignment]
     queue = sim_queue(tmp_path, tenants=keys)
@@ -412,3 +409,18 @@ def test_the_report_is_what_the_journal_comes_to(tmp_path: Path) -> None:
     assert (a.name, a.state, a.outcome, b.name) == ("a", "ended", "finished", "b")
     # Its slot of arrival is the one in which it came; it ended in the second: 1 slot later.
     assert a.utility == pytest.approx(8.0 / (1 + 2.718281828 ** (1 * (1 - 3))))
+
+
+def test_a_job_that_is_starting_is_let_start(tmp_path: Path) -> None:
+    """Starts take far longer than reckoned: nobody is sent away before it could train."""
+    queue = sim_queue(tmp_path, room=2.0, policy="pd_ors")
+    queue.world.start_s = 45.0
+    for name in ("a", "b"):
+        queue.submit("red", job(name, seconds=20.0, deadline_s=300.0))
+    queue.run(44.0)
+    first = next(each for each in queue.state.living() if each.attempt is not None)
+    assert first.is_starting
+    queue.run(300.0)
+    assert outcome(queue, "a") == outcome(queue, "b") == ("finished", None)
+    assert queue.state.attempts == {"a": 1, "b": 1}
+    assert queue.state.start_s == pytest.approx(46.0, abs=3.0)  # which later ones are planned with

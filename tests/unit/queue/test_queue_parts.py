@@ -215,7 +215,7 @@ def test_a_write_whose_answer_got_lost_is_found_again(tmp_path: Path) -> None:
         unchanged = LocalConditionalStore.unchanged
 
     store = Forgetful(LocalConditionalStore(tmp_path))
-    journal = QueueJournal(store)  # type: ignore[arg-type]
+    journal = QueueJournal(store)
     journal.read()
     for number in (1, 2, 3):
         journal.add([entry(number)])
