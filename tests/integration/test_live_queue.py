@@ -15,7 +15,7 @@ import geo_ray
 from geo_ray.config.cluster import ExistingClusterConfig
 from geo_ray.runtime.cluster.connect import connect
 from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.queue.serving import find_queue
+from geo_ray.runtime.queue.serving import end_queues, find_queue
 
 LONGEST_S = 300.0
 TOKEN, KEY = geo_ray.new_queue_token()
@@ -96,7 +96,9 @@ def test_a_job_runs_grows_smaller_and_is_saved(ray_cluster: LocalCluster, tmp_pa
         assert geo_ray.status(run).phase == "stopped"
     finally:
         geo_ray.stop_queue(config, address=ray_cluster.address)
+    assert geo_ray.start_queue(config, address=ray_cluster.address) == place
     with connect(ExistingClusterConfig(address=ray_cluster.address), [], namespace="looks") as at:
+        assert end_queues() == ["geo-ray-queue-live"]  # as `geo-ray down` does
         assert find_queue("live") is None
         jobs = JobSubmissionClient(f"http://{at.dashboard}").list_jobs()
     mine = [job for job in jobs if str(job.submission_id).startswith("geoq-live.")]

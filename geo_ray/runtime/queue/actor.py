@@ -29,7 +29,7 @@ Handle = Any  # a Ray actor handle; Ray gives it no useful type
 QUEUES: Final = "geo_ray-queues"
 """Ray namespace of all queues' actors."""
 _AGAIN_S: Final = 2.0
-_NEAR_LOOK_S: Final = 0.5
+_NEAR_LOOK_S: Final = 1.0
 _FAR_LOOK_S: Final = 5.0
 _log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import ray
 from ray.exceptions import RayError
+from ray.util import list_named_actors
 
 from geo_ray.config.cluster import ExistingClusterConfig
 from geo_ray.errors import ClusterError, QueueError
@@ -49,14 +50,18 @@ def serve_queue(queue: QueueConfig, cluster: ExistingClusterConfig, longest_s: f
         found = find_queue(queue.name)
         if found is not None:
             _end(found)
-        actor = start_queue_actor(order, _head())
-        deadline_s = time.monotonic() + longest_s
+        deadline_s, why = time.monotonic() + longest_s, "it has not begun"
         while True:
-            served: Any = ray.get(actor.served.remote(), timeout=_ANSWER_S)
-            if served.is_acting:
-                return
+            try:  # the one before may be found once more while it ends
+                actor = start_queue_actor(order, _head())
+                served: Any = ray.get(actor.served.remote(), timeout=_ANSWER_S)
+            except RayError as error:
+                why = str(error).partition("\n")[0]
+            else:
+                if served.is_acting:
+                    return
+                why = "; ".join(served.errors) or why
             if time.monotonic() > deadline_s:
-                why = "; ".join(served.errors) or "it has not begun"
                 raise QueueError(f"queue {queue.name} is not served: {why}")
             time.sleep(_LOOK_S)
 
@@ -68,6 +73,17 @@ def unserve_queue(name: str, cluster: ExistingClusterConfig) -> bool:
         if found is not None:
             _end(found)
         return found is not None
+
+
+def end_queues() -> list[str]:
+    """End the actors of all queues of the connected cluster; return their names."""
+    query: Any = list_named_actors
+    named: list[dict[str, str]] = query(all_namespaces=True)
+    names = [str(each["name"]) for each in named if each["namespace"] == QUEUES]
+    for name in names:
+        with suppress(ValueError):  # it has just ended
+            _end(ray.get_actor(name, namespace=QUEUES))
+    return names
 
 
 def find_queue(name: str) -> Handle | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import ray
 
-from geo_ray.errors import ClusterError
+from geo_ray.errors import ClusterError, GeoRayError
 from geo_ray.job.queued.tree import run_tree, runs_of
 from geo_ray.queue.actions import (
     Action,
@@ -33,6 +34,7 @@ from geo_ray.runtime.queue.job_server import QueueJobServer, SubmissionTold
 from geo_ray.runtime.queue.queued_run import QueuedRun
 
 _ANSWER_S: Final = 10.0
+_log = logging.getLogger(__name__)
 _MEMBERS_AGAIN_S: Final = 20.0
 _MACHINES_AGAIN_S: Final = 60.0
 
@@ -136,7 +138,11 @@ def room_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
 def _seen(told: SubmissionTold | None, run: QueuedRun) -> SubmissionSeen:
     if told is None:
         return SubmissionSeen("unknown")
-    seen = run.seen()
+    try:
+        seen = run.seen()
+    except GeoRayError as error:  # of this run alone; the others go on
+        _log.warning("queue: %s", error.message)
+        seen = SubmissionSeen("going", code=error.code, told=error.message)
     if not told.is_over:
         return replace(seen, end=None, code=None, told="")
     end = seen.end
