@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from geo_ray.api.queue.jobs import cancel_job as cancel_job
     from geo_ray.api.queue.jobs import move_job as move_job
     from geo_ray.api.queue.jobs import queue_report as queue_report
+    from geo_ray.api.queue.jobs import save_queue_page as save_queue_page
     from geo_ray.api.queue.jobs import submit_job as submit_job
     from geo_ray.api.queue.serve import QueueConfig as QueueConfig
     from geo_ray.api.queue.serve import load_queue as load_queue
@@ -196,6 +197,7 @@ _WHERE = {
     "queue_report": "api.queue.jobs",
     "start_queue": "api.queue.serve",
     "stop_queue": "api.queue.serve",
+    "save_queue_page": "api.queue.jobs",
     "submit_job": "api.queue.jobs",
     "Run": "api.run",
     "open_run": "api.run",

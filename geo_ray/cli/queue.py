@@ -57,6 +57,7 @@ def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG from the cluster, until `geo-ray queue stop`."""
     import geo_ray
 
+    click.echo("starting the queue's actor on the cluster", err=True)
     place = geo_ray.start_queue(config, overrides, address=address)
     click.echo(f"served   {place}")
 
@@ -117,6 +118,7 @@ def submit(
 ) -> None:
     """Submit what CONFIG trains, as a job of QUEUE."""
     user = _user(tenant, token_file)
+    click.echo(f"reading {config}, and asking {queue}", err=True)
     import geo_ray
     from geo_ray.api.queue.jobs import JobHints
 
@@ -138,12 +140,15 @@ def submit(
 @_queue
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--all", "with_ended", is_flag=True, help="Also jobs that ended long ago.")
-def list_jobs(queue: str, as_json: bool, with_ended: bool) -> None:
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page, too.")
+def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) -> None:
     """Show the jobs of QUEUE: who runs, who waits, and why."""
     import geo_ray
     from geo_ray.cli.tables.queue import jobs_table, queue_line, wide_console
 
     report = geo_ray.queue_report(queue)
+    if page is not None:
+        click.echo(f"page     {geo_ray.save_queue_page(queue, page)}", err=True)
     if as_json:
         click.echo(report.model_dump_json(indent=2))
         return

@@ -14,9 +14,12 @@ from geo_ray.config.source import override_items
 from geo_ray.errors import QueueMissingError, QueueRequestError
 from geo_ray.errors.base import from_code
 from geo_ray.job.auto import load_experiment
+from geo_ray.job.live.queue_reader import QueueLiveReader
 from geo_ray.job.queued.spec import JobHints as JobHints
 from geo_ray.job.queued.spec import spec_of
 from geo_ray.job.queued.tree import config_tree
+from geo_ray.observe.live.queue_page import queue_sections
+from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.queue import inbox
 from geo_ray.queue.config import QueueConfig as QueueConfig
 from geo_ray.queue.entries import TakenEntry
@@ -174,6 +177,22 @@ def queue_report(queue: FilePath) -> QueueReport:
         QueueMissingError: there is none.
     """
     return QueueReader(place_of(queue)).report(time.time())
+
+
+def save_queue_page(queue: FilePath, path: FilePath) -> Path:
+    """Write one self-contained page of a queue: its jobs over time, and its regions.
+
+    Args:
+        queue: its folder, or its configuration.
+        path: file to write.
+
+    Raises:
+        QueueMissingError: there is no queue.
+        RunDirectoryError: the page cannot be written.
+    """
+    view = QueueLiveReader(place_of(queue)).view()
+    body = "".join(queue_sections(view).values())
+    return write_html(html_page(view.name, body), Path(path))
 
 
 def _id() -> str:

@@ -97,6 +97,8 @@ class _PdOrs:
             self._forget(name, view.slot)
         if not self._is_sure:
             self._mend(view)
+        if view.gone:
+            self._offer(view)
         for job in view.arrived:
             self._board.learn(job)
             found = self._best(job, job.rows, view.slot)
@@ -180,6 +182,13 @@ class _PdOrs:
         plan, job = self._promised.pop(name, {}), self._jobs.pop(name, None)
         if job is not None:
             self._promise(job, {s: had for s, had in plan.items() if s >= slot}, times=-1)
+
+    def _offer(self, view: SlotView) -> None:
+        """Plan those who wait for their turn anew, as others have given room back."""
+        for name, each in sorted(view.active.items(), key=lambda i: -i[1].job.utility.worth):
+            plan = self._promised.get(name)
+            if plan and view.slot not in plan and max(plan) > view.slot:
+                self._replan(each, view.slot)
 
     def _promise(self, job: ClusterJob, plan: Mapping[int, Allocation], times: int = 1) -> None:
         for slot, had in plan.items():

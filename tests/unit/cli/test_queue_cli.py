@@ -57,6 +57,16 @@ def test_the_table_says_who_runs_who_waits_and_why(queue: SimQueue) -> None:
     assert told["jobs"][2]["utility"] == pytest.approx(3.0, rel=1e-3)
 
 
+def test_a_page_of_it_is_written(queue: SimQueue, tmp_path: Path) -> None:
+    page = tmp_path / "queue.html"
+    shown = run("list", queue.root, "--page", page)
+    assert shown.exit_code == 0, shown.output
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "Jobs over time" in text
+    assert "long" in text
+
+
 def test_a_job_is_shown_with_what_it_had_and_will_have(queue: SimQueue) -> None:
     shown = run("show", queue.root, "long").output
     assert "job      long of tenant red: running" in shown

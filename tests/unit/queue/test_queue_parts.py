@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from queue_support import TOKENS, job, queue_config
+from queue_support import TOKENS, SimQueue, job, queue_config, sim_queue
 from s3_support import new_prefix, s3_server, set_credentials
 
 from geo_ray.config.load import load_tree
@@ -167,6 +167,22 @@ def test_a_journal_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
         other.add([entry(2)])
         with pytest.raises(LeaseLostError):
             journal.add([entry(3)])
+
+
+def test_a_queue_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_credentials(monkeypatch)
+    with s3_server() as endpoint:
+        place = QueuePlace.at(new_prefix(endpoint))
+        monkeypatch.setattr(SimQueue, "store", property(lambda _: place.store()))
+        queue = sim_queue(tmp_path)
+        queue.submit("red", job("a", seconds=8.0))
+        queue.run(8.0, every_s=4.0)
+        queue.die()
+        queue.run(20.0, every_s=4.0)
+        (found,) = place.read().jobs.values()
+    assert found.end is not None
+    assert found.end.outcome == "finished"
+    assert queue.world.submissions.keys() == {"geoq-q.a.1"}
 
 
 def test_a_long_journal_has_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

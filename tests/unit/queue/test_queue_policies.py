@@ -43,3 +43,16 @@ def test_what_was_promised_to_a_job_that_is_gone_is_given_to_others(tmp_path: Pa
 
     assert ends(tmp_path / "kept", cancelled=False) == "turned away"
     assert ends(tmp_path / "gone", cancelled=True) == "finished"
+
+
+def test_a_job_that_ends_early_lets_the_next_one_begin(tmp_path: Path) -> None:
+    queue = sim_queue(tmp_path, room=2.0, policy="pd_ors")
+    queue.world.speed["fast"] = 5.0
+    for name in ("fast", "next"):
+        queue.submit("red", job(name, seconds=95.0, worth=50.0, deadline_s=400.0, urgency=1.0))
+    queue.run(60.0)
+    jobs = queue.state.jobs
+    first, second = sorted(jobs.values(), key=lambda each: each.attempt is not None)
+    assert first.name == "fast"
+    assert first.end is not None
+    assert second.course.stretches[0].since_unix_s - first.end.unix_s <= 11.0  # the next border
