@@ -164,7 +164,7 @@ class Trouble:
         asia, wide = state.jobs.get("asia"), state.jobs.get("wide")
         if asia is None or wide is None or asia.end is None or self._has_drained:
             return
-        if 0.3 < wide.course.done < 1.0:
+        if 0.0 < wide.course.done < 0.9:
             self._has_drained = True
             self._drain()
 

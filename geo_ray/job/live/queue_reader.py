@@ -133,7 +133,7 @@ def _lane(row: QueueJobRow, origin_s: float, now_unix_s: float) -> QueueLane:
         tuple(bars),
         row.came_unix_s - origin_s,
         deadline_s,
-        (f"{row.worth:g}", f"{row.done:.0%}", f"{row.factor:.2f}", str(row.attempts), told),
+        (told, f"{row.worth:g}", f"{row.done:.0%}", f"{row.factor:.2f}", str(row.attempts)),
     )
 
 

@@ -11,7 +11,7 @@ from geo_ray.observe.picture.queue_view import QueueView
 from geo_ray.observe.report.sections import none, section, table
 
 MOST_ROWS: Final = 300
-HEADINGS: Final = ("job", "tenant", "state", "worth", "done", "speed", "starts", "why")
+HEADINGS: Final = ("job", "tenant", "state", "why", "worth", "done", "speed", "starts")
 
 
 def queue_sections(view: QueueView) -> dict[str, str]:
@@ -28,7 +28,7 @@ def queue_sections(view: QueueView) -> dict[str, str]:
         rows = lanes_cells(view.lanes[:MOST_ROWS])
         more = len(view.lanes) - len(rows)
         note = f"The first {len(rows)} of {len(view.lanes):,}." if more else ""
-        drawn["regions"] = section("Jobs", table(HEADINGS, rows, left=3), note)
+        drawn["regions"] = section("Jobs", table(HEADINGS, rows, left=4), note)
     if view.rooms:
         rooms = [[escape(text) for text in (row.region, *row.cells)] for row in view.rooms]
         headings = ["region", "GPUs", "CPUs", "jobs there"]

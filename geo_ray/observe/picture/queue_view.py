@@ -37,7 +37,7 @@ class QueueLane:
         bars: what it has when.
         came_s: when it came.
         deadline_s: when half of its worth is gone; None: never.
-        cells: what the table says of it: worth, done, speed, starts, and why it stands so.
+        cells: what the table says of it: why it stands so, worth, done, speed, starts.
     """
 
     name: str
