@@ -145,7 +145,8 @@ def _seen(told: SubmissionTold | None, run: QueuedRun) -> SubmissionSeen:
         seen = SubmissionSeen("going", code=error.code, told=error.message)
     if not told.is_over:
         return replace(seen, end=None, code=None, told="")
-    end = seen.end
-    if told.succeeded:
-        end = "finished"
-    return replace(seen, state="over", trains=False, end=end, told=seen.told or told.told)
+    end = "finished" if told.succeeded else seen.end
+    # The run's own words may be of an attempt before, which was asked to stop.
+    code = seen.code if end == "failed" else None
+    words = seen.told if end == "failed" else told.told
+    return replace(seen, state="over", trains=False, end=end, code=code, told=words)
