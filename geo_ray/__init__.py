@@ -74,6 +74,22 @@ if TYPE_CHECKING:
     from geo_ray.api.programs.pricing import price_program as price_program
     from geo_ray.api.programs.training import TrainingNode as TrainingNode
     from geo_ray.api.programs.training import training_program as training_program
+    from geo_ray.api.queue.jobs import JobHints as JobHints
+    from geo_ray.api.queue.jobs import JobWorth as JobWorth
+    from geo_ray.api.queue.jobs import QueueAnswer as QueueAnswer
+    from geo_ray.api.queue.jobs import QueueReport as QueueReport
+    from geo_ray.api.queue.jobs import QueueUser as QueueUser
+    from geo_ray.api.queue.jobs import cancel_job as cancel_job
+    from geo_ray.api.queue.jobs import move_job as move_job
+    from geo_ray.api.queue.jobs import queue_report as queue_report
+    from geo_ray.api.queue.jobs import save_queue_page as save_queue_page
+    from geo_ray.api.queue.jobs import submit_job as submit_job
+    from geo_ray.api.queue.serve import QueueConfig as QueueConfig
+    from geo_ray.api.queue.serve import load_queue as load_queue
+    from geo_ray.api.queue.serve import names_queue as names_queue
+    from geo_ray.api.queue.serve import new_queue_token as new_queue_token
+    from geo_ray.api.queue.serve import start_queue as start_queue
+    from geo_ray.api.queue.serve import stop_queue as stop_queue
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
     from geo_ray.api.run import report as report
@@ -186,6 +202,22 @@ _WHERE = {
     "run_program": "program.run",
     "TrainingNode": "api.programs.training",
     "training_program": "api.programs.training",
+    "JobHints": "api.queue.jobs",
+    "JobWorth": "api.queue.jobs",
+    "QueueAnswer": "api.queue.jobs",
+    "QueueConfig": "api.queue.serve",
+    "QueueReport": "api.queue.jobs",
+    "QueueUser": "api.queue.jobs",
+    "cancel_job": "api.queue.jobs",
+    "load_queue": "api.queue.serve",
+    "move_job": "api.queue.jobs",
+    "names_queue": "api.queue.serve",
+    "new_queue_token": "api.queue.serve",
+    "queue_report": "api.queue.jobs",
+    "start_queue": "api.queue.serve",
+    "stop_queue": "api.queue.serve",
+    "save_queue_page": "api.queue.jobs",
+    "submit_job": "api.queue.jobs",
     "Run": "api.run",
     "open_run": "api.run",
     "report": "api.run",

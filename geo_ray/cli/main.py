@@ -41,6 +41,7 @@ _VERBS = {
     "report": ("geo_ray.cli.report", "report"),
     "export": ("geo_ray.cli.export", "export"),
     "schedule": ("geo_ray.cli.schedule", "schedule"),
+    "queue": ("geo_ray.cli.queue", "queue"),
     "prices": ("geo_ray.cli.prices", "prices"),
     "lab": ("geo_ray.cli.lab", "lab"),
     "up": ("geo_ray.cli.clusters.up", "up"),

@@ -70,6 +70,17 @@ from geo_ray.errors.program import ProgramLoadError as ProgramLoadError
 from geo_ray.errors.program import ProgramRegionError as ProgramRegionError
 from geo_ray.errors.program import ProgramStalledError as ProgramStalledError
 from geo_ray.errors.program import ValueUnshippableError as ValueUnshippableError
+from geo_ray.errors.queue import JobFailedError as JobFailedError
+from geo_ray.errors.queue import JobOverranError as JobOverranError
+from geo_ray.errors.queue import JobStalledError as JobStalledError
+from geo_ray.errors.queue import NotWorthError as NotWorthError
+from geo_ray.errors.queue import QueueDeniedError as QueueDeniedError
+from geo_ray.errors.queue import QueueError as QueueError
+from geo_ray.errors.queue import QueueJournalError as QueueJournalError
+from geo_ray.errors.queue import QueueMissingError as QueueMissingError
+from geo_ray.errors.queue import QueueRequestError as QueueRequestError
+from geo_ray.errors.queue import SpeedUnknownError as SpeedUnknownError
+from geo_ray.errors.queue import TenantQuotaError as TenantQuotaError
 from geo_ray.errors.run import AveragerFailedError as AveragerFailedError
 from geo_ray.errors.run import DriverLostError as DriverLostError
 from geo_ray.errors.run import DriverMissingError as DriverMissingError

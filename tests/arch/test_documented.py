@@ -16,6 +16,7 @@ from geo_ray.config.load import load_tree
 from geo_ray.errors.base import every_class
 from geo_ray.errors.page import page
 from geo_ray.job.auto import load_experiment
+from geo_ray.queue.config import QueueConfig
 from geo_ray.tuning.config import TuningConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +105,9 @@ def chapter_first(kind: type[errors.GeoRayError]) -> int:
 def test_every_config_loads(path: Path) -> None:
     if path.name == "tune.yaml":  # a search, which has a configuration as its base
         load_tree(ROOT / path, [], TuningConfig)
+        return
+    if path.name == "queue.yaml":
+        load_tree(ROOT / path, [], QueueConfig)
         return
     load_experiment(ROOT / path, [])
 

@@ -26,6 +26,7 @@ LAYERS = [
     {"providers"},
     {"planning"},
     {"autoscale", "scheduling"},
+    {"queue"},
     {"config.experiment", "config.emulate"},
     {"job"},
     {"runtime", "sim"},
@@ -62,7 +63,7 @@ FENCES = {
 }
 NO_TORCH = (
     *("types", "errors", "clock", "config", "planning", "autoscale", "scheduling", "clouds"),
-    "providers",
+    *("providers", "queue"),
 )
 IMPORT_NAMES = {
     "pyyaml": "yaml",

@@ -8,16 +8,21 @@ from pathlib import Path
 from types import TracebackType
 
 from geo_ray.api.inputs import FilePath
+from geo_ray.api.queue.serve import names_queue, place_of
 from geo_ray.api.run import directory_of
 from geo_ray.clock import SystemClock
 from geo_ray.errors import GeoRayError
+from geo_ray.job.live.queue_reader import QueueLiveReader
 from geo_ray.job.live.reader import LiveReader
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.s3_store import S3ConditionalStore
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.observe.live.board import Board
 from geo_ray.observe.live.looking import Looking
+from geo_ray.observe.live.page import page_sections
+from geo_ray.observe.live.queue_page import queue_sections
 from geo_ray.observe.live.server import PageServer
+from geo_ray.observe.picture.queue_view import QueueView
 from geo_ray.observe.picture.view import RunView
 from geo_ray.stores.bucket import Bucket, RequestLimits
 from geo_ray.stores.uri import is_s3, parse_s3
@@ -32,14 +37,14 @@ class LivePage:
         board = Board()
         self._over = threading.Event()
         self._server = PageServer(board, port, on_watcher=self._somebody_came)
-        self._looking: Looking | None = Looking(
-            str(run),
-            LiveReader(_finder(run), _journal_in(machines)),
-            board,
-            lambda: self._server.watchers,
-            self._server.changed,
-            every_s,
-        )
+        at = (board, lambda: self._server.watchers, self._server.changed, every_s)
+        self._looking: Looking[QueueView] | Looking[RunView] | None = None
+        if names_queue(run):
+            queue = QueueLiveReader(place_of(run))
+            self._looking = Looking(str(run), queue, *at, draw=queue_sections)
+        else:
+            reader = LiveReader(_finder(run), _journal_in(machines))
+            self._looking = Looking(str(run), reader, *at, draw=page_sections)
 
     @property
     def url(self) -> str:
@@ -88,11 +93,13 @@ def watch(
 ) -> LivePage:
     """Serve a live page about a run: its regions and links, members, curves, money, machines.
 
+    Of a queue: its jobs over time, as they were and as they are planned, and its regions.
+
     On this machine alone, to who has the page's address, which holds a token. The run may begin
     later, or have ended; nothing in it is changed, and who watches takes nothing from it.
 
     Args:
-        run: its directory, or its address in a bucket.
+        run: its directory, or its address in a bucket; or a queue's folder or configuration.
         port: to serve on; 0: any that is free.
         every_s: seconds between two looks while somebody watches; of a run in a bucket five times
             as many. While nobody does, ten times as many.

@@ -1,4 +1,4 @@
-"""`geo-ray watch`: a run as it goes, on a page or in the terminal."""
+"""`geo-ray watch`: a run, or a queue, as it goes, on a page or in the terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from geo_ray.cli.paths import RunRef, RunReference, run_directory
 def _may_begin_later(
     context: click.Context, parameter: click.Parameter, path: RunRef
 ) -> RunRef | None:
-    """Take also what is not there yet."""
-    if isinstance(path, Path) and not path.exists():
+    """Take also what is not there yet, and the configuration of a queue."""
+    if isinstance(path, Path) and (not path.exists() or path.suffix in (".yaml", ".yml")):
         return path
     return run_directory(context, parameter, path)
 
 
 @click.command("watch")
-@click.argument("run_dir", metavar="RUN", type=RunReference(), callback=_may_begin_later)
+@click.argument("run_dir", metavar="RUN|QUEUE", type=RunReference(), callback=_may_begin_later)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="To serve on; any that is free."
 )
@@ -45,15 +45,19 @@ def watch(
     every_s: float,
     machines: str | None,
 ) -> None:
-    """Show RUN as it goes, on a page or in the terminal.
+    """Show RUN, or the QUEUE of a cluster, as it goes, on a page or in the terminal.
 
-    Regions and links, members, curves, money, machines.
+    Regions and links, members, curves, money, machines; of a queue its jobs over time, as they were
+    and as they are planned.
 
     Serves a page on this machine alone and prints its address, which holds a token: who has it may
     look. RUN may begin later, or have ended. Ctrl-C ends the page, and nothing else.
     """
     import geo_ray
 
+    if terminal and geo_ray.names_queue(run_dir):
+        _show_queue_here(run_dir, every_s)
+        return
     if terminal:
         _show_here(run_dir, every_s, machines)
         return
@@ -81,3 +85,22 @@ def _show_here(run_dir: RunRef, every_s: float, machines: str | None) -> None:
     with Live(auto_refresh=False, console=console) as live:
         for view in views:
             live.update(view_text(view), refresh=True)
+
+
+def _show_queue_here(queue: RunRef, every_s: float) -> None:
+    import time
+
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    import geo_ray
+    from geo_ray.cli.tables.queue import jobs_table, queue_line
+
+    console = Console()
+    with Live(auto_refresh=False, console=console) as live:
+        while True:
+            report = geo_ray.queue_report(queue)
+            live.update(Group(jobs_table(report), queue_line(report)), refresh=True)
+            if not console.is_terminal:
+                return
+            time.sleep(every_s)

@@ -1,24 +1,27 @@
-"""Looks at a run again and again, and shows it; seldom while nobody watches."""
+"""Looks at a run, or a queue, again and again, and shows it; seldom while nobody watches."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from geo_ray.errors import GeoRayError
 from geo_ray.observe.live.board import Board
-from geo_ray.observe.live.page import page_sections, reading_sections, waiting_sections
-from geo_ray.observe.picture.view import RunView
+from geo_ray.observe.live.page import reading_sections, waiting_sections
 
 _SLICE_EVENTS: Final = 10_000
 _AT_ONCE_S: Final = 0.01  # between two slices, in which who asks is answered
 _log = logging.getLogger(__name__)
 
 
-class RunReader(Protocol):
-    """What is looked at; `geo_ray.job.live.reader` has the reader of a run."""
+V = TypeVar("V", covariant=True)
+S = TypeVar("S")
+
+
+class ViewReader(Protocol[V]):
+    """What is looked at; `geo_ray.job.live` has the readers of a run and of a queue."""
 
     @property
     def is_far(self) -> bool:
@@ -27,11 +30,11 @@ class RunReader(Protocol):
     def read(self, most_events: int) -> float:
         """Read on; give which part was read. Raises while there is nothing."""
 
-    def view(self) -> RunView:
+    def view(self) -> V:
         """Give what is shown."""
 
 
-class Looking:
+class Looking(Generic[S]):
     """A thread that looks, until `close`.
 
     Args:
@@ -41,17 +44,21 @@ class Looking:
         watchers: how many watch at this moment.
         on_change: called after a change of the board.
         every_s: seconds between two looks.
+        draw: what is read, as sections of the page.
     """
 
     def __init__(
         self,
         run: str,
-        reader: RunReader,
+        reader: ViewReader[S],
         board: Board,
         watchers: Callable[[], int],
         on_change: Callable[[], None],
         every_s: float = 1.0,
+        *,
+        draw: Callable[[S], dict[str, str]],
     ) -> None:
+        self._draw = draw
         self._run, self._reader, self._board = run, reader, board
         self._watchers, self._on_change = watchers, on_change
         self._every_s = every_s
@@ -91,7 +98,7 @@ class Looking:
             threading.Event().wait(_AT_ONCE_S)
         if self._watchers() or not self._is_drawn:  # who comes first finds something
             self._is_drawn = True
-            self._put(page_sections(self._reader.view()))
+            self._put(self._draw(self._reader.view()))
 
     def _put(self, sections: dict[str, str]) -> None:
         if self._board.put(sections):

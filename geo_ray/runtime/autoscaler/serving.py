@@ -25,6 +25,7 @@ from geo_ray.runtime.autoscaler.actor import (
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.connect import connect
 from geo_ray.runtime.cluster.served import NAMESPACE
+from geo_ray.runtime.queue.serving import end_queues
 
 _ANSWER_S: Final = 30.0
 _LOOK_S: Final = 0.5
@@ -76,6 +77,8 @@ class ServedCluster:
             longest_s: longest wait.
             tell: told which jobs there are.
         """
+        for queue in end_queues():
+            tell(f"{queue} is served no more")  # else it would start anew what is stopped
         if self.job_server is None:
             return
         client = JobSubmissionClient(self.job_server)

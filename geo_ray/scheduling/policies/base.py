@@ -45,12 +45,15 @@ class SlotView:
         arrived: jobs that came with it, in their order.
         active: all that have come and not ended, by id, in the order of arrival.
         capacity_SR: what there is in this slot.
+        gone: jobs that were there and are not any more, otherwise than by running to their planned
+            end: cancelled, or faster than they were said to be.
     """
 
     slot: int
     arrived: Sequence[ClusterJob]
     active: Mapping[str, JobProgress]
     capacity_SR: Floats
+    gone: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,8 @@ scheduler that PD-ORS compares itself with, reconstructed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -28,6 +29,7 @@ from geo_ray.scheduling.model.allocation import Allocation
 from geo_ray.scheduling.model.cluster import SharedCluster
 from geo_ray.scheduling.model.job import ClusterJob
 from geo_ray.scheduling.model.schedule import Admission
+from geo_ray.scheduling.model.speed import LinkUsed
 from geo_ray.scheduling.policies.base import JobProgress, SlotDecision, SlotScheduler, SlotView
 from geo_ray.scheduling.policies.packing import SiteRoom
 from geo_ray.scheduling.pricing.best_schedule import (
@@ -53,6 +55,9 @@ class PdOrsPolicy:
         span: see `PriceBoard`.
         locality: ``apart``: no site has both workers and parameter servers, as in OASiS.
         server_share: of the sites, that have parameter servers if apart.
+        fine: whether a job's work is cut into as many parts as it takes slots at its fastest, or a
+            multiple of that; else long jobs, of which no part fits a slot, are turned away, and
+            others are planned longer than they take. Not in the paper.
         change_s: none: moves between slots are planned and go through members, not a restart.
     """
 
@@ -63,6 +68,7 @@ class PdOrsPolicy:
     locality: Locality = "any"
     server_share: float = 0.3
     change_s: float = 0.0
+    fine: bool = False
 
     def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
         """See `SchedulingPolicy`."""
@@ -80,14 +86,19 @@ class _PdOrs:
         self._policy, self._cluster = policy, cluster
         self._board = PriceBoard(cluster, tight=policy.tight, span=policy.span)
         self._promised: dict[str, dict[int, Allocation]] = {}
+        self._jobs: dict[str, ClusterJob] = {}
         self._rng = np.random.default_rng(seed)
         self._is_sure = not cluster.spot_S.any()
         import scipy.optimize  # noqa: F401  # takes seconds; no decision shall wait for it
 
     def decide(self, view: SlotView) -> SlotDecision:
         admissions = []
+        for name in view.gone:
+            self._forget(name, view.slot)
         if not self._is_sure:
             self._mend(view)
+        if view.gone:
+            self._offer(view)
         for job in view.arrived:
             self._board.learn(job)
             found = self._best(job, job.rows, view.slot)
@@ -122,7 +133,32 @@ class _PdOrs:
         free_NSR = np.maximum(0.0, capacity_NSR - self._board.promised_TSR[slots])
         offers = SlotOffers(slot, price_NSR, free_NSR)
         ways = self._ways(job)
-        return best_schedule(self._cluster, job, rows, offers, ways, policy.search, self._rng)
+        for rule in self._rules(job, rows, ways):
+            found = best_schedule(self._cluster, job, rows, offers, ways, rule, self._rng)
+            if found is not None:
+                return found
+        return None
+
+    def _rules(self, job: ClusterJob, rows: float, ways: Sequence[SpreadWay]) -> list[SearchRule]:
+        """Return the ways to cut a job's work that are tried, one after the other."""
+        rule, window = self._policy.search, self._policy.window
+        if not self._policy.fine:
+            return [rule]
+        workers_W = np.arange(1, min(job.demands.most_workers, job.speed.batch.rows) + 1)
+        servers_W = -(-workers_W // job.demands.workers_per_server)
+        links = [way.link for way in ways]
+        if len(job.data) <= 1:
+            links.append(LinkUsed(float(self._cluster.inside_mbps_S.max()), is_inside=True))
+        per_s = max(
+            float(job.speed.rows_per_s(workers_W, servers_W, job.speed.batch.rows, link).max())
+            for link in links
+        )
+        slots = max(1, math.ceil(rows / (per_s * self._cluster.slot_s) - 1e-9))
+        if slots > window:
+            return []
+        quanta = slots * max(1, rule.quanta // slots)
+        # Uneven shares of the data leave some workers without work: then smaller parts may do.
+        return [replace(rule, quanta=each) for each in (quanta, 2 * quanta) if each <= 2 * window]
 
     def _ways(self, job: ClusterJob) -> list[SpreadWay]:
         ways = spread_ways(self._cluster, job, self._policy.search.most_ways)
@@ -141,6 +177,19 @@ class _PdOrs:
                 apart.append(replace(way, workers=workers, servers=servers))
         return apart
 
+    def _forget(self, name: str, slot: int) -> None:
+        """Give others what was promised to a job that is gone."""
+        plan, job = self._promised.pop(name, {}), self._jobs.pop(name, None)
+        if job is not None:
+            self._promise(job, {s: had for s, had in plan.items() if s >= slot}, times=-1)
+
+    def _offer(self, view: SlotView) -> None:
+        """Plan those who wait for their turn anew, as others have given room back."""
+        for name, each in sorted(view.active.items(), key=lambda i: -i[1].job.utility.worth):
+            plan = self._promised.get(name)
+            if plan and view.slot not in plan and max(plan) > view.slot:
+                self._replan(each, view.slot)
+
     def _promise(self, job: ClusterJob, plan: Mapping[int, Allocation], times: int = 1) -> None:
         for slot, had in plan.items():
             for site, count in had.workers:
@@ -148,7 +197,7 @@ class _PdOrs:
             for site, count in had.servers:
                 self._board.promised_TSR[slot, site] += times * count * job.demands.server_R
         if times > 0:
-            self._promised[job.id] = dict(plan)
+            self._promised[job.id], self._jobs[job.id] = dict(plan), job
 
     def _replan(self, each: JobProgress, slot: int) -> None:
         plan = self._promised.get(each.job.id, {})

@@ -25,7 +25,7 @@ from geo_ray.job.live.reader import LiveReader
 from geo_ray.observe.live.board import Board
 from geo_ray.observe.live.guard import PageGuard
 from geo_ray.observe.live.looking import Looking
-from geo_ray.observe.live.page import SECTIONS
+from geo_ray.observe.live.page import SECTIONS, page_sections
 from geo_ray.observe.live.terminal import view_lines
 from geo_ray.observe.picture.view import RunView
 
@@ -293,7 +293,7 @@ def test_a_long_log_is_shown_as_far_as_it_was_read(
             changed.set()
 
     reader = LiveReader(lambda: made.path)
-    looking = Looking("trial", reader, board, lambda: 0, on_change)
+    looking = Looking("trial", reader, board, lambda: 0, on_change, draw=page_sections)
     assert changed.wait(20)
     looking.close()
     shares = [int(n) for head in heads for n in re.findall(r"Reading the log: (\d+)%", head)]

@@ -1,0 +1,1 @@
+"""The live queue as functions."""

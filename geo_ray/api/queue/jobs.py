@@ -1,0 +1,227 @@
+"""Jobs of a queue: `geo_ray.submit_job`, `cancel_job`, `move_job`, `queue_report`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.queue.serve import place_of
+from geo_ray.config.source import override_items
+from geo_ray.errors import QueueMissingError, QueueRequestError
+from geo_ray.errors.base import from_code
+from geo_ray.job.auto import load_experiment
+from geo_ray.job.live.queue_reader import QueueLiveReader
+from geo_ray.job.queued.spec import JobHints as JobHints
+from geo_ray.job.queued.spec import spec_of
+from geo_ray.job.queued.tree import config_tree
+from geo_ray.observe.live.queue_page import queue_sections
+from geo_ray.observe.report.page import html_page, write_html
+from geo_ray.queue import inbox
+from geo_ray.queue.config import QueueConfig as QueueConfig
+from geo_ray.queue.entries import TakenEntry
+from geo_ray.queue.job_spec import (
+    AnyRequest,
+    CancelRequest,
+    JobRequest,
+    MoveRequest,
+    SubmitRequest,
+)
+from geo_ray.queue.job_spec import JobWorth as JobWorth
+from geo_ray.queue.journal import QueueJournal
+from geo_ray.queue.reader import QueueReader
+from geo_ray.queue.report import QueueReport as QueueReport
+from geo_ray.queue.state import QueueState
+
+_LOOK_S = 0.2
+Place = Literal["first", "last", "before"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueUser:
+    """Who asks.
+
+    Attributes:
+        tenant: as the queue's configuration names it.
+        token: of the tenant.
+    """
+
+    tenant: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAnswer:
+    """What became of a request.
+
+    Attributes:
+        id: of the request.
+        is_taken: whether the queue has heard it; else it lies in the tenant's box.
+    """
+
+    id: str
+    is_taken: bool
+
+
+def submit_job(
+    queue: FilePath,
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    user: QueueUser,
+    name: str | None = None,
+    worth: JobWorth | None = None,
+    hints: JobHints | None = None,
+    working_dir: FilePath | None = None,
+    wait_s: float = 10.0,
+) -> QueueAnswer:
+    """Submit a job to a queue.
+
+    Args:
+        queue: its folder, or its configuration.
+        config: what is to train: a file, a mapping, or what `load_config` gave.
+        overrides: changes of single keys.
+        user: who asks.
+        name: of the job; default: the configuration's, in small letters.
+        worth: what it is worth by when it is done.
+        hints: what the configuration does not say.
+        working_dir: of the job's own code, which the queue's machine sees.
+        wait_s: longest wait for the queue to hear of it.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        SpeedUnknownError: nobody knows how fast the job is.
+        QueueDeniedError, QueueRequestError, TenantQuotaError: the queue refuses it.
+        QueueMissingError: there is no queue.
+    """
+    with own_threads_kept():
+        source = source_of(config)
+        experiment, _ = load_experiment(source, override_items(overrides))
+        spec = spec_of(experiment, source.parent.absolute(), hints or JobHints())
+    job = JobRequest.model_validate(
+        {
+            "name": name or experiment.name.lower().replace(".", "-"),
+            "config": config_tree(experiment),
+            "spec": spec,
+            "worth": worth or JobWorth(),
+            "working_dir": None if working_dir is None else str(Path(working_dir).absolute()),
+        }
+    )
+    request = SubmitRequest(id=_id(), sent_unix_s=time.time(), job=job)
+    return _asked(queue, user, request, wait_s)
+
+
+def cancel_job(queue: FilePath, job: str, *, user: QueueUser, wait_s: float = 10.0) -> QueueAnswer:
+    """Cancel a job; one that runs is saved first.
+
+    Args:
+        queue: its folder, or its configuration.
+        job: its name.
+        user: who asks.
+        wait_s: longest wait for the queue to hear of it.
+
+    Raises:
+        QueueDeniedError, QueueRequestError: the queue refuses that.
+        QueueMissingError: there is no queue.
+    """
+    request = CancelRequest(id=_id(), sent_unix_s=time.time(), job=job)
+    return _asked(queue, user, request, wait_s)
+
+
+def move_job(
+    queue: FilePath,
+    job: str,
+    *,
+    user: QueueUser,
+    place: Place | None = None,
+    before: str | None = None,
+    worth: JobWorth | None = None,
+    wait_s: float = 10.0,
+) -> QueueAnswer:
+    """Change a job's place in a queue, or what it is worth.
+
+    Args:
+        queue: its folder, or its configuration.
+        job: its name.
+        user: who asks.
+        place: first or last of all.
+        before: the job that it is to be before.
+        worth: from now on.
+        wait_s: longest wait for the queue to hear of it.
+
+    Raises:
+        QueueDeniedError, QueueRequestError, TenantQuotaError: the queue refuses that.
+        QueueMissingError: there is no queue.
+    """
+    request = MoveRequest(
+        id=_id(),
+        sent_unix_s=time.time(),
+        job=job,
+        before=before,
+        place="before" if before is not None else place,
+        worth=worth,
+    )
+    return _asked(queue, user, request, wait_s)
+
+
+def queue_report(queue: FilePath) -> QueueReport:
+    """How a queue stands, from what is written down; needs no cluster.
+
+    Args:
+        queue: its folder, or its configuration.
+
+    Raises:
+        QueueMissingError: there is none.
+    """
+    return QueueReader(place_of(queue)).report(time.time())
+
+
+def save_queue_page(queue: FilePath, path: FilePath) -> Path:
+    """Write one self-contained page of a queue: its jobs over time, and its regions.
+
+    Args:
+        queue: its folder, or its configuration.
+        path: file to write.
+
+    Raises:
+        QueueMissingError: there is no queue.
+        RunDirectoryError: the page cannot be written.
+    """
+    view = QueueLiveReader(place_of(queue)).view()
+    body = "".join(queue_sections(view).values())
+    return write_html(html_page(view.name, body), Path(path))
+
+
+def _id() -> str:
+    return secrets.token_hex(12)
+
+
+def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float) -> QueueAnswer:
+    place = place_of(queue)
+    name = place.uri.partition("?")[0].rstrip("/").rpartition("/")[2]
+    if not place.is_there():
+        raise QueueMissingError(f"there is no queue in {place.shown}")
+    store = place.store()
+    inbox.post(store, user.tenant, inbox.signed(request, name, user.token))
+    journal, state = QueueJournal(store), QueueState()
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        state.feed(journal.read())
+        found = state.answers.get(request.id)
+        if found is not None:
+            _raise_refused(found)
+            return QueueAnswer(request.id, True)
+        if state.config is not None and user.tenant not in state.config.tenants:
+            known = ", ".join(state.config.tenants)
+            raise QueueRequestError(f"the queue has no tenant {user.tenant}; it has {known}")
+        if time.monotonic() > deadline_s:
+            return QueueAnswer(request.id, False)
+        time.sleep(_LOOK_S)
+
+
+def _raise_refused(answer: TakenEntry) -> None:
+    if answer.refused is not None:
+        raise from_code(answer.code or "", answer.refused, None)

@@ -1,0 +1,108 @@
+"""Tables and lines of `geo-ray queue`."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from geo_ray.observe.text import coarse_text, duration_text, number_text
+from geo_ray.queue.border import workers_text
+from geo_ray.queue.report import QueueJobRow, QueueReport
+
+_WIDTH: Final = 150
+_ENDED: Final = 10
+
+
+def wide_console() -> Console:
+    """Return where tables of jobs are printed."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+
+
+def jobs_table(report: QueueReport, *, with_ended: bool = False) -> Table:
+    """A line per job."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in ("job", "tenant", "state"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("worth", "deadline", "done", "ends", "speed", "starts", "utility"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    ended = [row for row in report.jobs if row.state == "ended"]
+    hidden = set() if with_ended else {row.name for row in ended[:-_ENDED]}
+    for row in report.jobs:
+        if row.name in hidden:
+            continue
+        table.add_row(
+            row.name,
+            row.tenant,
+            row.outcome or row.state,
+            f"{row.worth:g}",
+            _deadline(row),
+            f"{row.done:.0%}",
+            _ends(row),
+            f"{row.factor:.2f}",
+            str(row.attempts),
+            "" if row.utility is None else number_text(row.utility),
+            row.told if row.code is None else f"{row.code}: {row.told}",
+        )
+    return table
+
+
+def queue_line(report: QueueReport) -> str:
+    """Return a line about the queue."""
+    room = "; ".join(
+        f"{name} {cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
+        for name, (gpus, cpus) in report.room.items()
+    )
+    ago = coarse_text(max(0.0, time.time() - report.written_unix_s))
+    slot = "no slot yet" if report.slot is None else f"slot {report.slot}"
+    return (
+        f"{report.name}: {report.policy}, {slot} of {duration_text(report.slot_s)}; "
+        f"{room or 'nothing there'}; written {ago} ago"
+    )
+
+
+def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
+    """Return what `geo-ray queue show` says."""
+    state = row.outcome or row.state
+    lines = [
+        f"job      {row.name} of tenant {row.tenant}: {state}"
+        + (f", {row.told}" if row.told else ""),
+        f"run      {report.runs}/{row.name}",
+        f"worth    {row.worth:g}"
+        + ("" if row.deadline_s is None else f", half of it after {duration_text(row.deadline_s)}")
+        + ("" if row.utility is None else f"; was worth {number_text(row.utility)}"),
+        f"done     {row.done:.1%}, {row.factor:.2f} times as fast as said",
+        f"starts   {row.attempts}",
+    ]
+    for each in row.stretches:
+        since_s = each.since_unix_s - row.came_unix_s
+        until = "now" if each.until_unix_s is None else duration_text(
+            each.until_unix_s - row.came_unix_s
+        )  # fmt: skip
+        lines.append(f"had      {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
+    for each in row.planned:
+        since_s = each.since_unix_s - row.came_unix_s
+        until = "later" if each.until_unix_s is None else duration_text(
+            each.until_unix_s - row.came_unix_s
+        )  # fmt: skip
+        lines.append(f"will     {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
+    return lines
+
+
+def _ends(row: QueueJobRow) -> str:
+    ends_s = row.ends_unix_s
+    return "" if ends_s is None else f"in {coarse_text(max(0.0, ends_s - time.time()))}"
+
+
+def _deadline(row: QueueJobRow) -> str:
+    if row.deadline_s is None:
+        return "none"
+    if row.ended_unix_s is not None:
+        return duration_text(row.deadline_s)
+    left_s = row.came_unix_s + row.deadline_s - time.time()
+    return f"in {coarse_text(left_s)}" if left_s > 0 else "over"

@@ -1,0 +1,1 @@
+"""Jobs of a queue as configurations, and the other way round."""

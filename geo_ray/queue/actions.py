@@ -1,0 +1,158 @@
+"""What is to be done so that the world is as the journal has it; all of it may be done again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.queue.config import QueueConfig
+from geo_ray.queue.job_spec import JobRequest
+from geo_ray.queue.seen import QueueSeen
+from geo_ray.queue.state import QueueState
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Give a job's attempt to the job server, which takes each of a name once.
+
+    Attributes:
+        request: the job.
+        attempt: its number.
+        workers: by region.
+        averager: its region.
+    """
+
+    request: JobRequest
+    attempt: int
+    workers: Mapping[str, int]
+    averager: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskStop:
+    """Ask a run to save and end.
+
+    Attributes:
+        job: its name.
+    """
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndSubmission:
+    """End a submission whatever becomes of it.
+
+    Attributes:
+        submission: its name.
+    """
+
+    submission: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMember:
+    """Let a region join a run, or leave it.
+
+    Attributes:
+        job: its name.
+        verb: which.
+        region: of the run.
+    """
+
+    job: str
+    verb: Literal["add", "drain", "remove"]
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskMachines:
+    """Let an autoscaler follow another target.
+
+    Attributes:
+        target: what should run.
+    """
+
+    target: ClusterTarget
+
+
+Action = Submit | AskStop | EndSubmission | ChangeMember | AskMachines
+
+
+def submission_name(queue: str, job: str, attempt: int) -> str:
+    """Return what the job server calls an attempt."""
+    return f"{submission_prefix(queue)}{job}.{attempt}"
+
+
+def submission_prefix(queue: str) -> str:
+    """Return what all names of a queue's submissions begin with."""
+    return f"geoq-{queue}."
+
+
+def actions_of(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[Action]:
+    """Return what is to be done now.
+
+    Args:
+        state: of the queue.
+        config: the queue.
+        seen: what is seen.
+    """
+    found: list[Action] = [EndSubmission(name) for name in seen.strays]
+    for job in state.living():
+        attempt, one = job.attempt, seen.attempts.get(job.name)
+        if attempt is None or one is None:
+            continue
+        name = submission_name(config.name, job.name, attempt.number)
+        if attempt.leave is not None:
+            if one.state != "going":
+                continue
+            late = seen.unix_s - attempt.leave.unix_s > config.patience.save_s
+            found.append(AskStop(job.name) if one.trains and not late else EndSubmission(name))
+        elif one.state == "unknown":
+            found.append(Submit(job.request, attempt.number, attempt.workers, attempt.averager))
+        elif one.trains:
+            for region, stands in one.members.items():
+                if region in attempt.workers and stands in ("absent", "left", "did not join"):
+                    found.append(ChangeMember(job.name, "add", region))
+                elif region not in attempt.workers and stands == "member":
+                    found.append(ChangeMember(job.name, "drain", region))
+                elif region not in attempt.workers and stands == "lost":
+                    found.append(ChangeMember(job.name, "remove", region))  # it is not to come back
+    if config.autoscaler is not None:
+        found.append(AskMachines(target_of(state, config)))
+    return found
+
+
+def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
+    """Return the machines that the jobs which were given something need, by region."""
+    gpus = dict.fromkeys(config.regions, 0.0)
+    cpus = dict.fromkeys(config.regions, 0.0)
+    slot = state.era.slots[-1] if state.era.slots else None
+    for job in state.living():
+        if job.attempt is not None:
+            workers = job.attempt.workers
+        elif slot is not None and job.name in slot.given and job.name not in slot.held:
+            workers = slot.given[job.name].workers
+        else:
+            continue
+        for region, count in workers.items():
+            needs = job.request.spec.needs(region)
+            gpus[region] += needs.gpus * count
+            cpus[region] += needs.cpus_of(count)
+    regions = []
+    for name, about in config.regions.items():
+        machine = about.machines
+        if machine is None:
+            continue
+        count = math.ceil(cpus[name] / machine.cpus - 1e-9)
+        if machine.gpus:
+            count = max(count, math.ceil(gpus[name] / machine.gpus - 1e-9))
+        kind = MachineKind(
+            machine.type, 1.0, machine.cap, machine.markets, (), machine.usd_per_hour
+        )
+        rows_per_s = float(min(count, machine.cap))
+        regions.append(RegionTarget(name, machine.at, rows_per_s, (kind,), None, (None,), 0))
+    return ClusterTarget(tuple(regions))

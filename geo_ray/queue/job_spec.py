@@ -1,0 +1,149 @@
+"""A job of the queue: its configuration, what it is worth, and what the schedulers must know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from geo_ray.config.base import StrictModel
+from geo_ray.config.region import Name
+
+JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,38}[a-z0-9])?$")]
+"""What a job may be called: it is a part of its run's and of its submission's name."""
+
+
+class RegionNeeds(StrictModel):
+    """What a job wants in one of its regions."""
+
+    workers: int = Field(ge=1, description="as configured")
+    rows: int = Field(ge=1, description="of a step of all of them")
+    cpus: float = Field(ge=0, description="of a worker")
+    gpus: float = Field(ge=0, description="of a worker")
+    server_cpus: float = Field(ge=0, description="of the region's servers and bridge together")
+
+    def cpus_of(self, workers: int) -> float:
+        """Return what so many workers need, with the servers beside them."""
+        return workers * self.cpus + self.server_cpus if workers else 0.0
+
+
+class JobPace(StrictModel):
+    """How fast a job is: the planner's step model and timing."""
+
+    fixed_s: float = Field(ge=0, description="of every step")
+    row_s: float = Field(ge=0, description="of a row on one worker")
+    lan_s: float = Field(0.0, ge=0, description="of every worker")
+    model_bytes: float = Field(ge=0, description="of a push, and of a pull")
+    every: float = Field(1.0, gt=0, description="steps from one exchange to the next")
+    hides: float | None = Field(0.0, ge=0, description="steps that hide one; null: any number")
+
+
+class JobSpec(StrictModel):
+    """What the schedulers must know of a job."""
+
+    regions: dict[Name, RegionNeeds] = Field(min_length=1)
+    steps: int = Field(ge=1, description="of a region")
+    pace: JobPace
+    averager: Name = Field(description="where it lives, as configured")
+    anywhere: bool = Field(False, description="whether its data are in every region of the queue")
+    least_regions: int = Field(ge=1, description="with fewer of its regions it does not train")
+    most_workers: int = Field(ge=1, description="in all regions")
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of a step of all regions."""
+        return sum(each.rows for each in self.regions.values())
+
+    @property
+    def rows(self) -> float:
+        """All of its work."""
+        return float(self.steps * self.rows_per_step)
+
+    @property
+    def workers(self) -> int:
+        """As configured, of all regions."""
+        return sum(each.workers for each in self.regions.values())
+
+    def among(self, regions: Collection[str]) -> JobSpec:
+        """Return the job as it is while only these of its regions take part: fewer rows a step."""
+        if self.anywhere or all(name in regions for name in self.regions):
+            return self
+        there = {name: each for name, each in self.regions.items() if name in regions}
+        if not there:
+            return self
+        away = self.workers - sum(each.workers for each in there.values())
+        most = max(len(there), self.most_workers - away)
+        return self.model_copy(update={"regions": there, "most_workers": most})
+
+    def needs(self, region: str) -> RegionNeeds:
+        """Return what it wants in a region; anywhere: the same as in its first."""
+        return self.regions.get(region) or next(iter(self.regions.values()))
+
+
+class JobWorth(StrictModel):
+    """What a job is worth by when it is done."""
+
+    worth: float = Field(1.0, gt=0, description="if it is done at once")
+    deadline_s: float | None = Field(
+        None, gt=0, description="from its submission, when half of the worth is gone; null: never"
+    )
+    urgency: float = Field(
+        2.0, ge=0, description="per slot: 0 does not mind, 1 minds, 5 is worth nothing when late"
+    )
+
+    def of(self, slots: float, slot_s: float) -> float:
+        """Return what ending ``slots`` after the slot of arrival is worth."""
+        if self.deadline_s is None:
+            return self.worth
+        late = self.urgency * (slots - self.deadline_s / slot_s)
+        return self.worth / (1 + math.exp(min(700.0, late)))
+
+
+class JobRequest(StrictModel):
+    """A job as it is submitted."""
+
+    name: JobName
+    config: dict[str, JsonValue] = Field(description="of `geo-ray train`")
+    spec: JobSpec
+    worth: JobWorth = JobWorth()
+    working_dir: str | None = Field(
+        None, description="directory of the job's own code that the queue's machine sees"
+    )
+
+
+class SubmitRequest(StrictModel):
+    """Take a job in."""
+
+    kind: Literal["submit"] = "submit"
+    id: str
+    sent_unix_s: float
+    job: JobRequest
+
+
+class CancelRequest(StrictModel):
+    """End a job, wherever it stands."""
+
+    kind: Literal["cancel"] = "cancel"
+    id: str
+    sent_unix_s: float
+    job: str
+
+
+class MoveRequest(StrictModel):
+    """Change a job's place: before another one (null: first of all), or what it is worth."""
+
+    kind: Literal["move"] = "move"
+    id: str
+    sent_unix_s: float
+    job: str
+    before: str | None = None
+    place: Literal["first", "last", "before"] | None = None
+    worth: JobWorth | None = None
+
+
+AnyRequest = Annotated[SubmitRequest | CancelRequest | MoveRequest, Field(discriminator="kind")]
+
+Workers = Mapping[str, int]
+"""How many, by region; none of them 0."""

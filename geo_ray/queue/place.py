@@ -1,0 +1,98 @@
+"""Where a queue is written down: a folder of its own in a directory or a bucket."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from geo_ray.errors import QueueMissingError, StoreError
+from geo_ray.lease.local_store import LocalConditionalStore
+from geo_ray.lease.s3_store import S3ConditionalStore
+from geo_ray.lease.store import ConditionalStore
+from geo_ray.queue.config import QueueConfig
+from geo_ray.queue.journal import QueueJournal, piece_key
+from geo_ray.queue.state import QueueState, state_of
+from geo_ray.stores.bucket import Bucket, RequestLimits
+from geo_ray.stores.uri import is_s3, join, local_path, parse_s3
+from geo_ray.util.atomic_file import unwritable
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """A queue's folder.
+
+    Attributes:
+        uri: its directory, or its ``s3://`` address.
+    """
+
+    uri: str
+
+    @classmethod
+    def of(cls, config: QueueConfig) -> QueuePlace:
+        """Return where a queue of a configuration lies."""
+        if is_s3(config.state):
+            return cls(join(config.state, config.name))
+        return cls(str(local_path(config.state) / config.name))
+
+    @classmethod
+    def at(cls, uri: str | os.PathLike[str]) -> QueuePlace:
+        """Return the place that somebody names."""
+        name = os.fspath(uri)
+        return cls(name if is_s3(name) else str(local_path(name)))
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it lies in a bucket."""
+        return is_s3(self.uri)
+
+    @property
+    def shown(self) -> str:
+        """How people would type it."""
+        if self.is_far:
+            return self.uri
+        path, here = Path(self.uri), Path.cwd()
+        return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+    def store(self) -> ConditionalStore:
+        """Return where journal, boxes and the lease lie.
+
+        Raises:
+            QueueMissingError: the address is none.
+        """
+        if not self.is_far:
+            return LocalConditionalStore(Path(self.uri))
+        try:
+            address = parse_s3(self.uri)
+            bucket = Bucket(address, RequestLimits())
+        except StoreError as error:
+            raise QueueMissingError(error.message, fix=error.fix) from error
+        return S3ConditionalStore(bucket, f"{address.prefix}/" if address.prefix else "")
+
+    def make(self) -> None:
+        """Make the folder, if it is a directory.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        if not self.is_far:
+            try:
+                Path(self.uri).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise unwritable(Path(self.uri), error) from error
+
+    def is_there(self) -> bool:
+        """Whether a queue was ever served here."""
+        return self.store().read(piece_key(1)) is not None
+
+    def read(self) -> QueueState:
+        """Return how the queue stands, as far as it is written down.
+
+        Raises:
+            QueueMissingError: there is none.
+            QueueJournalError: it cannot be understood.
+        """
+        entries = QueueJournal(self.store()).read()
+        if not entries:
+            raise QueueMissingError(f"there is no queue in {self.shown}")
+        return state_of(entries)

@@ -1,0 +1,153 @@
+"""How a queue stands, as values for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from geo_ray.config.base import StrictModel
+from geo_ray.queue.border import workers_text
+from geo_ray.queue.state import JobStretch, QueuedJob, QueueState
+
+
+class StretchRow(StrictModel):
+    """A time in which a job had the same."""
+
+    since_unix_s: float
+    until_unix_s: float | None = Field(description="null: it lasts")
+    workers: dict[str, int] = Field(description="by region")
+
+
+class QueueJobRow(StrictModel):
+    """A job."""
+
+    name: str
+    tenant: str
+    state: Literal["waiting", "running", "leaving", "ended"]
+    outcome: str | None = Field(description="how it ended; null: it has not")
+    code: str | None = Field(description="of the error that it ended with")
+    told: str = Field(description="why it stands so")
+    worth: float
+    deadline_s: float | None = Field(description="from its submission")
+    came_unix_s: float
+    ended_unix_s: float | None
+    utility: float | None = Field(description="what it was worth when it ended; null: it has not")
+    done: float = Field(description="share of its work")
+    factor: float = Field(description="of its speed, as observed, to what it said")
+    attempts: int = Field(description="how often it was started")
+    stretches: tuple[StretchRow, ...] = Field(description="what it had when")
+    planned: tuple[StretchRow, ...] = Field(
+        (), description="what it will have, if nothing more comes and all goes as reckoned"
+    )
+
+    @property
+    def ends_unix_s(self) -> float | None:
+        """When it will have ended, as planned; None: that is not known."""
+        return self.planned[-1].until_unix_s if self.planned else None
+
+
+class QueueReport(StrictModel):
+    """A queue."""
+
+    name: str
+    policy: str
+    slot_s: float
+    slot: int | None = Field(description="the present one of its era; null: none has begun")
+    runs: str = Field(description="where the runs of its jobs are")
+    room: dict[str, tuple[float, float]] = Field(description="GPUs and CPUs by region, as seen")
+    written_unix_s: float = Field(description="when anything was last written down")
+    jobs: tuple[QueueJobRow, ...] = Field(description="who waits and runs in order, then the rest")
+
+    def job(self, name: str) -> QueueJobRow | None:
+        """Return a job by its name; None: there is none."""
+        return next((row for row in self.jobs if row.name == name), None)
+
+
+def report_of(
+    state: QueueState, planned: Mapping[str, Sequence[JobStretch]] | None = None
+) -> QueueReport:
+    """Return how a queue stands.
+
+    Args:
+        state: of the queue.
+        planned: what `forecast` says; None: it was not asked.
+    """
+    config, slots, known = state.config, state.era.slots, planned or {}
+    living = state.living()
+    ended = [job for job in state.jobs.values() if job.end is not None]
+    return QueueReport(
+        name="" if config is None else config.name,
+        policy="" if config is None else config.policy,
+        slot_s=0.0 if config is None else config.slot_s,
+        slot=slots[-1].slot if slots else None,
+        runs="" if config is None else f"{config.runs}/{config.name}",
+        room=dict(slots[-1].room) if slots else {},
+        written_unix_s=state.written_unix_s,
+        jobs=tuple(_row(job, state, known.get(job.name, ())) for job in [*living, *ended]),
+    )
+
+
+def utility_of_end(job: QueuedJob, slot_s: float) -> float | None:
+    """Return what a job that has ended was worth; None: it has not.
+
+    As in the model of schedules: by the slots from that in which it came to that in which it ended.
+    """
+    if job.end is None:
+        return None
+    if job.end.outcome != "finished" or job.shown_unix_s is None:
+        return 0.0
+    return job.request.worth.of(max(0.0, (job.end.unix_s - job.shown_unix_s) // slot_s), slot_s)
+
+
+def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> QueueJobRow:
+    slot_s = 1.0 if state.config is None else state.config.slot_s
+    worth, course, end = job.request.worth, job.course, job.end
+    return QueueJobRow(
+        name=job.name,
+        tenant=job.tenant,
+        state=job.phase,
+        outcome=None if end is None else end.outcome,
+        code=None if end is None else end.code,
+        told=_told(job, state),
+        worth=worth.worth,
+        deadline_s=worth.deadline_s,
+        came_unix_s=job.came_unix_s,
+        ended_unix_s=None if end is None else end.unix_s,
+        utility=utility_of_end(job, slot_s),
+        done=course.done,
+        factor=course.factor,
+        attempts=state.attempts.get(job.name, 0),
+        stretches=tuple(_stretch(each) for each in course.stretches),
+        planned=tuple(_stretch(each) for each in planned),
+    )
+
+
+def _stretch(each: JobStretch) -> StretchRow:
+    return StretchRow(
+        since_unix_s=each.since_unix_s, until_unix_s=each.until_unix_s, workers=each.workers
+    )
+
+
+def _told(job: QueuedJob, state: QueueState) -> str:
+    if job.end is not None:
+        return job.end.told
+    attempt = job.attempt
+    if attempt is not None and attempt.leave is not None:
+        return f"is saved: {attempt.leave.why}, {attempt.leave.told}"
+    if attempt is not None:
+        slow = job.course.factor
+        note = f"; {slow:.2g} times as fast as said" if slow < 0.8 or slow > 1.25 else ""
+        return workers_text(attempt.workers) + note
+    slot = state.era.slots[-1] if state.era.slots else None
+    if slot is None:
+        return "no slot has begun"
+    if job.name not in slot.jobs:
+        known = job.name in state.era.known
+        return "its regions are not there" if known else "waits for the next slot"
+    if job.name in slot.held:
+        return slot.held[job.name]
+    if job.name in slot.given:
+        return "is about to start, as soon as there is room"
+    return "has its turn later"

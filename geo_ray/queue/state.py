@@ -1,0 +1,351 @@
+"""How a queue stands: what the entries of its journal come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from geo_ray.errors import InvariantError
+from geo_ray.queue.config import QueueConfig
+from geo_ray.queue.entries import (
+    AnyEntry,
+    EndedEntry,
+    EraEntry,
+    GoneEntry,
+    LeaveEntry,
+    OpenedEntry,
+    ReshapeEntry,
+    SeenEntry,
+    SlotEntry,
+    StartEntry,
+    TakenEntry,
+)
+from geo_ray.queue.job_spec import CancelRequest, JobRequest, MoveRequest, SubmitRequest
+
+Phase = Literal["waiting", "running", "leaving", "ended"]
+
+
+@dataclass(slots=True)
+class JobStretch:
+    """A time in which a job had the same.
+
+    Attributes:
+        since_unix_s: its beginning.
+        workers: by region.
+        until_unix_s: its end; None: it lasts.
+    """
+
+    since_unix_s: float
+    workers: dict[str, int]
+    until_unix_s: float | None = None
+
+
+@dataclass(slots=True)
+class JobCourse:
+    """What has become of a job so far.
+
+    Attributes:
+        done: share of its work.
+        factor: of its speed, as observed.
+        moved_unix_s: when its work last grew, or an attempt began.
+        failures: attempts that failed.
+        ran_s: that attempts have trained, those that are over.
+        waited: slots in which it had nothing, since it last had something.
+        attained_s: seconds of workers.
+        stretches: what it had when.
+        expected: share of its work that it would have done by its own numbers.
+        mark: when and at which share its present speed began to be observed; None: not yet.
+        seen_unix_s: when its share was last written down.
+    """
+
+    done: float = 0.0
+    factor: float = 1.0
+    moved_unix_s: float = 0.0
+    failures: int = 0
+    ran_s: float = 0.0
+    waited: int = 0
+    attained_s: float = 0.0
+    stretches: list[JobStretch] = field(default_factory=list)
+    expected: float = 0.0
+    mark: tuple[float, float] | None = None
+    seen_unix_s: float = 0.0
+
+
+@dataclass(slots=True)
+class JobAttempt:
+    """A submission of a job to the job server.
+
+    Attributes:
+        number: the how manieth.
+        since_unix_s: when it was decided.
+        workers: that it is to have now, by region.
+        averager: region.
+        leave: why it is to leave; None: it is not.
+        leave_unix_s: since when.
+        begun_done: share of the work that was done before it.
+        begun_unix_s: when it took its first step, as far as that was seen; None: it has not.
+    """
+
+    number: int
+    since_unix_s: float
+    workers: dict[str, int]
+    averager: str
+    leave: LeaveEntry | None = None
+    begun_done: float = 0.0
+    begun_unix_s: float | None = None
+
+
+@dataclass(slots=True)
+class QueuedJob:
+    """A job of the queue.
+
+    Attributes:
+        request: as it was submitted, and moved since.
+        tenant: whose it is.
+        came_unix_s: when it was taken in.
+        order: its place among those that wait; smaller ones come first.
+        course: what has become of it.
+        attempt: that is going; None: none is.
+        payoff: as it was admitted; None: nobody asked.
+        shown_unix_s: beginning of the slot in which it came, as far as the policy is concerned.
+        end: set once it is over.
+    """
+
+    request: JobRequest
+    tenant: str
+    came_unix_s: float
+    order: float
+    course: JobCourse
+    attempt: JobAttempt | None = None
+    payoff: float | None = None
+    shown_unix_s: float | None = None
+    end: EndedEntry | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """How it stands."""
+        if self.end is not None:
+            return "ended"
+        if self.attempt is None:
+            return "waiting"
+        return "running" if self.attempt.leave is None else "leaving"
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it has machines, and has not taken a step with them yet."""
+        attempt = self.attempt
+        return attempt is not None and attempt.leave is None and attempt.begun_unix_s is None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.request.name
+
+
+@dataclass(slots=True)
+class EraState:
+    """The time since a policy began anew.
+
+    Attributes:
+        number: the how manieth.
+        began_unix_s: when its slot 0 did.
+        slots: all that have begun.
+        known: jobs that the policy was told of.
+        admitted: jobs that were taken on, in this era or one before.
+        stranded: of these, those that this era's policy would not take.
+        moved: waiting jobs that the policy is to be told of anew, as their worth has changed.
+    """
+
+    number: int = 0
+    began_unix_s: float = 0.0
+    slots: list[SlotEntry] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+    admitted: set[str] = field(default_factory=set)
+    stranded: set[str] = field(default_factory=set)
+    moved: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class QueueState:
+    """See the module's docstring.
+
+    Attributes:
+        config: as it was last served.
+        epoch: how manieth holder served it last.
+        jobs: all of them by name, in the order in which they came.
+        answers: to all requests that were taken in or refused, by id.
+        attempts: submissions so far, by job.
+        era: of the policy.
+        written_unix_s: of the newest entry.
+        seen_unix_s: when jobs that run were last looked at, for what is written down.
+        start_s: that attempts took to their first step, newer ones counting more; None: not known.
+    """
+
+    config: QueueConfig | None = None
+    epoch: int = 0
+    jobs: dict[str, QueuedJob] = field(default_factory=dict)
+    answers: dict[str, TakenEntry] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    era: EraState = field(default_factory=EraState)
+    written_unix_s: float = 0.0
+    seen_unix_s: float = 0.0
+    start_s: float | None = None
+
+    def living(self) -> list[QueuedJob]:
+        """Return the jobs that have not ended, in their order."""
+        found = [job for job in self.jobs.values() if job.end is None]
+        return sorted(found, key=lambda job: job.order)
+
+    def feed(self, entries: Iterable[AnyEntry]) -> None:
+        """Take in entries, in their order."""
+        for entry in entries:
+            self.written_unix_s = max(self.written_unix_s, entry.unix_s)
+            self._feed(entry)
+
+    def _feed(self, entry: AnyEntry) -> None:
+        match entry:
+            case OpenedEntry():
+                self.config, self.epoch = entry.config, entry.epoch
+            case TakenEntry():
+                self._take(entry)
+            case EraEntry():
+                admitted = self.era.admitted
+                self.era = EraState(entry.number, entry.unix_s, admitted=admitted)
+            case SlotEntry():
+                self._slot(entry)
+            case SeenEntry():
+                self._see(entry)
+            case EndedEntry():
+                self._end(entry)
+            case StartEntry() | ReshapeEntry() | LeaveEntry() | GoneEntry():
+                self._attempt(entry)
+
+    def _take(self, entry: TakenEntry) -> None:
+        self.answers[entry.request.id] = entry
+        if entry.refused is not None:
+            return
+        match entry.request:
+            case SubmitRequest(job=request):
+                order = max((job.order for job in self.jobs.values()), default=0.0) + 1.0
+                course = JobCourse(moved_unix_s=entry.unix_s)
+                self.jobs[request.name] = QueuedJob(
+                    request, entry.tenant, entry.unix_s, order, course
+                )
+            case MoveRequest() as move:
+                self._move(move)
+            case CancelRequest():
+                pass  # an entry of its own says that the job leaves, or has ended
+
+    def _move(self, move: MoveRequest) -> None:
+        job = self.jobs[move.job]
+        if move.worth is not None:
+            job.request = job.request.model_copy(update={"worth": move.worth})
+            if job.name in self.era.known and job.attempt is None:
+                self.era.moved.add(job.name)
+        others = [each for each in self.living() if each is not job]
+        if move.place is None or not others:
+            return
+        at = {"first": 0, "last": len(others)}.get(move.place)
+        if at is None:
+            at = next(i for i, each in enumerate(others) if each.name == move.before)
+        before = others[at - 1].order if at else others[0].order - 2.0
+        after = others[at].order if at < len(others) else others[-1].order + 2.0
+        job.order = (before + after) / 2
+
+    def _slot(self, entry: SlotEntry) -> None:
+        self.era.slots.append(entry)
+        self.era.known -= set(entry.gone)
+        self.era.known |= set(entry.arrived)
+        self.era.moved.clear()
+        self.era.stranded |= set(entry.turned_away) & self.era.admitted
+        self.era.admitted |= set(entry.arrived) - set(entry.turned_away)
+        slot_s = self.config.slot_s if self.config is not None else 0.0
+        for name in entry.arrived:
+            one = self.jobs[name]
+            if one.shown_unix_s is None:
+                one.shown_unix_s = self.era.began_unix_s + entry.slot * slot_s
+        for name, payoff in entry.payoffs.items():
+            self.jobs[name].payoff = payoff
+        for job in self.living():
+            course, given = job.course, entry.given.get(job.name)
+            if given is None or job.name in entry.held:
+                course.waited += 1
+            else:
+                course.waited = 0
+                course.attained_s += sum(given.workers.values()) * slot_s
+
+    def _see(self, entry: SeenEntry) -> None:
+        self.seen_unix_s = entry.unix_s
+        for name, done in entry.done.items():
+            course = self.jobs[name].course
+            if done > course.done:
+                course.moved_unix_s = entry.unix_s
+                course.mark = course.mark or (entry.unix_s, done)
+                self._begin(self.jobs[name].attempt, entry.unix_s)
+            course.done, course.seen_unix_s = done, entry.unix_s
+        for name, expected in entry.expected.items():
+            self.jobs[name].course.expected = expected
+        for name, factor in entry.factors.items():
+            self.jobs[name].course.factor = factor
+
+    def _begin(self, attempt: JobAttempt | None, unix_s: float) -> None:
+        if attempt is None or attempt.begun_unix_s is not None:
+            return
+        attempt.begun_unix_s = unix_s
+        took_s = unix_s - attempt.since_unix_s
+        self.start_s = took_s if self.start_s is None else (self.start_s + took_s) / 2
+
+    def _attempt(self, entry: StartEntry | ReshapeEntry | LeaveEntry | GoneEntry) -> None:
+        job = self.jobs[entry.job]
+        course = job.course
+        if isinstance(entry, StartEntry):
+            self.attempts[entry.job] = entry.attempt
+            job.attempt = JobAttempt(
+                entry.attempt,
+                entry.unix_s,
+                dict(entry.workers),
+                entry.averager,
+                begun_done=course.done,
+            )
+            course.moved_unix_s, course.mark = entry.unix_s, None
+            self._change_stretch(course, entry.unix_s, dict(entry.workers))
+            return
+        attempt = job.attempt
+        if attempt is None:
+            raise InvariantError(f"{entry.job} has no attempt that could {entry.kind}")
+        match entry:
+            case ReshapeEntry():
+                attempt.workers = dict(entry.workers)
+                course.mark = None
+                self._change_stretch(course, entry.unix_s, dict(entry.workers))
+            case LeaveEntry():
+                attempt.leave = entry
+            case GoneEntry():
+                job.attempt = None
+                course.ran_s += entry.unix_s - attempt.since_unix_s
+                course.moved_unix_s = entry.unix_s
+                course.failures += entry.how == "failed"
+                self._change_stretch(course, entry.unix_s, None)
+
+    def _end(self, entry: EndedEntry) -> None:
+        job = self.jobs[entry.job]
+        job.end = entry
+        if entry.outcome == "finished":
+            job.course.done = 1.0
+        self._change_stretch(job.course, entry.unix_s, None)
+        job.attempt = None
+
+    @staticmethod
+    def _change_stretch(course: JobCourse, unix_s: float, workers: dict[str, int] | None) -> None:
+        if course.stretches and course.stretches[-1].until_unix_s is None:
+            course.stretches[-1].until_unix_s = unix_s
+        if workers is not None:
+            course.stretches.append(JobStretch(unix_s, workers))
+
+
+def state_of(entries: Iterable[AnyEntry]) -> QueueState:
+    """Return what entries come to."""
+    state = QueueState()
+    state.feed(entries)
+    return state

@@ -1,0 +1,140 @@
+"""Taking in what tenants ask: whether they may, and whether it can be."""
+
+from __future__ import annotations
+
+from geo_ray.errors import GeoRayError, QueueDeniedError, QueueRequestError, TenantQuotaError
+from geo_ray.queue.config import QueueConfig
+from geo_ray.queue.entries import AnyEntry, EndedEntry, LeaveEntry, TakenEntry
+from geo_ray.queue.job_spec import AnyRequest, CancelRequest, MoveRequest, SubmitRequest
+from geo_ray.queue.state import QueuedJob, QueueState
+
+
+def taken(
+    state: QueueState, config: QueueConfig, tenant: str, request: AnyRequest, unix_s: float
+) -> list[AnyEntry]:
+    """Return what becomes of a request whose signature was found right.
+
+    Args:
+        state: of the queue.
+        config: the queue.
+        tenant: who asks.
+        request: what.
+        unix_s: when.
+    """
+    entry = TakenEntry(unix_s=unix_s, tenant=tenant, request=request)
+    try:
+        match request:
+            case SubmitRequest():
+                _check_submit(state, config, tenant, request)
+            case CancelRequest():
+                job = _job_of(state, config, tenant, request.job)
+                return [entry, *_cancelled(job, tenant, unix_s)]
+            case MoveRequest():
+                _check_move(state, config, tenant, request)
+    except GeoRayError as error:
+        return [entry.model_copy(update={"code": error.code, "refused": error.message})]
+    return [entry]
+
+
+def _check_submit(
+    state: QueueState, config: QueueConfig, tenant: str, request: SubmitRequest
+) -> None:
+    job, quota = request.job, config.tenants[tenant]
+    if job.name in state.jobs:
+        raise QueueRequestError(f"there is a job {job.name} already")
+    unknown = sorted(set(job.spec.regions) - set(config.regions))
+    if unknown:
+        raise QueueRequestError(
+            f"job {job.name} has data in {', '.join(unknown)}; the queue has "
+            f"{', '.join(config.regions)}"
+        )
+    living = sum(each.tenant == tenant for each in state.living())
+    if living >= quota.most_jobs:
+        raise TenantQuotaError(f"tenant {tenant} has {living} of {quota.most_jobs} jobs")
+    if quota.most_worth is not None and job.worth.worth > quota.most_worth:
+        raise TenantQuotaError(
+            f"tenant {tenant} may give a job a worth of {quota.most_worth:g}, not of "
+            f"{job.worth.worth:g}"
+        )
+    least = 1 if job.spec.anywhere else job.spec.least_regions
+    if quota.most_workers is not None and least > quota.most_workers:
+        raise TenantQuotaError(
+            f"job {job.name} needs {least} workers, and tenant {tenant} may have "
+            f"{quota.most_workers}"
+        )
+    _check_size(config, request)
+
+
+def _check_size(config: QueueConfig, request: SubmitRequest) -> None:
+    """Refuse what would never fit, where the configuration says how much there is."""
+    spec = request.job.spec
+    for name in spec.regions if not spec.anywhere else ():
+        region, needs = config.regions[name], spec.regions[name]
+        cpus, gpus = region.cpus, region.gpus
+        if region.machines is not None:
+            cpus, gpus = region.machines.cpus * region.machines.cap, None
+        if cpus is not None and needs.cpus_of(1) > cpus:
+            raise QueueRequestError(
+                f"job {request.job.name} is larger than the cluster: a worker and the servers in "
+                f"{name} need {needs.cpus_of(1):g} CPUs, and the queue has {cpus:g} there"
+            )
+        if gpus is not None and needs.gpus > gpus:
+            raise QueueRequestError(
+                f"job {request.job.name} is larger than the cluster: a worker in {name} needs "
+                f"{needs.gpus:g} GPUs, and the queue has {gpus:g} there"
+            )
+
+
+def _job_of(state: QueueState, config: QueueConfig, tenant: str, name: str) -> QueuedJob:
+    job = state.jobs.get(name)
+    if job is None:
+        raise QueueRequestError(f"there is no job {name}")
+    if job.end is not None:
+        raise QueueRequestError(f"job {name} is over: {job.end.outcome}")
+    if job.tenant != tenant and not config.tenants[tenant].operator:
+        raise QueueDeniedError(f"job {name} is of tenant {job.tenant}, not of {tenant}")
+    return job
+
+
+def _check_move(state: QueueState, config: QueueConfig, tenant: str, request: MoveRequest) -> None:
+    job, who = _job_of(state, config, tenant, request.job), config.tenants[tenant]
+    most = config.tenants[job.tenant].most_worth if job.tenant in config.tenants else None
+    if request.worth is not None and most is not None and request.worth.worth > most:
+        raise TenantQuotaError(f"tenant {job.tenant} may give a job a worth of {most:g}")
+    if request.place is None:
+        if request.worth is None:
+            raise QueueRequestError("neither a place nor a worth is named")
+        return
+    if request.place == "before" and request.before == request.job:
+        raise QueueRequestError(f"job {request.job} cannot be before itself")
+    if request.place == "before":
+        _living(state, request.before)
+    if who.operator or request.place == "last":
+        return
+    passed = [each for each in _passed(state, job, request) if each.tenant != job.tenant]
+    if passed:
+        raise QueueDeniedError(
+            f"job {job.name} would pass {passed[0].name} of tenant {passed[0].tenant}"
+        )
+
+
+def _living(state: QueueState, name: str | None) -> QueuedJob:
+    job = None if name is None else state.jobs.get(name)
+    if job is None or job.end is not None:
+        raise QueueRequestError(f"there is no job {name} that waits or runs")
+    return job
+
+
+def _passed(state: QueueState, job: QueuedJob, request: MoveRequest) -> list[QueuedJob]:
+    order = [each for each in state.living() if each.order < job.order]
+    if request.place == "first":
+        return order
+    target = _living(state, request.before)
+    return [each for each in order if each.order >= target.order]
+
+
+def _cancelled(job: QueuedJob, tenant: str, unix_s: float) -> list[AnyEntry]:
+    told = f"by tenant {tenant}"
+    if job.attempt is None:
+        return [EndedEntry(unix_s=unix_s, job=job.name, outcome="cancelled", told=told)]
+    return [LeaveEntry(unix_s=unix_s, job=job.name, why="cancelled", told=told)]

@@ -1,0 +1,152 @@
+"""The cluster of a queue as it is, and what is done there; see `QueueWorld`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import ray
+
+from geo_ray.errors import ClusterError, GeoRayError
+from geo_ray.job.queued.tree import run_tree, runs_of
+from geo_ray.queue.actions import (
+    Action,
+    AskMachines,
+    AskStop,
+    ChangeMember,
+    EndSubmission,
+    Submit,
+    submission_name,
+    submission_prefix,
+)
+from geo_ray.queue.config import QueueConfig
+from geo_ray.queue.seen import QueueSeen, SubmissionSeen
+from geo_ray.queue.state import QueueState
+from geo_ray.runtime.autoscaler.actor import autoscaler_name
+from geo_ray.runtime.cluster import ray_private
+from geo_ray.runtime.cluster.labels import REGION_LABEL
+from geo_ray.runtime.cluster.served import NAMESPACE
+from geo_ray.runtime.queue.job_server import QueueJobServer, SubmissionTold
+from geo_ray.runtime.queue.queued_run import QueuedRun
+
+_ANSWER_S: Final = 10.0
+_log = logging.getLogger(__name__)
+_MEMBERS_AGAIN_S: Final = 20.0
+_MACHINES_AGAIN_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class RayQueueWorld:
+    """See the module.
+
+    Attributes:
+        config: the queue.
+        server: the cluster's job server.
+    """
+
+    config: QueueConfig
+    server: QueueJobServer
+    _runs: dict[str, QueuedRun] = field(default_factory=dict)
+    _asked_s: dict[object, float] = field(default_factory=dict)
+
+    def see(self, state: QueueState, unix_s: float) -> QueueSeen:
+        """See `QueueWorld`."""
+        prefix = submission_prefix(self.config.name)
+        there = self.server.submissions(prefix)
+        attempts, mine = {}, set()
+        for job in state.living():
+            if job.attempt is None:
+                continue
+            name = submission_name(self.config.name, job.name, job.attempt.number)
+            mine.add(name)
+            run = self._runs.setdefault(
+                job.name, QueuedRun(runs_of(self.config), job.name, job.request.spec)
+            )
+            attempts[job.name] = _seen(there.get(name), run)
+        self._runs = {name: run for name, run in self._runs.items() if name in attempts}
+        strays = [name for name, told in there.items() if not told.is_over and name not in mine]
+        return QueueSeen(unix_s, room_of(self.config), attempts, tuple(strays))
+
+    def act(self, action: Action) -> None:
+        """See `QueueWorld`."""
+        match action:
+            case Submit(request=request, attempt=attempt):
+                name = submission_name(self.config.name, request.name, attempt)
+                tree = run_tree(request, action.workers, action.averager, self.config)
+                self.server.submit(name, tree, request.working_dir, self.config.name)
+            case AskStop(job=job):
+                if self._is_due(action, _MEMBERS_AGAIN_S):
+                    self._runs[job].ask_stop()
+            case EndSubmission(submission=name):
+                if self._is_due(action, _MEMBERS_AGAIN_S):
+                    self.server.end(name)
+            case ChangeMember(job=job, verb=verb, region=region):
+                if self._is_due(action, _MEMBERS_AGAIN_S):
+                    self._runs[job].ask_member(verb, region)
+            case AskMachines():
+                if self._is_due(action, _MACHINES_AGAIN_S):
+                    self._follow(action)
+
+    def _is_due(self, action: Action, again_s: float) -> bool:
+        """Whether an action is to be done now, and not only again so soon."""
+        now_s = time.monotonic()
+        known = {each: at_s for each, at_s in self._asked_s.items() if now_s - at_s < again_s}
+        is_due = action not in known
+        self._asked_s = known | ({action: now_s} if is_due else {})
+        return is_due
+
+    def _follow(self, action: AskMachines) -> None:
+        cluster = str(self.config.autoscaler)
+        try:
+            actor: Any = ray.get_actor(autoscaler_name(cluster), namespace=NAMESPACE)
+            ray.get(actor.follow.remote(action.target), timeout=_ANSWER_S)
+        except Exception as error:  # of many kinds; it may be starting anew
+            self._asked_s.pop(action, None)
+            raise ClusterError(f"the autoscaler of {cluster} does not answer: {error}") from error
+
+
+def room_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
+    """Return GPUs and CPUs by region: of living nodes that are not drained, or to be rented."""
+    nodes: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    try:
+        drained = set(ray_private.draining_nodes())
+        for node in ray_private.nodes():
+            region = node["Labels"].get(REGION_LABEL)
+            if node["Alive"] and region is not None and node["NodeID"] not in drained:
+                has: Mapping[str, float] = node["Resources"]
+                nodes[region][0] += has.get("GPU", 0.0)
+                nodes[region][1] += has.get("CPU", 0.0)
+    except Exception as error:  # whatever Ray says: without it nothing is decided
+        raise ClusterError(f"Ray does not tell of its nodes: {error}") from error
+    found = {}
+    for name, region in config.regions.items():
+        gpus, cpus = nodes[name]
+        machine = region.machines
+        if machine is not None and config.autoscaler is not None:
+            gpus, cpus = machine.gpus * machine.cap, machine.cpus * machine.cap
+        found[name] = (
+            gpus if region.gpus is None else min(gpus, region.gpus),
+            cpus if region.cpus is None else min(cpus, region.cpus),
+        )
+    return found
+
+
+def _seen(told: SubmissionTold | None, run: QueuedRun) -> SubmissionSeen:
+    if told is None:
+        return SubmissionSeen("unknown")
+    try:
+        seen = run.seen()
+    except GeoRayError as error:  # of this run alone; the others go on
+        _log.warning("queue: %s", error.message)
+        seen = SubmissionSeen("going", code=error.code, told=error.message)
+    if not told.is_over:
+        return replace(seen, end=None, code=None, told="")
+    end = "finished" if told.succeeded else seen.end
+    # The run's own words may be of an attempt before, which was asked to stop.
+    code = seen.code if end == "failed" else None
+    words = seen.told if end == "failed" else told.told
+    return replace(seen, state="over", trains=False, end=end, code=code, told=words)

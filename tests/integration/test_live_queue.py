@@ -1,0 +1,105 @@
+"""The queue on a real cluster: a job through the job server, a death, a drained region, the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.job_submission import JobSubmissionClient
+
+import geo_ray
+from geo_ray.config.cluster import ExistingClusterConfig
+from geo_ray.runtime.cluster.connect import connect
+from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.queue.serving import end_queues, find_queue
+
+LONGEST_S = 300.0
+TOKEN, KEY = geo_ray.new_queue_token()
+USER = geo_ray.QueueUser("red", TOKEN)
+
+
+def eventually(what: Callable[[], Any], why: Callable[[], object] = str) -> Any:
+    deadline_s = time.monotonic() + LONGEST_S
+    while not (found := what()):
+        assert time.monotonic() < deadline_s, why()
+        time.sleep(0.3)
+    return found
+
+
+def queue_config(work: Path, **regions: dict[str, float]) -> geo_ray.QueueConfig:
+    return geo_ray.QueueConfig.model_validate(
+        {
+            "name": "live",
+            "policy": "fifo",
+            "slot_s": 2.0,
+            "state": str(work / "queues"),
+            "runs": str(work / "runs"),
+            "regions": {"us-east": {"cpus": 4.0}, "eu-west": {"cpus": 4.0}} | regions,
+            "tenants": {"red": {"key": KEY}},
+        }
+    )
+
+
+JOB: dict[str, Any] = {
+    "name": "long",
+    "task": {"use": "digits", "options": {"width": 2}},
+    "data": {"generate": {"rows_per_shard": 128, "split": {"kind": "iid"}}, "batch_size": 8},
+    "regions": [
+        {"name": name, "cpus_per_worker": 0.5, "cpus_per_server": 0.25}
+        for name in ("us-east", "eu-west")
+    ],
+    "strategy": {"kind": "sma", "interval": 4},
+    "optimizer": {"kind": "momentum", "lr": 0.05},
+    "train": {"steps": 100_000, "eval_every": 0},
+    "members": {"min": 1},
+    "emulate": {"step_s": 0.02},
+    "checkpoint": {"every_s": 60.0},
+}
+
+
+@pytest.mark.timeout(900)
+def test_a_job_runs_grows_smaller_and_is_saved(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    config = queue_config(tmp_path)
+    place = geo_ray.start_queue(config, address=ray_cluster.address)
+    try:
+        answer = geo_ray.submit_job(place, JOB, user=USER, wait_s=LONGEST_S)
+        assert answer.is_taken
+        run = tmp_path / "runs" / "live" / "long"
+
+        def row() -> Any:
+            return geo_ray.queue_report(place).job("long")
+
+        def states() -> dict[str, str]:
+            return {r["region"]: r["state"] for r in geo_ray.members(run).to_pylist()}
+
+        eventually(lambda: row().done > 0, row)
+        assert states() == {"us-east": "member", "eu-west": "member"}
+
+        with connect(ExistingClusterConfig(address=ray_cluster.address), [], namespace="kills"):
+            actor: Any = find_queue("live")
+            ray.kill(actor, no_restart=False)
+        smaller = queue_config(tmp_path, **{"eu-west": {"cpus": 0.0}})
+        assert geo_ray.start_queue(smaller, address=ray_cluster.address) == place
+        eventually(lambda: states()["eu-west"] == "left", states)
+        assert row().stretches[-1].workers == {"us-east": 1}
+        assert row().state == "running"
+
+        geo_ray.cancel_job(place, "long", user=USER, wait_s=LONGEST_S)
+        eventually(lambda: row().state == "ended", row)
+        assert row().outcome == "cancelled"
+        assert row().attempts == 1
+        assert geo_ray.checkpoints(run).num_rows > 0
+        assert geo_ray.status(run).phase == "stopped"
+    finally:
+        geo_ray.stop_queue(config, address=ray_cluster.address)
+    assert geo_ray.start_queue(config, address=ray_cluster.address) == place
+    with connect(ExistingClusterConfig(address=ray_cluster.address), [], namespace="looks") as at:
+        assert end_queues() == ["geo-ray-queue-live"]  # as `geo-ray down` does
+        assert find_queue("live") is None
+        jobs = JobSubmissionClient(f"http://{at.dashboard}").list_jobs()
+    mine = [job for job in jobs if str(job.submission_id).startswith("geoq-live.")]
+    assert [job.status.is_terminal() for job in mine] == [True]

@@ -1,0 +1,58 @@
+"""Every policy serves a queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from queue_support import job, sim_queue
+
+from geo_ray.scheduling.policies.registry import POLICIES
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "oasis"])
+def test_a_policy_of_the_scheduler_serves_a_queue(tmp_path: Path, policy: str) -> None:
+    queue = sim_queue(tmp_path, room=4.0, policy=policy)
+    for number in range(5):
+        regions = [("us",), ("us", "eu"), ("eu",)][number % 3]
+        queue.submit("red", job(f"j{number}", regions, seconds=15.0 + 5 * number))
+        queue.run(queue.world.now_s + 7.0)
+    for _ in range(10):
+        queue.run(queue.world.now_s + 30.0)
+        if not queue.state.living():
+            break
+    ends = {each.name: each.end and each.end.outcome for each in queue.state.jobs.values()}
+    assert ends == dict.fromkeys(ends, "finished")
+
+
+def test_what_was_promised_to_a_job_that_is_gone_is_given_to_others(tmp_path: Path) -> None:
+    """Prices: a cancelled job leaves its future slots to who comes next."""
+
+    def ends(root: Path, *, cancelled: bool) -> str | None:
+        root.mkdir()
+        queue = sim_queue(root, room=2.0, policy="pd_ors")
+        queue.submit("red", job("long", seconds=200.0, worth=90.0, deadline_s=200.0))
+        queue.run(15.0)
+        if cancelled:
+            queue.cancel("red", "long")
+            queue.run(20.0)
+        queue.submit("red", job("next", seconds=20.0, worth=5.0, deadline_s=40.0, urgency=5.0))
+        queue.run(90.0)
+        end = queue.state.jobs["next"].end
+        return None if end is None else end.outcome
+
+    assert ends(tmp_path / "kept", cancelled=False) == "turned away"
+    assert ends(tmp_path / "gone", cancelled=True) == "finished"
+
+
+def test_a_job_that_ends_early_lets_the_next_one_begin(tmp_path: Path) -> None:
+    queue = sim_queue(tmp_path, room=2.0, policy="pd_ors")
+    queue.world.speed["fast"] = 5.0
+    for name in ("fast", "next"):
+        queue.submit("red", job(name, seconds=95.0, worth=50.0, deadline_s=400.0, urgency=1.0))
+    queue.run(60.0)
+    jobs = queue.state.jobs
+    first, second = sorted(jobs.values(), key=lambda each: each.attempt is not None)
+    assert first.name == "fast"
+    assert first.end is not None
+    assert second.course.stretches[0].since_unix_s - first.end.unix_s <= 11.0  # the next border
