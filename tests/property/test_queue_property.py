@@ -284,7 +284,7 @@ def test_killed_at_every_single_point(tmp_path: Path, policy: str) -> None:
         queue.run(24.0, every_s=3.0)
         queue.cancel("blue", "c")
         queue.world.room["eu"] = (0.0, CPUS)
-        queue.run(120.0, every_s=3.0)
+        queue.run(240.0, every_s=3.0)
         ends = {each.name: each.end.outcome for each in queue.state.jobs.values() if each.end}
         return count, ends
 

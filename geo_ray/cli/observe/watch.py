@@ -45,7 +45,7 @@ def watch(
     every_s: float,
     machines: str | None,
 ) -> None:
-    """Show RUN, or the QUEUE of a cluster, as it goes, on a page or in the terminal.
+    """Show RUN, or a QUEUE, as it goes, on a page or in the terminal.
 
     Regions and links, members, curves, money, machines; of a queue its jobs over time, as they were
     and as they are planned.

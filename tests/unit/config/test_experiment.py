@@ -16,7 +16,8 @@ from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.transport.emulation.link_model import LinkSpec
 
 FOLDER = Path(__file__).parents[3] / "configs"
-CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - {FOLDER / "tune.yaml"})  # which is a search
+OTHERS = {FOLDER / "tune.yaml", FOLDER / "queue.yaml"}  # a search, and a queue
+CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - OTHERS)
 TEXT = """
 name: trial
 task: {use: digits}
