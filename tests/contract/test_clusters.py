@@ -238,6 +238,7 @@ def test_what_the_cloud_will_not_end_is_told_and_a_failure(
     with played_head(world.state):
         up(world)
     monkeypatch.setattr("geo_ray.clusters.down._GONE_S", 1.0)
+    monkeypatch.setattr("geo_ray.clusters.down._SILENT_S", 1.0)  # nobody plays the head any more
     world.server.denied.add("TerminateInstances")
     done = CliRunner().invoke(root, ["down", "--now", world.state.uri])
     assert isinstance(done.exception, (ProviderRefusedError, MachinesLeftError))
