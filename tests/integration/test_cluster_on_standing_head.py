@@ -151,6 +151,8 @@ def test_clusters_come_and_go_on_a_head_that_stays(asked: AskedCluster, serving:
         state.write(record.model_copy(update={"phase": "up"}), tag)
         down()
         assert not living(state)
+        # In the moment that it was up again, an autoscaler may have been made; it goes with it.
+        until(lambda: not autoscalers(), serving.log.read_text)
         assert ray.cluster_resources(), "the head lives"
 
 
