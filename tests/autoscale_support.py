@@ -79,6 +79,7 @@ class Scene:
     failures: list[LaunchFailure] = field(default_factory=list)
     left: dict[Pool, int] = field(default_factory=dict)
     cloud_ahead_s: float = 0.0
+    chosen_zone: str = "r-1c"  # by the cloud, where a request names none
 
     def __post_init__(self) -> None:
         for each in self.target.pools():
@@ -145,7 +146,7 @@ class Scene:
                         Machine(
                             name,
                             request.request_id,
-                            request.pool,
+                            replace(request.pool, zone=request.pool.zone or self.chosen_zone),
                             MachineState.RUNNING,
                             self.now_s + self.cloud_ahead_s,
                             None,

@@ -64,7 +64,8 @@ class Duty:
     """A machine that the autoscaler has rented.
 
     Attributes:
-        machine: as it was last listed.
+        machine: as it was last listed, with the pool that it counts to: where the target names no
+            zones, that without one.
         reason: why it was rented.
         usd_per_hour: as quoted then.
         paid_unix_s: until when its cost is in the ledger.

@@ -6,6 +6,8 @@ missing counts as gone only after a while, and one that came counts from when it
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from geo_ray.autoscale.actions import End
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.cooldown import cool_down, gave
@@ -94,7 +96,8 @@ class Sightings:
 
     def _take_machines(self) -> list[End]:
         orphans = []
-        for machine in self._observed.machines or ():
+        for listed in self._observed.machines or ():
+            machine = self._counted(listed)
             known = self._memory.duties.get(machine.id)
             if machine.state not in _ALIVE:
                 if known is not None:
@@ -110,6 +113,27 @@ class Sightings:
             if self._now_s - duty.seen_unix_s >= self._config.retry.missing_s:
                 self._is_gone(duty, duty.seen_unix_s)
         return orphans
+
+    def _counted(self, machine: Machine) -> Machine:
+        """Return a machine with the pool that it counts to.
+
+        Where the target names no zones the cloud has chosen one; prices, refusals and preemptions
+        are those of the pool that is asked, in whichever zone its machines are.
+        """
+        known = self._memory.duties.get(machine.id)
+        intent = self._memory.intents.get(machine.request_id or "")
+        region = self._target.region(machine.labels.get(REGION_LABEL, ""))
+        zones: tuple[str | None, ...] = () if region is None else region.zones
+        zone = machine.pool.zone
+        if zone in zones:
+            return machine
+        if None in zones:
+            zone = None
+        elif known is not None:
+            zone = known.machine.pool.zone
+        elif intent is not None:
+            zone = intent.request.pool.zone
+        return replace(machine, pool=replace(machine.pool, zone=zone))
 
     def _is_wanted(self, machine: Machine) -> bool:
         intent = self._memory.intents.get(machine.request_id or "")

@@ -223,7 +223,7 @@ def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMac
     duty = memory.duties.get(machine.id)
     parting = None if duty is None else duty.parting
     pool = machine.pool
-    record = memory.pools.get(pool_key(pool))
+    record = memory.pools.get(pool_key(pool if duty is None else duty.machine.pool))
     usd = None if duty is None else duty.usd_per_hour
     if record is not None and record.usd_per_hour is not None:
         usd = record.usd_per_hour
