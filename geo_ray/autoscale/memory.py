@@ -30,8 +30,8 @@ class Intent:
         usd_per_hour: of one, as quoted then.
         since_unix_s: when it was decided.
         sent_unix_s: when it was last sent.
-        failed: machines of it that are known not to come.
-        gone: machines of it that came and were gone again.
+        failed: machines of it that were never made.
+        ended: those that came, or were to start, and are gone again.
         sends: how often it was sent.
     """
 
@@ -41,7 +41,7 @@ class Intent:
     since_unix_s: float
     sent_unix_s: float
     failed: int = 0
-    gone: int = 0
+    ended: tuple[str, ...] = ()
     sends: int = 1
 
 
@@ -190,8 +190,11 @@ def pool_key(pool: Pool) -> str:
 def outstanding(memory: AutoscalerMemory, intent: Intent) -> int:
     """Return the machines of a request that may still come."""
     request = intent.request
-    came = sum(d.machine.request_id == request.request_id for d in memory.duties.values())
-    return request.count - came - intent.failed - intent.gone
+    came = sum(
+        duty.machine.request_id == request.request_id and name not in intent.ended
+        for name, duty in memory.duties.items()
+    )
+    return request.count - came - intent.failed - len(intent.ended)
 
 
 _READER: Final = TypeAdapter(AutoscalerMemory)

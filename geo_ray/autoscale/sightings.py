@@ -16,7 +16,7 @@ from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, ou
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.offers import price_of
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, MachineKind
-from geo_ray.providers.base import Machine, MachineState, Market, Shortage
+from geo_ray.providers.base import Machine, MachineState, Market, Pool, Shortage
 
 _ALIVE = (MachineState.PENDING, MachineState.RUNNING)
 NOTICE = "the cloud takes it back"
@@ -48,6 +48,8 @@ class Sightings:
 
     def take_in(self) -> list[End]:
         """Return the machines that nobody is responsible for, and are to be ended."""
+        for pool in self._target.pools():
+            self._memory.pool(pool)  # a quota is of all zones, those without a price included
         for pool, stock in self._observed.stocks.items():
             if stock.usd_per_hour is not None:
                 self._memory.pool(pool).usd_per_hour = stock.usd_per_hour
@@ -64,11 +66,24 @@ class Sightings:
     def _take_failures(self) -> None:
         for failure in self._observed.failures:
             intent = self._memory.intents.get(failure.request_id)
-            if intent is None or failure.shortage is Shortage.THROTTLED:
+            if failure.shortage is Shortage.THROTTLED:
                 continue
-            if failure.missing > intent.failed:
+            if failure.machine_id is not None:
+                self._did_not_start(failure.machine_id, intent, failure.shortage)
+            elif intent is not None and failure.missing > intent.failed:
                 intent.failed = failure.missing
-                self._leave_alone(intent, failure.shortage)
+                self._leave_alone(intent.request.pool, failure.shortage)
+
+    def _did_not_start(self, machine_id: str, intent: Intent | None, shortage: Shortage) -> None:
+        """A machine that was accepted will not come; it is told again and again."""
+        duty = self._memory.duties.pop(machine_id, None)
+        is_new = intent is not None and machine_id not in intent.ended
+        if intent is not None and is_new:
+            intent.ended += (machine_id,)
+        if duty is not None:
+            self._leave_alone(duty.machine.pool, shortage)
+        elif intent is not None and is_new:
+            self._leave_alone(intent.request.pool, shortage)
 
     def _give_up_intents(self) -> None:
         for request_id in list(self._memory.intents):
@@ -88,9 +103,8 @@ class Sightings:
         waited_s = min(retry.resend_s, self._now_s - intent.sent_unix_s)
         return (intent.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
-    def _leave_alone(self, intent: Intent, shortage: Shortage) -> None:
-        retry = self._config.retry
-        cool_down(self._memory, intent.request.pool, shortage, self._now_s, retry)
+    def _leave_alone(self, pool: Pool, shortage: Shortage) -> None:
+        cool_down(self._memory, pool, shortage, self._now_s, self._config.retry)
 
     # ------------------------------------------------------------------ machines
 
@@ -102,6 +116,8 @@ class Sightings:
             if machine.state not in _ALIVE:
                 if known is not None:
                     self._is_gone(known, self._now_s)
+                else:
+                    self._has_ended(machine)
             elif known is not None:
                 self._look_at(known, machine)
             elif self._is_wanted(machine):
@@ -140,19 +156,22 @@ class Sightings:
         if intent is None:
             return False
         came = sum(d.machine.request_id == machine.request_id for d in self._memory.duties.values())
-        return came + intent.gone < intent.request.count
+        others = [each for each in intent.ended if each != machine.id]
+        return came + len(others) < intent.request.count
 
     def _welcome(self, machine: Machine) -> None:
         intent = self._memory.intents[machine.request_id or ""]
         since_s = min(machine.launched_unix_s, self._now_s)
         duty = Duty(machine, intent.reason, intent.usd_per_hour, since_s, self._now_s, self._now_s)
         self._memory.duties[machine.id] = duty
-        gave(self._memory, machine.pool)
+        intent.ended = tuple(each for each in intent.ended if each != machine.id)
         self._look_at(duty, machine)
 
     def _look_at(self, duty: Duty, machine: Machine) -> None:
         duty.machine, duty.seen_unix_s = machine, self._now_s
         if self._observed.node(machine.id).is_ready:
+            if not duty.has_joined and duty.unready_unix_s is not None:
+                gave(self._memory, machine.pool, duty.unready_unix_s)
             duty.unready_unix_s, duty.has_joined = None, True
         elif duty.unready_unix_s is None:
             duty.unready_unix_s = self._now_s
@@ -181,10 +200,14 @@ class Sightings:
         pool = duty.machine.pool
         if duty.parting is None and pool.market is Market.SPOT:
             learn(self._memory.pool(pool), self._now_s, 0.0, 1)
-        intent = self._memory.intents.get(duty.machine.request_id or "")
-        if intent is not None:
-            intent.gone += 1
+        self._has_ended(duty.machine)
         del self._memory.duties[duty.machine.id]
+
+    def _has_ended(self, machine: Machine) -> None:
+        """Note that a machine is not waited for any more, if it still is."""
+        intent = self._memory.intents.get(machine.request_id or "")
+        if intent is not None and machine.id not in intent.ended:
+            intent.ended += (machine.id,)
 
     # ------------------------------------------------------------------ dollars
 

@@ -288,7 +288,7 @@ def _posts(
     for (name, role), count in planned.items():
         mine = [row for row in rows if (row.region, row.role) == (name, role)]
         asked = sum(
-            max(0, intent.request.count - intent.failed - intent.gone)
+            max(0, intent.request.count - intent.failed - len(intent.ended))
             for intent in memory.intents.values()
             if (
                 intent.request.labels.get(REGION_LABEL),
