@@ -97,6 +97,7 @@ class PoolRecord:
         preemptions: seen there, older ones counting less.
         hours: that machines ran there, older ones counting less.
         as_of_unix_s: of the two.
+        taken_unix_s: when a machine of it was last taken back.
     """
 
     pool: Pool
@@ -106,6 +107,7 @@ class PoolRecord:
     preemptions: float = 0.0
     hours: float = 0.0
     as_of_unix_s: float = 0.0
+    taken_unix_s: float = 0.0
 
 
 @dataclass(slots=True)

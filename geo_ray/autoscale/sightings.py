@@ -6,6 +6,7 @@ missing counts as gone only after a while, and one that came counts from when it
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from geo_ray.autoscale.actions import End
@@ -19,7 +20,9 @@ from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, Ma
 from geo_ray.providers.base import Machine, MachineState, Market, Pool, Shortage
 
 _ALIVE = (MachineState.PENDING, MachineState.RUNNING)
+_NOTICE_S = 900.0  # no cloud says it earlier; a later end may have been set by hand
 NOTICE = "the cloud takes it back"
+DRAINED = "its node is being drained"
 LIFE = "it ends by itself soon"
 NO_NODE_CAME = "its node is not there"
 
@@ -168,6 +171,7 @@ class Sightings:
         self._look_at(duty, machine)
 
     def _look_at(self, duty: Duty, machine: Machine) -> None:
+        is_notice = self._is_notice(duty, machine)
         duty.machine, duty.seen_unix_s = machine, self._now_s
         if self._observed.node(machine.id).is_ready:
             if not duty.has_joined and duty.unready_unix_s is not None:
@@ -177,15 +181,19 @@ class Sightings:
             duty.unready_unix_s = self._now_s
         if duty.parting is not None and duty.parting.until_unix_s is not None:
             return
-        lead_s = self._config.start_s + self._config.drain_s + 2 * self._config.every_s
+        leaves_s = self._observed.node(machine.id).leaves_unix_s
         ends_s = machine.ends_unix_s
-        if ends_s is not None and ends_s - self._now_s <= lead_s:
-            own_s = machine.launched_unix_s + self._config.life_h * 3600
-            own_s -= self._config.retry.give_up_s  # it may have been sent that much later
-            is_notice = machine.pool.market is Market.SPOT and ends_s < own_s
-            duty.parting = Parting(NOTICE if is_notice else LIFE)
-            if is_notice:
+        if leaves_s is not None:
+            ends_s = min(leaves_s, math.inf if ends_s is None else ends_s)
+            duty.machine = replace(machine, ends_unix_s=ends_s if ends_s < math.inf else None)
+        if is_notice:
+            if duty.parting is None or duty.parting.reason != NOTICE:
                 learn(self._memory.pool(machine.pool), self._now_s, 0.0, 1)
+            duty.parting = Parting(NOTICE)
+        elif leaves_s is not None:
+            duty.parting = Parting(DRAINED)
+        elif ends_s is not None and ends_s - self._now_s <= self._lead_s():
+            duty.parting = Parting(LIFE)
         elif (
             duty.unready_unix_s is not None
             and self._now_s - duty.unready_unix_s >= self._config.retry.join_s
@@ -194,6 +202,30 @@ class Sightings:
             cool_down(
                 self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, self._config.retry
             )
+
+    def _is_notice(self, duty: Duty, machine: Machine) -> bool:
+        """Return whether the cloud has said that it takes a machine back.
+
+        Some tell it to the machine alone, whose agent then drains its node; some show an earlier
+        end than the one that it was rented with.
+        """
+        if machine.pool.market is not Market.SPOT:
+            return False
+        if self._observed.node(machine.id).leaves_unix_s is not None:
+            return True
+        if machine.ends_unix_s is None:
+            return False
+        left_s = machine.ends_unix_s - self._now_s
+        before_s = duty.machine.ends_unix_s
+        if before_s is not None and machine.ends_unix_s < before_s and left_s <= _NOTICE_S:
+            return True
+        own_s = machine.launched_unix_s + self._config.life_h * 3600
+        own_s -= self._config.retry.give_up_s  # it may have been sent that much later
+        return left_s <= self._lead_s() and machine.ends_unix_s < own_s
+
+    def _lead_s(self) -> float:
+        """How long before a machine's end another one is to be rented."""
+        return self._config.start_s + self._config.drain_s + 2 * self._config.every_s
 
     def _is_gone(self, duty: Duty, when_unix_s: float) -> None:
         self._book(duty, when_unix_s)
