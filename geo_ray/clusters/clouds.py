@@ -26,7 +26,10 @@ _SECRETS: Final = "secrets"
 
 
 def open_clouds(
-    record: ClusterRecord, state: ClusterState, address: str | None = None
+    record: ClusterRecord,
+    state: ClusterState,
+    address: str | None = None,
+    longest_s: float | None = None,
 ) -> MachineProvider:
     """Return the clouds of a cluster as one provider.
 
@@ -34,6 +37,7 @@ def open_clouds(
         record: what it is.
         state: where it is written down.
         address: host:port of its head; None: only the head can be launched.
+        longest_s: longest wait for each region; None: until its cloud gives up.
 
     Raises:
         CloudError: there are no credentials.
@@ -42,10 +46,10 @@ def open_clouds(
         return _local(record, state)
     found: dict[str, MachineProvider] = {}
     for cloud in record.clouds:
-        found |= dict.fromkeys(
-            places_of(record.provider, cloud), _cloud(record, state, cloud, address)
-        )
-    return RegionProviders(found)
+        places = places_of(record.provider, cloud)
+        account = _cloud(record, state, cloud, address)
+        found |= {region: account.of_region(region) for region in places}
+    return RegionProviders(found, longest_s)
 
 
 def places_of(provider: ProviderConfig, cloud: str) -> Sequence[str]:
@@ -118,7 +122,7 @@ def _local(record: ClusterRecord, state: ClusterState) -> MachineProvider:
 
 def _cloud(
     record: ClusterRecord, state: ClusterState, cloud: str, address: str | None
-) -> MachineProvider:
+) -> AwsProvider | TencentProvider:
     provider, head = record.provider, record.head
     if head.standing is not None:
         return _as_configured(provider, cloud)
@@ -148,7 +152,7 @@ def _cloud(
     return _as_configured(provider.model_copy(update=changes), cloud)
 
 
-def _as_configured(provider: ProviderConfig, cloud: str) -> MachineProvider:
+def _as_configured(provider: ProviderConfig, cloud: str) -> AwsProvider | TencentProvider:
     if cloud == "aws" and provider.aws is not None:
         return AwsProvider(provider.aws)
     if cloud == "tencent" and provider.tencent is not None:

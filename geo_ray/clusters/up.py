@@ -17,12 +17,23 @@ from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_mem
 from geo_ray.autoscale.target import ROLE_LABEL
 from geo_ray.clusters.asked import AskedCluster
 from geo_ray.clusters.clouds import open_clouds, secrets_of
-from geo_ray.clusters.head import find_head, head_address, head_request, is_alive
+from geo_ray.clusters.head import (
+    find_head,
+    head_address,
+    head_request,
+    is_alive,
+    listed_for_head,
+)
 from geo_ray.clusters.making import alone
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.report import ClusterReport, report_of, silent_s
 from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import ClusterStartError, ClusterStateError, ProviderRefusedError
+from geo_ray.errors import (
+    ClusterStartError,
+    ClusterStateError,
+    ProviderRefusedError,
+    RegionsSilentError,
+)
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.providers.base import Machine, MachineProvider
 from geo_ray.providers.local.catalog import write_catalog
@@ -77,7 +88,7 @@ def await_machines(
     head_s = time.monotonic() + _HEAD_S
     deadline_s: float | None = None
     told = ""
-    provider = open_clouds(record, state)
+    provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
     hearing = _Hearing(silent_s(record))
     while True:
         if state.known().phase != "up":
@@ -201,7 +212,7 @@ def _with_head(
         tell(f"the head {standing.machine} at {standing.address} is that of {standing.stack}")
         return record
     provider = open_clouds(record, state)
-    machines = provider.list_machines(record.name)
+    machines = listed_for_head(provider, record)
     head = find_head(machines, record)
     if (head is None and record.head.is_known) or (head is not None and not is_alive(head)):
         tell("the head has ended: another one takes its place")
@@ -263,7 +274,7 @@ def _await_head(
     deadline_s = time.monotonic() + _HEAD_S
     unseen_s = time.monotonic() + _UNSEEN_S
     while True:
-        head = find_head(provider.list_machines(record.name), record)
+        head = find_head(listed_for_head(provider, record), record)
         address = head_address(head, record)
         if head is not None and address is not None:
             tell(f"the head {head.id} runs at {address}")
@@ -284,7 +295,11 @@ def _await_head(
 
 def _why(provider: MachineProvider, record: ClusterRecord) -> str:
     wanted = head_request(record).request_id
-    for failure in provider.poll_failures(record.name):
+    try:
+        failures = provider.poll_failures(record.name)
+    except RegionsSilentError as error:
+        failures = error.found
+    for failure in failures:
         if failure.request_id == wanted:
             return f": {failure.reason}"
     return ""
