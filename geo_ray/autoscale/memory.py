@@ -53,10 +53,12 @@ class Parting:
         reason: why.
         until_unix_s: when it is taken at the latest; None: it is not drained yet, as something
             else is to take its place first.
+        epoch: of the autoscaler that drains it.
     """
 
     reason: str
     until_unix_s: float | None = None
+    epoch: int = 0
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ is done, and all others go on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -95,14 +95,13 @@ class AutoscalePolicy:
         orphans = Sightings(self._config, target, memory, observed, self.prefix).take_in()
         pace = run_pace(self._config, target, memory, observed)
         losses = self._losses(target, memory, observed)
-        actions: list[Action] = []
+        actions = self._drains_again(memory, observed)
         shown = []
+        unneeded = set()
         for region in target.regions:
             if region.at in observed.silent:
                 continue
             for post in self._posts(region, pace, self._demand(region, memory, observed)):
-                if post.rows_per_s <= 0:
-                    self._call_off(memory, post)
                 duties, intents = self._of(memory, post.region, post.role)
                 offers = offers_of(
                     region,
@@ -115,12 +114,16 @@ class AutoscalePolicy:
                 )
                 keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
                 choice = keeper.decide(duties, intents, observed.left_s)
+                if choice.calls_off:
+                    self._call_off(memory, intents)
+                if post.rows_per_s <= 0:
+                    unneeded.add((post.region, post.role))
                 actions += self._carry_out(memory, region, post, choice, now_s)
                 if choice.launches:
                     shown.append((f"{post.region}/{post.role}", choice.alternatives))
         actions += self._strangers(target, memory, observed)
         actions += self._ends(memory, observed)
-        actions += self._again(memory, observed)
+        actions += self._again(memory, observed, unneeded)
         burn = burn_usd_per_hour(memory, target, now_s)
         return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown))
 
@@ -209,30 +212,57 @@ class AutoscalePolicy:
             memory.intents[request.request_id] = Intent(request, reason, usd, now_s, now_s)
             actions.append(Launch(request, post.region, reason, choice.alternatives))
         for duty, reason in choice.drains:
-            actions.append(self._drain(duty, post.region, reason, now_s))
+            actions.append(self._drain(duty, reason, now_s, memory.epoch))
         return actions
 
-    def _drain(self, duty: Duty, region: str, reason: str, now_s: float) -> Drain:
+    def _drain(self, duty: Duty, reason: str, now_s: float, epoch: int) -> Drain:
         until_s = now_s + self._config.drain_s
         if duty.machine.ends_unix_s is not None:
             until_s = min(until_s, duty.machine.ends_unix_s)
-        duty.parting = Parting(reason, until_s)
-        return Drain(duty.machine.id, region, reason, until_s)
+        duty.parting = Parting(reason, until_s, epoch)
+        return Drain(duty.machine.id, _place(duty.machine.labels)[0], reason, until_s)
 
-    def _call_off(self, memory: AutoscalerMemory, post: Post) -> None:
+    def _drains_again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
+        """Drain what was to be drained and is not: the order may never have come to its node.
+
+        If it was another autoscaler's, the machine has all its time once more, since nobody knows
+        how long that has been away.
+        """
+        found: list[Action] = []
+        for duty in memory.duties.values():
+            parting, node = duty.parting, observed.node(duty.machine.id)
+            if parting is None or parting.until_unix_s is None or parting.reason == NO_NODE_CAME:
+                continue
+            if not (node.is_ready and node.is_busy) or node.leaves_unix_s is not None:
+                continue
+            again = self._drain(duty, parting.reason, observed.now_unix_s, memory.epoch)
+            if parting.epoch == memory.epoch:
+                duty.parting = parting
+                again = replace(again, until_unix_s=parting.until_unix_s)
+            found.append(again)
+        return found
+
+    def _call_off(self, memory: AutoscalerMemory, intents: Sequence[Intent]) -> None:
         """Forget what was asked for and is not needed: what comes of it all the same is ended."""
-        for intent in self._of(memory, post.region, post.role)[1]:
+        for intent in intents:
             del memory.intents[intent.request.request_id]
 
     def _strangers(
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
     ) -> list[Action]:
-        """Send away machines of regions and roles that the target does not have any more."""
+        """Send away, and call off, what is of regions and roles that the target has no more."""
         known = {(each.name, "worker") for each in target.regions}
         known |= {(each.name, "server") for each in target.regions if each.server is not None}
         now_s = observed.now_unix_s
+        asked = [
+            intent
+            for intent in memory.intents.values()
+            if _place(intent.request.labels) not in known
+            and intent.request.pool.region not in observed.silent
+        ]
+        self._call_off(memory, asked)
         return [
-            self._drain(duty, duty.machine.labels.get(REGION_LABEL, ""), "not in the plan", now_s)
+            self._drain(duty, "not in the plan", now_s, memory.epoch)
             for duty in memory.duties.values()
             if _place(duty.machine.labels) not in known
             and duty.machine.pool.region not in observed.silent
@@ -255,15 +285,23 @@ class AutoscalePolicy:
                 found.append(End(duty.machine.id, region, parting.reason))
         return found
 
-    def _again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
-        """Send requests again of which nothing was seen: the clouds make each only once."""
+    def _again(
+        self, memory: AutoscalerMemory, observed: Observed, unneeded: Set[tuple[str, str]]
+    ) -> list[Action]:
+        """Send requests again of which nothing was seen: the clouds make each only once.
+
+        Not those for posts that need nothing at the moment: they may again.
+        """
         found: list[Action] = []
         now_s = observed.now_unix_s
         for intent in memory.intents.values():
-            if intent.request.pool.region in observed.silent:
+            is_silent = intent.request.pool.region in observed.silent
+            if is_silent or _place(intent.request.labels) in unneeded:
                 continue
             waited_s = now_s - intent.sent_unix_s
-            if waited_s >= self._config.retry.resend_s and outstanding(memory, intent) > 0:
+            is_due = waited_s >= self._config.retry.resend_s
+            is_due |= waited_s < 0  # by the clock of a head that was ahead
+            if is_due and outstanding(memory, intent) > 0:
                 intent.sent_unix_s = now_s
                 intent.sends += 1
                 region = intent.request.labels.get(REGION_LABEL, "")

@@ -67,11 +67,13 @@ class PostChoice:
     Attributes:
         launches: machines by pool, each with its reason and price.
         drains: machines that leave now, each with its reason.
+        calls_off: whether nothing that was asked for is waited for any more.
         alternatives: all pools as they were judged; empty if none was looked at.
     """
 
     launches: dict[Pool, tuple[int, str, float]] = field(default_factory=dict)
     drains: list[tuple[Duty, str]] = field(default_factory=list)
+    calls_off: bool = False
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -114,8 +116,10 @@ class PostKeeper:
         """
         post = self._post
         if post.rows_per_s <= 0:
-            if post.is_over or self._was_too_much(any(d.parting is None for d in duties)):
+            is_any = bool(intents) or any(d.parting is None for d in duties)
+            if post.is_over or self._was_too_much(is_any):
                 self._send_all_away(duties)
+                self._choice.calls_off = True
             else:
                 self._let_go(duties)
             return self._choice

@@ -105,7 +105,7 @@ class Sightings:
     def _is_hopeless(self, intent: Intent) -> bool:
         """Return whether it was sent often enough: the time in which nobody looked is no sign."""
         retry = self._config.retry
-        waited_s = min(retry.resend_s, self._now_s - intent.sent_unix_s)
+        waited_s = max(0.0, min(retry.resend_s, self._now_s - intent.sent_unix_s))
         return (intent.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
     def _leave_alone(self, pool: Pool, shortage: Shortage) -> None:

@@ -157,8 +157,13 @@ def test_machines_come_are_replaced_and_end_whatever_becomes_of_the_autoscaler(
     assert len(drained) == 1
     until(lambda: first[1] not in living(provider) and len(living(provider)) == 2, LONGEST_S / 2)
 
+    ray.get(actor.follow.remote(small_target(region, 30.0)), timeout=LONGEST_S)
+    ray.kill(actor, no_restart=False)
+    until(lambda: len(living(provider)) == 3)
+
     remove_placement_group(group)
     ray.get(actor.release.remote(), timeout=LONGEST_S)
+    ray.kill(actor, no_restart=False)
     until(lambda: not living(provider))
     assert sum(row.paid_usd for _, _, row in status().spend) > 0
     ray.kill(actor)

@@ -26,6 +26,7 @@ from geo_ray.autoscale.loop import Reconciler, TickResult, WorkLeft
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus, told
 from geo_ray.autoscale.target import ClusterTarget
+from geo_ray.autoscale.told_target import read_told, write_told
 from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
@@ -108,6 +109,7 @@ class AutoscalerActor:
     _stop: EndlessWork = field(default_factory=EndlessWork)
     _wake: threading.Event = field(default_factory=threading.Event)
     _target: ClusterTarget | None = None
+    _has_recalled: bool = False
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._live, name="autoscaler", daemon=True).start()
@@ -117,14 +119,24 @@ class AutoscalerActor:
         return self._status
 
     def follow(self, target: ClusterTarget) -> None:
-        """Let something else run from now on."""
+        """Let something else run from now on, also after this actor has died.
+
+        Raises:
+            RunDirectoryError: that cannot be written down.
+        """
         self._target = target
         self._wake.set()
+        write_told(self.order.store, self.order.made, lambda told: replace(told, target=target))
 
     def release(self) -> None:
-        """Let nothing run any more: all machines are drained and ended, except by their users."""
+        """Let nothing run any more: all machines are drained and ended, except by their users.
+
+        Raises:
+            RunDirectoryError: that cannot be written down.
+        """
         self._stop.is_over = True
         self._wake.set()
+        write_told(self.order.store, self.order.made, lambda told: replace(told, is_over=True))
 
     def served(self) -> ServedRegions:
         """What it rents machines for, and how long these may take."""
@@ -168,8 +180,9 @@ class AutoscalerActor:
             keeper.check,
         )
         while True:
-            loop.target = nodes.target = self._target or order.target
             try:
+                self._recall()
+                loop.target = nodes.target = self._target or order.target
                 self._tell(loop.tick(time.time()))
             except LeaseLostError:
                 raise
@@ -179,6 +192,15 @@ class AutoscalerActor:
                 self._status = replace(self._status, is_acting=True, errors=(why,))
             self._wake.wait(order.config.every_s)
             self._wake.clear()
+
+    def _recall(self) -> None:
+        """Go on with what the actor before this one was told."""
+        if self._has_recalled:
+            return
+        told = read_told(self.order.store, self.order.made)
+        self._target = self._target or told.target
+        self._stop.is_over |= told.is_over
+        self._has_recalled = True
 
     def _work(self) -> WorkLeft:
         order = self.order
