@@ -85,6 +85,20 @@ def test_a_value_in_itself_is_refused() -> None:
         pack(circle)
 
 
+def test_tuples_lie_in_each_other_as_deep_as_a_threads_stack_allows() -> None:
+    deep: tuple[Any, ...] = ()
+    for _ in range(63):
+        deep = (deep, {"x": 1})
+    assert unpack(pack(deep)) == deep
+    with pytest.raises(ValueUnshippableError, match="more than 64 tuples lie in each other"):
+        pack(((deep,),))
+    data = pack(1)
+    for _ in range(1000):
+        data = ext(1, b"\x91" + data)
+    with pytest.raises(FrameError, match="more than 64 tuples"):  # else the process would crash
+        unpack(data)
+
+
 def framed(name: str, shape: list[int], raw: bytes) -> bytes:
     head: bytes = msgpack.packb([name, shape])
     return len(head).to_bytes(2, "big") + head + raw
