@@ -17,7 +17,7 @@ _TUPLE, _ARRAY, _SCALAR, _TENSOR, _HANDLE = 1, 2, 3, 4, 5
 _NUMBERS: Final = "biufc"  # kinds of NumPy types that are numbers and nothing else
 _TENSOR_TYPES: Final = frozenset(
     [
-        *("float64", "float32", "float16", "bfloat16", "complex64"),
+        *("float64", "float32", "float16", "bfloat16", "complex128", "complex64"),
         *("int64", "int32", "int16", "int8", "uint8", "bool"),
     ]
 )
@@ -53,7 +53,7 @@ def _pack(value: object, tuples: int) -> bytes:
         packed: bytes = msgpack.packb(
             value, default=partial(_packed, tuples=tuples), strict_types=True
         )
-    except (TypeError, OverflowError, ValueError, RecursionError) as error:
+    except (TypeError, OverflowError, ValueError, RuntimeError) as error:
         raise ValueUnshippableError(f"a value cannot be sent: {error}") from error
     return packed
 
@@ -137,8 +137,10 @@ def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _TENSOR_TYPES or tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of {tensor.dtype} and {tensor.layout}")
-    plain = tensor.detach().cpu().contiguous()
-    return _framed(name, plain.shape, plain.reshape(-1).view(torch.uint8).numpy().data)
+    # A conjugate or negative view has the numbers of another tensor, and a mark.
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    flat = plain.reshape(-1).as_strided((plain.numel(),), (1,))  # a single number keeps any stride
+    return _framed(name, plain.shape, flat.view(torch.uint8).numpy().data)
 
 
 def _tensor(data: bytes) -> Any:
@@ -149,5 +151,5 @@ def _tensor(data: bytes) -> Any:
         raise FrameError(f"a tensor of {name!r:.40}")
     kind = getattr(torch, name)
     if not raw:
-        return torch.empty(shape, dtype=kind)
+        return torch.empty(0, dtype=kind).reshape(shape)
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(kind).reshape(shape)
