@@ -27,6 +27,7 @@ from geo_ray.transport.wire.record import Record
 from geo_ray.transport.wire.sockets import Address
 
 _CALL, _ANSWER = "call", "answer"
+_CALLS: Final = 2**40  # of one bridge, more than it will ever have
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class CrossingCall:
     """A call on its way to another region.
 
     Attributes:
-        number: of the call, at the bridge that sends it.
+        number: of the call, at the bridge that sends it; an earlier or later bridge of the same
+            region has others, because what was asked by the one is answered to the other.
         target: the instance.
         method: of it.
     """
@@ -87,7 +89,7 @@ class NodeBridge:
         self._region = identity.region
         self._clock = RealClock()
         self._peers = NodePeers(f"bridge of {identity.region}", identity.region, key)
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(identity.epoch * _CALLS)
         self._lock = threading.Lock()
         self._open: dict[int, tuple[str, Future[bytes]]] = {}
         self._epochs: dict[str, int] = {}
