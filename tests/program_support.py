@@ -227,15 +227,25 @@ class Survivor:
         return [told(self._mortal.die), told(self._mortal.same, "back")]
 
 
-def mortal(restarts: int, region: str = "eu") -> Program:
+class Hasty:
+    """Is not made yet when the node that it calls dies."""
+
+    def __init__(self, mortal: Any) -> None:
+        self._told = Survivor(mortal).run()
+
+    def run(self) -> list[str]:
+        return self._told
+
+
+def mortal(restarts: int, region: str = "eu", caller: type = Survivor) -> Program:
     """A node that dies while it is called, from another region if that is named."""
     victim = ProgramNode("victim", Echo)
-    caller = ProgramNode("caller", Survivor, (victim.handle,))
+    user = ProgramNode("caller", caller, (victim.handle,))
     return Program(
         "mortal",
         (
             NodeGroup(region, (victim,), cpus=0.1, restarts=NodeRestarts(restarts)),
-            NodeGroup("eu", (caller,), cpus=0.1),
+            NodeGroup("eu", (user,), cpus=0.1),
         ),
     )
 

@@ -20,9 +20,11 @@ from tests import program_support as toys
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("region", ["eu", "us"])
-def test_a_node_that_dies_is_made_anew_and_its_caller_told(region: str) -> None:
-    result = run_program(toys.mortal(1, region), "processes")
+@pytest.mark.parametrize(
+    ("region", "caller"), [("eu", toys.Survivor), ("us", toys.Survivor), ("eu", toys.Hasty)]
+)
+def test_a_node_that_dies_is_made_anew_and_its_caller_told(region: str, caller: type) -> None:
+    result = run_program(toys.mortal(1, region, caller), "processes")
     lost, back = result.values["caller"]
     assert lost.startswith("NODE_LOST victim.die: lost the connection")
     assert back == "no error: 'back'"

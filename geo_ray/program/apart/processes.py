@@ -68,7 +68,7 @@ class StartedProcess:
                 client = LanClient(
                     self._desk, self._key, {"peer": "launcher"}, connect_timeout_s=_ASK_S
                 )
-            wait_s = FOREVER_S if forever or what == "stand" else _ASK_S
+            wait_s = FOREVER_S if forever else _ASK_S
             _, answer = client.request({"do": what}, pack(given), timeout_s=wait_s)
         except TransportError as error:
             raise NodeFailedError(self._made.ending(self._name, self._process)) from error
@@ -95,7 +95,7 @@ class ProcessNode:
 
     def stand(self) -> bool:
         """See `RemoteNode.stand`."""
-        return bool(self._process.ask("stand"))
+        return bool(self._process.ask("stand", forever=True))  # it is told of others meanwhile
 
     def attend(self) -> bytes:
         """See `RemoteNode.attend`."""
