@@ -103,6 +103,9 @@ class NodeServer:
     def _answer(
         self, connection: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, Buffer | None]:
+        target = fields.text(meta, "target")
+        if target != self._shipped.name:  # that one had this address before, and is gone
+            raise NodeLostError(f"{target} is not there any more; {self._shipped.name} is")
         request = b"" if payload is None else payload
         return {}, self.answer(fields.text(meta, "method"), request)
 
