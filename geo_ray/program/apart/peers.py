@@ -10,12 +10,10 @@ from typing import Final
 
 from geo_ray.errors import LinkDownError, NodeEndedError, NodeLostError, TransportError
 from geo_ray.program.apart.table import NodeTable
+from geo_ray.program.caller import RETURN_S
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
-
-RETURN_S: Final = 300.0
-"""How long a call waits for a node that is started anew."""
 
 FOREVER_S: Final = 365 * 86400.0
 """How long a call goes on is up to the node; that its process is gone, sockets see."""
