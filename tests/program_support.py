@@ -237,14 +237,23 @@ class Hasty:
         return self._told
 
 
-def mortal(restarts: int, region: str = "eu", caller: type = Survivor) -> Program:
+class Done(Echo):
+    """Has returned long before it dies."""
+
+    def run(self) -> str:
+        return "done"
+
+
+def mortal(
+    restarts: int, region: str = "eu", victim: type = Echo, caller: type = Survivor
+) -> Program:
     """A node that dies while it is called, from another region if that is named."""
-    victim = ProgramNode("victim", Echo)
-    user = ProgramNode("caller", caller, (victim.handle,))
+    called = ProgramNode("victim", victim)
+    user = ProgramNode("caller", caller, (called.handle,))
     return Program(
         "mortal",
         (
-            NodeGroup(region, (victim,), cpus=0.1, restarts=NodeRestarts(restarts)),
+            NodeGroup(region, (called,), cpus=0.1, restarts=NodeRestarts(restarts)),
             NodeGroup("eu", (user,), cpus=0.1),
         ),
     )

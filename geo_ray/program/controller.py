@@ -33,11 +33,18 @@ class NodeCrew(Protocol):
             GeoRayError: it could not be made.
         """
 
-    def attend(self, name: str) -> bytes:
-        """What an instance's ``run`` returns; of one without, wait until it ends.
+    def run(self, name: str) -> bytes:
+        """What an instance's ``run`` returns.
 
         Raises:
             GeoRayError: it failed, or its process ended.
+        """
+
+    def attend(self, name: str) -> None:
+        """Wait until an instance ends.
+
+        Raises:
+            GeoRayError: its process ended.
         """
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
@@ -110,9 +117,9 @@ def _look_after(instance: NodeInstance, incarnation: int, crew: NodeCrew, inbox:
     """One incarnation of an instance, from its start to its end."""
     try:
         inbox.put("stood", instance.name, runs := crew.start(instance, incarnation))
-        told = crew.attend(instance.name)
         if runs:
-            inbox.put("returned", instance.name, told)
+            inbox.put("returned", instance.name, crew.run(instance.name))
+        crew.attend(instance.name)
     except NodeStopped:
         raise
     except BaseException as error:  # it belongs to who waits

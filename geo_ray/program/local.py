@@ -60,17 +60,17 @@ class LocalCrew:
         self._hosts[instance.name].set_result(host)
         return host.has_run
 
-    def attend(self, name: str) -> bytes:
+    def run(self, name: str) -> bytes:
+        """See `NodeCrew.run`."""
+        try:
+            return self._hosts[name].result().run()
+        except NodeFailedError:
+            self._hosts[name] = Future()
+            raise
+
+    def attend(self, name: str) -> None:
         """See `NodeCrew.attend`."""
-        host = self._hosts[name].result()
-        if host.has_run:
-            try:
-                return host.run()
-            except NodeFailedError:
-                self._hosts[name] = Future()
-                raise
         self._clock.wait(self._ended)
-        return b""
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
         """See `NodeCrew.counts`."""

@@ -21,10 +21,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("region", "caller"), [("eu", toys.Survivor), ("us", toys.Survivor), ("eu", toys.Hasty)]
+    ("region", "victim", "caller"),
+    [
+        ("eu", toys.Echo, toys.Survivor),
+        ("us", toys.Done, toys.Survivor),
+        ("eu", toys.Done, toys.Survivor),
+        ("eu", toys.Echo, toys.Hasty),
+    ],
 )
-def test_a_node_that_dies_is_made_anew_and_its_caller_told(region: str, caller: type) -> None:
-    result = run_program(toys.mortal(1, region, caller), "processes")
+def test_a_node_that_dies_is_made_anew_and_its_caller_told(
+    region: str, victim: type, caller: type
+) -> None:
+    result = run_program(toys.mortal(1, region, victim, caller), "processes")
     lost, back = result.values["caller"]
     assert lost.startswith("NODE_LOST victim.die: lost the connection")
     assert back == "no error: 'back'"

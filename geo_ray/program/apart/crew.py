@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
@@ -35,8 +35,11 @@ class RemoteNode(Protocol):
     def stand(self) -> bool:
         """Have the node made; whether it has a ``run``."""
 
-    def attend(self) -> bytes:
+    def run(self) -> bytes:
         """What its ``run`` returns."""
+
+    def attend(self) -> None:
+        """Return, or raise, once its process has ended."""
 
     def counts(self) -> dict[str, list[int]]:
         """Its calls."""
@@ -131,22 +134,21 @@ class ApartCrew:
         with self._lock:
             self._nodes[name] = node
             table = self._table
-        try:
+        with self._dropped_if_lost(name):
             node.use(table)
             runs = node.stand()
-        except GeoRayError:
-            self._drop(name)
-            raise
         self._tell(nodes={name: node.address})
         return runs
 
-    def attend(self, name: str) -> bytes:
+    def run(self, name: str) -> bytes:
+        """See `NodeCrew.run`."""
+        with self._dropped_if_lost(name):
+            return self._nodes[name].run()
+
+    def attend(self, name: str) -> None:
         """See `NodeCrew.attend`."""
-        try:
-            return self._nodes[name].attend()
-        except GeoRayError:
-            self._drop(name)
-            raise
+        with self._dropped_if_lost(name):
+            self._nodes[name].attend()
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
         """See `NodeCrew.counts`. What an instance counted that was killed is lost with it."""
@@ -164,6 +166,14 @@ class ApartCrew:
         self._maker.end()
 
     # ------------------------------------------------------------------ the table
+
+    @contextmanager
+    def _dropped_if_lost(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except GeoRayError:
+            self._drop(name)
+            raise
 
     def _drop(self, name: str) -> None:
         """Forget an incarnation: calls wait for the next one."""

@@ -68,17 +68,17 @@ class NodeServer:
         self._host = host
         return host.has_run
 
-    def attend(self) -> bytes:
-        """What its ``run`` returns; without one, return at the end.
+    def run(self) -> bytes:
+        """What its ``run`` returns.
 
         Raises:
             NodeFailedError: it raised.
         """
-        host = self._standing()
-        if host.has_run:
-            return host.run()
+        return self._standing().run()
+
+    def attend(self) -> None:
+        """Return at the end."""
         self._ended.wait()
-        return b""
 
     def counts(self) -> dict[str, list[int]]:
         """See `TrafficCounter.counts`."""

@@ -97,9 +97,13 @@ class ProcessNode:
         """See `RemoteNode.stand`."""
         return bool(self._process.ask("stand", forever=True))  # it is told of others meanwhile
 
-    def attend(self) -> bytes:
+    def run(self) -> bytes:
+        """See `RemoteNode.run`."""
+        return bytes(self._process.ask("run", forever=True))
+
+    def attend(self) -> None:
         """See `RemoteNode.attend`."""
-        return bytes(self._process.ask("attend", forever=True))
+        self._process.ask("attend", forever=True)
 
     def counts(self) -> dict[str, list[int]]:
         """See `RemoteNode.counts`."""
