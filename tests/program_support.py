@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -259,6 +261,28 @@ def mortal(
     )
 
 
+def kill_started(numbers: Container[int]) -> None:
+    """Kill those of this program's processes that were started as such."""
+    orders = {str(Path(sys.argv[1]).with_name(f"{n}.order")) for n in range(100) if n in numbers}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):  # others come and go
+            if entry.name.isdigit() and orders & {*(entry / "cmdline").read_text().split("\0")}:
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+class Fury:
+    """Kills a bridge again and again, while it is called."""
+
+    def __init__(self, far: Any) -> None:
+        self._far = far
+
+    def run(self) -> None:
+        self._far.same(1)
+        while True:
+            kill_started({1, *range(5, 100)})  # between them: the other bridge, and two nodes
+            time.sleep(0.05)
+
+
 class Wrecker:
     """Kills a bridge, and calls over it again."""
 
@@ -267,18 +291,14 @@ class Wrecker:
 
     def run(self) -> list[Any]:
         before = self._far.same(1)
-        first = str(Path(sys.argv[1]).parent / "1.order")  # bridges are started before nodes
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):  # others come and go
-                if entry.name.isdigit() and first in (entry / "cmdline").read_text().split("\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
+        kill_started({1})  # bridges are started before nodes
         while (after := told(self._far.same, 2)).startswith("NODE_LOST"):
             pass
         return [before, after]
 
 
-def wrecked() -> Program:
+def wrecked(by: type = Wrecker) -> Program:
     """A program in which a bridge is killed."""
     far = ProgramNode("far", Echo)
-    wrecker = ProgramNode("wrecker", Wrecker, (far.handle,))
+    wrecker = ProgramNode("wrecker", by, (far.handle,))
     return Program("wrecked", (NodeGroup("eu", (far,)), NodeGroup("us", (wrecker,))))

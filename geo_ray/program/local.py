@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
@@ -42,7 +42,7 @@ class LocalCrew:
         self._ended: Future[None] = Future()
         self._began_s = 0.0
 
-    def begin(self) -> None:
+    def begin(self, alarm: Callable[[BaseException], None]) -> None:
         """See `NodeCrew.begin`."""
         self._began_s = self._clock.now_s()
 

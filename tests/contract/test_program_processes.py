@@ -52,6 +52,12 @@ def test_a_bridge_that_dies_is_started_anew() -> None:
     assert result.values["wrecker"] == [1, "no error: 2"]
 
 
+def test_a_bridge_that_dies_again_and_again_ends_the_program() -> None:
+    with pytest.raises(NodeFailedError, match=r"the bridge of eu ended: .*exit code -9") as caught:
+        run_program(toys.wrecked(toys.Fury), "processes")
+    assert "its restarts = 3 in 60 s" in caught.value.message
+
+
 def test_nothing_is_started_if_a_node_cannot_be_sent() -> None:
     program = toys.alone(ProgramNode("one", toys.Echo), ProgramNode("two", lambda: None))
     with pytest.raises(NodeUnshippableError, match="node 'two': a lambda has no name"):

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, NodeFailedError
 from geo_ray.program.apart.shipped import ShippedNode, ship
 from geo_ray.program.apart.table import NodeTable
 from geo_ray.program.clock import ProgramClock
@@ -111,7 +111,7 @@ class ApartCrew:
         )
         self._is_ending = False
 
-    def begin(self) -> None:
+    def begin(self, alarm: Callable[[BaseException], None]) -> None:
         """See `NodeCrew.begin`."""
         self._maker.begin()
         made: dict[str, Future[RemoteBridge]] = {region: Future() for region in self._crossing}
@@ -124,7 +124,7 @@ class ApartCrew:
             self._link(region, [other for other in self._crossing if other < region])
         self._tell(bridges={r: b.addresses[1] for r, b in self._bridges.items()})
         for region in self._crossing:
-            self._clock.start(partial(self._watch_bridge, region, Restarts(*_BRIDGE_RESTARTS)))
+            self._clock.start(partial(self._watch_bridge, region, alarm))
 
     def start(self, instance: NodeInstance, incarnation: int) -> bool:
         """See `NodeCrew.start`."""
@@ -217,15 +217,18 @@ class ApartCrew:
             self._bridges[other].expect(region)
             self._bridges[region].connect(other, self._bridges[other].addresses[0])
 
-    def _watch_bridge(self, region: str, restarts: Restarts) -> None:
-        epoch = 1
+    def _watch_bridge(self, region: str, alarm: Callable[[BaseException], None]) -> None:
+        epoch, restarts, cause = 1, Restarts(*_BRIDGE_RESTARTS, "its restarts"), ""
         while not self._is_ending:
-            with suppress(GeoRayError):
+            try:
                 self._bridges[region].attend()
+            except GeoRayError as error:
+                cause = error.message
             if self._has_ended():
                 return
             if not restarts.take(self._clock.now_s()):
-                _LOGGER.error("the bridge of %s ends again and again; it stays away", region)
+                # Calls to its region would wait for ever.
+                alarm(NodeFailedError(f"the bridge of {region} ended: {cause}\n({restarts})"))
                 return
             _LOGGER.warning("the bridge of %s has ended; another one is started", region)
             epoch += 1
