@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from geo_ray.errors import NodeCallError, NodeFailedError
+from geo_ray.errors import NodeCallError, NodeFailedError, ProgramInvalidError
 from geo_ray.program.batch import batched_handler
 from geo_ray.program.caller import OutgoingCalls
 from geo_ray.program.clock import RealClock
@@ -95,3 +95,11 @@ def test_a_run_that_leaves_python_has_failed(host: NodeHost) -> None:
 def test_a_node_that_leaves_python_while_it_is_made_has_failed() -> None:
     with pytest.raises(NodeFailedError, match=r"failed while it was made: SystemExit"):
         host_of(sys.exit).stand()
+
+
+@pytest.mark.parametrize(
+    ("size", "timeout_s"), [(0, 1.0), (65, 1.0), (2, -1.0), (2, float("nan")), (2, float("inf"))]
+)
+def test_a_batch_has_a_size_and_an_end(size: int, timeout_s: float) -> None:
+    with pytest.raises(ProgramInvalidError, match=f"a batch of {size} calls within"):
+        batched_handler(size, timeout_s)
