@@ -47,13 +47,7 @@ def open_accounts(
 ) -> MachineProvider:
     """Return the same clouds with all that bears the cluster's name, whoever made it.
 
-    Args:
-        record: what it is.
-        state: where it is written down.
-        address: host:port of its head; None: only the head can be launched.
-
-    Raises:
-        CloudError: there are no credentials.
+    Arguments and errors are those of `open_clouds`.
     """
     if record.clouds == (LOCAL,):
         return _local(record, state)

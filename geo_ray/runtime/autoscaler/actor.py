@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import ray
 from ray.util import list_named_actors
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.journal import Journal
@@ -35,9 +34,8 @@ from geo_ray.runtime.autoscaler.named_run import NamedRun
 from geo_ray.runtime.autoscaler.ray_nodes import RayNodes
 from geo_ray.runtime.autoscaler.run_work import RunWork
 from geo_ray.runtime.autoscaler.unread import memory_of, put_aside
+from geo_ray.runtime.cluster.detached import Handle, detached_actor
 from geo_ray.runtime.cluster.served import NAME_PREFIX, ServedRegions
-
-Handle = Any  # a Ray actor handle; Ray gives it no useful type
 
 _KEPT: Final = 200
 _AGAIN_S: Final = 2.0
@@ -257,18 +255,5 @@ def start_autoscaler(order: AutoscaleOrder, namespace: str, node_id: str | None 
         namespace: Ray namespace of its actor.
         node_id: of its node; None: this process's.
     """
-    node = node_id or ray.get_runtime_context().get_node_id()
-    return (
-        ray.remote(AutoscalerActor)
-        .options(
-            name=autoscaler_name(order.cluster, order.made),
-            namespace=namespace,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        .remote(order)
-    )
+    name = autoscaler_name(order.cluster, order.made)
+    return detached_actor(AutoscalerActor, order, name, namespace, node_id)
