@@ -63,11 +63,14 @@ class AutoscalePolicy:
     Args:
         config: of the autoscaler.
         cluster: its name, which all its machines bear.
+        id: of its own, which tells it from others of its name; empty: its name does.
+        made: how often it was made.
     """
 
-    def __init__(self, config: AutoscaleConfig, cluster: str) -> None:
-        self._config, self._cluster = config, cluster
-        self.prefix = f"as-{hashlib.sha256(cluster.encode()).hexdigest()[:10]}-"
+    def __init__(self, config: AutoscaleConfig, cluster: str, id: str = "", made: int = 1) -> None:
+        self._config, self._cluster, self._made = config, cluster, made
+        own = id or hashlib.sha256(cluster.encode()).hexdigest()[:10]
+        self.prefix = f"as-{own}-"
 
     @property
     def prices_every_s(self) -> float:
@@ -182,7 +185,7 @@ class AutoscalePolicy:
         for pool, (count, reason, usd) in choice.launches.items():
             memory.launches += 1
             request = LaunchRequest(
-                f"{self.prefix}{memory.epoch}-{memory.launches}",
+                f"{self.prefix}{self._made}-{memory.epoch}-{memory.launches}",
                 self._cluster,
                 pool,
                 count,

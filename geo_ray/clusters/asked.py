@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import socket
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from geo_ray.autoscale.from_plan import target_of
 from geo_ray.autoscale.target import ClusterTarget, MachineKind
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.clusters.clouds import LOCAL, places_of
+from geo_ray.clusters.head import head_ends_unix_s
 from geo_ray.clusters.record import Clouds, ClusterRecord, HeadRecord, RunPlace
 from geo_ray.clusters.stack import check_on_stack, head_on_stack, provider_on_stack
 from geo_ray.clusters.state import ClusterState
@@ -32,7 +32,7 @@ from geo_ray.providers.terraform.outputs import TerraformStack
 from geo_ray.stores.uri import is_s3
 from geo_ray.version import __version__
 
-_HOUR_S: Final = 3600.0
+_ID_BYTES: Final = 5
 _FIRST_PORT: Final = 10_000
 _LAST_PORT: Final = 30_000
 _CLOUDS: Final = TypeAdapter(Clouds)
@@ -112,6 +112,7 @@ def asked_cluster(
         head = head_on_stack(stack)
     record = ClusterRecord(
         name=state.name,
+        id=secrets.token_hex(_ID_BYTES),
         phase="up",
         made=1,
         release=__version__,
@@ -199,16 +200,13 @@ def _head(
     type_ = provider.head.type or (region.server or region.kinds[0]).type
     is_local = tuple(clouds) == (LOCAL,)
     port, dashboard = _free_ports() if is_local else (6379, 8265)
-    life_s = provider.head.life_h * _HOUR_S
-    if is_local:
-        life_s = min(life_s, provider.local.longest_life_s)
     return HeadRecord.model_validate(
         {
             "cloud": LOCAL if is_local else offer.cloud,
             "pool": Pool(offer.at, provider.head.zone, type_, Market.ON_DEMAND),
             "port": port,
             "dashboard_port": dashboard,
-            "ends_unix_s": math.ceil(now_unix_s + life_s) * 1.0,
+            "ends_unix_s": head_ends_unix_s(provider, clouds, now_unix_s),
         }
     )
 

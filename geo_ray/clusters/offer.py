@@ -88,7 +88,7 @@ def _stocks(provider: MachineProvider, asked: AskedCluster) -> dict[Pool, Stock]
 
 def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
     record = asked.record
-    policy = AutoscalePolicy(record.autoscale, record.name)
+    policy = AutoscalePolicy(record.autoscale, record.name, record.id)
     observed = Observed(time.time(), (), stocks=stocks, left_s=record.plan.total_s)
     decided = policy.decide(record.target, AutoscalerMemory(), observed)
     rows = [] if record.head.standing is not None else [_head_row(record.head.pool, stocks)]

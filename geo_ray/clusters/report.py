@@ -13,8 +13,7 @@ from typing import Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, pool_key
+from geo_ray.autoscale.memory import AutoscalerMemory, pool_key
 from geo_ray.autoscale.status import AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
 from geo_ray.clusters.head import find_head, head_address, job_server_of
@@ -25,10 +24,12 @@ from geo_ray.errors import GeoRayError
 from geo_ray.lease.record import MAX_RECORD_BYTES
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.providers.base import Machine, MachineProvider, MachineState, Stock
+from geo_ray.runtime.autoscaler.unread import read_journal
 
 _HOUR_S: Final = 3600.0
 _STALE_LOOKS: Final = 4
 _ACTIONS: Final = 20
+_UNREAD: Final = "what its machines cost, and whether their nodes are there, is not known"
 _SILENT: Final = "its autoscaler has told nothing for a while, as far as clocks agree"
 
 
@@ -75,6 +76,7 @@ class ClusterReport(StrictModel):
     """How a cluster stands."""
 
     name: str
+    id: str = Field(description="tells it from others of its name, as a tag of its machines")
     phase: Phase
     clouds: tuple[str, ...]
     state: str = Field(description="where it is written down")
@@ -161,13 +163,13 @@ def report_of(
     ended_s = now_s if record.ended_unix_s is None else record.ended_unix_s
     store = state.store()
     told, _ = read_status(store, record.made)
-    found = store.read(JOURNAL_KEY)
-    memory = AutoscalerMemory() if found is None else decode_memory(found.data)
+    journal = read_journal(store)
+    memory = journal.memory
     listed = provider.list_machines(record.name)
     living = [m for m in listed if m.state is not MachineState.ENDED]
     head = find_head(listed, record)
     rows = [_row(machine, memory, now_s) for machine in living if machine is not head]
-    notes = []
+    notes = [f"{journal.trouble}: {_UNREAD}"] if journal.trouble else []
     head_usd = None
     if record.head.standing is None:
         try:
@@ -189,6 +191,7 @@ def report_of(
     posts = _posts(record, memory, rows)
     return ClusterReport(
         name=record.name,
+        id=record.id,
         phase=record.phase,
         clouds=record.clouds,
         state=state.uri,

@@ -80,7 +80,7 @@ def machines_table(report: ClusterReport) -> Table:
 
 def report_lines(report: ClusterReport) -> list[str]:
     """What is to be said of a cluster beside its machines."""
-    lines = [f"{report.name} is {report.phase}; {', '.join(report.clouds)}"]
+    lines = [f"{report.name} is {report.phase}; {', '.join(report.clouds)}; id {report.id}"]
     if report.address is not None:
         lines.append(f"head     {report.address}, job server {report.job_server}")
     for post in report.posts:

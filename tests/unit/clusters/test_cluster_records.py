@@ -28,6 +28,7 @@ from geo_ray.autoscale.status import ActionTold, AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
 from geo_ray.clouds.price_book import shipped_book
 from geo_ray.clusters.asked import AskedCluster, asked_cluster
+from geo_ray.clusters.clouds import key_of_own_role
 from geo_ray.clusters.head import find_head, head_address, head_request
 from geo_ray.clusters.making import alone
 from geo_ray.clusters.record import ClusterRecord, decode_cluster, encode_cluster
@@ -52,6 +53,7 @@ from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Market,
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs" / "cluster_local.yaml"
 NOW_S = 1_800_000_000.0
+ID = "0123456789"
 
 
 def test_neither_commits_nor_uploads_have_a_clusters_folder(tmp_path: Path) -> None:
@@ -85,7 +87,8 @@ def plan() -> Plan:
 
 def asked(plan: Plan, where: Path, cloud: str | None = "local", **changes: Any) -> AskedCluster:
     changes = {"provider.state": str(where)} | changes
-    return asked_cluster(experiment(**changes), plan, shipped_book(), cloud, NOW_S)
+    found = asked_cluster(experiment(**changes), plan, shipped_book(), cloud, NOW_S)
+    return replace(found, record=found.record.model_copy(update={"id": ID}))
 
 
 class Listed:
@@ -184,6 +187,29 @@ def test_a_cloud_needs_a_state_that_its_machines_see(plan: Plan, tmp_path: Path)
     rent = {"provider.rent": "demand", "provider.aws": {"places": places}}
     with pytest.raises(ConfigError, match="machine_resources"):
         asked(plan, tmp_path, None, **{**rent, "provider.state": bucket})
+
+
+@pytest.mark.parametrize(
+    ("places", "is_shared"),
+    [
+        ({}, False),
+        ({"instance_profile": "n"}, True),
+        ({"instance_profile": "n", "head_profile": "n"}, True),
+        ({"instance_profile": "n", "head_profile": "h"}, False),
+        ({"head_profile": "h"}, False),
+    ],
+)
+def test_nodes_with_the_heads_role_are_told(
+    plan: Plan, tmp_path: Path, places: dict[str, str], is_shared: bool
+) -> None:
+    regions = ("us-east-1", "eu-central-1", "ap-northeast-1")
+    every = {at: {"image_id": "ami-1", **places} for at in regions}
+    bucket = "s3://bucket/clusters?region=us-east-1"
+    record = asked(
+        plan, tmp_path, None, **{"provider.aws": {"places": every}, "provider.state": bucket}
+    ).record
+    key = f"provider.aws.places.{record.head.pool.region}.head_profile"
+    assert key_of_own_role(record) == (key if is_shared else None)
 
 
 def test_a_configuration_that_starts_a_cluster_of_its_own_is_refused(tmp_path: Path) -> None:
@@ -365,7 +391,7 @@ def test_a_cluster_that_is_made_anew_keeps_what_was_learned_and_not_what_was_spe
     memory.pace.stopped_at_usd = 1.0
     state.store().write(JOURNAL_KEY, encode_memory(memory), None)
     for _ in range(2):
-        _forget(state)
+        _forget(state, nobody)
         found = state.store().read(JOURNAL_KEY)
         assert found is not None
         left = decode_memory(found.data)
