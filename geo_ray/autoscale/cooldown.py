@@ -32,9 +32,18 @@ def cool_down(
             record.until_unix_s = now_unix_s + retry.longest_s
 
 
-def gave(memory: AutoscalerMemory, pool: Pool) -> None:
-    """Take note that a machine came from a pool."""
-    memory.pool(pool).refusals = 0
+def gave(memory: AutoscalerMemory, pool: Pool, came_unix_s: float) -> None:
+    """Take note that a machine of a pool computes.
+
+    Args:
+        memory: is changed.
+        pool: which.
+        came_unix_s: when the machine was first seen. One that came as the last of a pool's, while
+            others were refused, says nothing against leaving the pool alone for longer.
+    """
+    record = memory.pool(pool)
+    if record.until_unix_s <= came_unix_s:
+        record.refusals = 0
 
 
 def left_alone_s(record: PoolRecord | None, now_unix_s: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -83,7 +83,7 @@ class Reconciler:
     journal: Journal
     cluster: str
     fence: Callable[[], None]
-    _failures: dict[tuple[str, Shortage], LaunchFailure] | None = None
+    _failures: dict[tuple[str, Shortage, str | None], LaunchFailure] = field(default_factory=dict)
     _stocks: dict[Pool, Stock] | None = None
     _stocks_unix_s: float = 0.0
 
@@ -103,6 +103,8 @@ class Reconciler:
         observed = self._observe(now_unix_s, errors)
         decided = self.policy.decide(self.target, memory, observed)
         self.journal.write(decided.memory)
+        if observed.machines is not None:
+            self._failures.clear()  # they are in the journal
         for action in decided.actions:
             self.fence()
             self._attempt(errors, partial(self._act, action, observed))
@@ -132,17 +134,18 @@ class Reconciler:
             nonlocal seen
             seen = replace(seen, left_s=self.work.left_s(), pending=self.nodes.pending())
 
-        for look in (work, stocks, failures, machines):
+        # Failures after machines: what is listed as ended is known to have failed, if it has.
+        for look in (work, stocks, machines, failures):
             if not self._attempt(errors, look) and look is work:
                 # Whether anything is needed is not known: nothing is decided.
                 return seen
-        told, self._failures = tuple((self._failures or {}).values()), None
+        told = tuple(self._failures.values())
         return replace(seen, stocks=self._stocks or {}, failures=told)
 
     def _keep(self, failures: Sequence[LaunchFailure]) -> None:
-        self._failures = self._failures or {}
         for failure in failures:
-            self._failures[failure.request_id, failure.shortage] = failure
+            key = (failure.request_id, failure.shortage, failure.machine_id)
+            self._failures[key] = failure
 
     # ------------------------------------------------------------------ what is done
 

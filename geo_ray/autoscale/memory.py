@@ -30,8 +30,8 @@ class Intent:
         usd_per_hour: of one, as quoted then.
         since_unix_s: when it was decided.
         sent_unix_s: when it was last sent.
-        failed: machines of it that are known not to come.
-        gone: machines of it that came and were gone again.
+        failed: machines of it that were never made.
+        ended: those that came, or were to start, and are gone again.
         sends: how often it was sent.
     """
 
@@ -41,7 +41,7 @@ class Intent:
     since_unix_s: float
     sent_unix_s: float
     failed: int = 0
-    gone: int = 0
+    ended: tuple[str, ...] = ()
     sends: int = 1
 
 
@@ -64,7 +64,8 @@ class Duty:
     """A machine that the autoscaler has rented.
 
     Attributes:
-        machine: as it was last listed.
+        machine: as it was last listed, with the pool that it counts to: where the target names no
+            zones, that without one.
         reason: why it was rented.
         usd_per_hour: as quoted then.
         paid_unix_s: until when its cost is in the ledger.
@@ -96,6 +97,7 @@ class PoolRecord:
         preemptions: seen there, older ones counting less.
         hours: that machines ran there, older ones counting less.
         as_of_unix_s: of the two.
+        taken_unix_s: when a machine of it was last taken back.
     """
 
     pool: Pool
@@ -105,6 +107,7 @@ class PoolRecord:
     preemptions: float = 0.0
     hours: float = 0.0
     as_of_unix_s: float = 0.0
+    taken_unix_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -189,8 +192,11 @@ def pool_key(pool: Pool) -> str:
 def outstanding(memory: AutoscalerMemory, intent: Intent) -> int:
     """Return the machines of a request that may still come."""
     request = intent.request
-    came = sum(d.machine.request_id == request.request_id for d in memory.duties.values())
-    return request.count - came - intent.failed - intent.gone
+    came = sum(
+        duty.machine.request_id == request.request_id and name not in intent.ended
+        for name, duty in memory.duties.items()
+    )
+    return request.count - came - intent.failed - len(intent.ended)
 
 
 _READER: Final = TypeAdapter(AutoscalerMemory)

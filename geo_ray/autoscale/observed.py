@@ -15,10 +15,13 @@ class NodeSeen:
     Attributes:
         is_ready: whether it is part of the cluster and could compute.
         is_busy: whether anything runs there; unknown counts as busy.
+        leaves_unix_s: when it will be gone, as it is being drained, whoever told it to; infinity:
+            nobody said when. None: it is not.
     """
 
     is_ready: bool
     is_busy: bool = True
+    leaves_unix_s: float | None = None
 
 
 NO_NODE = NodeSeen(is_ready=False, is_busy=False)

@@ -21,7 +21,9 @@ from geo_ray.autoscale.offers import Losses, offers_of
 from geo_ray.autoscale.pace import RunPace, run_pace
 from geo_ray.autoscale.posts import Post, PostChoice, PostKeeper
 from geo_ray.autoscale.sightings import (
+    DRAINED,
     NO_NODE_CAME,
+    NOTICE,
     Sightings,
     burn_usd_per_hour,
 )
@@ -101,7 +103,15 @@ class AutoscalePolicy:
                 if post.rows_per_s <= 0:
                     self._call_off(memory, post)
                 duties, intents = self._of(memory, post.region, post.role)
-                offers = offers_of(region, post.kinds, memory, observed.stocks, losses, now_s)
+                offers = offers_of(
+                    region,
+                    post.kinds,
+                    memory,
+                    observed.stocks,
+                    losses,
+                    now_s,
+                    self._config.retry.first_s,
+                )
                 keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
                 choice = keeper.decide(duties, intents, observed.left_s)
                 actions += self._carry_out(memory, region, post, choice, now_s)
@@ -123,7 +133,10 @@ class AutoscalePolicy:
         total = observed.pending.get(region.name, 0) * least
         for duty in self._of(memory, region.name, "worker")[0]:
             node = observed.node(duty.machine.id)
-            if duty.parting is None and node.is_ready and node.is_busy:
+            # Whoever has just been told to leave counts once more: it is replaced at once, and what
+            # ran there waits for a place by itself after that.
+            stays = duty.parting in (None, Parting(NOTICE), Parting(DRAINED))
+            if stays and node.is_ready and node.is_busy:
                 kind = region.kind(duty.machine.pool.type, "worker")
                 total += kind.rows_per_s if kind else 0.0
         return total

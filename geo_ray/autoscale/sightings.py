@@ -6,6 +6,9 @@ missing counts as gone only after a while, and one that came counts from when it
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from geo_ray.autoscale.actions import End
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.cooldown import cool_down, gave
@@ -14,10 +17,12 @@ from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, ou
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.offers import price_of
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, MachineKind
-from geo_ray.providers.base import Machine, MachineState, Market, Shortage
+from geo_ray.providers.base import Machine, MachineState, Market, Pool, Shortage
 
 _ALIVE = (MachineState.PENDING, MachineState.RUNNING)
+_NOTICE_S = 900.0  # no cloud says it earlier; a later end may have been set by hand
 NOTICE = "the cloud takes it back"
+DRAINED = "its node is being drained"
 LIFE = "it ends by itself soon"
 NO_NODE_CAME = "its node is not there"
 
@@ -46,6 +51,8 @@ class Sightings:
 
     def take_in(self) -> list[End]:
         """Return the machines that nobody is responsible for, and are to be ended."""
+        for pool in self._target.pools():
+            self._memory.pool(pool)  # a quota is of all zones, those without a price included
         for pool, stock in self._observed.stocks.items():
             if stock.usd_per_hour is not None:
                 self._memory.pool(pool).usd_per_hour = stock.usd_per_hour
@@ -62,11 +69,24 @@ class Sightings:
     def _take_failures(self) -> None:
         for failure in self._observed.failures:
             intent = self._memory.intents.get(failure.request_id)
-            if intent is None or failure.shortage is Shortage.THROTTLED:
+            if failure.shortage is Shortage.THROTTLED:
                 continue
-            if failure.missing > intent.failed:
+            if failure.machine_id is not None:
+                self._did_not_start(failure.machine_id, intent, failure.shortage)
+            elif intent is not None and failure.missing > intent.failed:
                 intent.failed = failure.missing
-                self._leave_alone(intent, failure.shortage)
+                self._leave_alone(intent.request.pool, failure.shortage)
+
+    def _did_not_start(self, machine_id: str, intent: Intent | None, shortage: Shortage) -> None:
+        """A machine that was accepted will not come; it is told again and again."""
+        duty = self._memory.duties.pop(machine_id, None)
+        is_new = intent is not None and machine_id not in intent.ended
+        if intent is not None and is_new:
+            intent.ended += (machine_id,)
+        if duty is not None:
+            self._leave_alone(duty.machine.pool, shortage)
+        elif intent is not None and is_new:
+            self._leave_alone(intent.request.pool, shortage)
 
     def _give_up_intents(self) -> None:
         for request_id in list(self._memory.intents):
@@ -86,19 +106,21 @@ class Sightings:
         waited_s = min(retry.resend_s, self._now_s - intent.sent_unix_s)
         return (intent.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
-    def _leave_alone(self, intent: Intent, shortage: Shortage) -> None:
-        retry = self._config.retry
-        cool_down(self._memory, intent.request.pool, shortage, self._now_s, retry)
+    def _leave_alone(self, pool: Pool, shortage: Shortage) -> None:
+        cool_down(self._memory, pool, shortage, self._now_s, self._config.retry)
 
     # ------------------------------------------------------------------ machines
 
     def _take_machines(self) -> list[End]:
         orphans = []
-        for machine in self._observed.machines or ():
+        for listed in self._observed.machines or ():
+            machine = self._counted(listed)
             known = self._memory.duties.get(machine.id)
             if machine.state not in _ALIVE:
                 if known is not None:
                     self._is_gone(known, self._now_s)
+                else:
+                    self._has_ended(machine)
             elif known is not None:
                 self._look_at(known, machine)
             elif self._is_wanted(machine):
@@ -111,38 +133,67 @@ class Sightings:
                 self._is_gone(duty, duty.seen_unix_s)
         return orphans
 
+    def _counted(self, machine: Machine) -> Machine:
+        """Return a machine with the pool that it counts to.
+
+        Where the target names no zones the cloud has chosen one; prices, refusals and preemptions
+        are those of the pool that is asked, in whichever zone its machines are.
+        """
+        known = self._memory.duties.get(machine.id)
+        intent = self._memory.intents.get(machine.request_id or "")
+        region = self._target.region(machine.labels.get(REGION_LABEL, ""))
+        zones: tuple[str | None, ...] = () if region is None else region.zones
+        zone = machine.pool.zone
+        if zone in zones:
+            return machine
+        if None in zones:
+            zone = None
+        elif known is not None:
+            zone = known.machine.pool.zone
+        elif intent is not None:
+            zone = intent.request.pool.zone
+        return replace(machine, pool=replace(machine.pool, zone=zone))
+
     def _is_wanted(self, machine: Machine) -> bool:
         intent = self._memory.intents.get(machine.request_id or "")
         if intent is None:
             return False
         came = sum(d.machine.request_id == machine.request_id for d in self._memory.duties.values())
-        return came + intent.gone < intent.request.count
+        others = [each for each in intent.ended if each != machine.id]
+        return came + len(others) < intent.request.count
 
     def _welcome(self, machine: Machine) -> None:
         intent = self._memory.intents[machine.request_id or ""]
         since_s = min(machine.launched_unix_s, self._now_s)
         duty = Duty(machine, intent.reason, intent.usd_per_hour, since_s, self._now_s, self._now_s)
         self._memory.duties[machine.id] = duty
-        gave(self._memory, machine.pool)
+        intent.ended = tuple(each for each in intent.ended if each != machine.id)
         self._look_at(duty, machine)
 
     def _look_at(self, duty: Duty, machine: Machine) -> None:
+        is_notice = self._is_notice(duty, machine)
         duty.machine, duty.seen_unix_s = machine, self._now_s
         if self._observed.node(machine.id).is_ready:
+            if not duty.has_joined and duty.unready_unix_s is not None:
+                gave(self._memory, machine.pool, duty.unready_unix_s)
             duty.unready_unix_s, duty.has_joined = None, True
         elif duty.unready_unix_s is None:
             duty.unready_unix_s = self._now_s
         if duty.parting is not None and duty.parting.until_unix_s is not None:
             return
-        lead_s = self._config.start_s + self._config.drain_s + 2 * self._config.every_s
+        leaves_s = self._observed.node(machine.id).leaves_unix_s
         ends_s = machine.ends_unix_s
-        if ends_s is not None and ends_s - self._now_s <= lead_s:
-            own_s = machine.launched_unix_s + self._config.life_h * 3600
-            own_s -= self._config.retry.give_up_s  # it may have been sent that much later
-            is_notice = machine.pool.market is Market.SPOT and ends_s < own_s
-            duty.parting = Parting(NOTICE if is_notice else LIFE)
-            if is_notice:
+        if leaves_s is not None:
+            ends_s = min(leaves_s, math.inf if ends_s is None else ends_s)
+            duty.machine = replace(machine, ends_unix_s=ends_s if ends_s < math.inf else None)
+        if is_notice:
+            if duty.parting is None or duty.parting.reason != NOTICE:
                 learn(self._memory.pool(machine.pool), self._now_s, 0.0, 1)
+            duty.parting = Parting(NOTICE)
+        elif leaves_s is not None:
+            duty.parting = Parting(DRAINED)
+        elif ends_s is not None and ends_s - self._now_s <= self._lead_s():
+            duty.parting = Parting(LIFE)
         elif (
             duty.unready_unix_s is not None
             and self._now_s - duty.unready_unix_s >= self._config.retry.join_s
@@ -152,15 +203,43 @@ class Sightings:
                 self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, self._config.retry
             )
 
+    def _is_notice(self, duty: Duty, machine: Machine) -> bool:
+        """Return whether the cloud has said that it takes a machine back.
+
+        Some tell it to the machine alone, whose agent then drains its node; some show an earlier
+        end than the one that it was rented with.
+        """
+        if machine.pool.market is not Market.SPOT:
+            return False
+        if self._observed.node(machine.id).leaves_unix_s is not None:
+            return True
+        if machine.ends_unix_s is None:
+            return False
+        left_s = machine.ends_unix_s - self._now_s
+        before_s = duty.machine.ends_unix_s
+        if before_s is not None and machine.ends_unix_s < before_s and left_s <= _NOTICE_S:
+            return True
+        own_s = machine.launched_unix_s + self._config.life_h * 3600
+        own_s -= self._config.retry.give_up_s  # it may have been sent that much later
+        return left_s <= self._lead_s() and machine.ends_unix_s < own_s
+
+    def _lead_s(self) -> float:
+        """How long before a machine's end another one is to be rented."""
+        return self._config.start_s + self._config.drain_s + 2 * self._config.every_s
+
     def _is_gone(self, duty: Duty, when_unix_s: float) -> None:
         self._book(duty, when_unix_s)
         pool = duty.machine.pool
         if duty.parting is None and pool.market is Market.SPOT:
             learn(self._memory.pool(pool), self._now_s, 0.0, 1)
-        intent = self._memory.intents.get(duty.machine.request_id or "")
-        if intent is not None:
-            intent.gone += 1
+        self._has_ended(duty.machine)
         del self._memory.duties[duty.machine.id]
+
+    def _has_ended(self, machine: Machine) -> None:
+        """Note that a machine is not waited for any more, if it still is."""
+        intent = self._memory.intents.get(machine.request_id or "")
+        if intent is not None and machine.id not in intent.ended:
+            intent.ended += (machine.id,)
 
     # ------------------------------------------------------------------ dollars
 

@@ -226,7 +226,7 @@ def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMac
     duty = memory.duties.get(machine.id)
     parting = None if duty is None else duty.parting
     pool = machine.pool
-    record = memory.pools.get(pool_key(pool))
+    record = memory.pools.get(pool_key(pool if duty is None else duty.machine.pool))
     usd = None if duty is None else duty.usd_per_hour
     if record is not None and record.usd_per_hour is not None:
         usd = record.usd_per_hour
@@ -291,7 +291,7 @@ def _posts(
     for (name, role), count in planned.items():
         mine = [row for row in rows if (row.region, row.role) == (name, role)]
         asked = sum(
-            max(0, intent.request.count - intent.failed - intent.gone)
+            max(0, intent.request.count - intent.failed - len(intent.ended))
             for intent in memory.intents.values()
             if (
                 intent.request.labels.get(REGION_LABEL),

@@ -117,6 +117,8 @@ class LaunchFailure:
         missing: how many.
         shortage: what kind of failure.
         reason: the cloud's code and words, without secrets.
+        machine_id: of the one machine that was accepted and could not start; None: they were never
+            made.
     """
 
     request_id: str
@@ -124,6 +126,7 @@ class LaunchFailure:
     missing: int
     shortage: Shortage
     reason: str
+    machine_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from geo_ray.providers.base import (
     Shortage,
     Stock,
 )
-from geo_ray.providers.refusals import as_provider_errors, failure
+from geo_ray.providers.refusals import as_provider_errors, failure, unstarted
 from geo_ray.providers.tags import CLUSTER_TAG, read_tags, tags_of
 from geo_ray.providers.user_data import boot_script, is_head, needed_join
 
@@ -143,7 +143,7 @@ class AwsProvider:
             )
             if shortage is not None and machine.request_id is not None:
                 reason = f"{code}: {why.get('Message', '')}"
-                found.append(LaunchFailure(machine.request_id, machine.pool, 1, shortage, reason))
+                found.append(unstarted(machine, machine.request_id, shortage, reason))
         return found
 
     def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:

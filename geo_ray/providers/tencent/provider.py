@@ -28,7 +28,7 @@ from geo_ray.providers.base import (
     Shortage,
     Stock,
 )
-from geo_ray.providers.refusals import as_provider_errors, failure
+from geo_ray.providers.refusals import as_provider_errors, failure, unstarted
 from geo_ray.providers.tags import CLUSTER_TAG, read_tags, tags_of
 from geo_ray.providers.tencent.config import TencentPlaceConfig, TencentProviderConfig
 from geo_ray.providers.user_data import boot_script, is_head, needed_join
@@ -136,7 +136,7 @@ class TencentProvider:
             if item["InstanceState"] == "LAUNCH_FAILED" and machine.request_id is not None:
                 said = str(item.get("LatestOperationErrorMsg") or "the launch failed")
                 shortage = _kind_of(said) or Shortage.SOLD_OUT
-                found.append(LaunchFailure(machine.request_id, machine.pool, 1, shortage, said))
+                found.append(unstarted(machine, machine.request_id, shortage, said))
         return found
 
     def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:

@@ -21,8 +21,10 @@ from geo_ray.autoscale.memory import (
     AutoscalerMemory,
     Duty,
     Parting,
+    PoolRecord,
     decode_memory,
     encode_memory,
+    pool_key,
 )
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
@@ -318,15 +320,20 @@ def looked(plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerMemory) 
 
 def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     record = asked(plan, tmp_path).record
+    chosen = Pool("eu-central-1", "eu-central-1b", "g5.xlarge", Market.SPOT)  # by the cloud
     good, leaving, coming = machine("i-1", "eu"), machine("i-2", "us"), machine("i-3", "asia")
+    good = replace(good, pool=chosen)
     now_s = time.time()
     parting = Parting("the cloud takes it back", now_s + 60)
+    asked_pool = replace(chosen, zone=None)
+    counted = replace(good, pool=asked_pool)
     memory = AutoscalerMemory(
+        pools={pool_key(asked_pool): PoolRecord(asked_pool, 0.75)},
         duties={
-            "i-1": Duty(good, "the plan", 0.5, now_s, now_s, None, has_joined=True),
+            "i-1": Duty(counted, "the plan", 0.5, now_s, now_s, None, has_joined=True),
             "i-2": Duty(leaving, "x", 0.25, now_s, now_s, None, parting, has_joined=True),
             "i-3": Duty(coming, "the plan", 0.5, now_s, now_s, now_s),
-        }
+        },
     )
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
     ended = machine("i-4", "eu", state=MachineState.ENDED)
@@ -340,7 +347,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     counts = {p.region: (p.planned, p.ready, p.coming, p.leaving) for p in report.posts}
     assert counts == {"eu": (1, 1, 0, 0), "us": (1, 0, 0, 1), "asia": (1, 0, 1, 0)}
     assert report.wanted == 3
-    assert report.usd_per_hour == pytest.approx(0.5 + 0.25 + 0.5 + 2.0)
+    assert report.usd_per_hour == pytest.approx(0.75 + 0.25 + 0.5 + 2.0)
     assert report.spent_usd == pytest.approx(1.5 + 0.5 * 2.0, rel=1e-3)
     assert report.left_s == 7200.0
     assert report.to_finish_usd == pytest.approx(2 * report.usd_per_hour)

@@ -125,6 +125,7 @@ def test_a_machine_that_fails_late_is_polled(tencent: CloudBench) -> None:
     (failed,) = tencent.provider.poll_failures(CLUSTER)
     assert (failed.request_id, failed.missing) == ("late", 1)
     assert failed.shortage is Shortage.SOLD_OUT
+    assert failed.machine_id not in (None, *(machine.id for machine in tencent.living()))
     assert tencent.other.poll_failures(CLUSTER)  # a reader that died took nothing with it
 
 
