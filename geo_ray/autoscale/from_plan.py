@@ -28,7 +28,8 @@ def target_of(
         start_unix_s: when the job began; deadlines count from there.
 
     Raises:
-        ConfigError: the section has not the plan's regions or machines.
+        ConfigError: the section has not the plan's regions or machines, or none on demand where
+            the floor needs one.
     """
     regions = []
     for region in plan.regions:
@@ -75,6 +76,13 @@ def _region(
     has_floor = config.floor == "servers" or (
         config.floor == "averager" and region.region == plan.averager
     )
+    if has_floor and server is None and not any(Market.ON_DEMAND in k.markets for k in kinds):
+        raise ConfigError(
+            f"autoscale.floor is {config.floor}, and plan.regions.{region.region} has no machine "
+            "on demand: nothing there could stay off the spot market",
+            fix=f"Add on_demand to plan.regions.{region.region}.machines.*.markets, or set "
+            "`autoscale.floor` to averager or none.",
+        )
     return RegionTarget(
         region.region,
         offer.at,

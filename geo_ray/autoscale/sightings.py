@@ -134,9 +134,8 @@ class Sightings:
             duty.unready_unix_s = self._now_s
         if duty.parting is not None and duty.parting.until_unix_s is not None:
             return
-        lead_s = self._config.start_s + self._config.drain_s + 2 * self._config.every_s
         ends_s = machine.ends_unix_s
-        if ends_s is not None and ends_s - self._now_s <= lead_s:
+        if ends_s is not None and ends_s - self._now_s <= self._config.lead_s:
             own_s = machine.launched_unix_s + self._config.life_h * 3600
             own_s -= self._config.retry.give_up_s  # it may have been sent that much later
             is_notice = machine.pool.market is Market.SPOT and ends_s < own_s

@@ -153,6 +153,38 @@ def test_with_demand_nothing_is_planned_and_the_target_names_no_speed(
     assert record.autoscale.machine_resources
 
 
+def test_no_machine_is_taken_to_outlive_what_the_local_cloud_gives_it(
+    plan: Plan, tmp_path: Path
+) -> None:
+    assert asked(plan, tmp_path).record.autoscale.life_h == 12.0
+    hour = asked(plan, tmp_path, **{"provider.local": {"longest_life_s": 3600}}).record
+    assert hour.autoscale.life_h == 1.0
+    short = {"provider.local": {"longest_life_s": 300}}
+    with pytest.raises(ConfigError, match=r"longest_life_s is 300: .*`life_h`"):
+        asked(plan, tmp_path, **short)
+
+
+def test_with_demand_each_region_must_have_a_type_of_which_the_resources_are_known(
+    plan: Plan, tmp_path: Path
+) -> None:
+    known = {"autoscale.machine_resources": {"m5.2xlarge": {"CPU": 8}}}
+    with pytest.raises(ConfigError, match=r"region 'eu'") as caught:
+        asked(plan, tmp_path, **{"provider.rent": "demand"}, **known)
+    assert "g4dn.xlarge" in caught.value.fix
+
+
+def test_substitutes_are_refused_where_the_regions_name_types(plan: Plan, tmp_path: Path) -> None:
+    types = {"autoscale.substitutes": True}
+    assert asked(plan, tmp_path, **types)
+    regions = [
+        {"name": "us", "workers": 1, "nodes": [{"type": "m5.2xlarge"}]},
+        {"name": "eu", "workers": 1, "server_node": "m5.2xlarge"},
+        {"name": "asia", "workers": 1},
+    ]
+    with pytest.raises(ConfigError, match="of us, eu name types"):
+        asked(plan, tmp_path, **types, regions=regions)
+
+
 @pytest.mark.parametrize(
     ("cloud", "changes", "says"),
     [
