@@ -145,6 +145,7 @@ class AutoscalerMemory:
         regions: by name.
         pools: by `pool_key`.
         ledger: what was spent.
+        heads: by machine id, machines of Ray's head, which are only paid here.
         pace: what was decided of deadline and budget.
     """
 
@@ -156,6 +157,7 @@ class AutoscalerMemory:
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
     pace: PaceRecord = field(default_factory=PaceRecord)
+    heads: dict[str, Duty] = field(default_factory=dict)
 
     def copied(self) -> AutoscalerMemory:
         """Return a copy that shares nothing that changes."""
@@ -170,6 +172,7 @@ class AutoscalerMemory:
             pace=replace(self.pace),
             pools={key: replace(each) for key, each in self.pools.items()},
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
+            heads={key: replace(each) for key, each in self.heads.items()},
         )
 
     def pool(self, pool: Pool) -> PoolRecord:

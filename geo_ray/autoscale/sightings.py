@@ -6,6 +6,8 @@ missing counts as gone only after a while, and one that came counts from when it
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from geo_ray.autoscale.actions import End
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.cooldown import cool_down, gave
@@ -13,13 +15,15 @@ from geo_ray.autoscale.hazard import learn
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding, pool_key
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.offers import price_of
-from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, MachineKind
+from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget
 from geo_ray.providers.base import Machine, MachineState, Market, Shortage
+from geo_ray.providers.user_data import HEAD_ROLE
 
 _ALIVE = (MachineState.PENDING, MachineState.RUNNING)
 NOTICE = "the cloud takes it back"
 LIFE = "it ends by itself soon"
 NO_NODE_CAME = "its node is not there"
+HEAD = "the head"
 
 
 class Sightings:
@@ -54,6 +58,7 @@ class Sightings:
         for machine_id in list(self._memory.duties):
             duty = self._memory.duties[machine_id]
             self._book(duty, duty.seen_unix_s)
+        self._take_heads()
         self._give_up_intents()
         return orphans
 
@@ -161,6 +166,40 @@ class Sightings:
             intent.gone += 1
         del self._memory.duties[duty.machine.id]
 
+    def _take_heads(self) -> None:
+        """Count what Ray's head costs; nothing else is decided about it.
+
+        It counts from its start, also before there was an autoscaler. One that no list has any
+        more is forgotten when another one is there: as long as none is, it is the machine that
+        this runs on.
+        """
+        head, heads = self._target.head, self._memory.heads
+        if head is None:
+            return
+        alive = set()
+        for listed in self._observed.machines or ():
+            if listed.labels.get(ROLE_LABEL) != HEAD_ROLE:
+                continue
+            machine = replace(listed, pool=head.pool)  # the cloud may have chosen the zone
+            known = heads.get(machine.id)
+            usd = price_of(self._memory, head.pool, head.kind)
+            if machine.state in _ALIVE:
+                alive.add(machine.id)
+                if known is None and usd is not None:
+                    since_s = min(machine.launched_unix_s, self._now_s)
+                    known = Duty(machine, HEAD, usd, since_s, self._now_s, None, has_joined=True)
+                    heads[machine.id] = known
+                if known is not None:
+                    known.seen_unix_s = self._now_s
+            elif known is not None:
+                self._book(known, self._now_s)
+                del heads[machine.id]
+        for machine_id, duty in list(heads.items()):
+            self._book(duty, duty.seen_unix_s)
+            is_missing = self._now_s - duty.seen_unix_s >= self._config.retry.missing_s
+            if is_missing and alive - {machine_id}:
+                del heads[machine_id]
+
     # ------------------------------------------------------------------ dollars
 
     def _book(self, duty: Duty, until_unix_s: float) -> None:
@@ -168,7 +207,7 @@ class Sightings:
         if hours <= 0:
             return
         machine = duty.machine
-        kind = self._kind(machine)
+        kind = self._target.kind_of(machine)
         age_h = (duty.paid_unix_s - machine.launched_unix_s) / 3600.0
         factor = 1.0 if kind is None else kind.age_factor(age_h, hours)
         now_usd = price_of(self._memory, machine.pool, kind)
@@ -180,20 +219,14 @@ class Sightings:
         if machine.pool.market is Market.SPOT:
             learn(self._memory.pool(machine.pool), self._now_s, hours)
 
-    def _kind(self, machine: Machine) -> MachineKind | None:
-        region = self._target.region(machine.labels.get(REGION_LABEL, ""))
-        role = machine.labels.get(ROLE_LABEL, "worker")
-        return None if region is None else region.kind(machine.pool.type, role)
-
 
 def burn_usd_per_hour(memory: AutoscalerMemory, target: ClusterTarget, now_unix_s: float) -> float:
-    """Return what all machines cost per hour, those that are on their way included."""
+    """Return what all machines cost per hour, the head and those on their way included."""
     total = 0.0
-    for duty in memory.duties.values():
+    for duty in (*memory.duties.values(), *memory.heads.values()):
         machine = duty.machine
-        region = target.region(machine.labels.get(REGION_LABEL, ""))
-        kind = region and region.kind(machine.pool.type, machine.labels.get(ROLE_LABEL, "worker"))
-        usd = price_of(memory, machine.pool, kind or None)
+        kind = target.kind_of(machine)
+        usd = price_of(memory, machine.pool, kind)
         age_h = (now_unix_s - machine.launched_unix_s) / 3600.0
         factor = kind.age_factor(age_h) if kind else 1.0
         total += (duty.usd_per_hour if usd is None else usd) * factor

@@ -13,7 +13,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.from_plan import target_of
+from geo_ray.autoscale.from_plan import head_target, target_of
 from geo_ray.autoscale.target import ClusterTarget, MachineKind
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.clusters.clouds import LOCAL, places_of
@@ -105,6 +105,8 @@ def asked_cluster(
     _check_kinds(experiment, target, autoscale, provider)
     if stack is None:
         head = _head(experiment, plan, target, provider, clouds, now_unix_s)
+        offer = section.regions[provider.head.region or plan.averager]
+        target = replace(target, head=head_target(offer, head.pool, book))
     else:
         head = head_on_stack(stack)
     record = ClusterRecord(

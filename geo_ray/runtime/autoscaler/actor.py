@@ -117,8 +117,8 @@ class AutoscalerActor:
         return self._status
 
     def follow(self, target: ClusterTarget) -> None:
-        """Let something else run from now on."""
-        self._target = target
+        """Let something else run from now on, with the head that there is."""
+        self._target = replace(target, head=self.order.target.head)
         self._wake.set()
 
     def release(self) -> None:

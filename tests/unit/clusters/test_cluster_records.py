@@ -141,8 +141,10 @@ def test_the_local_cloud_sells_what_the_plan_may_rent_at_the_books_prices(
         assert offer.usd_per_hour == price.amount
     resources = found.record.autoscale.machine_resources
     assert all(has == {"CPU": 4.0} for has in resources.values())
-    head = found.record.head
+    head, counted = found.record.head, found.record.target.head
     assert head.ends_unix_s == NOW_S + found.catalog.longest_life_s
+    assert counted is not None
+    assert (counted.pool, counted.kind.list_usd_per_hour) == (head.pool, 0.384)
 
 
 def test_with_demand_nothing_is_planned_and_the_target_names_no_speed(
@@ -353,6 +355,17 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     assert (report.address or "").startswith("10.0.0.2:")
     assert report.acts
     assert report.notes == ()
+
+
+def test_what_the_books_have_of_the_head_is_not_counted_twice(plan: Plan, tmp_path: Path) -> None:
+    record = asked(plan, tmp_path).record
+    head, now_s = head_of(record), time.time()  # half an hour old
+    paid = Duty(head, "the head", 2.0, now_s - 600.0, now_s - 600.0, None, has_joined=True)
+    memory = AutoscalerMemory(heads={head.id: paid})
+    memory.ledger.add("", "the head", 1200 / 3600, 1200 / 3600 * 2.0, 1200 / 3600 * 2.0)
+    report = looked(plan, tmp_path, Listed(head), memory)
+    assert report.spent_usd == pytest.approx(0.5 * 2.0, rel=1e-3)
+    assert report.usd_per_hour == 2.0
 
 
 def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> None:
