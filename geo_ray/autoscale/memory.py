@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from geo_ray.autoscale.ledger import SpendLedger
+from geo_ray.autoscale.ledger import SpendLedger, SpendRow
 from geo_ray.errors import RunDirectoryError
 from geo_ray.providers.base import LaunchRequest, Machine, Pool
 
@@ -72,6 +72,7 @@ class Duty:
         unready_unix_s: since when it has no node; None: it has one.
         parting: set when it is to go.
         has_joined: whether its node was ever there.
+        starting: what it has cost before it was.
     """
 
     machine: Machine
@@ -82,6 +83,7 @@ class Duty:
     unready_unix_s: float | None
     parting: Parting | None = None
     has_joined: bool = False
+    starting: SpendRow = field(default_factory=SpendRow)
 
 
 @dataclass(slots=True)
@@ -96,6 +98,8 @@ class PoolRecord:
         preemptions: seen there, older ones counting less.
         hours: that machines ran there, older ones counting less.
         as_of_unix_s: of the two.
+        unjoined: launches in a row of which a machine came and its node never did.
+        unjoined_request: the last of them; each counts once.
     """
 
     pool: Pool
@@ -105,6 +109,8 @@ class PoolRecord:
     preemptions: float = 0.0
     hours: float = 0.0
     as_of_unix_s: float = 0.0
+    unjoined: int = 0
+    unjoined_request: str | None = None
 
 
 @dataclass(slots=True)
@@ -165,7 +171,11 @@ class AutoscalerMemory:
             self,
             intents={key: replace(each) for key, each in self.intents.items()},
             duties={
-                key: replace(each, parting=each.parting and replace(each.parting))
+                key: replace(
+                    each,
+                    parting=each.parting and replace(each.parting),
+                    starting=replace(each.starting),
+                )
                 for key, each in self.duties.items()
             },
             regions={key: replace(each) for key, each in self.regions.items()},

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from geo_ray.autoscale.actions import End
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.cooldown import cool_down, gave
+from geo_ray.autoscale.cooldown import cool_down, did_not_join, gave, joined
 from geo_ray.autoscale.hazard import learn
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding, pool_key
 from geo_ray.autoscale.observed import Observed
@@ -134,6 +134,8 @@ class Sightings:
     def _look_at(self, duty: Duty, machine: Machine) -> None:
         duty.machine, duty.seen_unix_s = machine, self._now_s
         if self._observed.node(machine.id).is_ready:
+            if not duty.has_joined:
+                joined(self._memory, machine.pool)
             duty.unready_unix_s, duty.has_joined = None, True
         elif duty.unready_unix_s is None:
             duty.unready_unix_s = self._now_s
@@ -152,13 +154,27 @@ class Sightings:
             and self._now_s - duty.unready_unix_s >= self._config.retry.join_s
         ):
             duty.parting = Parting(NO_NODE_CAME, self._now_s)
-            cool_down(
-                self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, self._config.retry
-            )
+            if duty.has_joined:
+                retry = self._config.retry
+                cool_down(self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, retry)
+            else:
+                self._did_not_join(duty)
+
+    def _did_not_join(self, duty: Duty) -> None:
+        """Count a machine whose node never came against its pool, and its cost for itself."""
+        machine, retry = duty.machine, self._config.retry
+        did_not_join(self._memory, machine.pool, machine.request_id, self._now_s, retry)
+        self._book(duty, duty.seen_unix_s)
+        region = machine.labels.get(REGION_LABEL, "")
+        self._memory.ledger.move(region, duty.reason, NO_NODE_CAME, duty.starting)
+        duty.reason = NO_NODE_CAME
 
     def _is_gone(self, duty: Duty, when_unix_s: float) -> None:
         self._book(duty, when_unix_s)
         pool = duty.machine.pool
+        has_run = duty.machine.state is MachineState.RUNNING
+        if duty.parting is None and not duty.has_joined and has_run:
+            self._did_not_join(duty)
         if duty.parting is None and pool.market is Market.SPOT:
             learn(self._memory.pool(pool), self._now_s, 0.0, 1)
         intent = self._memory.intents.get(duty.machine.request_id or "")
@@ -215,6 +231,10 @@ class Sightings:
         quoted = duty.usd_per_hour * factor * hours
         region = machine.labels.get(REGION_LABEL, "")
         self._memory.ledger.add(region, duty.reason, hours, quoted, paid)
+        if not duty.has_joined:
+            duty.starting.machine_h += hours
+            duty.starting.quoted_usd += quoted
+            duty.starting.paid_usd += paid
         duty.paid_unix_s = until_unix_s
         if machine.pool.market is Market.SPOT:
             learn(self._memory.pool(machine.pool), self._now_s, hours)

@@ -350,6 +350,7 @@ def _notes(
             found.append(_SILENT)
     if told is not None and is_fresh:
         found += told.status.errors
+        found += told.status.notes
         if told.doing:
             found.append(told.doing)
     return found

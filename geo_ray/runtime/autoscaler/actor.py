@@ -39,6 +39,7 @@ from geo_ray.runtime.cluster.served import NAME_PREFIX, ServedRegions
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 
 _KEPT: Final = 200
+_NOTES: Final = 20
 _AGAIN_S: Final = 2.0
 _MADE: Final = "#"
 _log = logging.getLogger(__name__)
@@ -200,6 +201,7 @@ class AutoscalerActor:
             result.observed.left_s,
             tuple(self._actions),
             result.errors,
+            result.decided.notes[:_NOTES],
         )
 
 

@@ -10,9 +10,9 @@ import pytest
 from geo_ray.autoscale.offers import Losses
 from geo_ray.autoscale.pace import BUDGET, DONE, LATE
 from geo_ray.autoscale.posts import CHEAPER, DEADLINE, TOO_MANY
-from geo_ray.autoscale.sightings import HEAD, LIFE, NO_NODE_CAME, NOTICE
-from geo_ray.autoscale.target import ROLE_LABEL, HeadTarget, MachineKind
-from geo_ray.providers.base import LaunchFailure, Machine, MachineState, Market, Pool, Shortage
+from geo_ray.autoscale.sightings import LIFE, NO_NODE_CAME, NOTICE
+from geo_ray.autoscale.target import MachineKind
+from geo_ray.providers.base import LaunchFailure, Market, Shortage
 from tests.autoscale_support import (
     AGED,
     BIG,
@@ -444,80 +444,6 @@ def test_it_stops_while_there_is_money_to_stop() -> None:
     assert launches(scene.look())
 
 
-HEAD_POOL = Pool("r-1", None, "small", Market.ON_DEMAND)
-
-
-def with_head(scene: Scene, name: str = "head", age_s: float = 0.0) -> None:
-    """Let Ray's head be listed, in a zone that the cloud chose."""
-    pool = replace(HEAD_POOL, zone="r-1c")
-    began_s, labels = scene.now_s - age_s, {ROLE_LABEL: "head"}
-    scene.machines[name] = Machine(
-        name, f"head-{name}", pool, MachineState.RUNNING, began_s, "10.0.0.1", labels
-    )
-
-
-def test_the_head_is_paid_from_its_start_by_its_price_and_age() -> None:
-    head = HeadTarget(HEAD_POOL, replace(AGED, list_usd_per_hour=9.0))
-    scene = Scene(target(regions=(), head=head))
-    scene.usd[HEAD_POOL] = 2.0
-    with_head(scene, age_s=1800.0)
-    decided = scene.look()
-    assert decided.actions == ()
-    assert decided.usd_per_hour == 2.0
-    scene.looks(179)
-    row = scene.memory.ledger.row("", HEAD)
-    assert row.machine_h == pytest.approx(1.0, rel=0.01)
-    assert row.paid_usd == pytest.approx(2.0, rel=0.01)
-    scene.usd[HEAD_POOL] = None
-    assert scene.look().usd_per_hour == 2.0, "the last price that was seen"
-    scene.usd[HEAD_POOL] = 2.0
-    scene.look(100 * 3600.0)
-    assert scene.look().usd_per_hour == 1.0, "half of it from the 96th hour on"
-    ((region_, reason, row),) = scene.memory.ledger.by_region_and_reason()
-    assert (region_, reason) == ("", HEAD)
-    assert row.paid_usd == pytest.approx(96 * 2.0 + 5 * 1.0, rel=0.01)
-
-
-def test_a_head_of_others_is_not_paid() -> None:
-    scene = Scene(target(regions=()))
-    with_head(scene)
-    assert {decided.usd_per_hour for decided in scene.looks(10)} == {0.0}
-    assert scene.memory.ledger.paid_usd == 0.0
-
-
-def test_a_head_whose_place_was_taken_is_paid_until_it_was_last_seen() -> None:
-    scene = Scene(target(regions=(), head=HeadTarget(HEAD_POOL, SMALL)))
-    scene.usd[HEAD_POOL] = 3600.0  # a dollar a second
-    with_head(scene)
-    scene.look()
-    with_head(scene, "other")
-    assert scene.look().usd_per_hour == 2 * 3600.0
-    del scene.machines["head"]
-    assert scene.looks(8)[-1].usd_per_hour == 3600.0
-    assert scene.memory.ledger.paid_usd == pytest.approx(20.0 + 90.0)
-    del scene.machines["other"]  # a list that lacks what this runs on
-    assert scene.looks(20)[-1].usd_per_hour == 3600.0
-    with_head(scene, "other", age_s=290.0)
-    scene.look()
-    assert scene.memory.ledger.paid_usd == pytest.approx(20.0 + 300.0), "and not twice"
-
-
-def test_the_budget_has_the_head_in_it_as_has_the_money_to_stop() -> None:
-    scene = Scene(busy=True, left_s=1e6)
-    scene.target = target(budget_usd=1.0, head=HeadTarget(HEAD_POOL, SMALL))
-    scene.usd[HEAD_POOL] = 3.6
-    with_head(scene)
-    reasons = []
-    while set(scene.machines) != {"head"} or not reasons:
-        decided = scene.look()
-        reasons += [d.reason for d in drains(decided)]
-    assert set(reasons) == {BUDGET}
-    assert 0.95 <= scene.memory.ledger.paid_usd <= 1.0
-    assert scene.memory.ledger.row("", HEAD).paid_usd == pytest.approx(0.8, rel=0.05)
-    assert not any(launches(decided) for decided in scene.looks(50))
-    assert set(scene.machines) == {"head"}, "who keeps the books is not ended"
-
-
 def test_without_a_plan_what_waits_and_what_runs_has_machines_and_idle_ones_end() -> None:
     scene = Scene(target(regions=(region(rows_per_s=0.0),)), pending={"r": 2})
     scene.look()
@@ -538,18 +464,3 @@ def test_a_planned_region_is_not_rented_for_twice_while_its_groups_wait() -> Non
     scene = Scene(pending={"r": 3})
     scene.looks(5)
     assert len(scene.machines) == 3
-
-
-# ------------------------------------------------------------------ the books
-
-
-def test_the_ledger_has_what_was_quoted_and_what_it_came_to() -> None:
-    scene = Scene()
-    scene.looks(361)
-    scene.usd[SPOT_A] = scene.usd[SPOT_B] = 0.6
-    scene.looks(360)
-    ((name, reason, row),) = scene.memory.ledger.by_region_and_reason()
-    assert (name, reason) == ("r", "the plan")
-    assert row.machine_h == pytest.approx(6.0, rel=0.01)
-    assert row.quoted_usd == pytest.approx(3 * 2 * 0.3, rel=0.01)
-    assert row.paid_usd == pytest.approx(3 * (0.3 + 0.6), rel=0.01)

@@ -313,13 +313,16 @@ def head_of(record: ClusterRecord, state: MachineState = MachineState.RUNNING) -
     return Machine("i-head", request.request_id, request.pool, state, began_s, "10.0.0.2")
 
 
+NOTES = ("machines came, and their nodes did not",)
+
+
 def looked(plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerMemory) -> ClusterReport:
     found = asked(plan, tmp_path)
     found.state.make()
     store = found.state.store()
     store.write(JOURNAL_KEY, encode_memory(memory), None)
     action = ActionTold(time.time(), "launch 1 x g4dn.xlarge spot", "eu", "the plan")
-    status = AutoscalerStatus(True, time.time(), left_s=7200.0, actions=(action,))
+    status = AutoscalerStatus(True, time.time(), left_s=7200.0, actions=(action,), notes=NOTES)
     tell_status(store, ToldStatus(unix_s=time.time(), status=status), None)
     return report_of(found.record, found.state, cloud)
 
@@ -354,7 +357,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     assert report.to_finish_usd == pytest.approx(2 * report.usd_per_hour)
     assert (report.address or "").startswith("10.0.0.2:")
     assert report.acts
-    assert report.notes == ()
+    assert report.notes == NOTES
 
 
 def test_what_the_books_have_of_the_head_is_not_counted_twice(plan: Plan, tmp_path: Path) -> None:
