@@ -16,6 +16,7 @@ from typing import Final
 from geo_ray.autoscale.actions import Action, Alternative, Drain, End, Launch
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
+from geo_ray.autoscale.notes import unjoined_notes
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.offers import Losses, offers_of
 from geo_ray.autoscale.pace import RunPace, run_pace
@@ -50,6 +51,7 @@ class Decided:
         pace: how much was needed.
         usd_per_hour: what all machines cost, those that are on their way included.
         alternatives: by region and role, the pools as they were judged for the launches.
+        notes: what somebody should look at.
     """
 
     memory: AutoscalerMemory
@@ -57,6 +59,7 @@ class Decided:
     pace: RunPace
     usd_per_hour: float
     alternatives: tuple[tuple[str, tuple[Alternative, ...]], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class AutoscalePolicy:
@@ -121,7 +124,8 @@ class AutoscalePolicy:
         actions += self._ends(memory, observed)
         actions += self._again(memory, now_s)
         burn = burn_usd_per_hour(memory, target, now_s)
-        return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown))
+        notes = tuple(unjoined_notes(memory))
+        return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown), notes)
 
     # ------------------------------------------------------------------ what is needed
 

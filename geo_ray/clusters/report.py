@@ -180,8 +180,8 @@ def report_of(
     head_row = None if head is None else _head_row(head, head_usd, ended_s)
     spent = memory.ledger.paid_usd
     burn = sum(row.usd_per_hour or 0.0 for row in rows)
-    if head_row is not None and head_usd is not None:
-        spent += head_usd * head_row.age_s / _HOUR_S
+    if head is not None and head_row is not None and head_usd is not None:
+        spent += _unbooked_usd(record, memory, head, head_usd, ended_s)
         burn += head_usd if head_row.state not in ("ended",) else 0.0
     age_s = None if told is None else now_s - told.unix_s
     is_fresh = is_heard or (age_s is not None and abs(age_s) < silent_s(record))
@@ -253,6 +253,19 @@ def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMac
         leaves=leaves,
         leaves_in_s=None if until_s is None else until_s - now_s,
     )
+
+
+def _unbooked_usd(
+    record: ClusterRecord, memory: AutoscalerMemory, head: Machine, usd: float, until_unix_s: float
+) -> float:
+    """What the head costs since it is in the ledger, or since its start if it never was."""
+    duty = memory.heads.get(head.id)
+    since_s = head.launched_unix_s if duty is None else duty.paid_unix_s
+    hours = max(0.0, until_unix_s - since_s) / _HOUR_S
+    age_h = (since_s - head.launched_unix_s) / _HOUR_S
+    target = record.target.head
+    factor = 1.0 if target is None else target.kind.age_factor(age_h, hours)
+    return usd * factor * hours
 
 
 def _head_row(head: Machine, usd: float | None, now_s: float) -> ClusterMachineRow:
@@ -340,6 +353,7 @@ def _notes(
             found.append(_SILENT)
     if told is not None and is_fresh:
         found += told.status.errors
+        found += told.status.notes
         if told.doing:
             found.append(told.doing)
     return found

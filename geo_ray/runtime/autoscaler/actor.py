@@ -38,6 +38,7 @@ from geo_ray.runtime.cluster.detached import Handle, detached_actor
 from geo_ray.runtime.cluster.served import NAME_PREFIX, ServedRegions
 
 _KEPT: Final = 200
+_NOTES: Final = 20
 _AGAIN_S: Final = 2.0
 _MADE: Final = "#"
 _log = logging.getLogger(__name__)
@@ -116,8 +117,8 @@ class AutoscalerActor:
         return self._status
 
     def follow(self, target: ClusterTarget) -> None:
-        """Let something else run from now on."""
-        self._target = target
+        """Let something else run from now on, with the head that there is."""
+        self._target = replace(target, head=self.order.target.head)
         self._wake.set()
 
     def release(self) -> None:
@@ -220,6 +221,7 @@ class AutoscalerActor:
             result.observed.left_s,
             tuple(self._actions),
             (*self._lost, *result.errors),
+            result.decided.notes[:_NOTES],
         )
 
 

@@ -146,8 +146,10 @@ def test_the_local_cloud_sells_what_the_plan_may_rent_at_the_books_prices(
         assert offer.usd_per_hour == price.amount
     resources = found.record.autoscale.machine_resources
     assert all(has == {"CPU": 4.0} for has in resources.values())
-    head = found.record.head
+    head, counted = found.record.head, found.record.target.head
     assert head.ends_unix_s == NOW_S + found.catalog.longest_life_s
+    assert counted is not None
+    assert (counted.pool, counted.kind.list_usd_per_hour) == (head.pool, 0.384)
 
 
 def test_with_demand_nothing_is_planned_and_the_target_names_no_speed(
@@ -156,6 +158,38 @@ def test_with_demand_nothing_is_planned_and_the_target_names_no_speed(
     record = asked(plan, tmp_path, **{"provider.rent": "demand"}).record
     assert {region.rows_per_s for region in record.target.regions} == {0.0}
     assert record.autoscale.machine_resources
+
+
+def test_no_machine_is_taken_to_outlive_what_the_local_cloud_gives_it(
+    plan: Plan, tmp_path: Path
+) -> None:
+    assert asked(plan, tmp_path).record.autoscale.life_h == 12.0
+    hour = asked(plan, tmp_path, **{"provider.local": {"longest_life_s": 3600}}).record
+    assert hour.autoscale.life_h == 1.0
+    short = {"provider.local": {"longest_life_s": 300}}
+    with pytest.raises(ConfigError, match=r"longest_life_s is 300: .*`life_h`"):
+        asked(plan, tmp_path, **short)
+
+
+def test_with_demand_each_region_must_have_a_type_of_which_the_resources_are_known(
+    plan: Plan, tmp_path: Path
+) -> None:
+    known = {"autoscale.machine_resources": {"m5.2xlarge": {"CPU": 8}}}
+    with pytest.raises(ConfigError, match=r"region 'eu'") as caught:
+        asked(plan, tmp_path, **{"provider.rent": "demand"}, **known)
+    assert "g4dn.xlarge" in caught.value.fix
+
+
+def test_substitutes_are_refused_where_the_regions_name_types(plan: Plan, tmp_path: Path) -> None:
+    types = {"autoscale.substitutes": True}
+    assert asked(plan, tmp_path, **types)
+    regions = [
+        {"name": "us", "workers": 1, "nodes": [{"type": "m5.2xlarge"}]},
+        {"name": "eu", "workers": 1, "server_node": "m5.2xlarge"},
+        {"name": "asia", "workers": 1},
+    ]
+    with pytest.raises(ConfigError, match="of us, eu name types"):
+        asked(plan, tmp_path, **types, regions=regions)
 
 
 @pytest.mark.parametrize(
@@ -307,13 +341,16 @@ def head_of(record: ClusterRecord, state: MachineState = MachineState.RUNNING) -
     return Machine("i-head", request.request_id, request.pool, state, began_s, "10.0.0.2")
 
 
+NOTES = ("machines came, and their nodes did not",)
+
+
 def looked(plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerMemory) -> ClusterReport:
     found = asked(plan, tmp_path)
     found.state.make()
     store = found.state.store()
     store.write(JOURNAL_KEY, encode_memory(memory), None)
     action = ActionTold(time.time(), "launch 1 x g4dn.xlarge spot", "eu", "the plan")
-    status = AutoscalerStatus(True, time.time(), left_s=7200.0, actions=(action,))
+    status = AutoscalerStatus(True, time.time(), left_s=7200.0, actions=(action,), notes=NOTES)
     tell_status(store, ToldStatus(unix_s=time.time(), status=status), None)
     return report_of(found.record, found.state, cloud)
 
@@ -353,7 +390,18 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     assert report.to_finish_usd == pytest.approx(2 * report.usd_per_hour)
     assert (report.address or "").startswith("10.0.0.2:")
     assert report.acts
-    assert report.notes == ()
+    assert report.notes == NOTES
+
+
+def test_what_the_books_have_of_the_head_is_not_counted_twice(plan: Plan, tmp_path: Path) -> None:
+    record = asked(plan, tmp_path).record
+    head, now_s = head_of(record), time.time()  # half an hour old
+    paid = Duty(head, "the head", 2.0, now_s - 600.0, now_s - 600.0, None, has_joined=True)
+    memory = AutoscalerMemory(heads={head.id: paid})
+    memory.ledger.add("", "the head", 1200 / 3600, 1200 / 3600 * 2.0, 1200 / 3600 * 2.0)
+    report = looked(plan, tmp_path, Listed(head), memory)
+    assert report.spent_usd == pytest.approx(0.5 * 2.0, rel=1e-3)
+    assert report.usd_per_hour == 2.0
 
 
 def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> None:
