@@ -114,6 +114,9 @@ class AutoscaleConfig(StrictModel):
     """How machines are rented for a run. What they are is in the section ``plan``."""
 
     every_s: float = Field(15.0, gt=0, description="between two looks at the cloud")
+    answer_s: float = Field(
+        30.0, gt=0, description="a region that does not answer for so long is left as it is"
+    )
     floor: Floor = Field(
         "servers",
         description="what is never on a spot machine: the machines of parameter servers, that of "

@@ -69,7 +69,7 @@ class Duty:
         reason: why it was rented.
         usd_per_hour: as quoted then.
         paid_unix_s: until when its cost is in the ledger.
-        seen_unix_s: when it was last listed.
+        seen_unix_s: when it was last listed, or its region did not answer.
         unready_unix_s: since when it has no node; None: it has one.
         parting: set when it is to go.
         has_joined: whether its node was ever there.

@@ -3,7 +3,8 @@
 Pure: everything comes in, and nothing happens but what is returned.
 
 The order: what is seen is taken into the memory; how much is needed; for each region the server's
-machine and the workers'; what leaves; what nobody waits for.
+machine and the workers'; what leaves; what nobody waits for. Where a region does not answer nothing
+is done, and all others go on.
 """
 
 from __future__ import annotations
@@ -95,13 +96,16 @@ class AutoscalePolicy:
         memory = memory.copied()
         now_s = observed.now_unix_s
         if observed.machines is None:
-            return Decided(memory, (), RunPace(0.0, reason="the clouds do not answer"), 0.0)
+            burn = burn_usd_per_hour(memory, target, now_s)
+            return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
         orphans = Sightings(self._config, target, memory, observed, self.prefix).take_in()
         pace = run_pace(self._config, target, memory, observed)
         losses = self._losses(target, memory, observed)
         actions: list[Action] = []
         shown = []
         for region in target.regions:
+            if region.at in observed.silent:
+                continue
             for post in self._posts(region, pace, self._demand(region, memory, observed)):
                 if post.rows_per_s <= 0:
                     self._call_off(memory, post)
@@ -120,9 +124,9 @@ class AutoscalePolicy:
                 actions += self._carry_out(memory, region, post, choice, now_s)
                 if choice.launches:
                     shown.append((f"{post.region}/{post.role}", choice.alternatives))
-        actions += self._strangers(target, memory, now_s)
+        actions += self._strangers(target, memory, observed)
         actions += self._ends(memory, observed)
-        actions += self._again(memory, now_s)
+        actions += self._again(memory, observed)
         burn = burn_usd_per_hour(memory, target, now_s)
         notes = tuple(unjoined_notes(memory))
         return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown), notes)
@@ -228,15 +232,17 @@ class AutoscalePolicy:
             del memory.intents[intent.request.request_id]
 
     def _strangers(
-        self, target: ClusterTarget, memory: AutoscalerMemory, now_s: float
+        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
     ) -> list[Action]:
         """Send away machines of regions and roles that the target does not have any more."""
         known = {(each.name, "worker") for each in target.regions}
         known |= {(each.name, "server") for each in target.regions if each.server is not None}
+        now_s = observed.now_unix_s
         return [
             self._drain(duty, duty.machine.labels.get(REGION_LABEL, ""), "not in the plan", now_s)
             for duty in memory.duties.values()
             if _place(duty.machine.labels) not in known
+            and duty.machine.pool.region not in observed.silent
             and (duty.parting is None or duty.parting.until_unix_s is None)
         ]
 
@@ -247,6 +253,8 @@ class AutoscalePolicy:
             parting = duty.parting
             if parting is None or parting.until_unix_s is None:
                 continue
+            if duty.machine.pool.region in observed.silent:
+                continue
             node = observed.node(duty.machine.id)
             is_over = observed.now_unix_s >= parting.until_unix_s
             if is_over or not node.is_busy or parting.reason == NO_NODE_CAME:
@@ -254,10 +262,13 @@ class AutoscalePolicy:
                 found.append(End(duty.machine.id, region, parting.reason))
         return found
 
-    def _again(self, memory: AutoscalerMemory, now_s: float) -> list[Action]:
+    def _again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
         """Send requests again of which nothing was seen: the clouds make each only once."""
         found: list[Action] = []
+        now_s = observed.now_unix_s
         for intent in memory.intents.values():
+            if intent.request.pool.region in observed.silent:
+                continue
             waited_s = now_s - intent.sent_unix_s
             if waited_s >= self._config.retry.resend_s and outstanding(memory, intent) > 0:
                 intent.sent_unix_s = now_s

@@ -1,7 +1,8 @@
 """Takes in what is seen: machines that came, went or must go; prices, costs, refusals.
 
 States come from what is listed, never from what was asked for. A list may be old: a machine that is
-missing counts as gone only after a while, and one that came counts from when it is listed.
+missing counts as gone only after a while, and one that came counts from when it is listed. Machines
+of a region that does not answer count as before, at the last price, until it does.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Sightings:
         for request_id in list(self._memory.intents):
             intent = self._memory.intents[request_id]
             missing = outstanding(self._memory, intent)
-            if missing > 0 and self._is_hopeless(intent):
+            is_silent = intent.request.pool.region in self._observed.silent
+            if missing > 0 and not is_silent and self._is_hopeless(intent):
                 self._memory.pool(intent.request.pool).until_unix_s = (
                     self._now_s + self._config.retry.longest_s
                 )
@@ -132,9 +134,18 @@ class Sightings:
                 region = machine.labels.get(REGION_LABEL, "")
                 orphans.append(End(machine.id, region, "nobody waits for it any more"))
         for duty in list(self._memory.duties.values()):
-            if self._now_s - duty.seen_unix_s >= self._config.retry.missing_s:
+            if duty.machine.pool.region in self._observed.silent:
+                self._goes_on(duty)
+            elif self._now_s - duty.seen_unix_s >= self._config.retry.missing_s:
                 self._is_gone(duty, duty.seen_unix_s)
         return orphans
+
+    def _goes_on(self, duty: Duty) -> None:
+        """Take a machine of a silent region to run on: it is paid, and no time runs against it."""
+        passed_s = max(0.0, self._now_s - duty.seen_unix_s)
+        if duty.unready_unix_s is not None:
+            duty.unready_unix_s += passed_s
+        duty.seen_unix_s = self._now_s
 
     def _counted(self, machine: Machine) -> Machine:
         """Return a machine with the pool that it counts to.

@@ -27,7 +27,10 @@ _SECRETS: Final = "secrets"
 
 
 def open_clouds(
-    record: ClusterRecord, state: ClusterState, address: str | None = None
+    record: ClusterRecord,
+    state: ClusterState,
+    address: str | None = None,
+    longest_s: float | None = None,
 ) -> MachineProvider:
     """Return the clouds of a cluster as one provider, which knows only this cluster's machines.
 
@@ -35,15 +38,19 @@ def open_clouds(
         record: what it is.
         state: where it is written down.
         address: host:port of its head; None: only the head can be launched.
+        longest_s: longest wait for each region; None: until its cloud gives up.
 
     Raises:
         CloudError: there are no credentials.
     """
-    return OwnMachines(open_accounts(record, state, address), record.id)
+    return OwnMachines(open_accounts(record, state, address, longest_s), record.id)
 
 
 def open_accounts(
-    record: ClusterRecord, state: ClusterState, address: str | None = None
+    record: ClusterRecord,
+    state: ClusterState,
+    address: str | None = None,
+    longest_s: float | None = None,
 ) -> MachineProvider:
     """Return the same clouds with all that bears the cluster's name, whoever made it.
 
@@ -53,10 +60,10 @@ def open_accounts(
         return _local(record, state)
     found: dict[str, MachineProvider] = {}
     for cloud in record.clouds:
-        found |= dict.fromkeys(
-            places_of(record.provider, cloud), _cloud(record, state, cloud, address)
-        )
-    return RegionProviders(found)
+        places = places_of(record.provider, cloud)
+        account = _cloud(record, state, cloud, address)
+        found |= {region: account.of_region(region) for region in places}
+    return RegionProviders(found, longest_s)
 
 
 def places_of(provider: ProviderConfig, cloud: str) -> Sequence[str]:
@@ -152,7 +159,7 @@ def _local(record: ClusterRecord, state: ClusterState) -> MachineProvider:
 
 def _cloud(
     record: ClusterRecord, state: ClusterState, cloud: str, address: str | None
-) -> MachineProvider:
+) -> AwsProvider | TencentProvider:
     provider, head = record.provider, record.head
     if head.standing is not None:
         return _as_configured(provider, cloud)
@@ -182,7 +189,7 @@ def _cloud(
     return _as_configured(provider.model_copy(update=changes), cloud)
 
 
-def _as_configured(provider: ProviderConfig, cloud: str) -> MachineProvider:
+def _as_configured(provider: ProviderConfig, cloud: str) -> AwsProvider | TencentProvider:
     if cloud == "aws" and provider.aws is not None:
         return AwsProvider(provider.aws)
     if cloud == "tencent" and provider.tencent is not None:

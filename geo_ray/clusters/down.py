@@ -13,12 +13,17 @@ from typing import Final
 
 from geo_ray.autoscale.memory import outstanding
 from geo_ray.clusters.clouds import open_clouds, secrets_of
-from geo_ray.clusters.head import find_head, is_alive
+from geo_ray.clusters.head import find_head, is_alive, listed_for_head
 from geo_ray.clusters.making import alone
 from geo_ray.clusters.record import ClusterRecord, Phase
 from geo_ray.clusters.report import read_status, report_of
 from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import GeoRayError, MachinesLeftError, ProviderRefusedError
+from geo_ray.errors import (
+    GeoRayError,
+    MachinesLeftError,
+    ProviderRefusedError,
+    RegionsSilentError,
+)
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.providers.base import Machine, MachineProvider, MachineState
 from geo_ray.runtime.autoscaler.unread import put_aside, read_journal
@@ -117,8 +122,7 @@ def _ended_by_head(
     began_s = heard_s = time.monotonic()
     last = (0.0, "")
     while True:
-        machines = provider.list_machines(record.name)
-        head = find_head(machines, record)
+        head = find_head(listed_for_head(provider, record), record)
         if record.head.standing is None and not is_alive(head):
             tell("the head does not live: machines are ended without it")
             return False
@@ -154,6 +158,8 @@ def _end_all(
 ) -> set[str]:
     """End the head, then all others: nobody is left who could rent anew.
 
+    Where regions do not answer, what the others list is ended before that is told.
+
     Args:
         record: of the cluster.
         state: where it is written down.
@@ -167,9 +173,11 @@ def _end_all(
     last_error = ""
     told = 0
     while True:
-        machines = provider.list_machines(record.name)
+        machines, silent = _as_listed(provider, record)
         living = _living(machines)
         seen |= {machine.id for machine in (living if is_again else machines)}
+        if not living and silent is not None:
+            raise silent
         if not living:
             return seen
         if time.monotonic() > deadline_s:
@@ -189,6 +197,15 @@ def _end_all(
             except GeoRayError as error:
                 last_error = error.message
         time.sleep(state.look_s)
+
+
+def _as_listed(
+    provider: MachineProvider, record: ClusterRecord
+) -> tuple[Sequence[Machine], RegionsSilentError | None]:
+    try:
+        return provider.list_machines(record.name), None
+    except RegionsSilentError as error:
+        return error.found, error
 
 
 def _remove_secrets(record: ClusterRecord, state: ClusterState) -> None:

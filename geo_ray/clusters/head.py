@@ -9,7 +9,8 @@ from typing import Final
 
 from geo_ray.autoscale.target import ROLE_LABEL
 from geo_ray.clusters.record import ClusterRecord
-from geo_ray.providers.base import LaunchRequest, Machine, MachineState
+from geo_ray.errors import RegionsSilentError
+from geo_ray.providers.base import LaunchRequest, Machine, MachineProvider, MachineState
 from geo_ray.providers.config import ProviderConfig
 from geo_ray.providers.user_data import HEAD_ROLE
 
@@ -55,6 +56,20 @@ def find_head(machines: Sequence[Machine], record: ClusterRecord) -> Machine | N
     wanted = head_request(record).request_id
     mine = [machine for machine in machines if machine.request_id == wanted]
     return min(mine, key=lambda machine: machine.state is MachineState.ENDED, default=None)
+
+
+def listed_for_head(provider: MachineProvider, record: ClusterRecord) -> Sequence[Machine]:
+    """Return the machines of all regions that answer, the head's own being one of these.
+
+    Raises:
+        GeoRayError: the head's does not.
+    """
+    try:
+        return provider.list_machines(record.name)
+    except RegionsSilentError as error:
+        if record.head.standing is None and record.head.pool.region in error.silent:
+            raise
+        return error.found
 
 
 def job_server_of(address: str, record: ClusterRecord) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from geo_ray.errors import ClusterNameTakenError
+from geo_ray.errors import ClusterNameTakenError, RegionsSilentError
 from geo_ray.providers.base import (
     LaunchFailure,
     LaunchRequest,
@@ -43,7 +43,11 @@ class OwnMachines:
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
         """See `MachineProvider.list_machines`; none of another cluster of the name."""
-        return [each for each in self.inner.list_machines(cluster) if each.cluster_id == self.id]
+        try:
+            return self._own(self.inner.list_machines(cluster))
+        except RegionsSilentError as error:
+            error.found = tuple(self._own(error.found))
+            raise
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
         """See `MachineProvider.launch`."""
@@ -66,9 +70,15 @@ class OwnMachines:
         told = getattr(self.inner, "logs", None)
         return {} if told is None else dict(told(machine_id))
 
+    def _own(self, machines: Sequence[Machine]) -> list[Machine]:
+        return [each for each in machines if each.cluster_id == self.id]
+
 
 def check_name_is_free(clouds: MachineProvider, name: str, id: str, state: str) -> None:
     """Look whether another cluster of the name lives in the same accounts.
+
+    A region that does not answer may have one, and keeps nobody from its start: ids tell machines
+    of the two apart.
 
     Args:
         clouds: all that bears the name.
@@ -79,10 +89,12 @@ def check_name_is_free(clouds: MachineProvider, name: str, id: str, state: str) 
     Raises:
         ClusterNameTakenError: one does.
     """
+    try:
+        listed = clouds.list_machines(name)
+    except RegionsSilentError as error:
+        listed = error.found
     others = [
-        each
-        for each in clouds.list_machines(name)
-        if each.cluster_id != id and each.state is not MachineState.ENDED
+        each for each in listed if each.cluster_id != id and each.state is not MachineState.ENDED
     ]
     if not others:
         return

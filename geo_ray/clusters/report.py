@@ -20,7 +20,7 @@ from geo_ray.clusters.head import find_head, head_address, job_server_of
 from geo_ray.clusters.record import ClusterRecord, Phase
 from geo_ray.clusters.state import STATUS_KEY, ClusterState
 from geo_ray.config.base import StrictModel
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, RegionsSilentError
 from geo_ray.lease.record import MAX_RECORD_BYTES
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.providers.base import Machine, MachineProvider, MachineState, Stock
@@ -157,7 +157,7 @@ def report_of(
             day are not asked, by which it may seem silent where clocks differ.
 
     Raises:
-        GeoRayError: the cloud, or the folder, cannot be asked.
+        GeoRayError: no cloud, or not the folder, can be asked.
     """
     now_s = time.time()
     ended_s = now_s if record.ended_unix_s is None else record.ended_unix_s
@@ -165,11 +165,12 @@ def report_of(
     told, _ = read_status(store, record.made)
     journal = read_journal(store)
     memory = journal.memory
-    listed = provider.list_machines(record.name)
+    listed, silent = _listed(provider, record, memory)
     living = [m for m in listed if m.state is not MachineState.ENDED]
     head = find_head(listed, record)
     rows = [_row(machine, memory, now_s) for machine in living if machine is not head]
     notes = [f"{journal.trouble}: {_UNREAD}"] if journal.trouble else []
+    notes += [f"{name} does not answer: {silent[name]}" for name in sorted(silent)]
     head_usd = None
     if record.head.standing is None:
         try:
@@ -185,7 +186,8 @@ def report_of(
         burn += head_usd if head_row.state not in ("ended",) else 0.0
     age_s = None if told is None else now_s - told.unix_s
     is_fresh = is_heard or (age_s is not None and abs(age_s) < silent_s(record))
-    notes += _notes(record, head_row, told, is_fresh=is_fresh)
+    is_hidden = head is None and record.head.pool.region in silent
+    notes += _notes(record, head_row, told, is_fresh=is_fresh, is_hidden=is_hidden)
     left_s = told.status.left_s if told is not None and is_fresh else None
     address = head_address(head, record)
     posts = _posts(record, memory, rows)
@@ -220,6 +222,18 @@ def silent_s(record: ClusterRecord) -> float:
 
 
 # ------------------------------------------------------------------ parts
+
+
+def _listed(
+    provider: MachineProvider, record: ClusterRecord, memory: AutoscalerMemory
+) -> tuple[list[Machine], Mapping[str, str]]:
+    """Return the machines, those of silent regions as they last were; why such are silent."""
+    try:
+        return list(provider.list_machines(record.name)), {}
+    except RegionsSilentError as error:
+        duties = [duty.machine for duty in memory.duties.values()]
+        unseen = [machine for machine in duties if machine.pool.region in error.silent]
+        return [*error.found, *unseen], error.silent
 
 
 def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMachineRow:
@@ -334,6 +348,7 @@ def _notes(
     told: ToldStatus | None,
     *,
     is_fresh: bool,
+    is_hidden: bool,
 ) -> list[str]:
     found = []
     standing = record.head.standing
@@ -345,7 +360,9 @@ def _notes(
         if record.phase != "down" and told is not None and not is_fresh:
             found.append(f"{_SILENT}: does the head run?")
     elif record.phase != "down":
-        if head is None:
+        if is_hidden:
+            found.append("whether its head lives is not known: its region does not answer")
+        elif head is None:
             found.append("its head is not there: `geo-ray up` makes another one")
         elif head.state in ("ending", "ended"):
             found.append(f"its head {head.id} has ended: `geo-ray up` makes another one")

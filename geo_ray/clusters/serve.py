@@ -18,12 +18,12 @@ from typing import Final
 
 from geo_ray.clusters.clouds import open_clouds
 from geo_ray.clusters.down import ALL_ENDED
-from geo_ray.clusters.head import find_head, head_address, job_server_of
+from geo_ray.clusters.head import find_head, head_address, job_server_of, listed_for_head
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.remote import RemoteProvider, RemoteStore
 from geo_ray.clusters.report import ToldStatus, read_status, tell_status
 from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, RegionsSilentError
 from geo_ray.job.status import StatusReader
 from geo_ray.providers.base import MachineState
 from geo_ray.runtime.autoscaler.actor import AutoscaleOrder
@@ -50,7 +50,7 @@ class ClusterServer:
     def __init__(self, state: ClusterState, cluster: ServedCluster, record: ClusterRecord) -> None:
         self._state, self._cluster, self._record = state, cluster, record
         self._store = state.store()
-        self._provider = open_clouds(record, state)
+        self._provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
         _, self._tag = read_status(self._store, record.made)
         self._doing = ""
         self._is_released = False
@@ -80,7 +80,10 @@ class ClusterServer:
             time.sleep(min(every_s, _AGAIN_S) if self._is_released else every_s)
 
     def _living(self) -> bool:
-        machines = self._provider.list_machines(self._record.name)
+        try:
+            machines = self._provider.list_machines(self._record.name)
+        except RegionsSilentError:
+            return True  # as far as anybody knows
         head = find_head(machines, self._record)
         return any(m.state is not MachineState.ENDED and m is not head for m in machines)
 
@@ -141,8 +144,8 @@ def serve(state: ClusterState, *, stays: bool = False) -> None:
                 time.sleep(state.look_s)
                 continue
             is_clean = False
-            machines = open_clouds(record, state).list_machines(record.name)
-            head = find_head(machines, record)
+            clouds = open_clouds(record, state, longest_s=record.autoscale.answer_s)
+            head = find_head(listed_for_head(clouds, record), record)
             address = head_address(head, record)
             if address is not None:
                 with served(address, job_server_of(address, record), _HEAD_S) as cluster:

@@ -23,13 +23,19 @@ from geo_ray.clusters.head import (
     head_ends_unix_s,
     head_request,
     is_alive,
+    listed_for_head,
 )
 from geo_ray.clusters.making import alone
 from geo_ray.clusters.own_machines import check_name_is_free
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.report import ClusterReport, report_of, silent_s
 from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import ClusterStartError, ClusterStateError, ProviderRefusedError
+from geo_ray.errors import (
+    ClusterStartError,
+    ClusterStateError,
+    ProviderRefusedError,
+    RegionsSilentError,
+)
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.providers.base import Machine, MachineProvider
 from geo_ray.providers.local.catalog import catalog_path, write_catalog
@@ -86,7 +92,7 @@ def await_machines(
     head_s = time.monotonic() + _HEAD_S
     deadline_s: float | None = None
     told = ""
-    provider = open_clouds(record, state)
+    provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
     hearing = _Hearing(silent_s(record))
     while True:
         if state.known().phase != "up":
@@ -223,7 +229,7 @@ def _with_head(
         tell(f"the head {standing.machine} at {standing.address} is that of {standing.stack}")
         return record
     provider = open_clouds(record, state)
-    machines = provider.list_machines(record.name)
+    machines = listed_for_head(provider, record)
     head = find_head(machines, record)
     has_ended = not is_alive(head) if head is not None else record.head.is_known
     if has_ended or (head is None and _is_stale(record)):
@@ -302,7 +308,7 @@ def _await_head(
     deadline_s = time.monotonic() + _HEAD_S
     unseen_s = time.monotonic() + _UNSEEN_S
     while True:
-        head = find_head(provider.list_machines(record.name), record)
+        head = find_head(listed_for_head(provider, record), record)
         address = head_address(head, record)
         if head is not None and address is not None:
             tell(f"the head {head.id} runs at {address}")
@@ -323,7 +329,11 @@ def _await_head(
 
 def _why(provider: MachineProvider, record: ClusterRecord) -> str:
     wanted = head_request(record).request_id
-    for failure in provider.poll_failures(record.name):
+    try:
+        failures = provider.poll_failures(record.name)
+    except RegionsSilentError as error:
+        failures = error.found
+    for failure in failures:
         if failure.request_id == wanted:
             return f": {failure.reason}"
     return ""

@@ -7,6 +7,7 @@ Credentials come only from boto3's own chain (environment, ``~/.aws``, the machi
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, Final
@@ -59,6 +60,7 @@ class Aws:
         self._endpoints = dict(endpoints)
         self._attempts = attempts
         self._timeout_s = timeout_s
+        self._making = threading.Lock()
         try:
             self._session = Session()
             credentials = self._session.get_credentials()
@@ -135,16 +137,17 @@ class Aws:
     def _client(self, service: str, region: str) -> Any:
         from botocore.config import Config
 
-        return self._session.client(
-            service,
-            region_name=region,
-            endpoint_url=self._endpoints.get(service),
-            config=Config(
-                connect_timeout=self._timeout_s,
-                read_timeout=self._timeout_s,
-                retries={"mode": "standard", "total_max_attempts": self._attempts},
-            ),
-        )
+        with self._making:  # clients may be used by several threads, and not be made by them
+            return self._session.client(
+                service,
+                region_name=region,
+                endpoint_url=self._endpoints.get(service),
+                config=Config(
+                    connect_timeout=self._timeout_s,
+                    read_timeout=self._timeout_s,
+                    retries={"mode": "standard", "total_max_attempts": self._attempts},
+                ),
+            )
 
     def _refusal(self, place: str, response: Mapping[str, Any]) -> CloudError:
         said = response.get("Error", {})

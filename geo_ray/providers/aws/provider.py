@@ -75,20 +75,28 @@ class AwsProvider:
 
     Args:
         config: regions, images, networks and how nodes join.
+        aws: the account; None: that of the credentials that are found.
 
     Raises:
         CloudError: there are no credentials.
     """
 
-    def __init__(self, config: AwsProviderConfig) -> None:
+    def __init__(self, config: AwsProviderConfig, aws: Aws | None = None) -> None:
         self._config = config
-        self._aws = Aws(config.endpoints, attempts=config.attempts, timeout_s=config.timeout_s)
+        self._aws = aws or Aws(
+            config.endpoints, attempts=config.attempts, timeout_s=config.timeout_s
+        )
         self._prices: dict[tuple[str, str, Market], tuple[float, dict[str | None, float]]] = {}
 
     @property
     def name(self) -> str:
         """Name of the provider."""
         return "aws"
+
+    def of_region(self, region: str) -> AwsProvider:
+        """Return what asks one region of the same account alone."""
+        places = {region: self._config.places[region]}
+        return AwsProvider(self._config.model_copy(update={"places": places}), self._aws)
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
         """Return all machines of all regions that bear the cluster's name."""

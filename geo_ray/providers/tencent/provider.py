@@ -61,14 +61,15 @@ class TencentProvider:
 
     Args:
         config: regions, images, networks and how nodes join.
+        tencent: the account; None: that of the credentials that are found.
 
     Raises:
         CloudError: there are no credentials.
     """
 
-    def __init__(self, config: TencentProviderConfig) -> None:
+    def __init__(self, config: TencentProviderConfig, tencent: Tencent | None = None) -> None:
         self._config = config
-        self._tencent = Tencent(
+        self._tencent = tencent or Tencent(
             config.endpoint, attempts=config.attempts, timeout_s=config.timeout_s
         )
         self._prices: dict[tuple[str, str], tuple[float, list[PriceRecord]]] = {}
@@ -77,6 +78,11 @@ class TencentProvider:
     def name(self) -> str:
         """Name of the provider."""
         return "tencent"
+
+    def of_region(self, region: str) -> TencentProvider:
+        """Return what asks one region of the same account alone."""
+        places = {region: self._config.places[region]}
+        return TencentProvider(self._config.model_copy(update={"places": places}), self._tencent)
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
         """Return all machines of all regions that bear the cluster's name."""

@@ -209,16 +209,21 @@ class AutoscalerActor:
         return _OrWork(RunWork(order.run, order.config.calm.idle_s), self._stop)
 
     def _tell(self, result: TickResult) -> None:
-        now_s = result.observed.now_unix_s
+        observed, now_s = result.observed, result.observed.now_unix_s
+        unseen = [
+            duty.machine  # as last listed
+            for duty in result.decided.memory.duties.values()
+            if duty.machine.pool.region in observed.silent
+        ]
         for action in result.decided.actions:
             self._actions.append(told(action, now_s))
         self._status = AutoscalerStatus(
             True,
             now_s,
-            result.observed.machines or (),
+            (*(observed.machines or ()), *unseen),
             result.decided.usd_per_hour,
             tuple(result.decided.memory.ledger.by_region_and_reason()),
-            result.observed.left_s,
+            observed.left_s,
             tuple(self._actions),
             (*self._lost, *result.errors),
             result.decided.notes[:_NOTES],

@@ -31,7 +31,7 @@ from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
 from geo_ray.clouds.price_book import shipped_book
 from geo_ray.clusters.asked import AskedCluster, asked_cluster
 from geo_ray.clusters.clouds import key_of_own_role
-from geo_ray.clusters.head import find_head, head_address, head_request
+from geo_ray.clusters.head import find_head, head_address, head_request, listed_for_head
 from geo_ray.clusters.making import alone
 from geo_ray.clusters.record import ClusterRecord, decode_cluster, encode_cluster
 from geo_ray.clusters.report import (
@@ -46,7 +46,7 @@ from geo_ray.clusters.up import _forget
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
-from geo_ray.errors import ClusterBusyError, ClusterStateError, ConfigError
+from geo_ray.errors import ClusterBusyError, ClusterStateError, ConfigError, RegionsSilentError
 from geo_ray.job.planning import Sources, make_plan
 from geo_ray.lease.record import MAX_RECORD_BYTES
 from geo_ray.planning.plan import Plan
@@ -100,9 +100,15 @@ class Listed:
 
     def __init__(self, *machines: Machine, usd_per_hour: float | None = 2.0) -> None:
         self.machines, self.usd_per_hour = machines, usd_per_hour
+        self.silent: dict[str, str] = {}
 
     def list_machines(self, cluster: str) -> list[Machine]:
-        return list(self.machines)
+        if not self.silent:
+            return list(self.machines)
+        error = RegionsSilentError("some do not answer")
+        error.found = tuple(m for m in self.machines if m.pool.region not in self.silent)
+        error.silent = self.silent
+        raise error
 
     def launch(self, request: LaunchRequest) -> list[Any]:
         raise AssertionError("nothing is launched by looking")
@@ -402,6 +408,29 @@ def test_what_the_books_have_of_the_head_is_not_counted_twice(plan: Plan, tmp_pa
     report = looked(plan, tmp_path, Listed(head), memory)
     assert report.spent_usd == pytest.approx(0.5 * 2.0, rel=1e-3)
     assert report.usd_per_hour == 2.0
+
+
+def test_a_region_that_does_not_answer_is_named_and_its_machines_are_as_they_were(
+    plan: Plan, tmp_path: Path
+) -> None:
+    record = asked(plan, tmp_path).record
+    there = machine("i-2", "us", pool=Pool("mars", None, "g4dn.xlarge", Market.SPOT))
+    now_s = time.time()
+    memory = AutoscalerMemory(
+        duties={"i-2": Duty(there, "the plan", 0.25, now_s, now_s, None, has_joined=True)}
+    )
+    cloud = Listed(head_of(record), machine("i-1", "eu"), there)
+    cloud.silent = {"mars": "no answer within 30 s"}
+    report = looked(plan, tmp_path, cloud, memory)
+    assert {row.id: row.is_ready for row in report.machines} == {"i-1": False, "i-2": True}
+    assert report.notes[0] == "mars does not answer: no answer within 30 s"
+    assert report.head is not None
+    cloud.silent = {record.head.pool.region: "a hole"}
+    hidden = report_of(record, asked(plan, tmp_path).state, cloud)
+    assert hidden.head is None
+    assert not any("geo-ray up" in note for note in hidden.notes)
+    with pytest.raises(RegionsSilentError):
+        listed_for_head(cloud, record)
 
 
 def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> None:
