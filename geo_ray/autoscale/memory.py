@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from geo_ray.autoscale.ledger import SpendLedger
+from geo_ray.autoscale.ledger import SpendLedger, SpendRow
 from geo_ray.errors import RunDirectoryError
 from geo_ray.providers.base import LaunchRequest, Machine, Pool
 
@@ -75,6 +75,7 @@ class Duty:
         unready_unix_s: since when it has no node; None: it has one.
         parting: set when it is to go.
         has_joined: whether its node was ever there.
+        starting: what it has cost before it was.
     """
 
     machine: Machine
@@ -85,6 +86,7 @@ class Duty:
     unready_unix_s: float | None
     parting: Parting | None = None
     has_joined: bool = False
+    starting: SpendRow = field(default_factory=SpendRow)
 
 
 @dataclass(slots=True)
@@ -100,6 +102,8 @@ class PoolRecord:
         hours: that machines ran there, older ones counting less.
         as_of_unix_s: of the two.
         taken_unix_s: when a machine of it was last taken back.
+        unjoined: launches in a row of which a machine came and its node never did.
+        unjoined_request: the last of them; each counts once.
     """
 
     pool: Pool
@@ -110,6 +114,8 @@ class PoolRecord:
     hours: float = 0.0
     as_of_unix_s: float = 0.0
     taken_unix_s: float = 0.0
+    unjoined: int = 0
+    unjoined_request: str | None = None
 
 
 @dataclass(slots=True)
@@ -150,6 +156,7 @@ class AutoscalerMemory:
         regions: by name.
         pools: by `pool_key`.
         ledger: what was spent.
+        heads: by machine id, machines of Ray's head, which are only paid here.
         pace: what was decided of deadline and budget.
     """
 
@@ -161,6 +168,7 @@ class AutoscalerMemory:
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
     pace: PaceRecord = field(default_factory=PaceRecord)
+    heads: dict[str, Duty] = field(default_factory=dict)
 
     def copied(self) -> AutoscalerMemory:
         """Return a copy that shares nothing that changes."""
@@ -168,13 +176,18 @@ class AutoscalerMemory:
             self,
             intents={key: replace(each) for key, each in self.intents.items()},
             duties={
-                key: replace(each, parting=each.parting and replace(each.parting))
+                key: replace(
+                    each,
+                    parting=each.parting and replace(each.parting),
+                    starting=replace(each.starting),
+                )
                 for key, each in self.duties.items()
             },
             regions={key: replace(each) for key, each in self.regions.items()},
             pace=replace(self.pace),
             pools={key: replace(each) for key, each in self.pools.items()},
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
+            heads={key: replace(each) for key, each in self.heads.items()},
         )
 
     def pool(self, pool: Pool) -> PoolRecord:

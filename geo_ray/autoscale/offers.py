@@ -130,11 +130,13 @@ def offers_of(
         usd = price_of(memory, pool, kind, stock)
         rate = losses.rate_per_h(memory, pool)
         most, note = kind.cap - rented[_family(pool)], ""
-        waits_s = left_alone_s(memory.pools.get(pool_key(pool)), now_unix_s)
+        record = memory.pools.get(pool_key(pool))
+        waits_s = left_alone_s(record, now_unix_s)
         if usd is None or (stock is not None and stock.usd_per_hour is None):
             most, note = 0, "not for sale"
         elif waits_s > 0:
-            most, note = 0, f"left alone for {waits_s:.0f} s, as it gave none"
+            why = "its nodes did not come" if record and record.unjoined else "it gave none"
+            most, note = 0, f"left alone for {waits_s:.0f} s, as {why}"
         elif stock is not None:
             for bound, why in ((stock.available, "sold out"), (stock.quota_left, "quota used up")):
                 if bound is not None and bound < most:

@@ -17,6 +17,7 @@ from typing import Final
 from geo_ray.autoscale.actions import Action, Alternative, Drain, End, Launch
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
+from geo_ray.autoscale.notes import unjoined_notes
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.offers import Losses, offers_of
 from geo_ray.autoscale.pace import RunPace, run_pace
@@ -51,6 +52,7 @@ class Decided:
         pace: how much was needed.
         usd_per_hour: what all machines cost, those that are on their way included.
         alternatives: by region and role, the pools as they were judged for the launches.
+        notes: what somebody should look at.
     """
 
     memory: AutoscalerMemory
@@ -58,6 +60,7 @@ class Decided:
     pace: RunPace
     usd_per_hour: float
     alternatives: tuple[tuple[str, tuple[Alternative, ...]], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class AutoscalePolicy:
@@ -66,11 +69,14 @@ class AutoscalePolicy:
     Args:
         config: of the autoscaler.
         cluster: its name, which all its machines bear.
+        id: of its own, which tells it from others of its name; empty: its name does.
+        made: how often it was made.
     """
 
-    def __init__(self, config: AutoscaleConfig, cluster: str) -> None:
-        self._config, self._cluster = config, cluster
-        self.prefix = f"as-{hashlib.sha256(cluster.encode()).hexdigest()[:10]}-"
+    def __init__(self, config: AutoscaleConfig, cluster: str, id: str = "", made: int = 1) -> None:
+        self._config, self._cluster, self._made = config, cluster, made
+        own = id or hashlib.sha256(cluster.encode()).hexdigest()[:10]
+        self.prefix = f"as-{own}-"
 
     @property
     def prices_every_s(self) -> float:
@@ -125,7 +131,8 @@ class AutoscalePolicy:
         actions += self._ends(memory, observed)
         actions += self._again(memory, observed, unneeded)
         burn = burn_usd_per_hour(memory, target, now_s)
-        return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown))
+        notes = tuple(unjoined_notes(memory))
+        return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown), notes)
 
     # ------------------------------------------------------------------ what is needed
 
@@ -202,7 +209,7 @@ class AutoscalePolicy:
         for pool, (count, reason, usd) in choice.launches.items():
             memory.launches += 1
             request = LaunchRequest(
-                f"{self.prefix}{memory.epoch}-{memory.launches}",
+                f"{self.prefix}{self._made}-{memory.epoch}-{memory.launches}",
                 self._cluster,
                 pool,
                 count,

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 from geo_ray.autoscale.actions import End
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.cooldown import cool_down, gave
+from geo_ray.autoscale.cooldown import cool_down, did_not_join, gave, joined
 from geo_ray.autoscale.hazard import learn
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding, pool_key
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.offers import price_of
-from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, MachineKind
+from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget
 from geo_ray.providers.base import Machine, MachineState, Market, Pool, Shortage
+from geo_ray.providers.user_data import HEAD_ROLE
 
 _ALIVE = (MachineState.PENDING, MachineState.RUNNING)
 _NOTICE_S = 900.0  # no cloud says it earlier; a later end may have been set by hand
@@ -26,6 +27,7 @@ NOTICE = "the cloud takes it back"
 DRAINED = "its node is being drained"
 LIFE = "it ends by itself soon"
 NO_NODE_CAME = "its node is not there"
+HEAD = "the head"
 
 
 class Sightings:
@@ -62,6 +64,7 @@ class Sightings:
         for machine_id in list(self._memory.duties):
             duty = self._memory.duties[machine_id]
             self._book(duty, duty.seen_unix_s)
+        self._take_heads()
         self._give_up_intents()
         return orphans
 
@@ -185,8 +188,10 @@ class Sightings:
         is_notice = self._is_notice(duty, machine)
         duty.machine, duty.seen_unix_s = machine, self._now_s
         if self._observed.node(machine.id).is_ready:
-            if not duty.has_joined and duty.unready_unix_s is not None:
-                gave(self._memory, machine.pool, duty.unready_unix_s)
+            if not duty.has_joined:
+                joined(self._memory, machine.pool)
+                if duty.unready_unix_s is not None:
+                    gave(self._memory, machine.pool, duty.unready_unix_s)
             duty.unready_unix_s, duty.has_joined = None, True
         elif duty.unready_unix_s is None:
             duty.unready_unix_s = self._now_s
@@ -203,16 +208,27 @@ class Sightings:
             duty.parting = Parting(NOTICE)
         elif leaves_s is not None:
             duty.parting = Parting(DRAINED)
-        elif ends_s is not None and ends_s - self._now_s <= self._lead_s():
+        elif ends_s is not None and ends_s - self._now_s <= self._config.lead_s:
             duty.parting = Parting(LIFE)
         elif (
             duty.unready_unix_s is not None
             and self._now_s - duty.unready_unix_s >= self._config.retry.join_s
         ):
             duty.parting = Parting(NO_NODE_CAME, self._now_s)
-            cool_down(
-                self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, self._config.retry
-            )
+            if duty.has_joined:
+                retry = self._config.retry
+                cool_down(self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, retry)
+            else:
+                self._did_not_join(duty)
+
+    def _did_not_join(self, duty: Duty) -> None:
+        """Count a machine whose node never came against its pool, and its cost for itself."""
+        machine, retry = duty.machine, self._config.retry
+        did_not_join(self._memory, machine.pool, machine.request_id, self._now_s, retry)
+        self._book(duty, duty.seen_unix_s)
+        region = machine.labels.get(REGION_LABEL, "")
+        self._memory.ledger.move(region, duty.reason, NO_NODE_CAME, duty.starting)
+        duty.reason = NO_NODE_CAME
 
     def _is_notice(self, duty: Duty, machine: Machine) -> bool:
         """Return whether the cloud has said that it takes a machine back.
@@ -232,15 +248,14 @@ class Sightings:
             return True
         own_s = machine.launched_unix_s + self._config.life_h * 3600
         own_s -= self._config.retry.give_up_s  # it may have been sent that much later
-        return left_s <= self._lead_s() and machine.ends_unix_s < own_s
-
-    def _lead_s(self) -> float:
-        """How long before a machine's end another one is to be rented."""
-        return self._config.start_s + self._config.drain_s + 2 * self._config.every_s
+        return left_s <= self._config.lead_s and machine.ends_unix_s < own_s
 
     def _is_gone(self, duty: Duty, when_unix_s: float) -> None:
         self._book(duty, when_unix_s)
         pool = duty.machine.pool
+        has_run = duty.machine.state is MachineState.RUNNING
+        if duty.parting is None and not duty.has_joined and has_run:
+            self._did_not_join(duty)
         if duty.parting is None and pool.market is Market.SPOT:
             learn(self._memory.pool(pool), self._now_s, 0.0, 1)
         self._has_ended(duty.machine)
@@ -252,6 +267,40 @@ class Sightings:
         if intent is not None and machine.id not in intent.ended:
             intent.ended += (machine.id,)
 
+    def _take_heads(self) -> None:
+        """Count what Ray's head costs; nothing else is decided about it.
+
+        It counts from its start, also before there was an autoscaler. One that no list has any
+        more is forgotten when another one is there: as long as none is, it is the machine that
+        this runs on.
+        """
+        head, heads = self._target.head, self._memory.heads
+        if head is None:
+            return
+        alive = set()
+        for listed in self._observed.machines or ():
+            if listed.labels.get(ROLE_LABEL) != HEAD_ROLE:
+                continue
+            machine = replace(listed, pool=head.pool)  # the cloud may have chosen the zone
+            known = heads.get(machine.id)
+            usd = price_of(self._memory, head.pool, head.kind)
+            if machine.state in _ALIVE:
+                alive.add(machine.id)
+                if known is None and usd is not None:
+                    since_s = min(machine.launched_unix_s, self._now_s)
+                    known = Duty(machine, HEAD, usd, since_s, self._now_s, None, has_joined=True)
+                    heads[machine.id] = known
+                if known is not None:
+                    known.seen_unix_s = self._now_s
+            elif known is not None:
+                self._book(known, self._now_s)
+                del heads[machine.id]
+        for machine_id, duty in list(heads.items()):
+            self._book(duty, duty.seen_unix_s)
+            is_missing = self._now_s - duty.seen_unix_s >= self._config.retry.missing_s
+            if is_missing and alive - {machine_id}:
+                del heads[machine_id]
+
     # ------------------------------------------------------------------ dollars
 
     def _book(self, duty: Duty, until_unix_s: float) -> None:
@@ -259,7 +308,7 @@ class Sightings:
         if hours <= 0:
             return
         machine = duty.machine
-        kind = self._kind(machine)
+        kind = self._target.kind_of(machine)
         age_h = (duty.paid_unix_s - machine.launched_unix_s) / 3600.0
         factor = 1.0 if kind is None else kind.age_factor(age_h, hours)
         now_usd = price_of(self._memory, machine.pool, kind)
@@ -267,24 +316,22 @@ class Sightings:
         quoted = duty.usd_per_hour * factor * hours
         region = machine.labels.get(REGION_LABEL, "")
         self._memory.ledger.add(region, duty.reason, hours, quoted, paid)
+        if not duty.has_joined:
+            duty.starting.machine_h += hours
+            duty.starting.quoted_usd += quoted
+            duty.starting.paid_usd += paid
         duty.paid_unix_s = until_unix_s
         if machine.pool.market is Market.SPOT:
             learn(self._memory.pool(machine.pool), self._now_s, hours)
 
-    def _kind(self, machine: Machine) -> MachineKind | None:
-        region = self._target.region(machine.labels.get(REGION_LABEL, ""))
-        role = machine.labels.get(ROLE_LABEL, "worker")
-        return None if region is None else region.kind(machine.pool.type, role)
-
 
 def burn_usd_per_hour(memory: AutoscalerMemory, target: ClusterTarget, now_unix_s: float) -> float:
-    """Return what all machines cost per hour, those that are on their way included."""
+    """Return what all machines cost per hour, the head and those on their way included."""
     total = 0.0
-    for duty in memory.duties.values():
+    for duty in (*memory.duties.values(), *memory.heads.values()):
         machine = duty.machine
-        region = target.region(machine.labels.get(REGION_LABEL, ""))
-        kind = region and region.kind(machine.pool.type, machine.labels.get(ROLE_LABEL, "worker"))
-        usd = price_of(memory, machine.pool, kind or None)
+        kind = target.kind_of(machine)
+        usd = price_of(memory, machine.pool, kind)
         age_h = (now_unix_s - machine.launched_unix_s) / 3600.0
         factor = kind.age_factor(age_h) if kind else 1.0
         total += (duty.usd_per_hour if usd is None else usd) * factor

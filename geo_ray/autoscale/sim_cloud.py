@@ -201,6 +201,7 @@ class SimulatedCloud:
                 None,
                 dict(request.labels),
                 request.ends_unix_s,
+                request.cluster_id,
             )
             late_s = self._chance().random() * self.temper.unlisted_s
             self.machines[made.id] = SimMachine(made, request.cluster, now_s + late_s)

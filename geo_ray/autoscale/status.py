@@ -42,6 +42,7 @@ class AutoscalerStatus:
         left_s: how long the rest of the job takes; None: no end is known.
         actions: the newest ones, the oldest first.
         errors: of the last look, with each region that does not answer, for how long, and why.
+        notes: what somebody should look at.
     """
 
     is_acting: bool
@@ -52,6 +53,7 @@ class AutoscalerStatus:
     left_s: float | None = None
     actions: tuple[ActionTold, ...] = ()
     errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def told(action: Action, now_s: float) -> ActionTold:

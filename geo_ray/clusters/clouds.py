@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from geo_ray.clusters.own_machines import OwnMachines
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import ConfigError
@@ -31,7 +32,7 @@ def open_clouds(
     address: str | None = None,
     longest_s: float | None = None,
 ) -> MachineProvider:
-    """Return the clouds of a cluster as one provider.
+    """Return the clouds of a cluster as one provider, which knows only this cluster's machines.
 
     Args:
         record: what it is.
@@ -41,6 +42,19 @@ def open_clouds(
 
     Raises:
         CloudError: there are no credentials.
+    """
+    return OwnMachines(open_accounts(record, state, address, longest_s), record.id)
+
+
+def open_accounts(
+    record: ClusterRecord,
+    state: ClusterState,
+    address: str | None = None,
+    longest_s: float | None = None,
+) -> MachineProvider:
+    """Return the same clouds with all that bears the cluster's name, whoever made it.
+
+    Arguments and errors are those of `open_clouds`.
     """
     if record.clouds == (LOCAL,):
         return _local(record, state)
@@ -92,6 +106,29 @@ def secrets_of(record: ClusterRecord, state: ClusterState) -> list[SecretStore]:
         endpoint = provider.aws.endpoints.get(service) if provider.aws else None
         found.append(open_secrets(kind, region, endpoint))
     return found
+
+
+def key_of_own_role(record: ClusterRecord) -> str | None:
+    """Return the key that would give the head a role of its own; None: it has one, or needs none.
+
+    A head may rent machines, and write what is written down of the cluster: nodes need neither.
+    """
+    region, aws, tencent = record.head.pool.region, record.provider.aws, record.provider.tencent
+    pairs: dict[str, tuple[str | None, str | None]] = {}
+    if record.head.standing is not None:
+        return None
+    if record.head.cloud == "aws" and aws is not None:
+        key = f"provider.aws.places.{region}.head_profile"
+        pairs = {at: (one.instance_profile, one.head_profile) for at, one in aws.places.items()}
+    elif record.head.cloud == "tencent" and tencent is not None:
+        key = f"provider.tencent.places.{region}.head_role"
+        pairs = {at: (one.role, one.head_role) for at, one in tencent.places.items()}
+    if region not in pairs:
+        return None
+    nodes, own = pairs[region]
+    heads = own or nodes
+    shares = heads is not None and any(heads == each for each, _ in pairs.values())
+    return key if shares else None
 
 
 def token_path(record: ClusterRecord, state: ClusterState) -> Path:

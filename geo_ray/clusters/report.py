@@ -13,8 +13,7 @@ from typing import Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, pool_key
+from geo_ray.autoscale.memory import AutoscalerMemory, pool_key
 from geo_ray.autoscale.status import AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
 from geo_ray.clusters.head import find_head, head_address, job_server_of
@@ -25,10 +24,12 @@ from geo_ray.errors import GeoRayError, RegionsSilentError
 from geo_ray.lease.record import MAX_RECORD_BYTES
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.providers.base import Machine, MachineProvider, MachineState, Stock
+from geo_ray.runtime.autoscaler.unread import read_journal
 
 _HOUR_S: Final = 3600.0
 _STALE_LOOKS: Final = 4
 _ACTIONS: Final = 20
+_UNREAD: Final = "what its machines cost, and whether their nodes are there, is not known"
 _SILENT: Final = "its autoscaler has told nothing for a while, as far as clocks agree"
 
 
@@ -75,6 +76,7 @@ class ClusterReport(StrictModel):
     """How a cluster stands."""
 
     name: str
+    id: str = Field(description="tells it from others of its name, as a tag of its machines")
     phase: Phase
     clouds: tuple[str, ...]
     state: str = Field(description="where it is written down")
@@ -161,13 +163,14 @@ def report_of(
     ended_s = now_s if record.ended_unix_s is None else record.ended_unix_s
     store = state.store()
     told, _ = read_status(store, record.made)
-    found = store.read(JOURNAL_KEY)
-    memory = AutoscalerMemory() if found is None else decode_memory(found.data)
+    journal = read_journal(store)
+    memory = journal.memory
     listed, silent = _listed(provider, record, memory)
     living = [m for m in listed if m.state is not MachineState.ENDED]
     head = find_head(listed, record)
     rows = [_row(machine, memory, now_s) for machine in living if machine is not head]
-    notes = [f"{name} does not answer: {silent[name]}" for name in sorted(silent)]
+    notes = [f"{journal.trouble}: {_UNREAD}"] if journal.trouble else []
+    notes += [f"{name} does not answer: {silent[name]}" for name in sorted(silent)]
     head_usd = None
     if record.head.standing is None:
         try:
@@ -178,8 +181,8 @@ def report_of(
     head_row = None if head is None else _head_row(head, head_usd, ended_s)
     spent = memory.ledger.paid_usd
     burn = sum(row.usd_per_hour or 0.0 for row in rows)
-    if head_row is not None and head_usd is not None:
-        spent += head_usd * head_row.age_s / _HOUR_S
+    if head is not None and head_row is not None and head_usd is not None:
+        spent += _unbooked_usd(record, memory, head, head_usd, ended_s)
         burn += head_usd if head_row.state not in ("ended",) else 0.0
     age_s = None if told is None else now_s - told.unix_s
     is_fresh = is_heard or (age_s is not None and abs(age_s) < silent_s(record))
@@ -190,6 +193,7 @@ def report_of(
     posts = _posts(record, memory, rows)
     return ClusterReport(
         name=record.name,
+        id=record.id,
         phase=record.phase,
         clouds=record.clouds,
         state=state.uri,
@@ -263,6 +267,19 @@ def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMac
         leaves=leaves,
         leaves_in_s=None if until_s is None else until_s - now_s,
     )
+
+
+def _unbooked_usd(
+    record: ClusterRecord, memory: AutoscalerMemory, head: Machine, usd: float, until_unix_s: float
+) -> float:
+    """What the head costs since it is in the ledger, or since its start if it never was."""
+    duty = memory.heads.get(head.id)
+    since_s = head.launched_unix_s if duty is None else duty.paid_unix_s
+    hours = max(0.0, until_unix_s - since_s) / _HOUR_S
+    age_h = (since_s - head.launched_unix_s) / _HOUR_S
+    target = record.target.head
+    factor = 1.0 if target is None else target.kind.age_factor(age_h, hours)
+    return usd * factor * hours
 
 
 def _head_row(head: Machine, usd: float | None, now_s: float) -> ClusterMachineRow:
@@ -353,6 +370,7 @@ def _notes(
             found.append(_SILENT)
     if told is not None and is_fresh:
         found += told.status.errors
+        found += told.status.notes
         if told.doing:
             found.append(told.doing)
     return found

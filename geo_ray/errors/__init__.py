@@ -22,6 +22,7 @@ from geo_ray.errors.clouds import RegionsSilentError as RegionsSilentError
 from geo_ray.errors.clouds import TerraformOutputsError as TerraformOutputsError
 from geo_ray.errors.cluster import ClusterBusyError as ClusterBusyError
 from geo_ray.errors.cluster import ClusterError as ClusterError
+from geo_ray.errors.cluster import ClusterNameTakenError as ClusterNameTakenError
 from geo_ray.errors.cluster import ClusterStartError as ClusterStartError
 from geo_ray.errors.cluster import ClusterStateError as ClusterStateError
 from geo_ray.errors.cluster import MachinesLeftError as MachinesLeftError

@@ -30,7 +30,7 @@ from geo_ray.providers.base import (
 )
 from geo_ray.providers.refusals import as_provider_errors, failure, unstarted
 from geo_ray.providers.tags import CLUSTER_TAG, read_tags, tags_of
-from geo_ray.providers.user_data import boot_script, needed_join
+from geo_ray.providers.user_data import boot_script, is_head, needed_join
 
 _STATES: Final = {
     "pending": MachineState.PENDING,
@@ -245,8 +245,11 @@ def _run_instances(request: LaunchRequest, place: AwsPlaceConfig, script: str) -
         arguments["Placement"] = {"AvailabilityZone": zone}
     if place.security_group_ids:
         arguments["SecurityGroupIds"] = list(place.security_group_ids)
-    if place.instance_profile is not None:
-        arguments["IamInstanceProfile"] = {"Name": place.instance_profile}
+    profile = place.instance_profile
+    if is_head(request) and place.head_profile is not None:
+        profile = place.head_profile
+    if profile is not None:
+        arguments["IamInstanceProfile"] = {"Name": profile}
     if request.pool.market is Market.SPOT:
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         arguments["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
@@ -269,6 +272,7 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
         address=item.get("PrivateIpAddress"),
         labels=tags.labels,
         ends_unix_s=tags.ends_unix_s,
+        cluster_id=tags.cluster_id,
     )
 
 

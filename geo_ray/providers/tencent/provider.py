@@ -31,7 +31,7 @@ from geo_ray.providers.base import (
 from geo_ray.providers.refusals import as_provider_errors, failure, unstarted
 from geo_ray.providers.tags import CLUSTER_TAG, read_tags, tags_of
 from geo_ray.providers.tencent.config import TencentPlaceConfig, TencentProviderConfig
-from geo_ray.providers.user_data import boot_script, needed_join
+from geo_ray.providers.user_data import boot_script, is_head, needed_join
 
 _STATES: Final = {
     "PENDING": MachineState.PENDING,
@@ -232,8 +232,11 @@ def _run_instances(
     }
     if place.security_group_ids:
         asked["SecurityGroupIds"] = list(place.security_group_ids)
-    if place.role is not None:
-        asked["CamRoleName"] = place.role
+    role = place.role
+    if is_head(request) and place.head_role is not None:
+        role = place.head_role
+    if role is not None:
+        asked["CamRoleName"] = role
     if request.pool.market is Market.SPOT:  # no highest price: the present one is paid
         asked["InstanceMarketOptions"] = {
             "MarketType": "spot",
@@ -261,6 +264,7 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
         address=next(iter(item.get("PrivateIpAddresses") or ()), None),
         labels=tags.labels,
         ends_unix_s=tags.ends_unix_s,
+        cluster_id=tags.cluster_id,
     )
 
 

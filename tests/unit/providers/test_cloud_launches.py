@@ -23,6 +23,7 @@ from geo_ray.providers.base import (
     Shortage,
 )
 from geo_ray.providers.tags import MachineTags, read_tags, tags_of
+from geo_ray.providers.tencent.config import TencentPlaceConfig
 from geo_ray.providers.user_data import NodeJoin, boot_script
 from tests.cloud_servers import as_caller, shows_no_secret
 from tests.provider_support import CLUSTER, JOIN, CloudBench, aws_bench, tencent_bench
@@ -77,6 +78,35 @@ def test_a_place_says_network_role_and_key(tmp_path: Path) -> None:
     assert _run_instances(anywhere, place, "#!") == _run_instances(anywhere, place, "#!")
     with pytest.raises(ProviderRefusedError, match="us-east-1z"):
         _run_instances(replace(wanted, pool=replace(wanted.pool, zone="us-east-1z")), place, "#!")
+
+
+@pytest.mark.parametrize(
+    ("role", "head_profile", "gets"),
+    [
+        ("head", "geo-ray-head", "geo-ray-head"),
+        ("worker", "geo-ray-head", "geo-ray-node"),
+        ("head", None, "geo-ray-node"),
+    ],
+)
+def test_the_head_has_a_role_of_its_own(role: str, head_profile: str | None, gets: str) -> None:
+    from geo_ray.providers.aws import provider as of_aws
+    from geo_ray.providers.tencent import provider as of_tencent
+
+    pool = Pool("us-east-1", None, "m5.large", Market.ON_DEMAND)
+    wanted = replace(request("r", pool), labels={"geo-ray/role": role})
+    aws = AwsPlaceConfig(
+        image_id="ami-1", instance_profile="geo-ray-node", head_profile=head_profile
+    )
+    asked = of_aws._run_instances(wanted, aws, "#!")
+    assert asked["IamInstanceProfile"] == {"Name": gets}
+    tencent = TencentPlaceConfig(
+        image_id="img-1",
+        vpc_id="vpc-1",
+        subnets={"z-1": "s-1"},
+        role="geo-ray-node",
+        head_role=head_profile,
+    )
+    assert of_tencent._run_instances(wanted, tencent, "#!")["CamRoleName"] == gets
 
 
 def test_tencents_own_timer_ends_a_machine_that_nobody_ends(tencent: CloudBench) -> None:
