@@ -15,11 +15,12 @@ from functools import partial
 from typing import Protocol
 
 from geo_ray.autoscale.actions import Action, Drain, End, Launch
+from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.observed import NodeSeen, Observed
 from geo_ray.autoscale.policy import AutoscalePolicy, Decided
 from geo_ray.autoscale.target import ClusterTarget
-from geo_ray.errors import GeoRayError, ProviderRefusedError
+from geo_ray.errors import ClusterError, GeoRayError, ProviderRefusedError
 from geo_ray.providers.base import LaunchFailure, Machine, MachineProvider, Pool, Shortage, Stock
 
 _log = logging.getLogger(__name__)
@@ -34,8 +35,15 @@ class ClusterNodes(Protocol):
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
         """Tell a node that it will be gone; nothing new is started there."""
 
-    def pending(self) -> dict[str, int]:
-        """Return by region how many machines more what waits for a place would need."""
+    def end_idle(self, machine: Machine, reason: str) -> bool:
+        """Tell a node to end unless anything runs there.
+
+        Returns:
+            Whether nothing does, and nothing will: it ends, or is not there.
+        """
+
+    def pending(self) -> tuple[PendingGroup, ...]:
+        """Return what waits for a place."""
 
 
 class WorkLeft(Protocol):
@@ -130,12 +138,17 @@ class Reconciler:
 
         def work() -> None:
             nonlocal seen
-            seen = replace(seen, left_s=self.work.left_s(), pending=self.nodes.pending())
+            seen = replace(seen, left_s=self.work.left_s())
 
-        for look in (work, stocks, failures, machines):
-            if not self._attempt(errors, look) and look is work:
+        def pending() -> None:
+            nonlocal seen
+            seen = replace(seen, pending=self.nodes.pending())
+
+        # What waits is asked after the nodes: what has found a place meanwhile rents nothing.
+        for look in (work, stocks, failures, machines, pending):
+            if not self._attempt(errors, look) and look in (work, pending):
                 # Whether anything is needed is not known: nothing is decided.
-                return seen
+                return replace(seen, machines=None)
         told, self._failures = tuple((self._failures or {}).values()), None
         return replace(seen, stocks=self._stocks or {}, failures=told)
 
@@ -165,7 +178,11 @@ class Reconciler:
                 for machine in observed.machines or ():
                     if machine.id == machine_id:
                         self.nodes.drain(machine, reason, until_s)
-            case End(machine_id=machine_id):
+            case End(machine_id=machine_id, only_idle=only_idle, reason=reason):
+                for machine in observed.machines or ():
+                    is_it = only_idle and machine.id == machine_id
+                    if is_it and not self.nodes.end_idle(machine, reason):
+                        raise ClusterError(f"{machine_id} stays: something began to run there")
                 self.provider.terminate([machine_id])
 
     def _attempt(self, errors: list[str], step: Callable[[], None]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.providers.base import LaunchFailure, Machine, Pool, Stock
 
 
@@ -15,10 +16,12 @@ class NodeSeen:
     Attributes:
         is_ready: whether it is part of the cluster and could compute.
         is_busy: whether anything runs there; unknown counts as busy.
+        resources: that it has in all; empty: not known.
     """
 
     is_ready: bool
     is_busy: bool = True
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 NO_NODE = NodeSeen(is_ready=False, is_busy=False)
@@ -36,7 +39,7 @@ class Observed:
         failures: of launches, each told at least once.
         left_s: seconds that the rest of the job takes with the speed of the target; None: it has
             no known end. 0: it is done, and nothing is needed any more.
-        pending: by region, machines that wait for a place say are needed beside those at hand.
+        pending: what waits for a place.
     """
 
     now_unix_s: float
@@ -45,7 +48,7 @@ class Observed:
     stocks: Mapping[Pool, Stock] = field(default_factory=dict)
     failures: tuple[LaunchFailure, ...] = ()
     left_s: float | None = None
-    pending: Mapping[str, int] = field(default_factory=dict)
+    pending: tuple[PendingGroup, ...] = ()
 
     def node(self, machine_id: str) -> NodeSeen:
         """Return the node of a machine."""

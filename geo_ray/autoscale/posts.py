@@ -41,7 +41,6 @@ class Post:
         floor: how many at least are not on the spot market.
         only_on_demand: whether spot machines do not count at all.
         reason: why more machines than the plan's, or others, are wanted; empty: the plan.
-        is_over: whether nothing is needed any more; else machines that are idle stay for a while.
     """
 
     region: str
@@ -51,7 +50,6 @@ class Post:
     floor: int = 0
     only_on_demand: bool = False
     reason: str = ""
-    is_over: bool = False
 
     def speed(self, pool: Pool) -> float:
         """Return what a machine contributes; 0: it does not do."""
@@ -114,10 +112,7 @@ class PostKeeper:
         """
         post = self._post
         if post.rows_per_s <= 0:
-            if post.is_over or self._was_too_much(any(d.parting is None for d in duties)):
-                self._send_all_away(duties)
-            else:
-                self._let_go(duties)
+            self._send_all_away(duties)
             return self._choice
         for duty in duties:
             if duty.parting is None and post.speed(duty.machine.pool) <= 0:

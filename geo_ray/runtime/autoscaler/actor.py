@@ -157,7 +157,7 @@ class AutoscalerActor:
 
     def _look_after(self, keeper: LeaseKeeper) -> None:
         order = self.order
-        nodes = RayNodes(order.config.machine_resources, order.target)
+        nodes = RayNodes()
         loop = Reconciler(
             AutoscalePolicy(order.config, order.cluster),
             order.target,
@@ -169,7 +169,7 @@ class AutoscalerActor:
             keeper.check,
         )
         while True:
-            loop.target = nodes.target = self._target or order.target
+            loop.target = self._target or order.target
             try:
                 self._tell(loop.tick(time.time()))
             except LeaseLostError:
