@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
 from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.loop import Reconciler, TickResult
-from geo_ray.autoscale.market_trace import MarketTrace
 from geo_ray.autoscale.memory import decode_memory
 from geo_ray.autoscale.observed import NodeSeen
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.replay.compare import MemoryStore
+from geo_ray.autoscale.replay.market_trace import MarketTrace
+from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clock import VirtualClock
 from geo_ray.errors import ClusterError, LeaseLostError, RunDirectoryError

@@ -19,9 +19,9 @@ from benchmarks.autoscale.kills import (
     random_kills,
 )
 from geo_ray.autoscale.cover import CoverItem, cheapest_cover
-from geo_ray.autoscale.market_trace import MarketTrace
 from geo_ray.autoscale.memory import decode_memory, encode_memory
-from geo_ray.autoscale.sim_cloud import SimTemper
+from geo_ray.autoscale.replay.market_trace import MarketTrace
+from geo_ray.autoscale.replay.sim_cloud import SimTemper
 from geo_ray.errors import LeaseLostError, RunDirectoryError
 
 QUIET = SimTemper(30.0, 60.0)

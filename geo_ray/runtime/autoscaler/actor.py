@@ -175,7 +175,7 @@ class AutoscalerActor:
         policy = AutoscalePolicy(order.config, order.cluster, order.id, order.made)
         keeper.check()
         self._mend_journal(policy.prefix)
-        nodes = RayNodes(order.config.machine_resources, order.target)
+        nodes = RayNodes()
         loop = Reconciler(
             policy,
             order.target,
@@ -189,7 +189,7 @@ class AutoscalerActor:
         while True:
             try:
                 self._recall()
-                loop.target = nodes.target = self._target or order.target
+                loop.target = self._target or order.target
                 self._tell(loop.tick(time.time()))
             except LeaseLostError:
                 raise
