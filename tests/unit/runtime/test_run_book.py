@@ -13,7 +13,7 @@ from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.control import actor_group
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
 from geo_ray.runtime.control.run_keys import RunKeys
-from geo_ray.runtime.steward.book import Kept, RunBook
+from geo_ray.runtime.steward.book import GoneRegions, Kept, RunBook
 from geo_ray.runtime.steward.processes import ProcessOrder
 from geo_ray.training.averager.home import AveragerHome
 
@@ -138,15 +138,15 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
 def test_only_what_has_changed_is_noted() -> None:
     group, maker = filled([])
     for _ in range(3):
-        group.note(10.0, [], is_changing=False)
+        group.note(10.0, GoneRegions(), is_changing=False)
     assert len(maker.books) == 1
     group.replace_worker(group.workers["us", 0])
-    group.note(10.0, [], is_changing=False)
-    group.note(10.0, [], is_changing=True)
-    group.note(10.0, ["us"], is_changing=True)
+    group.note(10.0, GoneRegions(), is_changing=False)
+    group.note(10.0, GoneRegions(), is_changing=True)
+    group.note(10.0, GoneRegions(("us",)), is_changing=True)
     group.expect_takeover()
-    group.note(10.0, ["us"], is_changing=True)
+    group.note(10.0, GoneRegions(("us",)), is_changing=True)
     assert len(maker.books) == 4
     assert maker.books[1].workers["us", 0][0] == 2
-    assert [book.awaited for book in maker.books] == [(), (), (), ("us",)]
+    assert [book.gone.awaited for book in maker.books] == [(), (), (), ("us",)]
     assert [book.is_changing for book in maker.books] == [False, False, True, True]
