@@ -190,14 +190,13 @@ def everything(slow: bool) -> list[list[Lane]]:
             "format": ["ruff", "format", "--check", "."],
             "mypy": ["mypy"],
             "computing": pytest(*computing, slow=slow),
-            "contracts": pytest(
-                "tests/contract", *others, f"--ignore-glob={strategies}", slow=slow
-            ),
         },
         {
             "units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow),
             "strategies": pytest(*files([strategies]), slow=slow),
         },
+        # Waits for servers and processes a third of its time.
+        {"contracts": pytest("tests/contract", *others, f"--ignore-glob={strategies}", slow=slow)},
     ]
     # Nothing that computes runs beside the clusters, which would keep both cores busy alone.
     shorter = [f"--ignore-glob={pattern}" for pattern in WHOLE_RUNS]

@@ -79,6 +79,8 @@ class Scene:
     failures: list[LaunchFailure] = field(default_factory=list)
     left: dict[Pool, int] = field(default_factory=dict)
     cloud_ahead_s: float = 0.0
+    leaves: dict[str, float] = field(default_factory=dict)  # nodes that are drained, until when
+    chosen_zone: str = "r-1c"  # by the cloud, where a request names none
 
     def __post_init__(self) -> None:
         for each in self.target.pools():
@@ -90,7 +92,7 @@ class Scene:
         self.now_s += after_s
         stocks = {pool: Stock(pool, usd) for pool, usd in self.usd.items()}
         nodes = {
-            each.id: NodeSeen(is_ready=True, is_busy=self.busy)
+            each.id: NodeSeen(True, self.busy, self.leaves.get(each.id))
             for each in self.machines.values()
             if each.id not in self.unready
         }
@@ -145,7 +147,7 @@ class Scene:
                         Machine(
                             name,
                             request.request_id,
-                            request.pool,
+                            replace(request.pool, zone=request.pool.zone or self.chosen_zone),
                             MachineState.RUNNING,
                             self.now_s + self.cloud_ahead_s,
                             None,
@@ -153,6 +155,8 @@ class Scene:
                             request.ends_unix_s,
                         ),
                     )
+            case Drain(machine_id=name, until_unix_s=until_s):
+                self.leaves[name] = until_s
             case End(machine_id=name):
                 self.machines.pop(name, None)
 

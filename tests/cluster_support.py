@@ -361,7 +361,7 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
     keeper = LeaseSeeker(RemoteStore(state), record.name, lambda _: None).take()
     try:
         loop = Reconciler(
-            AutoscalePolicy(record.autoscale, record.name),
+            AutoscalePolicy(record.autoscale, record.name, record.id, record.made),
             record.target,
             RemoteProvider(state, record.made),
             ReadyNodes(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -227,17 +229,58 @@ class Survivor:
         return [told(self._mortal.die), told(self._mortal.same, "back")]
 
 
-def mortal(restarts: int, region: str = "eu") -> Program:
+class Hasty:
+    """Is not made yet when the node that it calls dies."""
+
+    def __init__(self, mortal: Any) -> None:
+        self._told = Survivor(mortal).run()
+
+    def run(self) -> list[str]:
+        return self._told
+
+
+class Done(Echo):
+    """Has returned long before it dies."""
+
+    def run(self) -> str:
+        return "done"
+
+
+def mortal(
+    restarts: int, region: str = "eu", victim: type = Echo, caller: type = Survivor
+) -> Program:
     """A node that dies while it is called, from another region if that is named."""
-    victim = ProgramNode("victim", Echo)
-    caller = ProgramNode("caller", Survivor, (victim.handle,))
+    called = ProgramNode("victim", victim)
+    user = ProgramNode("caller", caller, (called.handle,))
     return Program(
         "mortal",
         (
-            NodeGroup(region, (victim,), cpus=0.1, restarts=NodeRestarts(restarts)),
-            NodeGroup("eu", (caller,), cpus=0.1),
+            NodeGroup(region, (called,), cpus=0.1, restarts=NodeRestarts(restarts)),
+            NodeGroup("eu", (user,), cpus=0.1),
         ),
     )
+
+
+def kill_started(numbers: Container[int]) -> None:
+    """Kill those of this program's processes that were started as such."""
+    orders = {str(Path(sys.argv[1]).with_name(f"{n}.order")) for n in range(100) if n in numbers}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):  # others come and go
+            if entry.name.isdigit() and orders & {*(entry / "cmdline").read_text().split("\0")}:
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+class Fury:
+    """Kills a bridge again and again, while it is called."""
+
+    def __init__(self, far: Any) -> None:
+        self._far = far
+
+    def run(self) -> None:
+        self._far.same(1)
+        while True:
+            kill_started({1, *range(5, 100)})  # between them: the other bridge, and two nodes
+            time.sleep(0.05)
 
 
 class Wrecker:
@@ -248,18 +291,14 @@ class Wrecker:
 
     def run(self) -> list[Any]:
         before = self._far.same(1)
-        first = str(Path(sys.argv[1]).parent / "1.order")  # bridges are started before nodes
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):  # others come and go
-                if entry.name.isdigit() and first in (entry / "cmdline").read_text().split("\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
+        kill_started({1})  # bridges are started before nodes
         while (after := told(self._far.same, 2)).startswith("NODE_LOST"):
             pass
         return [before, after]
 
 
-def wrecked() -> Program:
+def wrecked(by: type = Wrecker) -> Program:
     """A program in which a bridge is killed."""
     far = ProgramNode("far", Echo)
-    wrecker = ProgramNode("wrecker", Wrecker, (far.handle,))
+    wrecker = ProgramNode("wrecker", by, (far.handle,))
     return Program("wrecked", (NodeGroup("eu", (far,)), NodeGroup("us", (wrecker,))))

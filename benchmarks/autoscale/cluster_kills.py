@@ -131,7 +131,7 @@ class KilledCluster:
         if self.loop is None:
             self.epoch += 1
             self.loop = Reconciler(
-                AutoscalePolicy(record.autoscale, record.name),
+                AutoscalePolicy(record.autoscale, record.name, record.id, record.made),
                 record.target,
                 up.open_clouds(record, self.state, address),  # type: ignore[attr-defined]
                 ReadyNodes(),

@@ -158,7 +158,8 @@ def cluster_status(cluster: FilePath) -> ClusterReport:
     """
     state = cluster_at(cluster)
     record = state.known()
-    return report_of(record, state, open_clouds(record, state))
+    clouds = open_clouds(record, state, longest_s=record.autoscale.answer_s)
+    return report_of(record, state, clouds)
 
 
 def down(cluster: FilePath, *, at_once: bool = False, tell: Tell = lambda _: None) -> EndedCluster:

@@ -32,9 +32,44 @@ def cool_down(
             record.until_unix_s = now_unix_s + retry.longest_s
 
 
-def gave(memory: AutoscalerMemory, pool: Pool) -> None:
-    """Take note that a machine came from a pool."""
-    memory.pool(pool).refusals = 0
+def did_not_join(
+    memory: AutoscalerMemory,
+    pool: Pool,
+    request_id: str | None,
+    now_unix_s: float,
+    retry: RetryConfig,
+) -> None:
+    """Leave a pool alone of which a machine came and its node did not.
+
+    For a while, and twice as long for each further launch in a row; machines of one launch are one
+    failure.
+    """
+    record = memory.pool(pool)
+    if request_id is not None and record.unjoined_request == request_id:
+        return
+    pause_s = retry.first_s * 2 ** min(record.unjoined, _MOST_DOUBLINGS)
+    record.until_unix_s = max(record.until_unix_s, now_unix_s + min(pause_s, retry.longest_s))
+    record.unjoined, record.unjoined_request = record.unjoined + 1, request_id
+
+
+def joined(memory: AutoscalerMemory, pool: Pool) -> None:
+    """Take note that the node of a machine of a pool came."""
+    record = memory.pool(pool)
+    record.unjoined, record.unjoined_request = 0, None
+
+
+def gave(memory: AutoscalerMemory, pool: Pool, came_unix_s: float) -> None:
+    """Take note that a machine of a pool computes.
+
+    Args:
+        memory: is changed.
+        pool: which.
+        came_unix_s: when the machine was first seen. One that came as the last of a pool's, while
+            others were refused, says nothing against leaving the pool alone for longer.
+    """
+    record = memory.pool(pool)
+    if record.until_unix_s <= came_unix_s:
+        record.refusals = 0
 
 
 def left_alone_s(record: PoolRecord | None, now_unix_s: float) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.autoscale.target import ClusterTarget, HeadTarget, MachineKind, RegionTarget
 from geo_ray.clouds.price import Market as ListedMarket
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.clouds.tiers import AgeTier
 from geo_ray.errors import ConfigError, CurrencyError, PriceUnknownError
 from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
 from geo_ray.planning.plan import Plan, RegionPlan
-from geo_ray.providers.base import Market
+from geo_ray.providers.base import Market, Pool
 
 _MARKETS = {"on_demand": Market.ON_DEMAND, "spot": Market.SPOT}
 
@@ -28,7 +28,8 @@ def target_of(
         start_unix_s: when the job began; deadlines count from there.
 
     Raises:
-        ConfigError: the section has not the plan's regions or machines.
+        ConfigError: the section has not the plan's regions or machines, or none on demand where
+            the floor needs one.
     """
     regions = []
     for region in plan.regions:
@@ -47,6 +48,17 @@ def target_of(
         section.spot.preemptions_per_h,
         section.spot.lost_s,
     )
+
+
+def head_target(offer: RegionOffer, pool: Pool, book: PriceBook) -> HeadTarget:
+    """Return the head's machine as it is counted.
+
+    Args:
+        offer: of its region, for the cloud.
+        pool: where it is from.
+        book: prices, as for `target_of`.
+    """
+    return HeadTarget(pool, _kind(offer, MachineConfig(type=pool.type, cap=1), 1.0, book))
 
 
 def _region(
@@ -75,6 +87,13 @@ def _region(
     has_floor = config.floor == "servers" or (
         config.floor == "averager" and region.region == plan.averager
     )
+    if has_floor and server is None and not any(Market.ON_DEMAND in k.markets for k in kinds):
+        raise ConfigError(
+            f"autoscale.floor is {config.floor}, and plan.regions.{region.region} has no machine "
+            "on demand: nothing there could stay off the spot market",
+            fix=f"Add on_demand to plan.regions.{region.region}.machines.*.markets, or set "
+            "`autoscale.floor` to averager or none.",
+        )
     return RegionTarget(
         region.region,
         offer.at,

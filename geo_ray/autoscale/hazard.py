@@ -23,6 +23,8 @@ def learn(record: PoolRecord, now_unix_s: float, hours: float, preemptions: int 
     record.as_of_unix_s = max(record.as_of_unix_s, now_unix_s)
     record.hours += hours
     record.preemptions += preemptions
+    if preemptions:
+        record.taken_unix_s = now_unix_s
 
 
 def rate_per_h(record: PoolRecord | None, assumed_per_h: float, weight_h: float) -> float:

@@ -42,6 +42,14 @@ class SpendLedger:
         row.quoted_usd += quoted_usd
         row.paid_usd += paid_usd
 
+    def move(self, region: str, reason: str, to_reason: str, row: SpendRow) -> None:
+        """Book what was booked for one reason for another one."""
+        mine = self.rows.setdefault(f"{region}{_BETWEEN}{reason}", SpendRow())
+        mine.machine_h = max(0.0, mine.machine_h - row.machine_h)
+        mine.quoted_usd = max(0.0, mine.quoted_usd - row.quoted_usd)
+        mine.paid_usd = max(0.0, mine.paid_usd - row.paid_usd)
+        self.add(region, to_reason, row.machine_h, row.quoted_usd, row.paid_usd)
+
     def row(self, region: str, reason: str) -> SpendRow:
         """Return one row."""
         return self.rows.get(f"{region}{_BETWEEN}{reason}", SpendRow())

@@ -4,24 +4,29 @@ It may die at every point. What was decided is written before it is done, and ev
 done may be done again: a launch has an id, and an end is of a machine that is to end. So the next
 one, or the same one started anew, finds in the journal what was under way, sends again what left no
 trace, and ends what nobody waits for. Only who holds the lease acts.
+
+Clouds are asked as far as they answer: what fails in one region is of that region alone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from geo_ray.autoscale.actions import Action, Drain, End, Launch
 from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.observed import NodeSeen, Observed
+from geo_ray.autoscale.memory import AutoscalerMemory
+from geo_ray.autoscale.observed import NodeSeen, Observed, RegionSilence
 from geo_ray.autoscale.policy import AutoscalePolicy, Decided
 from geo_ray.autoscale.target import ClusterTarget
-from geo_ray.errors import GeoRayError, ProviderRefusedError
+from geo_ray.errors import GeoRayError, ProviderRefusedError, RegionsSilentError
 from geo_ray.providers.base import LaunchFailure, Machine, MachineProvider, Pool, Shortage, Stock
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -83,9 +88,10 @@ class Reconciler:
     journal: Journal
     cluster: str
     fence: Callable[[], None]
-    _failures: dict[tuple[str, Shortage], LaunchFailure] | None = None
-    _stocks: dict[Pool, Stock] | None = None
-    _stocks_unix_s: float = 0.0
+    _failures: dict[tuple[str, Shortage, str | None], LaunchFailure] = field(default_factory=dict)
+    _stocks: dict[Pool, Stock] = field(default_factory=dict)
+    _stocks_unix_s: float = -math.inf
+    _silent: dict[str, RegionSilence] = field(default_factory=dict)
 
     def tick(self, now_unix_s: float) -> TickResult:
         """Look once, and do what is to be done.
@@ -100,53 +106,74 @@ class Reconciler:
         self.fence()
         memory = self.journal.read()
         errors: list[str] = []
-        observed = self._observe(now_unix_s, errors)
+        observed = self._observe(now_unix_s, memory, errors)
         decided = self.policy.decide(self.target, memory, observed)
         self.journal.write(decided.memory)
+        if observed.machines is not None:
+            self._failures.clear()  # they are in the journal
         for action in decided.actions:
             self.fence()
-            self._attempt(errors, partial(self._act, action, observed))
+            self._attempt(errors, partial(self._act, action, decided.memory))
         return TickResult(decided, observed, tuple(errors))
 
     # ------------------------------------------------------------------ what is seen
 
-    def _observe(self, now_unix_s: float, errors: list[str]) -> Observed:
+    def _observe(self, now_unix_s: float, memory: AutoscalerMemory, errors: list[str]) -> Observed:
         seen = Observed(now_unix_s, None)
-
-        def machines() -> None:
-            nonlocal seen
-            listed = tuple(self.provider.list_machines(self.cluster))
-            seen = replace(seen, machines=listed, nodes=self.nodes.seen(listed))
-
-        def failures() -> None:
-            self._keep(self.provider.poll_failures(self.cluster))
-
-        def stocks() -> None:
-            due_unix_s = self._stocks_unix_s + self.policy.prices_every_s
-            if self._stocks is None or now_unix_s >= due_unix_s:
-                found = self.provider.stock(self.target.pools())
-                self._stocks = {stock.pool: stock for stock in found}
-                self._stocks_unix_s = now_unix_s
+        everywhere = _regions(self.target, memory)
 
         def work() -> None:
             nonlocal seen
             seen = replace(seen, left_s=self.work.left_s(), pending=self.nodes.pending())
 
-        for look in (work, stocks, failures, machines):
+        def machines() -> None:
+            nonlocal seen
+            found, why = _asked(lambda: self.provider.list_machines(self.cluster), everywhere)
+            self._silent = {
+                name: replace(self._silent.get(name, RegionSilence(now_unix_s, "")), reason=reason)
+                for name, reason in why.items()
+            }
+            errors.extend(
+                f"{name} has not answered for {now_unix_s - silence.since_unix_s:.0f} s, so "
+                f"nothing is rented or ended there: {silence.reason}"
+                for name, silence in sorted(self._silent.items())
+            )
+            seen = replace(seen, silent=self._silent)
+            seen = replace(seen, nodes=self.nodes.seen(found), machines=found)
+
+        def stocks() -> None:
+            if now_unix_s < self._stocks_unix_s + self.policy.prices_every_s:
+                return
+            pools = [each for each in self.target.pools() if each.region not in self._silent]
+            found, why = _asked(lambda: self.provider.stock(pools), everywhere)
+            self._stocks |= {stock.pool: stock for stock in found}
+            if found or not why:
+                self._stocks_unix_s = now_unix_s
+            errors.extend(f"{name} quotes no prices: {why[name]}" for name in sorted(why))
+
+        def failures() -> None:
+            found, why = _asked(lambda: self.provider.poll_failures(self.cluster), everywhere)
+            self._keep(found)
+            errors.extend(
+                f"{name} does not tell what failed: {why[name]}"
+                for name in sorted(why.keys() - self._silent.keys())
+            )
+
+        # Failures after machines: what is listed as ended is known to have failed, if it has.
+        for look in (work, machines, stocks, failures):
             if not self._attempt(errors, look) and look is work:
                 # Whether anything is needed is not known: nothing is decided.
                 return seen
-        told, self._failures = tuple((self._failures or {}).values()), None
-        return replace(seen, stocks=self._stocks or {}, failures=told)
+        return replace(seen, stocks=self._stocks, failures=tuple(self._failures.values()))
 
     def _keep(self, failures: Sequence[LaunchFailure]) -> None:
-        self._failures = self._failures or {}
         for failure in failures:
-            self._failures[failure.request_id, failure.shortage] = failure
+            key = (failure.request_id, failure.shortage, failure.machine_id)
+            self._failures[key] = failure
 
     # ------------------------------------------------------------------ what is done
 
-    def _act(self, action: Action, observed: Observed) -> None:
+    def _act(self, action: Action, memory: AutoscalerMemory) -> None:
         match action:
             case Launch(request=request):
                 try:
@@ -162,9 +189,7 @@ class Reconciler:
                     self._keep([failure])
                     raise
             case Drain(machine_id=machine_id, reason=reason, until_unix_s=until_s):
-                for machine in observed.machines or ():
-                    if machine.id == machine_id:
-                        self.nodes.drain(machine, reason, until_s)
+                self.nodes.drain(memory.duties[machine_id].machine, reason, until_s)
             case End(machine_id=machine_id):
                 self.provider.terminate([machine_id])
 
@@ -175,4 +200,28 @@ class Reconciler:
             _log.warning("autoscaler: %s", error.message)
             errors.append(str(error))
             return False
+        except Exception as error:  # whatever it is: it must not keep the rest from being done
+            _log.exception("autoscaler: a part of a look failed")
+            errors.append(f"{type(error).__name__}: {error}")
+            return False
         return True
+
+
+def _asked(
+    ask: Callable[[], Sequence[T]], everywhere: Sequence[str]
+) -> tuple[tuple[T, ...], Mapping[str, str]]:
+    """Ask the clouds; return what was answered, and why regions that did not answer have not."""
+    try:
+        return tuple(ask()), {}
+    except RegionsSilentError as error:
+        return error.found, error.silent
+    except GeoRayError as error:
+        return (), dict.fromkeys(everywhere, error.message)
+
+
+def _regions(target: ClusterTarget, memory: AutoscalerMemory) -> list[str]:
+    """Return the clouds' names of all regions where anything is, or could be."""
+    found = {pool.region for pool in target.pools()} | {region.at for region in target.regions}
+    found |= {duty.machine.pool.region for duty in memory.duties.values()}
+    found |= {intent.request.pool.region for intent in memory.intents.values()}
+    return sorted(found)

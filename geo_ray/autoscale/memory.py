@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from geo_ray.autoscale.ledger import SpendLedger
+from geo_ray.autoscale.ledger import SpendLedger, SpendRow
 from geo_ray.errors import RunDirectoryError
 from geo_ray.providers.base import LaunchRequest, Machine, Pool
 
@@ -30,8 +30,8 @@ class Intent:
         usd_per_hour: of one, as quoted then.
         since_unix_s: when it was decided.
         sent_unix_s: when it was last sent.
-        failed: machines of it that are known not to come.
-        gone: machines of it that came and were gone again.
+        failed: machines of it that were never made.
+        ended: those that came, or were to start, and are gone again.
         sends: how often it was sent.
     """
 
@@ -41,7 +41,7 @@ class Intent:
     since_unix_s: float
     sent_unix_s: float
     failed: int = 0
-    gone: int = 0
+    ended: tuple[str, ...] = ()
     sends: int = 1
 
 
@@ -64,14 +64,16 @@ class Duty:
     """A machine that the autoscaler has rented.
 
     Attributes:
-        machine: as it was last listed.
+        machine: as it was last listed, with the pool that it counts to: where the target names no
+            zones, that without one.
         reason: why it was rented.
         usd_per_hour: as quoted then.
         paid_unix_s: until when its cost is in the ledger.
-        seen_unix_s: when it was last listed.
+        seen_unix_s: when it was last listed, or its region did not answer.
         unready_unix_s: since when it has no node; None: it has one.
         parting: set when it is to go.
         has_joined: whether its node was ever there.
+        starting: what it has cost before it was.
     """
 
     machine: Machine
@@ -82,6 +84,7 @@ class Duty:
     unready_unix_s: float | None
     parting: Parting | None = None
     has_joined: bool = False
+    starting: SpendRow = field(default_factory=SpendRow)
 
 
 @dataclass(slots=True)
@@ -96,6 +99,9 @@ class PoolRecord:
         preemptions: seen there, older ones counting less.
         hours: that machines ran there, older ones counting less.
         as_of_unix_s: of the two.
+        taken_unix_s: when a machine of it was last taken back.
+        unjoined: launches in a row of which a machine came and its node never did.
+        unjoined_request: the last of them; each counts once.
     """
 
     pool: Pool
@@ -105,6 +111,9 @@ class PoolRecord:
     preemptions: float = 0.0
     hours: float = 0.0
     as_of_unix_s: float = 0.0
+    taken_unix_s: float = 0.0
+    unjoined: int = 0
+    unjoined_request: str | None = None
 
 
 @dataclass(slots=True)
@@ -145,6 +154,7 @@ class AutoscalerMemory:
         regions: by name.
         pools: by `pool_key`.
         ledger: what was spent.
+        heads: by machine id, machines of Ray's head, which are only paid here.
         pace: what was decided of deadline and budget.
     """
 
@@ -156,6 +166,7 @@ class AutoscalerMemory:
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
     pace: PaceRecord = field(default_factory=PaceRecord)
+    heads: dict[str, Duty] = field(default_factory=dict)
 
     def copied(self) -> AutoscalerMemory:
         """Return a copy that shares nothing that changes."""
@@ -163,13 +174,18 @@ class AutoscalerMemory:
             self,
             intents={key: replace(each) for key, each in self.intents.items()},
             duties={
-                key: replace(each, parting=each.parting and replace(each.parting))
+                key: replace(
+                    each,
+                    parting=each.parting and replace(each.parting),
+                    starting=replace(each.starting),
+                )
                 for key, each in self.duties.items()
             },
             regions={key: replace(each) for key, each in self.regions.items()},
             pace=replace(self.pace),
             pools={key: replace(each) for key, each in self.pools.items()},
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
+            heads={key: replace(each) for key, each in self.heads.items()},
         )
 
     def pool(self, pool: Pool) -> PoolRecord:
@@ -189,8 +205,11 @@ def pool_key(pool: Pool) -> str:
 def outstanding(memory: AutoscalerMemory, intent: Intent) -> int:
     """Return the machines of a request that may still come."""
     request = intent.request
-    came = sum(d.machine.request_id == request.request_id for d in memory.duties.values())
-    return request.count - came - intent.failed - intent.gone
+    came = sum(
+        duty.machine.request_id == request.request_id and name not in intent.ended
+        for name, duty in memory.duties.items()
+    )
+    return request.count - came - intent.failed - len(intent.ended)
 
 
 _READER: Final = TypeAdapter(AutoscalerMemory)

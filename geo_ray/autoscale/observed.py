@@ -15,13 +15,29 @@ class NodeSeen:
     Attributes:
         is_ready: whether it is part of the cluster and could compute.
         is_busy: whether anything runs there; unknown counts as busy.
+        leaves_unix_s: when it will be gone, as it is being drained, whoever told it to; infinity:
+            nobody said when. None: it is not.
     """
 
     is_ready: bool
     is_busy: bool = True
+    leaves_unix_s: float | None = None
 
 
 NO_NODE = NodeSeen(is_ready=False, is_busy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSilence:
+    """A region of a cloud does not answer.
+
+    Attributes:
+        since_unix_s: when it first did not.
+        reason: why, as far as is known.
+    """
+
+    since_unix_s: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +46,15 @@ class Observed:
 
     Attributes:
         now_unix_s: when.
-        machines: of the cluster, as the clouds list them; None: they could not be asked.
+        machines: of the cluster, as the clouds list them; None: nothing is known, since Ray or the
+            job could not be asked.
         nodes: by machine id; a machine without a node is not there.
         stocks: by pool, as far as they are known.
         failures: of launches, each told at least once.
         left_s: seconds that the rest of the job takes with the speed of the target; None: it has
             no known end. 0: it is done, and nothing is needed any more.
         pending: by region, machines that wait for a place say are needed beside those at hand.
+        silent: by the cloud's name, regions that did not answer; what runs there is not known.
     """
 
     now_unix_s: float
@@ -46,6 +64,7 @@ class Observed:
     failures: tuple[LaunchFailure, ...] = ()
     left_s: float | None = None
     pending: Mapping[str, int] = field(default_factory=dict)
+    silent: Mapping[str, RegionSilence] = field(default_factory=dict)
 
     def node(self, machine_id: str) -> NodeSeen:
         """Return the node of a machine."""

@@ -106,8 +106,19 @@ def offers_of(
     stocks: Mapping[Pool, Stock],
     losses: Losses,
     now_unix_s: float,
+    spare_s: float = 0.0,
 ) -> list[PoolOffer]:
-    """Return what could be rented in a region, the best first; what could not comes last."""
+    """Return what could be rented in a region, the best first; what could not comes last.
+
+    Args:
+        region: of the run.
+        kinds: of machines.
+        memory: what is known of pools, and what is rented.
+        stocks: by pool, as quoted.
+        losses: what preemptions cost.
+        now_unix_s: the present time.
+        spare_s: for how long a pool that took a machine back is left to others of its market.
+    """
     found = []
     rented: Counter[tuple[str, str, Market]] = Counter()
     for duty in memory.duties.values():
@@ -119,11 +130,13 @@ def offers_of(
         usd = price_of(memory, pool, kind, stock)
         rate = losses.rate_per_h(memory, pool)
         most, note = kind.cap - rented[_family(pool)], ""
-        waits_s = left_alone_s(memory.pools.get(pool_key(pool)), now_unix_s)
+        record = memory.pools.get(pool_key(pool))
+        waits_s = left_alone_s(record, now_unix_s)
         if usd is None or (stock is not None and stock.usd_per_hour is None):
             most, note = 0, "not for sale"
         elif waits_s > 0:
-            most, note = 0, f"left alone for {waits_s:.0f} s, as it gave none"
+            why = "its nodes did not come" if record and record.unjoined else "it gave none"
+            most, note = 0, f"left alone for {waits_s:.0f} s, as {why}"
         elif stock is not None:
             for bound, why in ((stock.available, "sold out"), (stock.quota_left, "quota used up")):
                 if bound is not None and bound < most:
@@ -132,8 +145,27 @@ def offers_of(
             note = "as many as the cap allows"
         full = 0.0 if usd is None else losses.usd_per_hour(usd, rate)
         found.append(PoolOffer(kind, pool, usd, rate, full, max(0, most), note))
+    found = _spared(found, memory, now_unix_s - spare_s)
     found.sort(key=lambda offer: (offer.most == 0, offer.usd_per_million_rows))
     return _within_caps(found, rented)
+
+
+def _spared(
+    offers: Sequence[PoolOffer], memory: AutoscalerMemory, since_unix_s: float
+) -> list[PoolOffer]:
+    """Leave pools that took a machine back since a moment, where others of their market give."""
+    calm = {
+        offer.pool.market
+        for offer in offers
+        if offer.most > 0 and memory.pool(offer.pool).taken_unix_s <= since_unix_s
+    }
+    note = "took a machine back just now"
+    return [
+        replace(offer, most=0, note=offer.note or note)
+        if offer.pool.market in calm and memory.pool(offer.pool).taken_unix_s > since_unix_s
+        else offer
+        for offer in offers
+    ]
 
 
 def _within_caps(

@@ -3,7 +3,8 @@
 Pure: everything comes in, and nothing happens but what is returned.
 
 The order: what is seen is taken into the memory; how much is needed; for each region the server's
-machine and the workers'; what leaves; what nobody waits for.
+machine and the workers'; what leaves; what nobody waits for. Where a region does not answer nothing
+is done, and all others go on.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Final
 from geo_ray.autoscale.actions import Action, Alternative, Drain, End, Launch
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
+from geo_ray.autoscale.notes import unjoined_notes
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.offers import Losses, offers_of
 from geo_ray.autoscale.pace import RunPace, run_pace
 from geo_ray.autoscale.posts import Post, PostChoice, PostKeeper
 from geo_ray.autoscale.sightings import (
+    DRAINED,
     NO_NODE_CAME,
+    NOTICE,
     Sightings,
     burn_usd_per_hour,
 )
@@ -48,6 +52,7 @@ class Decided:
         pace: how much was needed.
         usd_per_hour: what all machines cost, those that are on their way included.
         alternatives: by region and role, the pools as they were judged for the launches.
+        notes: what somebody should look at.
     """
 
     memory: AutoscalerMemory
@@ -55,6 +60,7 @@ class Decided:
     pace: RunPace
     usd_per_hour: float
     alternatives: tuple[tuple[str, tuple[Alternative, ...]], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class AutoscalePolicy:
@@ -63,11 +69,14 @@ class AutoscalePolicy:
     Args:
         config: of the autoscaler.
         cluster: its name, which all its machines bear.
+        id: of its own, which tells it from others of its name; empty: its name does.
+        made: how often it was made.
     """
 
-    def __init__(self, config: AutoscaleConfig, cluster: str) -> None:
-        self._config, self._cluster = config, cluster
-        self.prefix = f"as-{hashlib.sha256(cluster.encode()).hexdigest()[:10]}-"
+    def __init__(self, config: AutoscaleConfig, cluster: str, id: str = "", made: int = 1) -> None:
+        self._config, self._cluster, self._made = config, cluster, made
+        own = id or hashlib.sha256(cluster.encode()).hexdigest()[:10]
+        self.prefix = f"as-{own}-"
 
     @property
     def prices_every_s(self) -> float:
@@ -87,28 +96,40 @@ class AutoscalePolicy:
         memory = memory.copied()
         now_s = observed.now_unix_s
         if observed.machines is None:
-            return Decided(memory, (), RunPace(0.0, reason="the clouds do not answer"), 0.0)
+            burn = burn_usd_per_hour(memory, target, now_s)
+            return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
         orphans = Sightings(self._config, target, memory, observed, self.prefix).take_in()
         pace = run_pace(self._config, target, memory, observed)
         losses = self._losses(target, memory, observed)
         actions: list[Action] = []
         shown = []
         for region in target.regions:
+            if region.at in observed.silent:
+                continue
             for post in self._posts(region, pace, self._demand(region, memory, observed)):
                 if post.rows_per_s <= 0:
                     self._call_off(memory, post)
                 duties, intents = self._of(memory, post.region, post.role)
-                offers = offers_of(region, post.kinds, memory, observed.stocks, losses, now_s)
+                offers = offers_of(
+                    region,
+                    post.kinds,
+                    memory,
+                    observed.stocks,
+                    losses,
+                    now_s,
+                    self._config.retry.first_s,
+                )
                 keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
                 choice = keeper.decide(duties, intents, observed.left_s)
                 actions += self._carry_out(memory, region, post, choice, now_s)
                 if choice.launches:
                     shown.append((f"{post.region}/{post.role}", choice.alternatives))
-        actions += self._strangers(target, memory, now_s)
+        actions += self._strangers(target, memory, observed)
         actions += self._ends(memory, observed)
-        actions += self._again(memory, now_s)
+        actions += self._again(memory, observed)
         burn = burn_usd_per_hour(memory, target, now_s)
-        return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown))
+        notes = tuple(unjoined_notes(memory))
+        return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown), notes)
 
     # ------------------------------------------------------------------ what is needed
 
@@ -120,7 +141,10 @@ class AutoscalePolicy:
         total = observed.pending.get(region.name, 0) * least
         for duty in self._of(memory, region.name, "worker")[0]:
             node = observed.node(duty.machine.id)
-            if duty.parting is None and node.is_ready and node.is_busy:
+            # Whoever has just been told to leave counts once more: it is replaced at once, and what
+            # ran there waits for a place by itself after that.
+            stays = duty.parting in (None, Parting(NOTICE), Parting(DRAINED))
+            if stays and node.is_ready and node.is_busy:
                 kind = region.kind(duty.machine.pool.type, "worker")
                 total += kind.rows_per_s if kind else 0.0
         return total
@@ -182,7 +206,7 @@ class AutoscalePolicy:
         for pool, (count, reason, usd) in choice.launches.items():
             memory.launches += 1
             request = LaunchRequest(
-                f"{self.prefix}{memory.epoch}-{memory.launches}",
+                f"{self.prefix}{self._made}-{memory.epoch}-{memory.launches}",
                 self._cluster,
                 pool,
                 count,
@@ -208,15 +232,17 @@ class AutoscalePolicy:
             del memory.intents[intent.request.request_id]
 
     def _strangers(
-        self, target: ClusterTarget, memory: AutoscalerMemory, now_s: float
+        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
     ) -> list[Action]:
         """Send away machines of regions and roles that the target does not have any more."""
         known = {(each.name, "worker") for each in target.regions}
         known |= {(each.name, "server") for each in target.regions if each.server is not None}
+        now_s = observed.now_unix_s
         return [
             self._drain(duty, duty.machine.labels.get(REGION_LABEL, ""), "not in the plan", now_s)
             for duty in memory.duties.values()
             if _place(duty.machine.labels) not in known
+            and duty.machine.pool.region not in observed.silent
             and (duty.parting is None or duty.parting.until_unix_s is None)
         ]
 
@@ -227,6 +253,8 @@ class AutoscalePolicy:
             parting = duty.parting
             if parting is None or parting.until_unix_s is None:
                 continue
+            if duty.machine.pool.region in observed.silent:
+                continue
             node = observed.node(duty.machine.id)
             is_over = observed.now_unix_s >= parting.until_unix_s
             if is_over or not node.is_busy or parting.reason == NO_NODE_CAME:
@@ -234,10 +262,13 @@ class AutoscalePolicy:
                 found.append(End(duty.machine.id, region, parting.reason))
         return found
 
-    def _again(self, memory: AutoscalerMemory, now_s: float) -> list[Action]:
+    def _again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
         """Send requests again of which nothing was seen: the clouds make each only once."""
         found: list[Action] = []
+        now_s = observed.now_unix_s
         for intent in memory.intents.values():
+            if intent.request.pool.region in observed.silent:
+                continue
             waited_s = now_s - intent.sent_unix_s
             if waited_s >= self._config.retry.resend_s and outstanding(memory, intent) > 0:
                 intent.sent_unix_s = now_s

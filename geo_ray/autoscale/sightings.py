@@ -1,25 +1,33 @@
 """Takes in what is seen: machines that came, went or must go; prices, costs, refusals.
 
 States come from what is listed, never from what was asked for. A list may be old: a machine that is
-missing counts as gone only after a while, and one that came counts from when it is listed.
+missing counts as gone only after a while, and one that came counts from when it is listed. Machines
+of a region that does not answer count as before, at the last price, until it does.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from geo_ray.autoscale.actions import End
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.cooldown import cool_down, gave
+from geo_ray.autoscale.cooldown import cool_down, did_not_join, gave, joined
 from geo_ray.autoscale.hazard import learn
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding, pool_key
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.offers import price_of
-from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, MachineKind
-from geo_ray.providers.base import Machine, MachineState, Market, Shortage
+from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget
+from geo_ray.providers.base import Machine, MachineState, Market, Pool, Shortage
+from geo_ray.providers.user_data import HEAD_ROLE
 
 _ALIVE = (MachineState.PENDING, MachineState.RUNNING)
+_NOTICE_S = 900.0  # no cloud says it earlier; a later end may have been set by hand
 NOTICE = "the cloud takes it back"
+DRAINED = "its node is being drained"
 LIFE = "it ends by itself soon"
 NO_NODE_CAME = "its node is not there"
+HEAD = "the head"
 
 
 class Sightings:
@@ -46,6 +54,8 @@ class Sightings:
 
     def take_in(self) -> list[End]:
         """Return the machines that nobody is responsible for, and are to be ended."""
+        for pool in self._target.pools():
+            self._memory.pool(pool)  # a quota is of all zones, those without a price included
         for pool, stock in self._observed.stocks.items():
             if stock.usd_per_hour is not None:
                 self._memory.pool(pool).usd_per_hour = stock.usd_per_hour
@@ -54,6 +64,7 @@ class Sightings:
         for machine_id in list(self._memory.duties):
             duty = self._memory.duties[machine_id]
             self._book(duty, duty.seen_unix_s)
+        self._take_heads()
         self._give_up_intents()
         return orphans
 
@@ -62,17 +73,31 @@ class Sightings:
     def _take_failures(self) -> None:
         for failure in self._observed.failures:
             intent = self._memory.intents.get(failure.request_id)
-            if intent is None or failure.shortage is Shortage.THROTTLED:
+            if failure.shortage is Shortage.THROTTLED:
                 continue
-            if failure.missing > intent.failed:
+            if failure.machine_id is not None:
+                self._did_not_start(failure.machine_id, intent, failure.shortage)
+            elif intent is not None and failure.missing > intent.failed:
                 intent.failed = failure.missing
-                self._leave_alone(intent, failure.shortage)
+                self._leave_alone(intent.request.pool, failure.shortage)
+
+    def _did_not_start(self, machine_id: str, intent: Intent | None, shortage: Shortage) -> None:
+        """A machine that was accepted will not come; it is told again and again."""
+        duty = self._memory.duties.pop(machine_id, None)
+        is_new = intent is not None and machine_id not in intent.ended
+        if intent is not None and is_new:
+            intent.ended += (machine_id,)
+        if duty is not None:
+            self._leave_alone(duty.machine.pool, shortage)
+        elif intent is not None and is_new:
+            self._leave_alone(intent.request.pool, shortage)
 
     def _give_up_intents(self) -> None:
         for request_id in list(self._memory.intents):
             intent = self._memory.intents[request_id]
             missing = outstanding(self._memory, intent)
-            if missing > 0 and self._is_hopeless(intent):
+            is_silent = intent.request.pool.region in self._observed.silent
+            if missing > 0 and not is_silent and self._is_hopeless(intent):
                 self._memory.pool(intent.request.pool).until_unix_s = (
                     self._now_s + self._config.retry.longest_s
                 )
@@ -86,19 +111,21 @@ class Sightings:
         waited_s = min(retry.resend_s, self._now_s - intent.sent_unix_s)
         return (intent.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
-    def _leave_alone(self, intent: Intent, shortage: Shortage) -> None:
-        retry = self._config.retry
-        cool_down(self._memory, intent.request.pool, shortage, self._now_s, retry)
+    def _leave_alone(self, pool: Pool, shortage: Shortage) -> None:
+        cool_down(self._memory, pool, shortage, self._now_s, self._config.retry)
 
     # ------------------------------------------------------------------ machines
 
     def _take_machines(self) -> list[End]:
         orphans = []
-        for machine in self._observed.machines or ():
+        for listed in self._observed.machines or ():
+            machine = self._counted(listed)
             known = self._memory.duties.get(machine.id)
             if machine.state not in _ALIVE:
                 if known is not None:
                     self._is_gone(known, self._now_s)
+                else:
+                    self._has_ended(machine)
             elif known is not None:
                 self._look_at(known, machine)
             elif self._is_wanted(machine):
@@ -107,60 +134,172 @@ class Sightings:
                 region = machine.labels.get(REGION_LABEL, "")
                 orphans.append(End(machine.id, region, "nobody waits for it any more"))
         for duty in list(self._memory.duties.values()):
-            if self._now_s - duty.seen_unix_s >= self._config.retry.missing_s:
+            if duty.machine.pool.region in self._observed.silent:
+                self._goes_on(duty)
+            elif self._now_s - duty.seen_unix_s >= self._config.retry.missing_s:
                 self._is_gone(duty, duty.seen_unix_s)
         return orphans
+
+    def _goes_on(self, duty: Duty) -> None:
+        """Take a machine of a silent region to run on: it is paid, and no time runs against it."""
+        passed_s = max(0.0, self._now_s - duty.seen_unix_s)
+        if duty.unready_unix_s is not None:
+            duty.unready_unix_s += passed_s
+        duty.seen_unix_s = self._now_s
+
+    def _counted(self, machine: Machine) -> Machine:
+        """Return a machine with the pool that it counts to.
+
+        Where the target names no zones the cloud has chosen one; prices, refusals and preemptions
+        are those of the pool that is asked, in whichever zone its machines are.
+        """
+        known = self._memory.duties.get(machine.id)
+        intent = self._memory.intents.get(machine.request_id or "")
+        region = self._target.region(machine.labels.get(REGION_LABEL, ""))
+        zones: tuple[str | None, ...] = () if region is None else region.zones
+        zone = machine.pool.zone
+        if zone in zones:
+            return machine
+        if None in zones:
+            zone = None
+        elif known is not None:
+            zone = known.machine.pool.zone
+        elif intent is not None:
+            zone = intent.request.pool.zone
+        return replace(machine, pool=replace(machine.pool, zone=zone))
 
     def _is_wanted(self, machine: Machine) -> bool:
         intent = self._memory.intents.get(machine.request_id or "")
         if intent is None:
             return False
         came = sum(d.machine.request_id == machine.request_id for d in self._memory.duties.values())
-        return came + intent.gone < intent.request.count
+        others = [each for each in intent.ended if each != machine.id]
+        return came + len(others) < intent.request.count
 
     def _welcome(self, machine: Machine) -> None:
         intent = self._memory.intents[machine.request_id or ""]
         since_s = min(machine.launched_unix_s, self._now_s)
         duty = Duty(machine, intent.reason, intent.usd_per_hour, since_s, self._now_s, self._now_s)
         self._memory.duties[machine.id] = duty
-        gave(self._memory, machine.pool)
+        intent.ended = tuple(each for each in intent.ended if each != machine.id)
         self._look_at(duty, machine)
 
     def _look_at(self, duty: Duty, machine: Machine) -> None:
+        is_notice = self._is_notice(duty, machine)
         duty.machine, duty.seen_unix_s = machine, self._now_s
         if self._observed.node(machine.id).is_ready:
+            if not duty.has_joined:
+                joined(self._memory, machine.pool)
+                if duty.unready_unix_s is not None:
+                    gave(self._memory, machine.pool, duty.unready_unix_s)
             duty.unready_unix_s, duty.has_joined = None, True
         elif duty.unready_unix_s is None:
             duty.unready_unix_s = self._now_s
         if duty.parting is not None and duty.parting.until_unix_s is not None:
             return
-        lead_s = self._config.start_s + self._config.drain_s + 2 * self._config.every_s
+        leaves_s = self._observed.node(machine.id).leaves_unix_s
         ends_s = machine.ends_unix_s
-        if ends_s is not None and ends_s - self._now_s <= lead_s:
-            own_s = machine.launched_unix_s + self._config.life_h * 3600
-            own_s -= self._config.retry.give_up_s  # it may have been sent that much later
-            is_notice = machine.pool.market is Market.SPOT and ends_s < own_s
-            duty.parting = Parting(NOTICE if is_notice else LIFE)
-            if is_notice:
+        if leaves_s is not None:
+            ends_s = min(leaves_s, math.inf if ends_s is None else ends_s)
+            duty.machine = replace(machine, ends_unix_s=ends_s if ends_s < math.inf else None)
+        if is_notice:
+            if duty.parting is None or duty.parting.reason != NOTICE:
                 learn(self._memory.pool(machine.pool), self._now_s, 0.0, 1)
+            duty.parting = Parting(NOTICE)
+        elif leaves_s is not None:
+            duty.parting = Parting(DRAINED)
+        elif ends_s is not None and ends_s - self._now_s <= self._config.lead_s:
+            duty.parting = Parting(LIFE)
         elif (
             duty.unready_unix_s is not None
             and self._now_s - duty.unready_unix_s >= self._config.retry.join_s
         ):
             duty.parting = Parting(NO_NODE_CAME, self._now_s)
-            cool_down(
-                self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, self._config.retry
-            )
+            if duty.has_joined:
+                retry = self._config.retry
+                cool_down(self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, retry)
+            else:
+                self._did_not_join(duty)
+
+    def _did_not_join(self, duty: Duty) -> None:
+        """Count a machine whose node never came against its pool, and its cost for itself."""
+        machine, retry = duty.machine, self._config.retry
+        did_not_join(self._memory, machine.pool, machine.request_id, self._now_s, retry)
+        self._book(duty, duty.seen_unix_s)
+        region = machine.labels.get(REGION_LABEL, "")
+        self._memory.ledger.move(region, duty.reason, NO_NODE_CAME, duty.starting)
+        duty.reason = NO_NODE_CAME
+
+    def _is_notice(self, duty: Duty, machine: Machine) -> bool:
+        """Return whether the cloud has said that it takes a machine back.
+
+        Some tell it to the machine alone, whose agent then drains its node; some show an earlier
+        end than the one that it was rented with.
+        """
+        if machine.pool.market is not Market.SPOT:
+            return False
+        if self._observed.node(machine.id).leaves_unix_s is not None:
+            return True
+        if machine.ends_unix_s is None:
+            return False
+        left_s = machine.ends_unix_s - self._now_s
+        before_s = duty.machine.ends_unix_s
+        if before_s is not None and machine.ends_unix_s < before_s and left_s <= _NOTICE_S:
+            return True
+        own_s = machine.launched_unix_s + self._config.life_h * 3600
+        own_s -= self._config.retry.give_up_s  # it may have been sent that much later
+        return left_s <= self._config.lead_s and machine.ends_unix_s < own_s
 
     def _is_gone(self, duty: Duty, when_unix_s: float) -> None:
         self._book(duty, when_unix_s)
         pool = duty.machine.pool
+        has_run = duty.machine.state is MachineState.RUNNING
+        if duty.parting is None and not duty.has_joined and has_run:
+            self._did_not_join(duty)
         if duty.parting is None and pool.market is Market.SPOT:
             learn(self._memory.pool(pool), self._now_s, 0.0, 1)
-        intent = self._memory.intents.get(duty.machine.request_id or "")
-        if intent is not None:
-            intent.gone += 1
+        self._has_ended(duty.machine)
         del self._memory.duties[duty.machine.id]
+
+    def _has_ended(self, machine: Machine) -> None:
+        """Note that a machine is not waited for any more, if it still is."""
+        intent = self._memory.intents.get(machine.request_id or "")
+        if intent is not None and machine.id not in intent.ended:
+            intent.ended += (machine.id,)
+
+    def _take_heads(self) -> None:
+        """Count what Ray's head costs; nothing else is decided about it.
+
+        It counts from its start, also before there was an autoscaler. One that no list has any
+        more is forgotten when another one is there: as long as none is, it is the machine that
+        this runs on.
+        """
+        head, heads = self._target.head, self._memory.heads
+        if head is None:
+            return
+        alive = set()
+        for listed in self._observed.machines or ():
+            if listed.labels.get(ROLE_LABEL) != HEAD_ROLE:
+                continue
+            machine = replace(listed, pool=head.pool)  # the cloud may have chosen the zone
+            known = heads.get(machine.id)
+            usd = price_of(self._memory, head.pool, head.kind)
+            if machine.state in _ALIVE:
+                alive.add(machine.id)
+                if known is None and usd is not None:
+                    since_s = min(machine.launched_unix_s, self._now_s)
+                    known = Duty(machine, HEAD, usd, since_s, self._now_s, None, has_joined=True)
+                    heads[machine.id] = known
+                if known is not None:
+                    known.seen_unix_s = self._now_s
+            elif known is not None:
+                self._book(known, self._now_s)
+                del heads[machine.id]
+        for machine_id, duty in list(heads.items()):
+            self._book(duty, duty.seen_unix_s)
+            is_missing = self._now_s - duty.seen_unix_s >= self._config.retry.missing_s
+            if is_missing and alive - {machine_id}:
+                del heads[machine_id]
 
     # ------------------------------------------------------------------ dollars
 
@@ -169,7 +308,7 @@ class Sightings:
         if hours <= 0:
             return
         machine = duty.machine
-        kind = self._kind(machine)
+        kind = self._target.kind_of(machine)
         age_h = (duty.paid_unix_s - machine.launched_unix_s) / 3600.0
         factor = 1.0 if kind is None else kind.age_factor(age_h, hours)
         now_usd = price_of(self._memory, machine.pool, kind)
@@ -177,24 +316,22 @@ class Sightings:
         quoted = duty.usd_per_hour * factor * hours
         region = machine.labels.get(REGION_LABEL, "")
         self._memory.ledger.add(region, duty.reason, hours, quoted, paid)
+        if not duty.has_joined:
+            duty.starting.machine_h += hours
+            duty.starting.quoted_usd += quoted
+            duty.starting.paid_usd += paid
         duty.paid_unix_s = until_unix_s
         if machine.pool.market is Market.SPOT:
             learn(self._memory.pool(machine.pool), self._now_s, hours)
 
-    def _kind(self, machine: Machine) -> MachineKind | None:
-        region = self._target.region(machine.labels.get(REGION_LABEL, ""))
-        role = machine.labels.get(ROLE_LABEL, "worker")
-        return None if region is None else region.kind(machine.pool.type, role)
-
 
 def burn_usd_per_hour(memory: AutoscalerMemory, target: ClusterTarget, now_unix_s: float) -> float:
-    """Return what all machines cost per hour, those that are on their way included."""
+    """Return what all machines cost per hour, the head and those on their way included."""
     total = 0.0
-    for duty in memory.duties.values():
+    for duty in (*memory.duties.values(), *memory.heads.values()):
         machine = duty.machine
-        region = target.region(machine.labels.get(REGION_LABEL, ""))
-        kind = region and region.kind(machine.pool.type, machine.labels.get(ROLE_LABEL, "worker"))
-        usd = price_of(memory, machine.pool, kind or None)
+        kind = target.kind_of(machine)
+        usd = price_of(memory, machine.pool, kind)
         age_h = (now_unix_s - machine.launched_unix_s) / 3600.0
         factor = kind.age_factor(age_h) if kind else 1.0
         total += (duty.usd_per_hour if usd is None else usd) * factor

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from geo_ray.autoscale.market_trace import MarketTrace
-from geo_ray.errors import ProviderUnreachableError
+from geo_ray.errors import ProviderUnreachableError, RegionsSilentError
 from geo_ray.providers.base import (
     LaunchFailure,
     LaunchRequest,
@@ -23,6 +24,8 @@ from geo_ray.providers.base import (
     Shortage,
     Stock,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class SimulatedCloud:
         temper: how it behaves.
         seed: of all that is left to chance.
         machines: all that ever were, by id.
+        silent: regions that do not answer.
     """
 
     markets: Mapping[Pool, MarketTrace]
@@ -82,6 +86,7 @@ class SimulatedCloud:
     temper: SimTemper = field(default_factory=SimTemper)
     seed: int = 0
     machines: dict[str, SimMachine] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
     _requests: dict[str, tuple[LaunchFailure, ...]] = field(default_factory=dict)
     _failures: list[tuple[str, LaunchFailure]] = field(default_factory=list)
     _rng: random.Random | None = None
@@ -97,15 +102,17 @@ class SimulatedCloud:
         self._trouble("list")
         self.advance()
         now_s = self.now()
-        return [
+        found = [
             self._seen(each, now_s)
             for each in self.machines.values()
             if each.cluster == cluster and each.listed_unix_s <= now_s
         ]
+        return self._as_far([(each.pool.region, each) for each in found])
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
         """See `MachineProvider.launch`."""
         self._trouble("launch")
+        self._heard({request.pool.region})
         self.advance()
         if request.request_id not in self._requests:
             self._requests[request.request_id] = self._make(request)
@@ -117,16 +124,17 @@ class SimulatedCloud:
         """See `MachineProvider.terminate`."""
         self._trouble("terminate")
         self.advance()
-        for machine_id in machine_ids:
-            found = self.machines.get(machine_id)
-            if found is not None and found.ended_unix_s is None:
-                found.ended_unix_s = self.now()
+        wanted = [self.machines[name] for name in machine_ids if name in self.machines]
+        for each in wanted:
+            if each.ended_unix_s is None and each.machine.pool.region not in self.silent:
+                each.ended_unix_s = self.now()
+        self._heard({each.machine.pool.region for each in wanted})
         if self._chance().random() < self.temper.silence:
             raise ProviderUnreachableError("the answer to an end got lost")
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
         """See `MachineProvider.poll_failures`."""
-        return [failure for name, failure in self._failures if name == cluster]
+        return self._as_far([(f.pool.region, f) for name, f in self._failures if name == cluster])
 
     def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
         """See `MachineProvider.stock`; how many are left it does not tell, as clouds do not."""
@@ -134,8 +142,9 @@ class SimulatedCloud:
         found = []
         for pool in pools:
             market = self.markets.get(pool)
-            found.append(Stock(pool, None if market is None else market.usd_at(self.now())))
-        return found
+            stock = Stock(pool, None if market is None else market.usd_at(self.now()))
+            found.append((pool.region, stock))
+        return self._as_far(found)
 
     # ------------------------------------------------------------------ for who plays the world
 
@@ -192,6 +201,7 @@ class SimulatedCloud:
                 None,
                 dict(request.labels),
                 request.ends_unix_s,
+                request.cluster_id,
             )
             late_s = self._chance().random() * self.temper.unlisted_s
             self.machines[made.id] = SimMachine(made, request.cluster, now_s + late_s)
@@ -233,6 +243,19 @@ class SimulatedCloud:
         number = int(each.machine.launched_unix_s) % 200
         address = f"10.0.{number}.{1 + len(each.machine.id) % 200}"
         return replace(each.machine, state=MachineState.RUNNING, address=address)
+
+    def _as_far(self, found: Sequence[tuple[str, T]]) -> list[T]:
+        """Return what regions say, unless some do not."""
+        told = [each for region, each in found if region not in self.silent]
+        if not self.silent:
+            return told
+        error = RegionsSilentError(f"no answer of {', '.join(sorted(self.silent))}")
+        error.found, error.silent = tuple(told), dict.fromkeys(self.silent, "no answer")
+        raise error
+
+    def _heard(self, regions: Set[str]) -> None:
+        if regions & self.silent:
+            raise ProviderUnreachableError(f"no answer of {', '.join(sorted(regions))}")
 
     def _trouble(self, call: str) -> None:
         if self._chance().random() < self.temper.refusal:

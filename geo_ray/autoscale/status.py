@@ -36,12 +36,13 @@ class AutoscalerStatus:
     Attributes:
         is_acting: whether this autoscaler has the lease.
         looked_unix_s: when it last looked; None: not yet.
-        machines: of the cluster, as listed.
+        machines: of the cluster, as listed; of regions that do not answer as they last were.
         usd_per_hour: what they cost.
         spend: what was spent, by region and reason.
         left_s: how long the rest of the job takes; None: no end is known.
         actions: the newest ones, the oldest first.
-        errors: of the last look.
+        errors: of the last look, with each region that does not answer, for how long, and why.
+        notes: what somebody should look at.
     """
 
     is_acting: bool
@@ -52,6 +53,7 @@ class AutoscalerStatus:
     left_s: float | None = None
     actions: tuple[ActionTold, ...] = ()
     errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def told(action: Action, now_s: float) -> ActionTold:

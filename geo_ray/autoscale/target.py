@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from geo_ray.clouds.tiers import AgeTier, billed_hours
-from geo_ray.providers.base import Market, Pool
+from geo_ray.providers.base import Machine, Market, Pool
+from geo_ray.providers.user_data import HEAD_ROLE
 
 REGION_LABEL: Final = "ray.io/availability-region"
 TYPE_LABEL: Final = "ray.io/node-group"
@@ -92,6 +93,19 @@ class RegionTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadTarget:
+    """The machine of Ray's head, which others rent and end: it is paid all the same.
+
+    Attributes:
+        pool: as it was asked for.
+        kind: of machine, for its price.
+    """
+
+    pool: Pool
+    kind: MachineKind
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterTarget:
     """What the whole cluster needs.
 
@@ -101,6 +115,7 @@ class ClusterTarget:
         budget_usd: most that its machines may cost; None: no bound.
         preemptions_per_h: of a spot machine, as assumed before any was seen.
         lost_s: of the work of all that each takes.
+        head: whose cost is counted, too; None: there is none, or somebody else pays it.
     """
 
     regions: tuple[RegionTarget, ...]
@@ -108,14 +123,23 @@ class ClusterTarget:
     budget_usd: float | None = None
     preemptions_per_h: float = 0.05
     lost_s: float = 180.0
+    head: HeadTarget | None = None
 
     def region(self, name: str) -> RegionTarget | None:
         """Return a region by the run's name of it."""
         return next((each for each in self.regions if each.name == name), None)
 
+    def kind_of(self, machine: Machine) -> MachineKind | None:
+        """Return the kind of a machine; None: it is not wanted any more."""
+        role = machine.labels.get(ROLE_LABEL, "worker")
+        if role == HEAD_ROLE:
+            return None if self.head is None else self.head.kind
+        region = self.region(machine.labels.get(REGION_LABEL, ""))
+        return None if region is None else region.kind(machine.pool.type, role)
+
     def pools(self) -> list[Pool]:
-        """Return every pool that may be asked, each once."""
-        found: dict[Pool, None] = {}
+        """Return every pool whose price is to be known, each once; the head's, too."""
+        found: dict[Pool, None] = {} if self.head is None else {self.head.pool: None}
         for region in self.regions:
             servers = (region.server,) if region.server else ()
             for _, pool in region.pools((*region.kinds, *servers)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import socket
 from collections.abc import Sequence
@@ -13,10 +12,11 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.from_plan import target_of
+from geo_ray.autoscale.from_plan import head_target, target_of
 from geo_ray.autoscale.target import ClusterTarget, MachineKind
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.clusters.clouds import LOCAL, places_of
+from geo_ray.clusters.head import head_ends_unix_s
 from geo_ray.clusters.record import Clouds, ClusterRecord, HeadRecord, RunPlace
 from geo_ray.clusters.stack import check_on_stack, head_on_stack, provider_on_stack
 from geo_ray.clusters.state import ClusterState
@@ -32,7 +32,7 @@ from geo_ray.providers.terraform.outputs import TerraformStack
 from geo_ray.stores.uri import is_s3
 from geo_ray.version import __version__
 
-_HOUR_S: Final = 3600.0
+_ID_BYTES: Final = 5
 _FIRST_PORT: Final = 10_000
 _LAST_PORT: Final = 30_000
 _CLOUDS: Final = TypeAdapter(Clouds)
@@ -100,18 +100,18 @@ def asked_cluster(
     if is_local and not autoscale.machine_resources:
         found = {kind.type: {"CPU": float(_cpus(provider, kind.type))} for kind in _kinds(target)}
         autoscale = autoscale.model_copy(update={"machine_resources": found})
-    if provider.rent == "demand" and not autoscale.machine_resources:
-        raise ConfigError(
-            "provider.rent is demand, and it is not known how much fits on a machine",
-            fix="Say what Ray finds on each type: `autoscale: {machine_resources: {g5.xlarge: "
-            "{CPU: 4, GPU: 1}}}`.",
-        )
+    if is_local:
+        autoscale = _within_life(autoscale, provider)
+    _check_kinds(experiment, target, autoscale, provider)
     if stack is None:
         head = _head(experiment, plan, target, provider, clouds, now_unix_s)
+        offer = section.regions[provider.head.region or plan.averager]
+        target = replace(target, head=head_target(offer, head.pool, book))
     else:
         head = head_on_stack(stack)
     record = ClusterRecord(
         name=state.name,
+        id=secrets.token_hex(_ID_BYTES),
         phase="up",
         made=1,
         release=__version__,
@@ -127,6 +127,47 @@ def asked_cluster(
     )
     catalog = _catalog(experiment, record, book) if is_local else None
     return AskedCluster(record, state, catalog)
+
+
+def _within_life(autoscale: AutoscaleConfig, provider: ProviderConfig) -> AutoscaleConfig:
+    """Return it with a life that the local cloud gives its machines."""
+    most_h = provider.local.longest_life_s / 3600.0
+    if autoscale.life_h <= most_h:
+        return autoscale
+    try:
+        return AutoscaleConfig.model_validate({**dict(autoscale), "life_h": most_h})
+    except ValidationError as error:
+        raise ConfigError(
+            f"provider.local.longest_life_s is {provider.local.longest_life_s:g}: "
+            f"{error.errors()[0]['msg']}",
+            fix="Set `provider.local.longest_life_s` higher, or autoscale's times lower.",
+        ) from None
+
+
+def _check_kinds(
+    experiment: Experiment,
+    target: ClusterTarget,
+    autoscale: AutoscaleConfig,
+    provider: ProviderConfig,
+) -> None:
+    """Refuse what would rent nothing, or what nothing can be placed on."""
+    known = autoscale.machine_resources
+    for region in target.regions if provider.rent == "demand" else ():
+        types = [kind.type for kind in region.kinds]
+        if not any(type_ in known for type_ in types):
+            raise ConfigError(
+                "provider.rent is demand, and it is not known how much fits on a machine of "
+                f"region '{region.name}'",
+                fix=f"Say what Ray finds there: `autoscale: {{machine_resources: {{{types[0]}: "
+                "{CPU: 4, GPU: 1}}}`.",
+            )
+    named = [each.name for each in experiment.regions if each.nodes or each.server_node]
+    if autoscale.substitutes and named:
+        raise ConfigError(
+            f"autoscale.substitutes: `nodes` or `server_node` of {', '.join(named)} name types, "
+            "so nothing could be placed on machines of others",
+            fix="Set `autoscale.substitutes` to false, or let `regions.*` name no types.",
+        )
 
 
 def _place(
@@ -199,16 +240,13 @@ def _head(
     type_ = provider.head.type or (region.server or region.kinds[0]).type
     is_local = tuple(clouds) == (LOCAL,)
     port, dashboard = _free_ports() if is_local else (6379, 8265)
-    life_s = provider.head.life_h * _HOUR_S
-    if is_local:
-        life_s = min(life_s, provider.local.longest_life_s)
     return HeadRecord.model_validate(
         {
             "cloud": LOCAL if is_local else offer.cloud,
             "pool": Pool(offer.at, provider.head.zone, type_, Market.ON_DEMAND),
             "port": port,
             "dashboard_port": dashboard,
-            "ends_unix_s": math.ceil(now_unix_s + life_s) * 1.0,
+            "ends_unix_s": head_ends_unix_s(provider, clouds, now_unix_s),
         }
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from geo_ray.clusters.own_machines import OwnMachines
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import ConfigError
@@ -26,26 +27,43 @@ _SECRETS: Final = "secrets"
 
 
 def open_clouds(
-    record: ClusterRecord, state: ClusterState, address: str | None = None
+    record: ClusterRecord,
+    state: ClusterState,
+    address: str | None = None,
+    longest_s: float | None = None,
 ) -> MachineProvider:
-    """Return the clouds of a cluster as one provider.
+    """Return the clouds of a cluster as one provider, which knows only this cluster's machines.
 
     Args:
         record: what it is.
         state: where it is written down.
         address: host:port of its head; None: only the head can be launched.
+        longest_s: longest wait for each region; None: until its cloud gives up.
 
     Raises:
         CloudError: there are no credentials.
+    """
+    return OwnMachines(open_accounts(record, state, address, longest_s), record.id)
+
+
+def open_accounts(
+    record: ClusterRecord,
+    state: ClusterState,
+    address: str | None = None,
+    longest_s: float | None = None,
+) -> MachineProvider:
+    """Return the same clouds with all that bears the cluster's name, whoever made it.
+
+    Arguments and errors are those of `open_clouds`.
     """
     if record.clouds == (LOCAL,):
         return _local(record, state)
     found: dict[str, MachineProvider] = {}
     for cloud in record.clouds:
-        found |= dict.fromkeys(
-            places_of(record.provider, cloud), _cloud(record, state, cloud, address)
-        )
-    return RegionProviders(found)
+        places = places_of(record.provider, cloud)
+        account = _cloud(record, state, cloud, address)
+        found |= {region: account.of_region(region) for region in places}
+    return RegionProviders(found, longest_s)
 
 
 def places_of(provider: ProviderConfig, cloud: str) -> Sequence[str]:
@@ -90,6 +108,29 @@ def secrets_of(record: ClusterRecord, state: ClusterState) -> list[SecretStore]:
     return found
 
 
+def key_of_own_role(record: ClusterRecord) -> str | None:
+    """Return the key that would give the head a role of its own; None: it has one, or needs none.
+
+    A head may rent machines, and write what is written down of the cluster: nodes need neither.
+    """
+    region, aws, tencent = record.head.pool.region, record.provider.aws, record.provider.tencent
+    pairs: dict[str, tuple[str | None, str | None]] = {}
+    if record.head.standing is not None:
+        return None
+    if record.head.cloud == "aws" and aws is not None:
+        key = f"provider.aws.places.{region}.head_profile"
+        pairs = {at: (one.instance_profile, one.head_profile) for at, one in aws.places.items()}
+    elif record.head.cloud == "tencent" and tencent is not None:
+        key = f"provider.tencent.places.{region}.head_role"
+        pairs = {at: (one.role, one.head_role) for at, one in tencent.places.items()}
+    if region not in pairs:
+        return None
+    nodes, own = pairs[region]
+    heads = own or nodes
+    shares = heads is not None and any(heads == each for each, _ in pairs.values())
+    return key if shares else None
+
+
 def token_path(record: ClusterRecord, state: ClusterState) -> Path:
     """Return the file of a local cluster's token."""
     return state.path / _SECRETS / record.token_secret
@@ -118,7 +159,7 @@ def _local(record: ClusterRecord, state: ClusterState) -> MachineProvider:
 
 def _cloud(
     record: ClusterRecord, state: ClusterState, cloud: str, address: str | None
-) -> MachineProvider:
+) -> AwsProvider | TencentProvider:
     provider, head = record.provider, record.head
     if head.standing is not None:
         return _as_configured(provider, cloud)
@@ -148,7 +189,7 @@ def _cloud(
     return _as_configured(provider.model_copy(update=changes), cloud)
 
 
-def _as_configured(provider: ProviderConfig, cloud: str) -> MachineProvider:
+def _as_configured(provider: ProviderConfig, cloud: str) -> AwsProvider | TencentProvider:
     if cloud == "aws" and provider.aws is not None:
         return AwsProvider(provider.aws)
     if cloud == "tencent" and provider.tencent is not None:

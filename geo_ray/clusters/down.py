@@ -11,17 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, outstanding
+from geo_ray.autoscale.memory import outstanding
 from geo_ray.clusters.clouds import open_clouds, secrets_of
-from geo_ray.clusters.head import find_head, is_alive
+from geo_ray.clusters.head import find_head, is_alive, listed_for_head
 from geo_ray.clusters.making import alone
 from geo_ray.clusters.record import ClusterRecord, Phase
 from geo_ray.clusters.report import read_status, report_of
 from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import GeoRayError, MachinesLeftError, ProviderRefusedError
+from geo_ray.errors import (
+    GeoRayError,
+    MachinesLeftError,
+    ProviderRefusedError,
+    RegionsSilentError,
+)
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.providers.base import Machine, MachineProvider, MachineState
+from geo_ray.runtime.autoscaler.unread import put_aside, read_journal
 
 Tell = Callable[[str], None]
 
@@ -41,6 +46,8 @@ class EndedCluster:
         in_order: whether runs were stopped and machines drained first.
         was_down: whether it had been taken down before, and nothing of it was left.
         stack: of Terraform's, which the head and all else belong to; None: there is none.
+        unread: where the autoscaler's journal is kept, which could not be read: `spent_usd` lacks
+            what it knew; None: it could.
     """
 
     name: str
@@ -49,6 +56,7 @@ class EndedCluster:
     in_order: bool
     was_down: bool = False
     stack: str | None = None
+    unread: str | None = None
 
 
 def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> EndedCluster:
@@ -80,7 +88,7 @@ def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> En
         in_order = not (at_once or was_down) and _ended_by_head(record, state, provider, tell)
         known |= _end_all(record, state, provider, lease, tell, is_again=was_down)
         _remove_secrets(record, state)
-        _check(record, state, provider, tell)
+        unread = _check(record, state, provider, tell)
         if record.phase != "down":
             record = _phase(state, "down")
         spent_usd = report_of(record, state, provider).spent_usd
@@ -92,6 +100,7 @@ def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> En
         in_order=in_order,
         was_down=was_down and not known,
         stack=standing.stack if standing else None,
+        unread=unread,
     )
 
 
@@ -113,8 +122,7 @@ def _ended_by_head(
     began_s = heard_s = time.monotonic()
     last = (0.0, "")
     while True:
-        machines = provider.list_machines(record.name)
-        head = find_head(machines, record)
+        head = find_head(listed_for_head(provider, record), record)
         if record.head.standing is None and not is_alive(head):
             tell("the head does not live: machines are ended without it")
             return False
@@ -150,6 +158,8 @@ def _end_all(
 ) -> set[str]:
     """End the head, then all others: nobody is left who could rent anew.
 
+    Where regions do not answer, what the others list is ended before that is told.
+
     Args:
         record: of the cluster.
         state: where it is written down.
@@ -163,9 +173,11 @@ def _end_all(
     last_error = ""
     told = 0
     while True:
-        machines = provider.list_machines(record.name)
+        machines, silent = _as_listed(provider, record)
         living = _living(machines)
         seen |= {machine.id for machine in (living if is_again else machines)}
+        if not living and silent is not None:
+            raise silent
         if not living:
             return seen
         if time.monotonic() > deadline_s:
@@ -187,6 +199,15 @@ def _end_all(
         time.sleep(state.look_s)
 
 
+def _as_listed(
+    provider: MachineProvider, record: ClusterRecord
+) -> tuple[Sequence[Machine], RegionsSilentError | None]:
+    try:
+        return provider.list_machines(record.name), None
+    except RegionsSilentError as error:
+        return error.found, error
+
+
 def _remove_secrets(record: ClusterRecord, state: ClusterState) -> None:
     for store in secrets_of(record, state):
         store.delete(record.token_secret)
@@ -194,15 +215,20 @@ def _remove_secrets(record: ClusterRecord, state: ClusterState) -> None:
 
 def _check(
     record: ClusterRecord, state: ClusterState, provider: MachineProvider, tell: Tell
-) -> None:
-    """Ask the cloud for anything that bears the cluster's name.
+) -> str | None:
+    """Ask the cloud for anything that bears the cluster's name and id.
 
     A launch of which nothing was ever seen may still come: it is waited for as long as a cloud may
-    leave a new machine out of its list.
+    leave a new machine out of its list. A journal that cannot be read may have known of one.
+
+    Returns:
+        Where that journal was put; None: it could be read.
     """
-    found = state.store().read(JOURNAL_KEY)
-    memory = AutoscalerMemory() if found is None else decode_memory(found.data)
-    unseen = [each for each in memory.intents.values() if outstanding(memory, each) > 0]
+    journal = read_journal(state.store())
+    memory = journal.memory
+    unseen = bool(journal.trouble) or any(
+        outstanding(memory, each) > 0 for each in memory.intents.values()
+    )
     wait_s = record.autoscale.retry.missing_s if unseen else 0.0
     if unseen:
         tell(f"looking for {wait_s:.0f} s for machines that were asked for and never seen")
@@ -227,6 +253,8 @@ def _check(
                 continue
             raise
         raise MachinesLeftError(f"the secret {record.token_secret} is still in its store")
+    aside = put_aside(state.store())
+    return None if aside is None else f"{aside} in {state.shown}"
 
 
 def _living(machines: Sequence[Machine]) -> list[Machine]:

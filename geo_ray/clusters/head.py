@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
+from typing import Final
 
 from geo_ray.autoscale.target import ROLE_LABEL
 from geo_ray.clusters.record import ClusterRecord
-from geo_ray.providers.base import LaunchRequest, Machine, MachineState
+from geo_ray.errors import RegionsSilentError
+from geo_ray.providers.base import LaunchRequest, Machine, MachineProvider, MachineState
+from geo_ray.providers.config import ProviderConfig
 from geo_ray.providers.user_data import HEAD_ROLE
+
+_HOUR_S: Final = 3600.0
 
 
 def head_request(record: ClusterRecord) -> LaunchRequest:
     """Return the launch of the head; the same record always gives the same request."""
     head = record.head
-    mark = hashlib.sha256(record.name.encode()).hexdigest()[:10]
-    began = int(record.began_unix_s * 1000)
+    own = f"{record.id}-{record.made}"
+    if not record.id:  # of an earlier release, whose head may still be there
+        mark = hashlib.sha256(record.name.encode()).hexdigest()[:10]
+        own = f"{mark}-{int(record.began_unix_s * 1000)}"
     return LaunchRequest(
-        f"head-{mark}-{began}-{head.number}",
+        f"head-{own}-{head.number}",
         record.name,
         head.pool,
         1,
         {ROLE_LABEL: HEAD_ROLE},
         head.ends_unix_s,
+        record.id,
     )
+
+
+def head_ends_unix_s(provider: ProviderConfig, clouds: Sequence[str], now_unix_s: float) -> float:
+    """Return when a head that is launched now ends by itself.
+
+    Args:
+        provider: how long it lives.
+        clouds: of the cluster.
+        now_unix_s: the present time.
+    """
+    life_s = provider.head.life_h * _HOUR_S
+    if tuple(clouds) == ("local",):
+        life_s = min(life_s, provider.local.longest_life_s)
+    return math.ceil(now_unix_s + life_s) * 1.0
 
 
 def find_head(machines: Sequence[Machine], record: ClusterRecord) -> Machine | None:
@@ -33,6 +56,20 @@ def find_head(machines: Sequence[Machine], record: ClusterRecord) -> Machine | N
     wanted = head_request(record).request_id
     mine = [machine for machine in machines if machine.request_id == wanted]
     return min(mine, key=lambda machine: machine.state is MachineState.ENDED, default=None)
+
+
+def listed_for_head(provider: MachineProvider, record: ClusterRecord) -> Sequence[Machine]:
+    """Return the machines of all regions that answer, the head's own being one of these.
+
+    Raises:
+        GeoRayError: the head's does not.
+    """
+    try:
+        return provider.list_machines(record.name)
+    except RegionsSilentError as error:
+        if record.head.standing is None and record.head.pool.region in error.silent:
+            raise
+        return error.found
 
 
 def job_server_of(address: str, record: ClusterRecord) -> str:

@@ -48,6 +48,12 @@ class ClusterOffer(StrictModel):
     usd_per_hour: float = Field(description="of all that would be rented")
     total_s: float = Field(description="of the run, as planned")
     total_usd: float = Field(description="of the run, as planned; the head not included")
+    head_usd: float = Field(
+        0.0, description="of the head meanwhile; 0: it is not the cluster's, or has no price"
+    )
+    budget_usd: float | None = Field(
+        None, description="most that all machines, the head included, may cost"
+    )
     plan: Plan = Field(description="what should run")
 
 
@@ -79,6 +85,16 @@ def _head_row(head: Pool, stocks: dict[Pool, Stock]) -> OfferedMachines:
     )
 
 
+def _head_usd(asked: AskedCluster, stocks: dict[Pool, Stock]) -> float:
+    """What the head costs while the run goes on as planned."""
+    head = asked.record.target.head
+    if head is None:
+        return 0.0
+    hours = asked.record.plan.total_s / _HOUR_S
+    usd = stocks[head.pool].usd_per_hour or 0.0
+    return usd * hours * head.kind.age_factor(0.0, hours)
+
+
 def _stocks(provider: MachineProvider, asked: AskedCluster) -> dict[Pool, Stock]:
     head = asked.record.head
     pools = [*([head.pool] if head.standing is None else []), *asked.record.target.pools()]
@@ -88,7 +104,7 @@ def _stocks(provider: MachineProvider, asked: AskedCluster) -> dict[Pool, Stock]
 
 def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
     record = asked.record
-    policy = AutoscalePolicy(record.autoscale, record.name)
+    policy = AutoscalePolicy(record.autoscale, record.name, record.id)
     observed = Observed(time.time(), (), stocks=stocks, left_s=record.plan.total_s)
     decided = policy.decide(record.target, AutoscalerMemory(), observed)
     rows = [] if record.head.standing is not None else [_head_row(record.head.pool, stocks)]
@@ -123,5 +139,7 @@ def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
         usd_per_hour=usd,
         total_s=record.plan.total_s,
         total_usd=record.plan.total_usd,
+        head_usd=_head_usd(asked, stocks),
+        budget_usd=record.target.budget_usd,
         plan=record.plan,
     )

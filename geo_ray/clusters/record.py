@@ -64,6 +64,12 @@ class ClusterRecord(StrictModel):
 
     version: Literal[1] = 1
     name: str
+    id: str = Field(
+        "",
+        pattern=r"^[0-9a-f]*$",
+        description="made up when it was first made: tells it from others of its name; empty: "
+        "made by a release that gave none",
+    )
     phase: Phase
     made: int = Field(ge=1, description="how often a cluster of this name was made")
     release: str = Field(description="of geo_ray that made it")
@@ -87,7 +93,7 @@ class ClusterRecord(StrictModel):
             section = self.provider.aws if self.head.cloud == "aws" else self.provider.tencent
             if section is not None and section.join is not None:
                 return section.join.token_secret
-        return f"geo-ray-{self.name}-token"
+        return "-".join(filter(None, ("geo-ray", self.name, self.id, "token")))
 
 
 _READER: Final = TypeAdapter(ClusterRecord)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from geo_ray.clusters.clouds import open_clouds
-from geo_ray.clusters.head import find_head, head_address
+from geo_ray.clusters.head import find_head, head_address, listed_for_head
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import ClusterStateError
 from geo_ray.lease.store import ConditionalStore, StoredValue
@@ -70,8 +70,11 @@ class RemoteProvider:
     def _provider(self) -> MachineProvider:
         if self._opened is None:
             record = self.state.known()
-            head = find_head(open_clouds(record, self.state).list_machines(record.name), record)
-            self._opened = open_clouds(record, self.state, head_address(head, record))
+            longest_s = record.autoscale.answer_s
+            clouds = open_clouds(record, self.state, longest_s=longest_s)
+            head = find_head(listed_for_head(clouds, record), record)
+            address = head_address(head, record)
+            self._opened = open_clouds(record, self.state, address, longest_s)
         return self._opened
 
 

@@ -13,22 +13,23 @@ from typing import Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, pool_key
+from geo_ray.autoscale.memory import AutoscalerMemory, pool_key
 from geo_ray.autoscale.status import AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
 from geo_ray.clusters.head import find_head, head_address, job_server_of
 from geo_ray.clusters.record import ClusterRecord, Phase
 from geo_ray.clusters.state import STATUS_KEY, ClusterState
 from geo_ray.config.base import StrictModel
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, RegionsSilentError
 from geo_ray.lease.record import MAX_RECORD_BYTES
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.providers.base import Machine, MachineProvider, MachineState, Stock
+from geo_ray.runtime.autoscaler.unread import read_journal
 
 _HOUR_S: Final = 3600.0
 _STALE_LOOKS: Final = 4
 _ACTIONS: Final = 20
+_UNREAD: Final = "what its machines cost, and whether their nodes are there, is not known"
 _SILENT: Final = "its autoscaler has told nothing for a while, as far as clocks agree"
 
 
@@ -75,6 +76,7 @@ class ClusterReport(StrictModel):
     """How a cluster stands."""
 
     name: str
+    id: str = Field(description="tells it from others of its name, as a tag of its machines")
     phase: Phase
     clouds: tuple[str, ...]
     state: str = Field(description="where it is written down")
@@ -155,19 +157,20 @@ def report_of(
             day are not asked, by which it may seem silent where clocks differ.
 
     Raises:
-        GeoRayError: the cloud, or the folder, cannot be asked.
+        GeoRayError: no cloud, or not the folder, can be asked.
     """
     now_s = time.time()
     ended_s = now_s if record.ended_unix_s is None else record.ended_unix_s
     store = state.store()
     told, _ = read_status(store, record.made)
-    found = store.read(JOURNAL_KEY)
-    memory = AutoscalerMemory() if found is None else decode_memory(found.data)
-    listed = provider.list_machines(record.name)
+    journal = read_journal(store)
+    memory = journal.memory
+    listed, silent = _listed(provider, record, memory)
     living = [m for m in listed if m.state is not MachineState.ENDED]
     head = find_head(listed, record)
     rows = [_row(machine, memory, now_s) for machine in living if machine is not head]
-    notes = []
+    notes = [f"{journal.trouble}: {_UNREAD}"] if journal.trouble else []
+    notes += [f"{name} does not answer: {silent[name]}" for name in sorted(silent)]
     head_usd = None
     if record.head.standing is None:
         try:
@@ -178,17 +181,19 @@ def report_of(
     head_row = None if head is None else _head_row(head, head_usd, ended_s)
     spent = memory.ledger.paid_usd
     burn = sum(row.usd_per_hour or 0.0 for row in rows)
-    if head_row is not None and head_usd is not None:
-        spent += head_usd * head_row.age_s / _HOUR_S
+    if head is not None and head_row is not None and head_usd is not None:
+        spent += _unbooked_usd(record, memory, head, head_usd, ended_s)
         burn += head_usd if head_row.state not in ("ended",) else 0.0
     age_s = None if told is None else now_s - told.unix_s
     is_fresh = is_heard or (age_s is not None and abs(age_s) < silent_s(record))
-    notes += _notes(record, head_row, told, is_fresh=is_fresh)
+    is_hidden = head is None and record.head.pool.region in silent
+    notes += _notes(record, head_row, told, is_fresh=is_fresh, is_hidden=is_hidden)
     left_s = told.status.left_s if told is not None and is_fresh else None
     address = head_address(head, record)
     posts = _posts(record, memory, rows)
     return ClusterReport(
         name=record.name,
+        id=record.id,
         phase=record.phase,
         clouds=record.clouds,
         state=state.uri,
@@ -219,11 +224,23 @@ def silent_s(record: ClusterRecord) -> float:
 # ------------------------------------------------------------------ parts
 
 
+def _listed(
+    provider: MachineProvider, record: ClusterRecord, memory: AutoscalerMemory
+) -> tuple[list[Machine], Mapping[str, str]]:
+    """Return the machines, those of silent regions as they last were; why such are silent."""
+    try:
+        return list(provider.list_machines(record.name)), {}
+    except RegionsSilentError as error:
+        duties = [duty.machine for duty in memory.duties.values()]
+        unseen = [machine for machine in duties if machine.pool.region in error.silent]
+        return [*error.found, *unseen], error.silent
+
+
 def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMachineRow:
     duty = memory.duties.get(machine.id)
     parting = None if duty is None else duty.parting
     pool = machine.pool
-    record = memory.pools.get(pool_key(pool))
+    record = memory.pools.get(pool_key(pool if duty is None else duty.machine.pool))
     usd = None if duty is None else duty.usd_per_hour
     if record is not None and record.usd_per_hour is not None:
         usd = record.usd_per_hour
@@ -250,6 +267,19 @@ def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMac
         leaves=leaves,
         leaves_in_s=None if until_s is None else until_s - now_s,
     )
+
+
+def _unbooked_usd(
+    record: ClusterRecord, memory: AutoscalerMemory, head: Machine, usd: float, until_unix_s: float
+) -> float:
+    """What the head costs since it is in the ledger, or since its start if it never was."""
+    duty = memory.heads.get(head.id)
+    since_s = head.launched_unix_s if duty is None else duty.paid_unix_s
+    hours = max(0.0, until_unix_s - since_s) / _HOUR_S
+    age_h = (since_s - head.launched_unix_s) / _HOUR_S
+    target = record.target.head
+    factor = 1.0 if target is None else target.kind.age_factor(age_h, hours)
+    return usd * factor * hours
 
 
 def _head_row(head: Machine, usd: float | None, now_s: float) -> ClusterMachineRow:
@@ -288,7 +318,7 @@ def _posts(
     for (name, role), count in planned.items():
         mine = [row for row in rows if (row.region, row.role) == (name, role)]
         asked = sum(
-            max(0, intent.request.count - intent.failed - intent.gone)
+            max(0, intent.request.count - intent.failed - len(intent.ended))
             for intent in memory.intents.values()
             if (
                 intent.request.labels.get(REGION_LABEL),
@@ -318,6 +348,7 @@ def _notes(
     told: ToldStatus | None,
     *,
     is_fresh: bool,
+    is_hidden: bool,
 ) -> list[str]:
     found = []
     standing = record.head.standing
@@ -329,7 +360,9 @@ def _notes(
         if record.phase != "down" and told is not None and not is_fresh:
             found.append(f"{_SILENT}: does the head run?")
     elif record.phase != "down":
-        if head is None:
+        if is_hidden:
+            found.append("whether its head lives is not known: its region does not answer")
+        elif head is None:
             found.append("its head is not there: `geo-ray up` makes another one")
         elif head.state in ("ending", "ended"):
             found.append(f"its head {head.id} has ended: `geo-ray up` makes another one")
@@ -337,6 +370,7 @@ def _notes(
             found.append(_SILENT)
     if told is not None and is_fresh:
         found += told.status.errors
+        found += told.status.notes
         if told.doing:
             found.append(told.doing)
     return found

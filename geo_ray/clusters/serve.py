@@ -18,15 +18,16 @@ from typing import Final
 
 from geo_ray.clusters.clouds import open_clouds
 from geo_ray.clusters.down import ALL_ENDED
-from geo_ray.clusters.head import find_head, head_address, job_server_of
+from geo_ray.clusters.head import find_head, head_address, job_server_of, listed_for_head
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.remote import RemoteProvider, RemoteStore
 from geo_ray.clusters.report import ToldStatus, read_status, tell_status
 from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, RegionsSilentError
 from geo_ray.job.status import StatusReader
 from geo_ray.providers.base import MachineState
 from geo_ray.runtime.autoscaler.actor import AutoscaleOrder
+from geo_ray.runtime.autoscaler.named_run import NamedRun, runs_named
 from geo_ray.runtime.autoscaler.serving import ServedCluster, served
 from geo_ray.runtime.control import stop_requests
 
@@ -49,7 +50,7 @@ class ClusterServer:
     def __init__(self, state: ClusterState, cluster: ServedCluster, record: ClusterRecord) -> None:
         self._state, self._cluster, self._record = state, cluster, record
         self._store = state.store()
-        self._provider = open_clouds(record, state)
+        self._provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
         _, self._tag = read_status(self._store, record.made)
         self._doing = ""
         self._is_released = False
@@ -60,7 +61,9 @@ class ClusterServer:
         self._cluster.start(order_of(record, self._state))
         every_s = record.autoscale.every_s if self._state.is_far else _NEAR_LOOK_S
         while True:
-            phase = self._state.known().phase
+            found = self._state.known()
+            # It may have gone, and another one have come, between two looks.
+            phase = found.phase if found.made == record.made else "down"
             if phase == "down":
                 if record.head.standing is not None:
                     self._cluster.end(record.name)
@@ -77,7 +80,10 @@ class ClusterServer:
             time.sleep(min(every_s, _AGAIN_S) if self._is_released else every_s)
 
     def _living(self) -> bool:
-        machines = self._provider.list_machines(self._record.name)
+        try:
+            machines = self._provider.list_machines(self._record.name)
+        except RegionsSilentError:
+            return True  # as far as anybody knows
         head = find_head(machines, self._record)
         return any(m.state is not MachineState.ENDED and m is not head for m in machines)
 
@@ -86,8 +92,8 @@ class ClusterServer:
         self._say("stopping runs")
         deadline_s = time.monotonic() + _SAVE_S
         where = self._record.run.dir
-        if where is not None and Path(where).is_dir():
-            _stop_run(Path(where), deadline_s, self._say)
+        if where is not None:
+            stop_runs(Path(where), self._record.began_unix_s, deadline_s, self._say)
         self._cluster.stop_jobs(max(1.0, deadline_s - time.monotonic()), self._say)
 
     def _say(self, doing: str) -> None:
@@ -103,16 +109,18 @@ class ClusterServer:
 
 def order_of(record: ClusterRecord, state: ClusterState) -> AutoscaleOrder:
     """Return what the autoscaler is to look after."""
-    where = record.run.dir
+    where, run = record.run.dir, None
+    if where is not None and record.provider.rent == "plan":
+        run = NamedRun(Path(where), record.plan, record.began_unix_s)
     return AutoscaleOrder(
         record.name,
         RemoteProvider(state, record.made),
         RemoteStore(state),
         record.autoscale,
         record.target,
-        Path(where) if where is not None and record.provider.rent == "plan" else None,
-        record.plan,
+        run,
         record.made,
+        record.id,
     )
 
 
@@ -136,8 +144,8 @@ def serve(state: ClusterState, *, stays: bool = False) -> None:
                 time.sleep(state.look_s)
                 continue
             is_clean = False
-            machines = open_clouds(record, state).list_machines(record.name)
-            head = find_head(machines, record)
+            clouds = open_clouds(record, state, longest_s=record.autoscale.answer_s)
+            head = find_head(listed_for_head(clouds, record), record)
             address = head_address(head, record)
             if address is not None:
                 with served(address, job_server_of(address, record), _HEAD_S) as cluster:
@@ -159,17 +167,40 @@ def _forget(record: ClusterRecord) -> None:
             cluster.end(record.name)
 
 
-def _stop_run(path: Path, deadline_s: float, say: Callable[[str], None]) -> None:
+def stop_runs(
+    path: Path, since_unix_s: float, deadline_s: float, say: Callable[[str], None]
+) -> None:
+    """Let the runs of a name save and end, in whichever directories they are.
+
+    Args:
+        path: of the first of the name.
+        since_unix_s: runs to which nobody has written since then are over.
+        deadline_s: until when they are waited for, by the clock that never goes back.
+        say: told which.
+    """
+    asked = []
     try:
-        reader = StatusReader(path)
-        if not reader.read().is_going:
-            return
-        say(f"stopping the run in {path}, which saves it first")
-        stop_requests.ask(path)
-        while reader.read().is_going and time.monotonic() < deadline_s:
+        for found in runs_named(path, since_unix_s):
+            reader = _going(found.path, path.name)
+            if reader is not None:
+                say(f"stopping the run in {found.path}, which saves it first")
+                stop_requests.ask(found.path)
+                asked.append(reader)
+        while any(each.read().is_going for each in asked) and time.monotonic() < deadline_s:
             time.sleep(_AGAIN_S)
     except GeoRayError as error:
+        _log.warning("a run in %s is not stopped: %s", path.parent, error.message)
+
+
+def _going(path: Path, name: str) -> StatusReader | None:
+    """Return what reads a run of a name that goes on; None: it does not, or cannot be read."""
+    try:
+        reader = StatusReader(path)
+        goes = reader.experiment.name == name and reader.read().is_going
+    except GeoRayError as error:
         _log.warning("the run in %s is not stopped: %s", path, error.message)
+        return None
+    return reader if goes else None
 
 
 def main() -> None:

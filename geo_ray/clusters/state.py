@@ -7,10 +7,8 @@ from pathlib import Path
 
 from geo_ray.clusters.record import CLUSTER_KEY, ClusterRecord, decode_cluster, encode_cluster
 from geo_ray.errors import ClusterStateError, RunDirectoryError, StoreError
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.s3_store import S3ConditionalStore
+from geo_ray.lease.place import StorePlace
 from geo_ray.lease.store import ConditionalStore
-from geo_ray.stores.bucket import Bucket, RequestLimits
 from geo_ray.stores.uri import is_s3, join, local_path, parse_s3
 from geo_ray.util.atomic_file import unwritable
 
@@ -48,7 +46,7 @@ class ClusterState:
     @property
     def is_far(self) -> bool:
         """Whether it lies in a bucket."""
-        return is_s3(self.uri)
+        return self._place.is_far
 
     @property
     def look_s(self) -> float:
@@ -72,10 +70,7 @@ class ClusterState:
     @property
     def shown(self) -> str:
         """How people would type it."""
-        if self.is_far:
-            return self.uri
-        path, here = Path(self.uri), Path.cwd()
-        return str(path.relative_to(here) if path.is_relative_to(here) else path)
+        return self._place.shown
 
     def store(self) -> ConditionalStore:
         """Return where record, journal and the autoscaler's lease lie."""
@@ -141,15 +136,14 @@ class ClusterState:
         return written
 
     def _store(self, below: str) -> ConditionalStore:
-        if not self.is_far:
-            return LocalConditionalStore(Path(self.uri) / below)
-        address = parse_s3(self.uri)
         try:
-            bucket = Bucket(address, RequestLimits())
+            return self._place.store(below)
         except StoreError as error:
             raise ClusterStateError(error.message, fix=error.fix) from error
-        prefix = f"{address.prefix}/" if address.prefix else ""
-        return S3ConditionalStore(bucket, f"{prefix}{below}/" if below else prefix)
+
+    @property
+    def _place(self) -> StorePlace:
+        return StorePlace(self.uri)
 
 
 def names_cluster(place: Path | str) -> bool:

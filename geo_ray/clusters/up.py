@@ -13,21 +13,35 @@ from dataclasses import dataclass
 from typing import Final
 
 from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_memory
+from geo_ray.autoscale.memory import AutoscalerMemory, encode_memory
 from geo_ray.autoscale.target import ROLE_LABEL
 from geo_ray.clusters.asked import AskedCluster
-from geo_ray.clusters.clouds import open_clouds, secrets_of
-from geo_ray.clusters.head import find_head, head_address, head_request, is_alive
+from geo_ray.clusters.clouds import key_of_own_role, open_accounts, open_clouds, secrets_of
+from geo_ray.clusters.head import (
+    find_head,
+    head_address,
+    head_ends_unix_s,
+    head_request,
+    is_alive,
+    listed_for_head,
+)
 from geo_ray.clusters.making import alone
+from geo_ray.clusters.own_machines import check_name_is_free
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.report import ClusterReport, report_of, silent_s
 from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import ClusterStartError, ClusterStateError, ProviderRefusedError
+from geo_ray.errors import (
+    ClusterStartError,
+    ClusterStateError,
+    ProviderRefusedError,
+    RegionsSilentError,
+)
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.providers.base import Machine, MachineProvider
-from geo_ray.providers.local.catalog import write_catalog
+from geo_ray.providers.local.catalog import catalog_path, write_catalog
 from geo_ray.providers.secrets.base import SecretStore
 from geo_ray.providers.user_data import HEAD_ROLE
+from geo_ray.runtime.autoscaler.unread import put_aside, read_journal
 
 Tell = Callable[[str], None]
 
@@ -44,6 +58,7 @@ def make_cluster(asked: AskedCluster, tell: Tell) -> ClusterRecord:
 
     Raises:
         ClusterStateError: it is being taken down, or was made of another configuration.
+        ClusterNameTakenError: machines of another cluster of the name live in the same account.
         ClusterBusyError: another command works on it and does not end.
         ClusterStartError: its head does not come.
         CloudError: the cloud refuses.
@@ -52,7 +67,7 @@ def make_cluster(asked: AskedCluster, tell: Tell) -> ClusterRecord:
     state.make()
     with alone(state, "up", tell) as lease:
         record = _written(asked, tell)
-        if asked.catalog is not None and not (state.path / "cloud" / "catalog.json").exists():
+        if asked.catalog is not None and not catalog_path(state.path / "cloud").exists():
             write_catalog(state.path / "cloud", asked.catalog)
         _put_token(record, state, tell)
         return _with_head(record, state, lease, tell)
@@ -77,7 +92,7 @@ def await_machines(
     head_s = time.monotonic() + _HEAD_S
     deadline_s: float | None = None
     told = ""
-    provider = open_clouds(record, state)
+    provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
     hearing = _Hearing(silent_s(record))
     while True:
         if state.known().phase != "up":
@@ -133,9 +148,11 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
     """Write the record down, unless the cluster is up already."""
     found, tag = asked.state.read()
     if found is None or found.phase == "down":
-        made = 1 if found is None else found.made + 1
-        _forget(asked.state)
-        record = asked.record.model_copy(update={"made": made})
+        again = {} if found is None else {"made": found.made + 1, "id": found.id}
+        kept = {key: value for key, value in again.items() if value}
+        record = asked.record.model_copy(update=kept)
+        _check_name(asked, record)
+        _forget(asked.state, tell)
         asked.state.write(record, tag)
         return record
     if found.phase == "ending":
@@ -149,8 +166,16 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
             fix="Give the new one another `name`, or take this one down first: "
             f"`geo-ray down {asked.state.shown}`.",
         )
+    _check_name(asked, found)
     tell(f"{found.name} is written down in {asked.state.shown} already: completing it")
     return found
+
+
+def _check_name(asked: AskedCluster, record: ClusterRecord) -> None:
+    """Refuse a name that lives: nobody could tell the two apart, nor Terraform's rights."""
+    state = asked.state
+    if asked.catalog is None or catalog_path(state.path / "cloud").exists():
+        check_name_is_free(open_accounts(record, state), record.name, record.id, state.shown)
 
 
 def _made_of(record: ClusterRecord) -> object:
@@ -160,12 +185,15 @@ def _made_of(record: ClusterRecord) -> object:
     return record.digest, record.clouds, stack
 
 
-def _forget(state: ClusterState) -> None:
+def _forget(state: ClusterState, tell: Tell) -> None:
     """Begin the books anew; what was learned of pools is kept, and so is the count of requests."""
     store = state.store()
+    aside = put_aside(store)
+    if aside is not None:
+        tell(f"the autoscaler's journal cannot be read; it is kept as {aside} in {state.shown}")
     found = store.read(JOURNAL_KEY)
     if found is not None:
-        before = decode_memory(found.data)
+        before = read_journal(store).memory
         memory = AutoscalerMemory(before.epoch, before.launches, pools=before.pools)
         data = encode_memory(memory)
         if data != found.data:
@@ -201,17 +229,26 @@ def _with_head(
         tell(f"the head {standing.machine} at {standing.address} is that of {standing.stack}")
         return record
     provider = open_clouds(record, state)
-    machines = provider.list_machines(record.name)
+    machines = listed_for_head(provider, record)
     head = find_head(machines, record)
-    if (head is None and record.head.is_known) or (head is not None and not is_alive(head)):
-        tell("the head has ended: another one takes its place")
-        number = record.head.number + 1
-        record = _with(record, state, lease, number=number, is_known=False)
-        head = None
+    has_ended = not is_alive(head) if head is not None else record.head.is_known
+    if has_ended or (head is None and _is_stale(record)):
+        if has_ended:
+            tell("the head has ended: another one takes its place")
+        # With an end of its own: the earlier one's may have come.
+        changes = {
+            "number": record.head.number + 1,
+            "is_known": False,
+            "ends_unix_s": head_ends_unix_s(record.provider, record.clouds, time.time()),
+        }
+        record, head = _with(record, state, lease, **changes), None
     _end_other_heads(provider, machines, record, tell)
     if head is None:
         pool = record.head.pool
         tell(f"launching the head: {pool.type} in {pool.zone or pool.region}")
+        key = key_of_own_role(record)
+        if key is not None:
+            tell(f"nodes have the head's role, and may do what it may: `{key}` gives it its own")
         lease.check()
         failures = provider.launch(head_request(record))
         if failures:
@@ -226,6 +263,14 @@ def _with_head(
         _with(record, state, lease, is_known=True)
         raise
     return _with(record, state, lease, is_known=True)
+
+
+def _is_stale(record: ClusterRecord) -> bool:
+    """Whether a launch was written down so long ago that the head would soon end by itself."""
+    now_s = time.time()
+    whole_s = head_ends_unix_s(record.provider, record.clouds, now_s) - now_s
+    ends_s = record.head.ends_unix_s
+    return ends_s is not None and ends_s - now_s < whole_s / 2
 
 
 def _with(
@@ -263,7 +308,7 @@ def _await_head(
     deadline_s = time.monotonic() + _HEAD_S
     unseen_s = time.monotonic() + _UNSEEN_S
     while True:
-        head = find_head(provider.list_machines(record.name), record)
+        head = find_head(listed_for_head(provider, record), record)
         address = head_address(head, record)
         if head is not None and address is not None:
             tell(f"the head {head.id} runs at {address}")
@@ -284,7 +329,11 @@ def _await_head(
 
 def _why(provider: MachineProvider, record: ClusterRecord) -> str:
     wanted = head_request(record).request_id
-    for failure in provider.poll_failures(record.name):
+    try:
+        failures = provider.poll_failures(record.name)
+    except RegionsSilentError as error:
+        failures = error.found
+    for failure in failures:
         if failure.request_id == wanted:
             return f": {failure.reason}"
     return ""

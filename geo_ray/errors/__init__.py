@@ -18,9 +18,11 @@ from geo_ray.errors.clouds import CloudError as CloudError
 from geo_ray.errors.clouds import CloudUnreachableError as CloudUnreachableError
 from geo_ray.errors.clouds import ProviderRefusedError as ProviderRefusedError
 from geo_ray.errors.clouds import ProviderUnreachableError as ProviderUnreachableError
+from geo_ray.errors.clouds import RegionsSilentError as RegionsSilentError
 from geo_ray.errors.clouds import TerraformOutputsError as TerraformOutputsError
 from geo_ray.errors.cluster import ClusterBusyError as ClusterBusyError
 from geo_ray.errors.cluster import ClusterError as ClusterError
+from geo_ray.errors.cluster import ClusterNameTakenError as ClusterNameTakenError
 from geo_ray.errors.cluster import ClusterStartError as ClusterStartError
 from geo_ray.errors.cluster import ClusterStateError as ClusterStateError
 from geo_ray.errors.cluster import MachinesLeftError as MachinesLeftError

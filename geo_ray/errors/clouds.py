@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from geo_ray.errors.base import GeoRayError
 
 
@@ -43,6 +47,23 @@ class ProviderUnreachableError(CloudUnreachableError):
     code = "PROVIDER_UNREACHABLE"
     causes = "No network, a wrong endpoint, throttling, a time limit."
     advice = "Ask again with the same request id, which is safe; look at what the cloud lists."
+
+
+class RegionsSilentError(ProviderUnreachableError):
+    """Some of several regions did not answer; what the others said comes with it."""
+
+    found: tuple[Any, ...] = ()
+    """What the others said."""
+
+    silent: Mapping[str, str] = MappingProxyType({})
+    """Why each of the rest said nothing."""
+
+    code = "REGIONS_SILENT"
+    causes = (
+        "A cloud or one of its regions that is down, no way to it, credentials that have ended."
+    )
+    advice = "See whether the region is up and its credentials are right, then ask again."
+    more = "The autoscaler leaves such a region as it is, and goes on with all others."
 
 
 class TerraformOutputsError(CloudError):

@@ -81,6 +81,21 @@ class ClusterStateError(ClusterError):
     advice = "`geo-ray up CONFIG` makes one; `geo-ray status CLUSTER` shows how one stands."
 
 
+class ClusterNameTakenError(ClusterError):
+    """Machines of another cluster of the same name live in the same account."""
+
+    code = "CLUSTER_NAME_TAKEN"
+    causes = (
+        "Somebody else's cluster has the name, or one that was made with another `provider.state`, "
+        "or the folder in which it was written down is lost."
+    )
+    advice = (
+        "Give this cluster another `name`; or take the other one down first, with `geo-ray down` "
+        "and its own state. If that is lost, end its machines in the cloud's own console: they "
+        "bear the tags geo-ray:cluster and geo-ray:cluster-id."
+    )
+
+
 class ClusterBusyError(ClusterError):
     """Another command makes or ends the cluster, and does not come to its end."""
 

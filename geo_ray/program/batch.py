@@ -29,10 +29,10 @@ def batched_handler(batch_size: int, timeout_s: float) -> Callable[[F], F]:
     Raises:
         ProgramInvalidError: the numbers make no sense.
     """
-    if not 1 <= batch_size <= MOST_CALLS or timeout_s < 0:
+    if not 1 <= batch_size <= MOST_CALLS or not 0 <= timeout_s < threading.TIMEOUT_MAX:
         raise ProgramInvalidError(
             f"a batch of {batch_size} calls within {timeout_s:g} s: 1 to {MOST_CALLS} calls, and "
-            "at least 0 s"
+            "at least 0 s and not for ever"
         )
 
     def marked(method: F) -> F:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 from geo_ray.errors import DeadlineExceededError, NodeEndedError, ValueUnshippableError
 from geo_ray.program.clock import NodeStopped, ProgramClock
@@ -16,6 +16,9 @@ from geo_ray.program.values import pack, unpack
 
 Send = Callable[[str, str, bytes], bytes | memoryview]
 """Carries a call, (instance, method, arguments), and waits for what comes back."""
+
+RETURN_S: Final = 300.0
+"""How long a call waits for a node that is started anew."""
 
 
 class CallFuture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,8 +23,12 @@ from geo_ray.program.values import unpack
 class NodeCrew(Protocol):
     """Makes instances, by whatever means; each launcher has one."""
 
-    def begin(self) -> None:
-        """Bring up what is there before all nodes."""
+    def begin(self, alarm: Callable[[BaseException], None]) -> None:
+        """Bring up what is there before all nodes.
+
+        Args:
+            alarm: to be told of what the program cannot go on without.
+        """
 
     def start(self, instance: NodeInstance, incarnation: int) -> bool:
         """Make an instance, in place of an earlier one; whether it has a ``run``.
@@ -33,11 +37,18 @@ class NodeCrew(Protocol):
             GeoRayError: it could not be made.
         """
 
-    def attend(self, name: str) -> bytes:
-        """What an instance's ``run`` returns; of one without, wait until it ends.
+    def run(self, name: str) -> bytes:
+        """What an instance's ``run`` returns.
 
         Raises:
             GeoRayError: it failed, or its process ended.
+        """
+
+    def attend(self, name: str) -> None:
+        """Wait until an instance ends.
+
+        Raises:
+            GeoRayError: its process ended.
         """
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
@@ -83,7 +94,7 @@ def carry_out(program: Program, crew: NodeCrew, clock: ProgramClock, on: str) ->
     values: dict[str, Any] = {}
     began_s = clock.now_s()
     try:
-        crew.begin()
+        crew.begin(partial(inbox.put, "lost", ""))
         while True:
             for name in policy.due():
                 number = policy.incarnations[name]
@@ -96,6 +107,8 @@ def carry_out(program: Program, crew: NodeCrew, clock: ProgramClock, on: str) ->
             elif what == "returned":
                 policy.returned(name)
                 values[name] = unpack(told)
+            elif what == "lost":
+                raise told
             elif not policy.failed(name, clock.now_s()):
                 raise _final(told, policy.limit(name))
         seconds = clock.now_s() - began_s
@@ -110,9 +123,9 @@ def _look_after(instance: NodeInstance, incarnation: int, crew: NodeCrew, inbox:
     """One incarnation of an instance, from its start to its end."""
     try:
         inbox.put("stood", instance.name, runs := crew.start(instance, incarnation))
-        told = crew.attend(instance.name)
         if runs:
-            inbox.put("returned", instance.name, told)
+            inbox.put("returned", instance.name, crew.run(instance.name))
+        crew.attend(instance.name)
     except NodeStopped:
         raise
     except BaseException as error:  # it belongs to who waits

@@ -14,7 +14,7 @@ from typing import Any, Final
 from geo_ray.errors import NodeCallError, NodeFailedError, ValueUnshippableError
 from geo_ray.program.batch import MARK, CallBatch
 from geo_ray.program.caller import OutgoingCalls, filled
-from geo_ray.program.clock import ProgramClock
+from geo_ray.program.clock import NodeStopped, ProgramClock
 from geo_ray.program.surroundings import NodeSurroundings, being_at
 from geo_ray.program.values import pack, unpack
 from geo_ray.util.user_class import or_meant
@@ -94,7 +94,9 @@ class NodeHost:
         try:
             with being_at(self._surroundings):
                 self._node = self._make(*self._args)
-        except Exception as error:
+        except NodeStopped:
+            raise
+        except BaseException as error:  # `sys.exit`, too: the node ends, and not who has started it
             raise self._failed("while it was made", error) from error
 
     def run(self) -> bytes:
@@ -106,7 +108,9 @@ class NodeHost:
         try:
             with being_at(self._surroundings):
                 return pack(self._node.run())
-        except Exception as error:
+        except NodeStopped:
+            raise
+        except BaseException as error:
             raise self._failed("in run", error) from error
 
     def answer(self, method: str, request: bytes | memoryview) -> bytes:
@@ -123,17 +127,20 @@ class NodeHost:
             NodeCallError: it raised, or is not there.
             ValueUnshippableError: what it returned cannot be sent.
         """
-        function = self._function(method)
         given, named = unpack(request)
         try:
             with being_at(self._surroundings):
+                function = self._function(method)
                 marked = getattr(function, MARK, None)
                 if marked is None:
                     with self._gate.passed():
                         value = function(*given, **named)
                 else:
-                    value = self._batch(method, function, marked).answer(*given, **named)
-        except Exception as error:
+                    request_of_many = _only(given, named)
+                    value = self._batch(method, function, marked).answer(request_of_many)
+        except NodeStopped:
+            raise
+        except BaseException as error:
             raise self._call_failed(method, error) from error
         try:
             return pack(value)
@@ -158,8 +165,9 @@ class NodeHost:
         node = self._node
         found = None if method.startswith("_") or method == "run" else getattr(node, method, None)
         if not callable(found):
+            kind = type(node)  # whose properties are not computed by this
             there = [
-                n for n in dir(node) if n[0] != "_" and n != "run" and callable(getattr(node, n))
+                n for n in dir(kind) if n[0] != "_" and n != "run" and callable(getattr(kind, n))
             ]
             raise NodeCallError(
                 f"node {self._surroundings.name!r} has no method {method!r} to be called"
@@ -169,20 +177,28 @@ class NodeHost:
         function: Callable[..., Any] = found
         return function
 
-    def _failed(self, when: str, error: Exception) -> NodeFailedError:
+    def _failed(self, when: str, error: BaseException) -> NodeFailedError:
         if isinstance(error, NodeFailedError):
             return error
-        text = _trace(error)
-        return NodeFailedError(
-            f"node {self._surroundings.name!r} failed {when}: {error!r:.2000}\n{text}"
-        )
+        return NodeFailedError(f"node {self._surroundings.name!r} failed {when}: {_said(error)}")
 
-    def _call_failed(self, method: str, error: Exception) -> NodeCallError:
+    def _call_failed(self, method: str, error: BaseException) -> NodeCallError:
         if isinstance(error, NodeCallError):
             return error
-        text = _trace(error)
-        return NodeCallError(f"{self._surroundings.name}.{method} failed: {error!r:.2000}\n{text}")
+        return NodeCallError(f"{self._surroundings.name}.{method} failed: {_said(error)}")
 
 
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error)).rstrip()[-_MOST_CHARS:]
+def _only(given: list[Any], named: dict[str, Any]) -> Any:
+    if len(given) != 1 or named:
+        raise TypeError("a batched handler takes one argument of each call, without its name")
+    return given[0]
+
+
+def _said(error: BaseException) -> str:
+    """An error of a user's and its traceback, as text that can be sent."""
+    try:
+        what = f"{error!r:.2000}"
+    except Exception:  # the error's own fault, which is not to hide it
+        what = type(error).__name__
+    trace = "".join(traceback.format_exception(error)).rstrip()[-_MOST_CHARS:]
+    return f"{what}\n{trace}".encode(errors="backslashreplace").decode()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
-from geo_ray.errors import NodeEndedError
-from geo_ray.program.caller import OutgoingCalls
+from geo_ray.errors import NodeEndedError, NodeFailedError, NodeLostError
+from geo_ray.program.caller import RETURN_S, OutgoingCalls
 from geo_ray.program.clock import ProgramClock
 from geo_ray.program.graph import Program
 from geo_ray.program.host import NodeHost
@@ -36,12 +36,13 @@ class LocalCrew:
         self._links = build_links(program.both_ways, program.seed)
         self._names = {name: instance_names(*both) for name, both in program.nodes.items()}
         self._regions = {each.name: each.group.region for each in program.instances}
-        self._hosts: dict[str, NodeHost] = {}
+        # Of those that stand; whoever calls one that is being made anew waits for it.
+        self._hosts: dict[str, Future[NodeHost]] = {name: Future() for name in self._regions}
         self._counters: dict[str, list[TrafficCounter]] = defaultdict(list)
         self._ended: Future[None] = Future()
         self._began_s = 0.0
 
-    def begin(self) -> None:
+    def begin(self, alarm: Callable[[BaseException], None]) -> None:
         """See `NodeCrew.begin`."""
         self._began_s = self._clock.now_s()
 
@@ -56,16 +57,20 @@ class LocalCrew:
         args = unpack(pack(instance.node.args))
         host = NodeHost(instance.make, args, group.calls_at_once, place, calls, self._names)
         host.stand()
-        self._hosts[instance.name] = host
+        self._hosts[instance.name].set_result(host)
         return host.has_run
 
-    def attend(self, name: str) -> bytes:
+    def run(self, name: str) -> bytes:
+        """See `NodeCrew.run`."""
+        try:
+            return self._hosts[name].result().run()
+        except NodeFailedError:
+            self._hosts[name] = Future()
+            raise
+
+    def attend(self, name: str) -> None:
         """See `NodeCrew.attend`."""
-        host = self._hosts[name]
-        if host.has_run:
-            return host.run()
         self._clock.wait(self._ended)
-        return b""
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
         """See `NodeCrew.counts`."""
@@ -82,10 +87,16 @@ class LocalCrew:
         self._carry(region, there, len(request))
         answer = b""
         try:
-            answer = self._hosts[target].answer(method, request)
+            answer = self._standing(target).answer(method, request)
         finally:
             self._carry(there, region, len(answer))
         return answer
+
+    def _standing(self, target: str) -> NodeHost:
+        host = self._hosts[target]
+        if not self._clock.wait(host, RETURN_S):
+            raise NodeLostError(f"{target} did not come back within {RETURN_S:g} s")
+        return host.result()
 
     def _carry(self, src: str, dst: str, size_bytes: int) -> None:
         link = self._links.get((src, dst))

@@ -75,9 +75,13 @@ class ProgramNodeActor:
         """Make the node."""
         return self._server.stand()
 
-    def attend(self) -> bytes:
+    def run(self) -> bytes:
         """What its ``run`` returns."""
-        return self._server.attend()
+        return self._server.run()
+
+    def attend(self) -> None:
+        """Go on until the actor ends."""
+        self._server.attend()
 
     def counts(self) -> dict[str, list[int]]:
         """Its calls."""
@@ -200,9 +204,13 @@ class RayNode:
         """See `RemoteNode.stand`."""
         return bool(self._calls.ask(self._what, lambda: self._actor.stand.remote(), FOREVER_S))
 
-    def attend(self) -> bytes:
+    def run(self) -> bytes:
+        """See `RemoteNode.run`."""
+        return bytes(self._calls.ask(self._what, lambda: self._actor.run.remote(), FOREVER_S))
+
+    def attend(self) -> None:
         """See `RemoteNode.attend`."""
-        return bytes(self._calls.ask(self._what, lambda: self._actor.attend.remote(), FOREVER_S))
+        self._calls.ask(self._what, lambda: self._actor.attend.remote(), FOREVER_S)
 
     def counts(self) -> dict[str, list[int]]:
         """See `RemoteNode.counts`."""

@@ -25,6 +25,12 @@ def check_groups(program: str, groups: Sequence[NodeGroup]) -> None:
             raise ProgramInvalidError(f"node {name!r}: names are unique, and without '/'")
     for group in groups:
         _check_group(group)
+        for node in group.nodes:
+            if not isinstance(node.args, tuple):
+                raise ProgramInvalidError(
+                    f"args of node {node.name!r} are no tuple, but {type(node.args).__name__}",
+                    fix="A single argument needs a comma: (argument,).",
+                )
     _check_handles(groups)
 
 

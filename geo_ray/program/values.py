@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
@@ -16,12 +17,14 @@ _TUPLE, _ARRAY, _SCALAR, _TENSOR, _HANDLE = 1, 2, 3, 4, 5
 _NUMBERS: Final = "biufc"  # kinds of NumPy types that are numbers and nothing else
 _TENSOR_TYPES: Final = frozenset(
     [
-        *("float64", "float32", "float16", "bfloat16", "complex64"),
+        *("float64", "float32", "float16", "bfloat16", "complex128", "complex64"),
         *("int64", "int32", "int16", "int8", "uint8", "bool"),
     ]
 )
 _MOST_BYTES: Final = 2**32 - 1
 _HEAD_BYTES: Final = 2  # that tell how long the head of an array is
+_MOST_TUPLES: Final = 64
+"""In each other: msgpack needs 40 kB of the thread's stack for each, and crashes without them."""
 
 
 def pack(value: object) -> bytes:
@@ -30,11 +33,7 @@ def pack(value: object) -> bytes:
     Raises:
         ValueUnshippableError: it, or something in it, is of no kind that can be sent.
     """
-    try:
-        packed: bytes = msgpack.packb(value, default=_packed, strict_types=True)
-    except (TypeError, OverflowError, ValueError, RecursionError) as error:
-        raise ValueUnshippableError(f"a value cannot be sent: {error}") from error
-    return packed
+    return _pack(value, 0)
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Any:
@@ -43,10 +42,30 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
     Raises:
         FrameError: they are malformed.
     """
+    return _unpack(data, 0)
+
+
+def _pack(value: object, tuples: int) -> bytes:
+    """Pack what lies in so many tuples."""
+    try:
+        if tuples > _MOST_TUPLES:
+            raise ValueError(f"more than {_MOST_TUPLES} tuples lie in each other")
+        packed: bytes = msgpack.packb(
+            value, default=partial(_packed, tuples=tuples), strict_types=True
+        )
+    except (TypeError, OverflowError, ValueError, RuntimeError) as error:
+        raise ValueUnshippableError(f"a value cannot be sent: {error}") from error
+    return packed
+
+
+def _unpack(data: bytes | bytearray | memoryview, tuples: int) -> Any:
+    """Unpack what lies in so many tuples."""
+    if tuples > _MOST_TUPLES:
+        raise FrameError(f"a value has more than {_MOST_TUPLES} tuples in each other")
     try:
         return msgpack.unpackb(
             data,
-            ext_hook=_unpacked,
+            ext_hook=partial(_unpacked, tuples=tuples),
             strict_map_key=False,
             max_bin_len=_MOST_BYTES,
             max_ext_len=_MOST_BYTES,
@@ -57,9 +76,9 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
         raise FrameError(f"a value is malformed: {type(error).__name__}: {error}") from error
 
 
-def _packed(value: object) -> msgpack.ExtType:
+def _packed(value: object, tuples: int) -> msgpack.ExtType:
     if type(value) is tuple:
-        return msgpack.ExtType(_TUPLE, pack(list(value)))
+        return msgpack.ExtType(_TUPLE, _pack(list(value), tuples + 1))
     if type(value) is NodeHandle:
         return msgpack.ExtType(_HANDLE, value.node.encode())
     if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
@@ -72,9 +91,9 @@ def _packed(value: object) -> msgpack.ExtType:
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is no plain value")
 
 
-def _unpacked(code: int, data: bytes) -> Any:
+def _unpacked(code: int, data: bytes, tuples: int) -> Any:
     if code == _TUPLE:
-        return tuple(unpack(data))
+        return tuple(_unpack(data, tuples + 1))
     if code == _HANDLE:
         return NodeHandle(data.decode())
     if code in (_ARRAY, _SCALAR):
@@ -118,8 +137,10 @@ def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _TENSOR_TYPES or tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of {tensor.dtype} and {tensor.layout}")
-    plain = tensor.detach().cpu().contiguous()
-    return _framed(name, plain.shape, plain.reshape(-1).view(torch.uint8).numpy().data)
+    # A conjugate or negative view has the numbers of another tensor, and a mark.
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    flat = plain.reshape(-1).as_strided((plain.numel(),), (1,))  # a single number keeps any stride
+    return _framed(name, plain.shape, flat.view(torch.uint8).numpy().data)
 
 
 def _tensor(data: bytes) -> Any:
@@ -130,5 +151,5 @@ def _tensor(data: bytes) -> Any:
         raise FrameError(f"a tensor of {name!r:.40}")
     kind = getattr(torch, name)
     if not raw:
-        return torch.empty(shape, dtype=kind)
+        return torch.empty(0, dtype=kind).reshape(shape)
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(kind).reshape(shape)

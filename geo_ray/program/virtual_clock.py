@@ -45,6 +45,7 @@ class VirtualThreads:
         self._living: set[_VirtualThread] = set()
         self._threads: list[threading.Thread] = []
         self._ended = False
+        self._last_s = 0.0  # something happened; nobody may wait any more for what comes later
 
     def now_s(self) -> float:
         """See `ProgramClock.now_s`."""
@@ -107,7 +108,7 @@ class VirtualThreads:
             if not outcome.done():
                 nodes = sorted({each.node for each in self._living} - {""})
                 raise ProgramStalledError(
-                    f"nothing can happen any more at {self.now_s():g} s of virtual time; nodes "
+                    f"nothing can happen any more at {self._last_s:g} s of virtual time; nodes "
                     f"that wait: {', '.join(nodes) or 'none'}"
                 )
         finally:
@@ -155,6 +156,7 @@ class VirtualThreads:
         if self._ended or virtual.waits != wait or not virtual.is_waiting:
             return
         virtual.is_waiting = False
+        self._last_s = self.now_s()
         virtual.turn.release()
         self._back.acquire()
 

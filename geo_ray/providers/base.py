@@ -58,6 +58,8 @@ class LaunchRequest:
         count: how many; fewer may come.
         labels: labels of the Ray nodes that run there, region and role among them.
         ends_unix_s: when the machine ends by itself although nobody asks it to; None: never.
+        cluster_id: of the cluster's own, written on every machine, too: two clusters may have one
+            name; empty: it has none.
     """
 
     request_id: str
@@ -66,6 +68,7 @@ class LaunchRequest:
     count: int
     labels: Mapping[str, str] = field(default_factory=dict)
     ends_unix_s: float | None = None
+    cluster_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Machine:
         address: private address; None until it has one.
         labels: those of its request.
         ends_unix_s: when the cloud takes it back (a notice) or it ends by itself; None: not known.
+        cluster_id: that of its request; empty: none, of a cluster or of a maker that has none.
     """
 
     id: str
@@ -91,6 +95,7 @@ class Machine:
     address: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     ends_unix_s: float | None = None
+    cluster_id: str = ""
 
 
 class Shortage(StrEnum):
@@ -112,6 +117,8 @@ class LaunchFailure:
         missing: how many.
         shortage: what kind of failure.
         reason: the cloud's code and words, without secrets.
+        machine_id: of the one machine that was accepted and could not start; None: they were never
+            made.
     """
 
     request_id: str
@@ -119,6 +126,7 @@ class LaunchFailure:
     missing: int
     shortage: Shortage
     reason: str
+    machine_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +159,10 @@ class MachineProvider(Protocol):
         """Name of the provider: ``local``, ``aws``, ``tencent``."""
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
-        """Return all machines that bear the cluster's name, ended ones as long as it knows them."""
+        """Return all machines that bear a cluster's name, ended ones as long as it knows them.
+
+        Those of another cluster of that name are among them; `Machine.cluster_id` tells.
+        """
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
         """Ask for machines; what came is seen in the list, what surely will not is returned."""

@@ -13,7 +13,7 @@ from geo_ray.errors import (
     ProviderRefusedError,
     ProviderUnreachableError,
 )
-from geo_ray.providers.base import LaunchFailure, LaunchRequest, Shortage
+from geo_ray.providers.base import LaunchFailure, LaunchRequest, Machine, Shortage
 
 _CREDENTIALS: Final = (
     "AuthFailure",
@@ -62,3 +62,8 @@ def as_provider_errors(permission: str, denied: Callable[[str], bool]) -> Iterat
 def failure(request: LaunchRequest, missing: int, shortage: Shortage, reason: str) -> LaunchFailure:
     """Return what a request lacks."""
     return LaunchFailure(request.request_id, request.pool, missing, shortage, reason)
+
+
+def unstarted(machine: Machine, request_id: str, shortage: Shortage, reason: str) -> LaunchFailure:
+    """Return that a machine of a request was accepted and could not start."""
+    return LaunchFailure(request_id, machine.pool, 1, shortage, reason, machine.id)

@@ -9,6 +9,7 @@ from typing import Final
 from geo_ray.providers.base import LaunchRequest
 
 CLUSTER_TAG: Final = "geo-ray:cluster"
+ID_TAG: Final = "geo-ray:cluster-id"
 REQUEST_TAG: Final = "geo-ray:request"
 ENDS_TAG: Final = "geo-ray:ends-unix-s"
 _LABEL: Final = "geo-ray:label:"
@@ -21,12 +22,14 @@ class MachineTags:
 
     Attributes:
         cluster: its cluster; None: not one of geo_ray's.
+        cluster_id: which of that name; empty: it is not said.
         request_id: of its launch.
         labels: of its Ray node.
         ends_unix_s: when it ends by itself.
     """
 
     cluster: str | None = None
+    cluster_id: str = ""
     request_id: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     ends_unix_s: float | None = None
@@ -39,6 +42,8 @@ def tags_of(request: LaunchRequest) -> dict[str, str]:
         CLUSTER_TAG: request.cluster,
         REQUEST_TAG: request.request_id,
     }
+    if request.cluster_id:
+        found[ID_TAG] = request.cluster_id
     if request.ends_unix_s is not None:
         found[ENDS_TAG] = f"{request.ends_unix_s:.0f}"
     return found | {f"{_LABEL}{key}": value for key, value in sorted(request.labels.items())}
@@ -49,6 +54,7 @@ def read_tags(tags: Mapping[str, str]) -> MachineTags:
     ends = tags.get(ENDS_TAG, "")
     return MachineTags(
         cluster=tags.get(CLUSTER_TAG),
+        cluster_id=tags.get(ID_TAG, ""),
         request_id=tags.get(REQUEST_TAG),
         labels={k.removeprefix(_LABEL): v for k, v in tags.items() if k.startswith(_LABEL)},
         ends_unix_s=float(ends) if ends.isdigit() else None,

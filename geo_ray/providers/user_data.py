@@ -94,6 +94,11 @@ def needed_join(join: NodeJoin | None) -> NodeJoin:
     return join
 
 
+def is_head(request: LaunchRequest) -> bool:
+    """Return whether the machine of a request is Ray's head."""
+    return request.labels.get(ROLE_LABEL) == HEAD_ROLE
+
+
 def boot_script(
     request: LaunchRequest, join: NodeJoin, cloud: Literal["aws", "tencent"], store: str
 ) -> str:
@@ -110,8 +115,7 @@ def boot_script(
     secrets |= {
         name: held for name, key in _TLS_FILES.items() if (held := getattr(join, key)) is not None
     }
-    is_head = request.labels.get(ROLE_LABEL) == HEAD_ROLE
-    if is_head and join.head is not None and join.head.keys_secret is not None:
+    if is_head(request) and join.head is not None and join.head.keys_secret is not None:
         secrets["AWS_SHARED_CREDENTIALS_FILE"] = join.head.keys_secret
     region = join.secrets_region or request.pool.region
     where = f"--store {shlex.quote(store)} --region {shlex.quote(region)}"
@@ -145,7 +149,7 @@ def boot_script(
         f" --labels={shlex.quote(labels + ',') if labels else ''}"
         f'{_MACHINE_LABEL}="$machine" --disable-usage-stats'
     )
-    if is_head:
+    if is_head(request):
         lines += _head(join, node)
     else:
         lines += _worker(join, node, cloud)

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geo_ray.errors import QueueMissingError, StoreError
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.s3_store import S3ConditionalStore
+from geo_ray.lease.place import StorePlace
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.journal import QueueJournal, piece_key
 from geo_ray.queue.state import QueueState, state_of
-from geo_ray.stores.bucket import Bucket, RequestLimits
-from geo_ray.stores.uri import is_s3, join, local_path, parse_s3
+from geo_ray.stores.uri import is_s3, join, local_path
 from geo_ray.util.atomic_file import unwritable
 
 
@@ -44,15 +42,12 @@ class QueuePlace:
     @property
     def is_far(self) -> bool:
         """Whether it lies in a bucket."""
-        return is_s3(self.uri)
+        return StorePlace(self.uri).is_far
 
     @property
     def shown(self) -> str:
         """How people would type it."""
-        if self.is_far:
-            return self.uri
-        path, here = Path(self.uri), Path.cwd()
-        return str(path.relative_to(here) if path.is_relative_to(here) else path)
+        return StorePlace(self.uri).shown
 
     def store(self) -> ConditionalStore:
         """Return where journal, boxes and the lease lie.
@@ -60,14 +55,10 @@ class QueuePlace:
         Raises:
             QueueMissingError: the address is none.
         """
-        if not self.is_far:
-            return LocalConditionalStore(Path(self.uri))
         try:
-            address = parse_s3(self.uri)
-            bucket = Bucket(address, RequestLimits())
+            return StorePlace(self.uri).store()
         except StoreError as error:
             raise QueueMissingError(error.message, fix=error.fix) from error
-        return S3ConditionalStore(bucket, f"{address.prefix}/" if address.prefix else "")
 
     def make(self) -> None:
         """Make the folder, if it is a directory.

@@ -17,7 +17,7 @@ from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.runtime.cluster.local import LocalCluster
 
 STEPS = 120
-pytestmark = [pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 def nothing_left(cluster: LocalCluster) -> bool:
@@ -82,6 +82,7 @@ def test_a_driver_that_is_an_actor_is_started_again_by_itself(
     eventually(lambda: nothing_left(ray_cluster), "nothing is left")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("connected")
 def test_nobody_comes_and_nothing_is_left(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     runs = {"dir": str(tmp_path / "runs"), "driverless_s": 10.0}

@@ -16,7 +16,7 @@ from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.cluster.local import LocalCluster
 
 HOME, FAR = "us-east", "eu-west"
-pytestmark = pytest.mark.timeout(600)  # whole runs
+pytestmark = pytest.mark.timeout(900)  # whole runs
 
 
 class Killer:

@@ -16,7 +16,7 @@ from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.driver.order import driver_name
 
 STEPS = 160  # longer than a command takes to start
-pytestmark = [pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 def nothing_left(cluster: LocalCluster) -> bool:

@@ -18,7 +18,7 @@ from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.runtime.cluster.settings import driver_environment
 
 REGIONS = ("us-east", "eu-west", "ap-south")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @contextmanager

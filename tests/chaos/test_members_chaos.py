@@ -23,7 +23,7 @@ from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.control.membership.member_requests import MemberRequest, ask
 
 HOME, SECOND, THIRD = "us-east", "eu-west", "ap-south"
-pytestmark = pytest.mark.timeout(600)  # whole runs
+pytestmark = pytest.mark.timeout(900)  # whole runs
 
 SECTIONS: dict[str, Any] = {
     "regions": [{"name": name} for name in (HOME, SECOND, THIRD)],

@@ -23,8 +23,8 @@ from geo_ray.runtime.cluster.labels import MACHINE_LABEL, REGION_LABEL
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.settings import AUTH_TOKEN_PATH, driver_environment
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
-WAIT_S = 120.0  # never reached
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+WAIT_S = 240.0  # never reached
 CLUSTER = "notice"
 
 

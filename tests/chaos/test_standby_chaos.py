@@ -28,7 +28,7 @@ from geo_ray.runtime.control.membership.member_requests import MemberRequest, as
 
 HUB, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 STEPS = 30
-pytestmark = pytest.mark.timeout(600)  # several whole commands per test
+pytestmark = pytest.mark.timeout(900)  # several whole commands per test
 
 SECTIONS: dict[str, Any] = {
     "regions": [{"name": name} for name in (HUB, STANDBY, THIRD)],

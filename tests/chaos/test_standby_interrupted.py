@@ -20,7 +20,7 @@ from geo_ray.runtime.cluster.supervisor import descendants
 HUB, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 HUB_ADDRESS = b"127.0.0.3"  # of the first region's node; the head has the one before
 STEPS = 40
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SECTIONS: dict[str, Any] = {
     "regions": [{"name": name} for name in (HUB, STANDBY, THIRD)],

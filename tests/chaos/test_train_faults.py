@@ -39,7 +39,7 @@ from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.supervisor import descendants
 
 STEPS = 24
-pytestmark = pytest.mark.timeout(600)  # several whole commands per test
+pytestmark = pytest.mark.timeout(900)  # several whole commands per test
 
 TRAIN = {"steps": STEPS, "eval_every": 8, "step_timeout_s": 60}
 SLOW = {"step_s": 0.15}  # the same bits, but time to be killed in the middle

@@ -28,7 +28,7 @@ from geo_ray.transport.endpoint.endpoint import (
 from geo_ray.transport.lan.lan import LanClient, LanConnection, LanServer, Meta
 
 KEY = b"k" * 32
-WAIT_S = 60.0  # never reached when all is well
+WAIT_S = 240.0  # never reached when all is well
 
 
 class Node:

@@ -28,7 +28,7 @@ from geo_ray.lease.record import LEASE_KEY, decode_record
 from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.runtime.cluster.local import LocalCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @contextmanager

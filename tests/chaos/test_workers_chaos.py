@@ -21,7 +21,7 @@ from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.settings import driver_environment
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 STEPS = 70
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.autoscale.journal import JOURNAL_KEY
+from geo_ray.autoscale.memory import AutoscalerMemory, encode_memory
 from geo_ray.cli.main import root
 from geo_ray.clusters.clouds import open_clouds, secrets_of
 from geo_ray.clusters.head import head_request
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import (
+    ClusterNameTakenError,
     ClusterStartError,
     ClusterStateError,
     ConfigError,
@@ -27,7 +31,13 @@ from geo_ray.errors import (
 from tests.cloud_servers import as_caller, shows_no_secret
 from tests.cluster_support import WORLDS, CloudWorld, boots, near_store, played_head
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
+
+
+# What the answers of a cloud do not change is tried with the quicker server; `--all` tries both.
+ONE_CLOUD = pytest.mark.parametrize(
+    "world", [pytest.param("aws", marks=pytest.mark.slow), "tencent"], indirect=True
+)
 
 
 @pytest.fixture(params=["aws", "tencent"])
@@ -49,7 +59,7 @@ def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def up(world: CloudWorld) -> geo_ray.UpCluster:
-    return geo_ray.up(world.config, inputs=world.inputs, longest_s=30.0, tell=world.told.append)
+    return geo_ray.up(world.config, inputs=world.inputs, longest_s=150.0, tell=world.told.append)
 
 
 def down(world: CloudWorld) -> geo_ray.EndedCluster:
@@ -169,13 +179,91 @@ def test_a_head_that_was_ended_by_hand_is_replaced_and_down_needs_none(world: Cl
     assert world.living() == []
 
 
+@ONE_CLOUD
+@pytest.mark.usefixtures("near")
+def test_a_head_that_takes_anothers_place_outlives_it(world: CloudWorld) -> None:
+    with played_head(world.state):
+        made = up(world)
+        assert made.report.head is not None
+        open_clouds(world.state.known(), world.state).terminate([made.report.head.id])
+        world_until_gone(world, made.report.head.id)
+        record, tag = world.state.read()
+        assert record is not None
+        over = record.head.model_copy(update={"ends_unix_s": time.time() - 60.0})
+        world.state.write(record.model_copy(update={"head": over}), tag)  # its life was over
+        again = up(world)
+        assert again.report.head is not None
+        heads = [m for m in world.living() if m.labels["geo-ray/role"] == "head"]
+        assert [m.id for m in heads] == [again.report.head.id]
+        assert (heads[0].ends_unix_s or 0.0) > time.time() + 3600.0
+        script = [each for each in boots(world) if "--head" in each][-1]
+        (ends,) = re.findall(r"minutes=\$\(\( \((\d+) - ", script)
+        assert int(ends) > time.time() + 3600.0, "its own switch, too"
+        down(world)
+    assert world.living() == []
+
+
+@ONE_CLOUD
+@pytest.mark.usefixtures("near")
+def test_a_cluster_of_the_same_name_elsewhere_is_refused_and_not_touched(
+    world: CloudWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with played_head(world.state):
+        up(world)
+    mine, launches = world.state.known(), len(world.server.launches)
+    there = {machine.id for machine in world.living()}
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(ClusterState, "_store", near_store(tmp_path / "elsewhere"))
+        with pytest.raises(ClusterNameTakenError, match=mine.id) as caught:
+            up(world)
+        assert all(id_ in caught.value.message for id_ in there)
+        assert world.state.read() == (None, None), "nothing was written"
+        record = mine.model_copy(update={"id": "abcdef0123"})  # as if both had begun at once
+        world.state.write(record, None)
+        ended = geo_ray.down(world.state.uri, at_once=True)
+        assert ended.machines == 0
+    assert {machine.id for machine in world.living()} == there
+    assert len(world.server.launches) == launches
+    assert token_of(world), "its token, too, is there"
+    ended = geo_ray.down(world.state.uri, at_once=True)
+    assert ended.machines == len(there)
+    assert world.living() == []
+
+
+@ONE_CLOUD
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize("data", [b"", b"{", encode_memory(AutoscalerMemory())[:-4]])
+def test_a_damaged_journal_keeps_no_machine_alive(world: CloudWorld, data: bytes) -> None:
+    with played_head(world.state):
+        up(world)
+    store = world.state.store()
+    found = store.read(JOURNAL_KEY)
+    assert found is not None
+    store.write(JOURNAL_KEY, data, found.tag)
+    report = geo_ray.cluster_status(world.state.uri)
+    assert len(report.machines) == 2
+    assert any("journal cannot be read" in note for note in report.notes)
+    done = CliRunner().invoke(root, ["down", "--now", world.state.uri])
+    assert done.exception is None, done.output
+    assert world.living() == []
+    aside = f"{JOURNAL_KEY}.unread-1"
+    assert aside in done.output
+    kept = store.read(aside)
+    assert kept is not None and kept.data == data
+    with played_head(world.state):  # and from the beginning
+        up(world)
+        assert down(world).unread is None
+    assert world.living() == []
+
+
 def world_until_gone(world: CloudWorld, machine: str) -> None:
-    deadline_s = time.monotonic() + 60.0
+    deadline_s = time.monotonic() + 300.0
     while any(each.id == machine for each in world.living()):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
 
 
+@ONE_CLOUD
 @pytest.mark.usefixtures("near")
 def test_two_at_once_make_one_cluster(world: CloudWorld) -> None:
     with played_head(world.state):
@@ -252,6 +340,7 @@ def test_what_the_cloud_will_not_end_is_told_and_a_failure(
     assert world.living() == []
 
 
+@ONE_CLOUD
 @pytest.mark.usefixtures("near")
 def test_another_configuration_does_not_change_a_cluster(world: CloudWorld) -> None:
     with played_head(world.state):

@@ -28,7 +28,7 @@ from tests.cluster_support import (
     played_head,
 )
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(params=["aws", "tencent"])
@@ -50,7 +50,7 @@ def up(world: CloudWorld) -> geo_ray.UpCluster:
         provider="terraform",
         from_terraform=world.stack,
         inputs=world.inputs,
-        longest_s=30.0,
+        longest_s=150.0,
         tell=world.told.append,
     )
 

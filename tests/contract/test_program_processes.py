@@ -20,9 +20,19 @@ from tests import program_support as toys
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("region", ["eu", "us"])
-def test_a_node_that_dies_is_made_anew_and_its_caller_told(region: str) -> None:
-    result = run_program(toys.mortal(1, region), "processes")
+@pytest.mark.parametrize(
+    ("region", "victim", "caller"),
+    [
+        ("eu", toys.Echo, toys.Survivor),
+        ("us", toys.Done, toys.Survivor),
+        ("eu", toys.Done, toys.Survivor),
+        ("eu", toys.Echo, toys.Hasty),
+    ],
+)
+def test_a_node_that_dies_is_made_anew_and_its_caller_told(
+    region: str, victim: type, caller: type
+) -> None:
+    result = run_program(toys.mortal(1, region, victim, caller), "processes")
     lost, back = result.values["caller"]
     assert lost.startswith("NODE_LOST victim.die: lost the connection")
     assert back == "no error: 'back'"
@@ -40,6 +50,12 @@ def test_a_node_that_may_not_be_made_anew_ends_the_program() -> None:
 def test_a_bridge_that_dies_is_started_anew() -> None:
     result = run_program(toys.wrecked(), "processes")
     assert result.values["wrecker"] == [1, "no error: 2"]
+
+
+def test_a_bridge_that_dies_again_and_again_ends_the_program() -> None:
+    with pytest.raises(NodeFailedError, match=r"the bridge of eu ended: .*exit code -9") as caught:
+        run_program(toys.wrecked(toys.Fury), "processes")
+    assert "its restarts = 3 in 60 s" in caught.value.message
 
 
 def test_nothing_is_started_if_a_node_cannot_be_sent() -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import ProviderRefusedError, ProviderUnreachableError
+from geo_ray.clusters.own_machines import OwnMachines, check_name_is_free
+from geo_ray.errors import (
+    ClusterNameTakenError,
+    ProviderRefusedError,
+    ProviderUnreachableError,
+)
 from geo_ray.providers.base import MachineState, Market, Pool, Shortage
 from tests.autoscale_support import simulated_bench
 from tests.cloud_servers import as_caller
@@ -86,6 +92,29 @@ def test_another_clusters_machines_are_not_listed(bench: CloudBench) -> None:
     bench.provider.launch(bench.request("mine", count=1))
     bench.until("mine", count=1, state=MachineState.RUNNING)
     assert bench.provider.list_machines("stranger") == []
+
+
+def test_machines_say_which_cluster_of_a_name_they_are_of(bench: CloudBench) -> None:
+    """Two people may call their clusters alike: neither counts nor ends the other's."""
+    ids = {"first": "0123456789", "second": "abcdef0123", "nobodys": ""}
+    for name, id_ in ids.items():
+        bench.provider.launch(replace(bench.request(name, count=1), cluster_id=id_))
+    bench.until(*ids, count=3, state=MachineState.RUNNING)
+    for name, id_ in ids.items():
+        own = OwnMachines(bench.other, id_)
+        (machine,) = own.list_machines(CLUSTER)
+        assert (machine.request_id, machine.cluster_id) == (name, id_)
+    own = OwnMachines(bench.other, ids["first"])
+    own.launch(bench.request("more", count=1))
+    bench.until("more", count=1, state=MachineState.RUNNING)
+    assert {each.request_id for each in own.list_machines(CLUSTER)} == {"first", "more"}
+    with pytest.raises(ClusterNameTakenError, match="abcdef0123"):
+        check_name_is_free(bench.other, CLUSTER, ids["first"], "here")
+    check_name_is_free(bench.other, "free", ids["first"], "here")
+    mine = [each.id for each in own.list_machines(CLUSTER)]
+    own.terminate(mine)
+    bench.until_gone(*mine)
+    assert {each.request_id for each in bench.living()} == {"second", "nobodys"}
 
 
 def test_what_ended_or_never_was_may_be_ended(bench: CloudBench) -> None:

@@ -38,7 +38,7 @@ from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet
 from geo_ray.transport.wire.message import to_meta
 
 KEY = b"k" * 32
-WAIT_S = 30.0  # never reached when all is well
+WAIT_S = 240.0  # never reached when all is well
 
 
 class Node:

@@ -51,7 +51,7 @@ from geo_ray.types import Span
 from geo_ray.util.together import Together
 
 KEY = bytes(32)
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:

@@ -115,6 +115,7 @@ def test_training_in_a_thread_installs_no_handlers(tmp_path: Path) -> None:
     assert found[0].finished and set(seen) == {handler}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("connected")
 def test_the_pages_example_of_training_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

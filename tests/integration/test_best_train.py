@@ -15,7 +15,7 @@ from geo_ray.observe.events.schema import Event
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
-    pytest.mark.timeout(600),  # actors take long to start beside other work
+    pytest.mark.timeout(900),  # actors take long to start beside other work
 ]
 
 KEEP = {"metric": "accuracy", "mode": "max"}

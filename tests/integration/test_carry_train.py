@@ -20,7 +20,7 @@ from geo_ray.tasks.load import load_task
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
-    pytest.mark.timeout(600),  # actors take long to start beside other work
+    pytest.mark.timeout(900),  # actors take long to start beside other work
 ]
 
 TASKS = Path(__file__).parents[1] / "carry_tasks.py"

@@ -40,7 +40,7 @@ from geo_ray.runtime.cluster.labels import (
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.logs import RAY_MESSAGES
 
-pytestmark = pytest.mark.timeout(600)  # a cluster takes long to start beside other work
+pytestmark = pytest.mark.timeout(900)  # a cluster takes long to start beside other work
 WAIT_S = 240.0  # never reached
 
 _OWNER = """

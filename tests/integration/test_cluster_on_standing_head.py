@@ -33,7 +33,7 @@ from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.served import NAME_PREFIX, NAMESPACE
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST_S = 60.0
+LONGEST_S = 300.0
 
 
 def until(what: Callable[[], object], why: Callable[[], object] = str) -> None:
@@ -110,7 +110,7 @@ def autoscalers() -> list[str]:
     return sorted(name for name in found if name.startswith(f"{NAME_PREFIX}standing"))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_clusters_come_and_go_on_a_head_that_stays(asked: AskedCluster, serving: Serving) -> None:
     state = asked.state
     told: list[str] = []

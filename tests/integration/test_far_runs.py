@@ -29,7 +29,7 @@ from geo_ray.lease.record import LEASE_KEY, decode_record
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, read_events
 from geo_ray.runtime.control.membership.member_requests import take
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

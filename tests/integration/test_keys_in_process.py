@@ -29,7 +29,7 @@ from geo_ray.runtime.steward.processes import _CLASSES, OwnProcesses, ProcessOrd
 from geo_ray.tasks.load import load_task
 from geo_ray.transport.security.tls import TlsBytes
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 class Wire:

@@ -36,7 +36,7 @@ averager: {region: A}
 
 
 @needs_lab
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_the_unmodified_product_trains_over_the_lab(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(EXPERIMENT)

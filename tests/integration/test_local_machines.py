@@ -22,8 +22,8 @@ from geo_ray.runtime.cluster.labels import MACHINE_LABEL, REGION_LABEL, on_node
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.settings import AUTH_TOKEN_PATH, driver_environment
 
-pytestmark = pytest.mark.timeout(400)  # nodes take long to start beside other work
-WAIT_S = 90.0  # never reached
+pytestmark = pytest.mark.timeout(900)  # nodes take long to start beside other work
+WAIT_S = 240.0  # never reached
 POOL = Pool("north", None, "small", Market.SPOT)
 
 

@@ -30,7 +30,7 @@ from geo_ray.runtime.driver.train import train as run_to_end
 REGIONS = ("us-east", "eu-west")
 pytestmark = [
     pytest.mark.slow,  # two starts of a cluster's processes; the parts are in the unit tests
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("unshare") is None,
         reason="hides a directory from processes: needs root and `unshare`",

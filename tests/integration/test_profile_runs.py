@@ -84,7 +84,7 @@ def test_the_library_measures_a_job_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # four whole runs, one after another
+@pytest.mark.timeout(900)  # four whole runs, one after another
 def test_a_job_is_profiled_planned_followed_and_planned_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

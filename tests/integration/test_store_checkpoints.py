@@ -253,7 +253,8 @@ def check_crossed(run: rundir.RunDirectory, experiment: Experiment, events: list
     assert sums[-1] - sums[-2] == size
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_killed_and_resumed_from_the_store_to_the_bit(tmp_path: Path, endpoint: str) -> None:
     """Real actors on a cluster of their own; the whole command, cut off by SIGKILL."""
     experiment = experiment_in_store(

@@ -184,7 +184,7 @@ def test_plain_tune_code_takes_the_trainable(connected: ConnectedCluster, tmp_pa
     assert "strategy.interval" in wrong.metrics["why"]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "sign", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
 )

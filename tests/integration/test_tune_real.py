@@ -18,7 +18,7 @@ from geo_ray.runtime.cluster.placement import bundles_of, placed_in
 from geo_ray.runtime.control.demands import demands_of
 from geo_ray.tuning.real import cluster_cpus
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_one_group_has_the_bundles_of_all_regions_in_order(connected: ConnectedCluster) -> None:

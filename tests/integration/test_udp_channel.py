@@ -20,7 +20,7 @@ from geo_ray.transport.datagrams.udp_sender import LossyLoad, UdpSender
 from geo_ray.transport.emulation.datagram_shaper import DatagramShaper
 from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 SIZE = 1280
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.autoscale.autoscale import scenario
-from geo_ray.autoscale.config import AutoscaleConfig
+from geo_ray.autoscale.config import AutoscaleConfig, RetryConfig
 from geo_ray.autoscale.replay.compare import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
 from geo_ray.autoscale.replay.day import DayKind, made_up_day
 from geo_ray.autoscale.replay.world import SimJob
@@ -15,7 +15,7 @@ from geo_ray.clouds.price_book import shipped_book
 from geo_ray.providers.base import Market
 
 BOOK = shipped_book()
-CONFIG = AutoscaleConfig(every_s=60.0)
+CONFIG = AutoscaleConfig(every_s=60.0, retry=RetryConfig(resend_s=60.0))
 SHORT = SimJob(3 * 3600.0)
 ROUGH = DayKind(hours=24, jumps_per_day=12.0, least_shortages_per_day=6, most_shortages_per_day=30)
 

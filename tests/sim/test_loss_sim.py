@@ -78,6 +78,7 @@ def test_a_table_is_measured_kept_gone_on_with_and_planned_by(capsys) -> None:
     assert losses(fresh.profile).keys() == {(1, None)} and fresh.profile.steps == 16
 
 
+@pytest.mark.slow
 def test_rounds_that_diverge_are_seen_where_plain_training_does_not() -> None:
     """Outer steps that overshoot."""
     changes = {"strategy.outer": {"kind": "nesterov", "lr": 1e6, "momentum": 0.9}}
@@ -117,6 +118,7 @@ def test_arguments_that_make_no_sense_are_refused(grid: geo_ray.LossGrid) -> Non
         geo_ray.profile_loss(CONFIG, grid=grid)
 
 
+@pytest.mark.slow
 def test_other_intervals_keep_what_is_there_and_codecs_stay_where_they_are(capsys) -> None:
     def grid(*intervals: int) -> geo_ray.LossGrid:
         return geo_ray.LossGrid(intervals, (None, "int8"), 16, 2, 2)
@@ -130,6 +132,7 @@ def test_other_intervals_keep_what_is_there_and_codecs_stay_where_they_are(capsy
     assert grown.codecs_at == 8
 
 
+@pytest.mark.slow
 def test_another_length_replaces_what_is_there_when_it_is_whole(monkeypatch) -> None:
     def grid(steps: int) -> geo_ray.LossGrid:
         return geo_ray.LossGrid((4,), (None,), steps, 2, 2)

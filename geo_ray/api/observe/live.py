@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,7 @@ from geo_ray.clock import SystemClock
 from geo_ray.errors import GeoRayError
 from geo_ray.job.live.queue_reader import QueueLiveReader
 from geo_ray.job.live.reader import LiveReader
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.s3_store import S3ConditionalStore
+from geo_ray.lease.place import StorePlace
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.observe.live.board import Board
 from geo_ray.observe.live.looking import Looking
@@ -24,8 +24,6 @@ from geo_ray.observe.live.queue_page import queue_sections
 from geo_ray.observe.live.server import PageServer
 from geo_ray.observe.picture.queue_view import QueueView
 from geo_ray.observe.picture.view import RunView
-from geo_ray.stores.bucket import Bucket, RequestLimits
-from geo_ray.stores.uri import is_s3, parse_s3
 
 _SLICE_EVENTS = 100_000
 
@@ -145,10 +143,4 @@ def _finder(run: FilePath) -> Callable[[], Path]:
 
 
 def _journal_in(where: FilePath | None) -> ConditionalStore | None:
-    if where is None:
-        return None
-    if isinstance(where, str) and is_s3(where):
-        address = parse_s3(where)
-        prefix = f"{address.prefix}/" if address.prefix else ""
-        return S3ConditionalStore(Bucket(address, RequestLimits()), prefix)
-    return LocalConditionalStore(Path(where))
+    return None if where is None else StorePlace(os.fspath(where)).store()

@@ -74,7 +74,7 @@ class SimWorld:
             if each.ended_unix_s is None and self._has_joined(each, now_s):
                 left_s = self._left_unix_s.get(machine.id)
                 busy = self.finished_unix_s is None and (left_s is None or now_s < left_s)
-                found[machine.id] = NodeSeen(is_ready=True, is_busy=busy)
+                found[machine.id] = NodeSeen(is_ready=True, is_busy=busy, leaves_unix_s=left_s)
         return found
 
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:

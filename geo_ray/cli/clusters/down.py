@@ -32,6 +32,11 @@ def down(cluster: RunRef, at_once: bool) -> None:
         f"{found.name} is down: {what} ended, {found.spent_usd:.4g} USD in all; "
         "the cloud lists nothing of it any more"
     )
+    if found.unread is not None:
+        click.echo(
+            f"the autoscaler's journal could not be read and is kept as {found.unread}: what its "
+            "machines cost is not in that sum"
+        )
     if found.stack is not None:
         click.echo(
             f"the head, networks, secrets and buckets are Terraform's, of the stack {found.stack}: "

@@ -73,6 +73,7 @@ def up(
     import geo_ray
     from geo_ray.cli.tables.cluster import (
         machines_table,
+        offer_lines,
         offer_table,
         reach_lines,
         wide_console,
@@ -94,10 +95,8 @@ def up(
             return
         if not as_json:
             console.print(offer_table(offer))
-            click.echo(
-                f"{offer.usd_per_hour:.4g} USD/h of machines; the run: {offer.total_usd:.4g} USD "
-                "as planned"
-            )
+            for line in offer_lines(offer):
+                click.echo(line)
         if dry_run:
             click.echo("nothing was started")
             return

@@ -44,6 +44,22 @@ def offer_table(offer: ClusterOffer) -> Table:
     return table
 
 
+def offer_lines(offer: ClusterOffer) -> list[str]:
+    """What it would cost, and whether the budget has as much."""
+    meanwhile = f", {offer.head_usd:.4g} USD of the head meanwhile" if offer.head_usd else ""
+    lines = [
+        f"{offer.usd_per_hour:.4g} USD/h of machines; the run: {offer.total_usd:.4g} USD as "
+        f"planned{meanwhile}"
+    ]
+    all_usd = offer.total_usd + offer.head_usd
+    if offer.budget_usd is not None and all_usd > offer.budget_usd:
+        lines.append(
+            f"plan.budget_usd is {offer.budget_usd:.4g}: machines would be ended before the run "
+            "is done"
+        )
+    return lines
+
+
 def _why_not(other: OfferedMachines, offer: ClusterOffer) -> str:
     """Why none of a pool would be rented, where the pool itself gives no reason."""
     post = (other.region, other.role)
@@ -80,7 +96,7 @@ def machines_table(report: ClusterReport) -> Table:
 
 def report_lines(report: ClusterReport) -> list[str]:
     """What is to be said of a cluster beside its machines."""
-    lines = [f"{report.name} is {report.phase}; {', '.join(report.clouds)}"]
+    lines = [f"{report.name} is {report.phase}; {', '.join(report.clouds)}; id {report.id}"]
     if report.address is not None:
         lines.append(f"head     {report.address}, job server {report.job_server}")
     for post in report.posts:

@@ -7,8 +7,9 @@ Credentials come only from boto3's own chain (environment, ``~/.aws``, the machi
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 from geo_ray.clouds.replies import quoted
@@ -41,6 +42,9 @@ SLOW_DOWN: Final = frozenset(
 class Aws:
     """An account of AWS.
 
+    Making a client costs more than what is asked by it, so there is one for each service and
+    region as long as this lives.
+
     Args:
         endpoints: addresses by service, in place of those of AWS.
         attempts: tries per request, the first included.
@@ -59,6 +63,8 @@ class Aws:
         self._endpoints = dict(endpoints)
         self._attempts = attempts
         self._timeout_s = timeout_s
+        self._making = threading.Lock()
+        self._clients: dict[tuple[str, str], Any] = {}
         try:
             self._session = Session()
             credentials = self._session.get_credentials()
@@ -84,7 +90,8 @@ class Aws:
             **arguments: of the operation.
         """
         place = f"aws {service} in {region}"
-        with self._answering(place), closing(self._client(service, region)) as client:
+        with self._answering(place):
+            client = self._client(service, region)
             pages = client.get_paginator(operation).paginate(
                 **arguments, PaginationConfig={"PageSize": _PAGE}
             )
@@ -111,8 +118,8 @@ class Aws:
             CloudError: it refused, or its answer makes no sense.
         """
         place = f"aws {service} {operation} in {region}"
-        with self._answering(place), closing(self._client(service, region)) as client:
-            return dict(getattr(client, operation)(**arguments))
+        with self._answering(place):
+            return dict(getattr(self._client(service, region), operation)(**arguments))
 
     @contextmanager
     def _answering(self, place: str) -> Iterator[None]:
@@ -135,16 +142,21 @@ class Aws:
     def _client(self, service: str, region: str) -> Any:
         from botocore.config import Config
 
-        return self._session.client(
-            service,
-            region_name=region,
-            endpoint_url=self._endpoints.get(service),
-            config=Config(
-                connect_timeout=self._timeout_s,
-                read_timeout=self._timeout_s,
-                retries={"mode": "standard", "total_max_attempts": self._attempts},
-            ),
-        )
+        with self._making:  # clients may be used by several threads, and not be made by them
+            client = self._clients.get((service, region))
+            if client is None:
+                client = self._session.client(
+                    service,
+                    region_name=region,
+                    endpoint_url=self._endpoints.get(service),
+                    config=Config(
+                        connect_timeout=self._timeout_s,
+                        read_timeout=self._timeout_s,
+                        retries={"mode": "standard", "total_max_attempts": self._attempts},
+                    ),
+                )
+                self._clients[service, region] = client
+            return client
 
     def _refusal(self, place: str, response: Mapping[str, Any]) -> CloudError:
         said = response.get("Error", {})

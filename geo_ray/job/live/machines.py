@@ -30,7 +30,8 @@ def machines_of(
 
 
 def _noted(memory: AutoscalerMemory, now_unix_s: float) -> MachinesView:
-    rows = [_there(duty, now_unix_s) for duty in memory.duties.values()]
+    duties = (*memory.heads.values(), *memory.duties.values())
+    rows = [_there(duty, now_unix_s) for duty in duties]
     for intent in memory.intents.values():
         missing = outstanding(memory, intent)
         if missing > 0:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from geo_ray.errors import FrameError, GeoRayError, NodeLostError, from_code
+from geo_ray.errors import (
+    DeadlineExceededError,
+    FrameError,
+    GeoRayError,
+    LinkDownError,
+    NodeLostError,
+    from_code,
+)
 from geo_ray.program.apart.peers import NodePeers
 from geo_ray.program.apart.table import NodeTable
 from geo_ray.program.clock import RealClock
@@ -26,7 +35,9 @@ from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.record import Record
 from geo_ray.transport.wire.sockets import Address
 
+_LOGGER = logging.getLogger(__name__)
 _CALL, _ANSWER = "call", "answer"
+_CALLS: Final = 2**40  # of one bridge, more than it will ever have
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +45,8 @@ class CrossingCall:
     """A call on its way to another region.
 
     Attributes:
-        number: of the call, at the bridge that sends it.
+        number: of the call, at the bridge that sends it; an earlier or later bridge of the same
+            region has others, because what was asked by the one is answered to the other.
         target: the instance.
         method: of it.
     """
@@ -74,6 +86,7 @@ class NodeBridge:
         key: of its region.
         shaping: link models by destination region.
         certificate: for TLS between regions; None where all are on loopback.
+        config: of its endpoint; None takes the defaults.
     """
 
     def __init__(
@@ -83,18 +96,19 @@ class NodeBridge:
         key: bytes,
         shaping: Mapping[str, LinkModel],
         certificate: TlsSource | None = None,
+        config: TransportConfig | None = None,
     ) -> None:
         self._region = identity.region
         self._clock = RealClock()
         self._peers = NodePeers(f"bridge of {identity.region}", identity.region, key)
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(identity.epoch * _CALLS)
         self._lock = threading.Lock()
         self._open: dict[int, tuple[str, Future[bytes]]] = {}
         self._epochs: dict[str, int] = {}
         self._endpoint = Endpoint(
             identity,
             self._on_message,
-            TransportConfig(),
+            config,
             shaping,
             on_peer=self._on_peer,
             certificate=certificate,
@@ -185,10 +199,20 @@ class NodeBridge:
         except GeoRayError as error:
             answer = CrossingAnswer(call.number, error.code, error.message, error.fix)
         try:
-            self._endpoint.send(region, Message(_ANSWER, ANSWER.write(answer), result, _ANSWER))
+            self._send_answer(region, answer, result)
         except GeoRayError as error:  # too large, say; who has asked must hear of it
             told = CrossingAnswer(call.number, error.code, error.message, error.fix)
-            self._endpoint.send(region, Message(_ANSWER, ANSWER.write(told), b"", _ANSWER))
+            with suppress(LinkDownError):  # this bridge ends
+                self._send_answer(region, told, b"")
+
+    def _send_answer(self, region: str, answer: CrossingAnswer, result: bytes | memoryview) -> None:
+        """Queue it, however long there is no room: who has asked waits for it."""
+        message = Message(_ANSWER, ANSWER.write(answer), result, _ANSWER)
+        while True:
+            try:
+                return self._endpoint.send(region, message)
+            except DeadlineExceededError as error:
+                _LOGGER.warning("an answer to %s waits: %s", region, error.message)
 
     def _answered(self, answer: CrossingAnswer, result: bytes) -> None:
         with self._lock:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, NodeFailedError
 from geo_ray.program.apart.shipped import ShippedNode, ship
 from geo_ray.program.apart.table import NodeTable
 from geo_ray.program.clock import ProgramClock
@@ -35,8 +35,11 @@ class RemoteNode(Protocol):
     def stand(self) -> bool:
         """Have the node made; whether it has a ``run``."""
 
-    def attend(self) -> bytes:
+    def run(self) -> bytes:
         """What its ``run`` returns."""
+
+    def attend(self) -> None:
+        """Return, or raise, once its process has ended."""
 
     def counts(self) -> dict[str, list[int]]:
         """Its calls."""
@@ -108,7 +111,7 @@ class ApartCrew:
         )
         self._is_ending = False
 
-    def begin(self) -> None:
+    def begin(self, alarm: Callable[[BaseException], None]) -> None:
         """See `NodeCrew.begin`."""
         self._maker.begin()
         made: dict[str, Future[RemoteBridge]] = {region: Future() for region in self._crossing}
@@ -121,7 +124,7 @@ class ApartCrew:
             self._link(region, [other for other in self._crossing if other < region])
         self._tell(bridges={r: b.addresses[1] for r, b in self._bridges.items()})
         for region in self._crossing:
-            self._clock.start(partial(self._watch_bridge, region, Restarts(*_BRIDGE_RESTARTS)))
+            self._clock.start(partial(self._watch_bridge, region, alarm))
 
     def start(self, instance: NodeInstance, incarnation: int) -> bool:
         """See `NodeCrew.start`."""
@@ -131,22 +134,21 @@ class ApartCrew:
         with self._lock:
             self._nodes[name] = node
             table = self._table
-        try:
+        with self._dropped_if_lost(name):
             node.use(table)
             runs = node.stand()
-        except GeoRayError:
-            self._drop(name)
-            raise
         self._tell(nodes={name: node.address})
         return runs
 
-    def attend(self, name: str) -> bytes:
+    def run(self, name: str) -> bytes:
+        """See `NodeCrew.run`."""
+        with self._dropped_if_lost(name):
+            return self._nodes[name].run()
+
+    def attend(self, name: str) -> None:
         """See `NodeCrew.attend`."""
-        try:
-            return self._nodes[name].attend()
-        except GeoRayError:
-            self._drop(name)
-            raise
+        with self._dropped_if_lost(name):
+            self._nodes[name].attend()
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
         """See `NodeCrew.counts`. What an instance counted that was killed is lost with it."""
@@ -164,6 +166,14 @@ class ApartCrew:
         self._maker.end()
 
     # ------------------------------------------------------------------ the table
+
+    @contextmanager
+    def _dropped_if_lost(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except GeoRayError:
+            self._drop(name)
+            raise
 
     def _drop(self, name: str) -> None:
         """Forget an incarnation: calls wait for the next one."""
@@ -207,15 +217,18 @@ class ApartCrew:
             self._bridges[other].expect(region)
             self._bridges[region].connect(other, self._bridges[other].addresses[0])
 
-    def _watch_bridge(self, region: str, restarts: Restarts) -> None:
-        epoch = 1
+    def _watch_bridge(self, region: str, alarm: Callable[[BaseException], None]) -> None:
+        epoch, restarts, cause = 1, Restarts(*_BRIDGE_RESTARTS, "its restarts"), ""
         while not self._is_ending:
-            with suppress(GeoRayError):
+            try:
                 self._bridges[region].attend()
+            except GeoRayError as error:
+                cause = error.message
             if self._has_ended():
                 return
             if not restarts.take(self._clock.now_s()):
-                _LOGGER.error("the bridge of %s ends again and again; it stays away", region)
+                # Calls to its region would wait for ever.
+                alarm(NodeFailedError(f"the bridge of {region} ended: {cause}\n({restarts})"))
                 return
             _LOGGER.warning("the bridge of %s has ended; another one is started", region)
             epoch += 1

@@ -39,6 +39,7 @@ def node_desk(order: dict[str, Any]) -> tuple[dict[str, Ask], dict[str, Any]]:
     asks: dict[str, Ask] = {
         "use": lambda plain: server.use(NodeTable.of_plain(plain)),
         "stand": lambda _: server.stand(),
+        "run": lambda _: server.run(),
         "attend": lambda _: server.attend(),
         "counts": lambda _: server.counts(),
     }

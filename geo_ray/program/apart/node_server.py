@@ -68,17 +68,17 @@ class NodeServer:
         self._host = host
         return host.has_run
 
-    def attend(self) -> bytes:
-        """What its ``run`` returns; without one, return at the end.
+    def run(self) -> bytes:
+        """What its ``run`` returns.
 
         Raises:
             NodeFailedError: it raised.
         """
-        host = self._standing()
-        if host.has_run:
-            return host.run()
+        return self._standing().run()
+
+    def attend(self) -> None:
+        """Return at the end."""
         self._ended.wait()
-        return b""
 
     def counts(self) -> dict[str, list[int]]:
         """See `TrafficCounter.counts`."""
@@ -103,6 +103,9 @@ class NodeServer:
     def _answer(
         self, connection: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, Buffer | None]:
+        target = fields.text(meta, "target")
+        if target != self._shipped.name:  # that one had this address before, and is gone
+            raise NodeLostError(f"{target} is not there any more; {self._shipped.name} is")
         request = b"" if payload is None else payload
         return {}, self.answer(fields.text(meta, "method"), request)
 

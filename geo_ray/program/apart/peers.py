@@ -10,17 +10,15 @@ from typing import Final
 
 from geo_ray.errors import LinkDownError, NodeEndedError, NodeLostError, TransportError
 from geo_ray.program.apart.table import NodeTable
+from geo_ray.program.caller import RETURN_S
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 
-RETURN_S: Final = 300.0
-"""How long a call waits for a node that is started anew."""
-
 FOREVER_S: Final = 365 * 86400.0
 """How long a call goes on is up to the node; that its process is gone, sockets see."""
 
-_CONNECT_S: Final = 10.0
+_CONNECT_S: Final = (0.5, 10.0)  # the first attempt, after which the table may be another; the last
 _RETRY_S: Final = 0.2
 
 
@@ -88,6 +86,7 @@ class NodePeers:
 
     def _client(self, target: str, region: str) -> LanClient:
         deadline_s = time.monotonic() + RETURN_S
+        patience_s, most_s = _CONNECT_S
         while True:
             number, address = self._await_address(target, region, deadline_s)
             with self._changed:
@@ -96,12 +95,13 @@ class NodePeers:
                     return clients.pop()
             try:
                 return LanClient(
-                    address, self._key, {"peer": self._name}, connect_timeout_s=_CONNECT_S
+                    address, self._key, {"peer": self._name}, connect_timeout_s=patience_s
                 )
             except TransportError as error:
                 # Who is being started anew is told of; a busy machine may only be slow to answer.
                 if time.monotonic() > deadline_s:
                     raise NodeLostError(f"{target}: {error.message}") from error
+                patience_s = min(2 * patience_s, most_s)
                 with self._changed:
                     self._changed.wait_for(partial(self._is_newer_than, number), _RETRY_S)
 

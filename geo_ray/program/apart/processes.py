@@ -51,35 +51,36 @@ class StartedProcess:
     def __init__(
         self, name: str, told: Mapping[str, Any], key: bytes, made: LocalProcesses, process: str
     ) -> None:
-        self._name, self._key, self._made, self._process = name, key, made, process
-        self._desk: Address = (told["desk"][0], told["desk"][1])
-        self._client = LanClient(self._desk, key, {"peer": "launcher"}, connect_timeout_s=_ASK_S)
+        self._name, self._made, self._process = name, made, process
+        desk: Address = (told["desk"][0], told["desk"][1])
+        # Two from the start: on one that is open it is seen at once that the process has ended.
+        self._client, self._waiting = (
+            LanClient(desk, key, {"peer": "launcher"}, connect_timeout_s=_ASK_S) for _ in range(2)
+        )
 
     def ask(self, what: str, given: Any = None, *, forever: bool = False) -> Any:
         """Ask it for something.
+
+        Args:
+            what: is asked.
+            given: with it.
+            forever: wait as long as the process goes on; one at a time, beside what else is asked.
 
         Raises:
             NodeFailedError: it has ended.
             GeoRayError: what it raised.
         """
-        client = self._client
+        client, wait_s = (self._waiting, FOREVER_S) if forever else (self._client, _ASK_S)
         try:
-            if forever:  # beside what else is asked
-                client = LanClient(
-                    self._desk, self._key, {"peer": "launcher"}, connect_timeout_s=_ASK_S
-                )
-            wait_s = FOREVER_S if forever or what == "stand" else _ASK_S
             _, answer = client.request({"do": what}, pack(given), timeout_s=wait_s)
         except TransportError as error:
             raise NodeFailedError(self._made.ending(self._name, self._process)) from error
-        finally:
-            if client is not self._client:
-                client.close()
         return unpack(b"\xc0" if answer is None else answer)
 
     def end(self) -> None:
         """Kill it."""
         self._client.close()
+        self._waiting.close()
         self._made.kill(self._process)
 
 
@@ -95,11 +96,15 @@ class ProcessNode:
 
     def stand(self) -> bool:
         """See `RemoteNode.stand`."""
-        return bool(self._process.ask("stand"))
+        return bool(self._process.ask("stand", forever=True))  # it is told of others meanwhile
 
-    def attend(self) -> bytes:
+    def run(self) -> bytes:
+        """See `RemoteNode.run`."""
+        return bytes(self._process.ask("run", forever=True))
+
+    def attend(self) -> None:
         """See `RemoteNode.attend`."""
-        return bytes(self._process.ask("attend", forever=True))
+        self._process.ask("attend", forever=True)
 
     def counts(self) -> dict[str, list[int]]:
         """See `RemoteNode.counts`."""

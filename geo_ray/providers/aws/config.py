@@ -22,7 +22,12 @@ class AwsPlaceConfig(StrictModel):
     )
     security_group_ids: tuple[str, ...] = Field((), description="of the machines")
     instance_profile: str | None = Field(
-        None, description="name of the role's profile with which a machine reads its secrets"
+        None, description="name of the profile of the nodes' role, which reads their secrets"
+    )
+    head_profile: str | None = Field(
+        None,
+        description="name of the profile of the head's role, which may do more: rent, and write "
+        "what is written down of the cluster; null: as `instance_profile`",
     )
     volume_gb: int = Field(100, ge=8, description="size of the encrypted root volume")
     root_device: Annotated[

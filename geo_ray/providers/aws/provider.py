@@ -28,9 +28,9 @@ from geo_ray.providers.base import (
     Shortage,
     Stock,
 )
-from geo_ray.providers.refusals import as_provider_errors, failure
+from geo_ray.providers.refusals import as_provider_errors, failure, unstarted
 from geo_ray.providers.tags import CLUSTER_TAG, read_tags, tags_of
-from geo_ray.providers.user_data import boot_script, needed_join
+from geo_ray.providers.user_data import boot_script, is_head, needed_join
 
 _STATES: Final = {
     "pending": MachineState.PENDING,
@@ -75,20 +75,28 @@ class AwsProvider:
 
     Args:
         config: regions, images, networks and how nodes join.
+        aws: the account; None: that of the credentials that are found.
 
     Raises:
         CloudError: there are no credentials.
     """
 
-    def __init__(self, config: AwsProviderConfig) -> None:
+    def __init__(self, config: AwsProviderConfig, aws: Aws | None = None) -> None:
         self._config = config
-        self._aws = Aws(config.endpoints, attempts=config.attempts, timeout_s=config.timeout_s)
+        self._aws = aws or Aws(
+            config.endpoints, attempts=config.attempts, timeout_s=config.timeout_s
+        )
         self._prices: dict[tuple[str, str, Market], tuple[float, dict[str | None, float]]] = {}
 
     @property
     def name(self) -> str:
         """Name of the provider."""
         return "aws"
+
+    def of_region(self, region: str) -> AwsProvider:
+        """Return what asks one region of the same account alone."""
+        places = {region: self._config.places[region]}
+        return AwsProvider(self._config.model_copy(update={"places": places}), self._aws)
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
         """Return all machines of all regions that bear the cluster's name."""
@@ -143,7 +151,7 @@ class AwsProvider:
             )
             if shortage is not None and machine.request_id is not None:
                 reason = f"{code}: {why.get('Message', '')}"
-                found.append(LaunchFailure(machine.request_id, machine.pool, 1, shortage, reason))
+                found.append(unstarted(machine, machine.request_id, shortage, reason))
         return found
 
     def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
@@ -237,8 +245,11 @@ def _run_instances(request: LaunchRequest, place: AwsPlaceConfig, script: str) -
         arguments["Placement"] = {"AvailabilityZone": zone}
     if place.security_group_ids:
         arguments["SecurityGroupIds"] = list(place.security_group_ids)
-    if place.instance_profile is not None:
-        arguments["IamInstanceProfile"] = {"Name": place.instance_profile}
+    profile = place.instance_profile
+    if is_head(request) and place.head_profile is not None:
+        profile = place.head_profile
+    if profile is not None:
+        arguments["IamInstanceProfile"] = {"Name": profile}
     if request.pool.market is Market.SPOT:
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         arguments["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
@@ -261,6 +272,7 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
         address=item.get("PrivateIpAddress"),
         labels=tags.labels,
         ends_unix_s=tags.ends_unix_s,
+        cluster_id=tags.cluster_id,
     )
 
 

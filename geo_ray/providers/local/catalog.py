@@ -51,6 +51,11 @@ class LocalCatalog(StrictModel):
     )
 
 
+def catalog_path(root: Path) -> Path:
+    """Return where the catalog of a local cloud lies: without one there is no such cloud."""
+    return root / _NAME
+
+
 def read_catalog(root: Path) -> LocalCatalog:
     """Return the catalog of a local cloud.
 
@@ -58,7 +63,7 @@ def read_catalog(root: Path) -> LocalCatalog:
         ProviderRefusedError: there is no such cloud, or its catalog is not valid.
     """
     try:
-        return LocalCatalog.model_validate_json((root / _NAME).read_bytes())
+        return LocalCatalog.model_validate_json(catalog_path(root).read_bytes())
     except OSError as error:
         raise ProviderRefusedError(
             f"there is no local cloud in {root}: {error.strerror or error}",
@@ -76,4 +81,4 @@ def write_catalog(root: Path, catalog: LocalCatalog) -> None:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     beside = root / f".{_NAME}.{os.getpid()}"
     beside.write_text(catalog.model_dump_json(indent=1))
-    beside.replace(root / _NAME)
+    beside.replace(catalog_path(root))

@@ -82,6 +82,7 @@ class LocalMachineFolder:
             address=record["address"] if state is not MachineState.PENDING else None,
             labels=record["labels"],
             ends_unix_s=min((at for at in ends if at is not None), default=None),
+            cluster_id=record.get("cluster_id", ""),  # machines of an earlier release have none
         )
 
     def ask(self, what: str) -> None:

@@ -221,6 +221,7 @@ class LocalProvider:
         record = {
             "request_id": request.request_id,
             "cluster": request.cluster,
+            "cluster_id": request.cluster_id,
             "pool": asdict(request.pool),
             "labels": dict(request.labels),
             "launched_unix_s": now,

@@ -24,7 +24,12 @@ class TencentPlaceConfig(StrictModel):
     subnets: dict[str, str] = Field(min_length=1, description="subnet by zone")
     security_group_ids: tuple[str, ...] = Field((), description="of the machines")
     role: str | None = Field(
-        None, description="name of the CAM role with which a machine reads its secrets"
+        None, description="name of the nodes' CAM role, which reads their secrets"
+    )
+    head_role: str | None = Field(
+        None,
+        description="name of the head's CAM role, which may do more: rent, and read the keys of "
+        "`provider.state`; null: as `role`",
     )
     disk_gb: int = Field(100, ge=20, description="size of the system disk")
 

@@ -28,10 +28,10 @@ from geo_ray.providers.base import (
     Shortage,
     Stock,
 )
-from geo_ray.providers.refusals import as_provider_errors, failure
+from geo_ray.providers.refusals import as_provider_errors, failure, unstarted
 from geo_ray.providers.tags import CLUSTER_TAG, read_tags, tags_of
 from geo_ray.providers.tencent.config import TencentPlaceConfig, TencentProviderConfig
-from geo_ray.providers.user_data import boot_script, needed_join
+from geo_ray.providers.user_data import boot_script, is_head, needed_join
 
 _STATES: Final = {
     "PENDING": MachineState.PENDING,
@@ -61,14 +61,15 @@ class TencentProvider:
 
     Args:
         config: regions, images, networks and how nodes join.
+        tencent: the account; None: that of the credentials that are found.
 
     Raises:
         CloudError: there are no credentials.
     """
 
-    def __init__(self, config: TencentProviderConfig) -> None:
+    def __init__(self, config: TencentProviderConfig, tencent: Tencent | None = None) -> None:
         self._config = config
-        self._tencent = Tencent(
+        self._tencent = tencent or Tencent(
             config.endpoint, attempts=config.attempts, timeout_s=config.timeout_s
         )
         self._prices: dict[tuple[str, str], tuple[float, list[PriceRecord]]] = {}
@@ -77,6 +78,11 @@ class TencentProvider:
     def name(self) -> str:
         """Name of the provider."""
         return "tencent"
+
+    def of_region(self, region: str) -> TencentProvider:
+        """Return what asks one region of the same account alone."""
+        places = {region: self._config.places[region]}
+        return TencentProvider(self._config.model_copy(update={"places": places}), self._tencent)
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
         """Return all machines of all regions that bear the cluster's name."""
@@ -136,7 +142,7 @@ class TencentProvider:
             if item["InstanceState"] == "LAUNCH_FAILED" and machine.request_id is not None:
                 said = str(item.get("LatestOperationErrorMsg") or "the launch failed")
                 shortage = _kind_of(said) or Shortage.SOLD_OUT
-                found.append(LaunchFailure(machine.request_id, machine.pool, 1, shortage, said))
+                found.append(unstarted(machine, machine.request_id, shortage, said))
         return found
 
     def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
@@ -226,8 +232,11 @@ def _run_instances(
     }
     if place.security_group_ids:
         asked["SecurityGroupIds"] = list(place.security_group_ids)
-    if place.role is not None:
-        asked["CamRoleName"] = place.role
+    role = place.role
+    if is_head(request) and place.head_role is not None:
+        role = place.head_role
+    if role is not None:
+        asked["CamRoleName"] = role
     if request.pool.market is Market.SPOT:  # no highest price: the present one is paid
         asked["InstanceMarketOptions"] = {
             "MarketType": "spot",
@@ -255,6 +264,7 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
         address=next(iter(item.get("PrivateIpAddresses") or ()), None),
         labels=tags.labels,
         ends_unix_s=tags.ends_unix_s,
+        cluster_id=tags.cluster_id,
     )
 
 

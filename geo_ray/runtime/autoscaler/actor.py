@@ -13,16 +13,15 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 import ray
 from ray.util import list_named_actors
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.loop import Reconciler, TickResult, WorkLeft
+from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus, told
 from geo_ray.autoscale.target import ClusterTarget
@@ -30,15 +29,16 @@ from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.lease.store import ConditionalStore
-from geo_ray.planning.plan import Plan
 from geo_ray.providers.base import MachineProvider
+from geo_ray.runtime.autoscaler.named_run import NamedRun
 from geo_ray.runtime.autoscaler.ray_nodes import RayNodes
 from geo_ray.runtime.autoscaler.run_work import RunWork
+from geo_ray.runtime.autoscaler.unread import memory_of, put_aside
+from geo_ray.runtime.cluster.detached import Handle, detached_actor
 from geo_ray.runtime.cluster.served import NAME_PREFIX, ServedRegions
 
-Handle = Any  # a Ray actor handle; Ray gives it no useful type
-
 _KEPT: Final = 200
+_NOTES: Final = 20
 _AGAIN_S: Final = 2.0
 _MADE: Final = "#"
 _log = logging.getLogger(__name__)
@@ -54,10 +54,9 @@ class AutoscaleOrder:
         store: for lease and journal; of this cluster alone.
         config: how it works.
         target: what should run.
-        run_path: directory of the run; None: the cluster serves whoever comes, without an end.
-        plan: that the run follows.
-        made: how often a cluster of the name was made; the autoscaler of an earlier one is not
-            this one's.
+        run: that it is made for; None: the cluster serves whoever comes, without an end.
+        made: how often the cluster was made; the autoscaler of an earlier time is not this one's.
+        id: of the cluster's own, which tells it from others of its name.
     """
 
     cluster: str
@@ -65,9 +64,9 @@ class AutoscaleOrder:
     store: ConditionalStore
     config: AutoscaleConfig
     target: ClusterTarget
-    run_path: Path | None = None
-    plan: Plan | None = None
+    run: NamedRun | None = None
     made: int = 1
+    id: str = ""
 
 
 @dataclass(slots=True)
@@ -108,6 +107,7 @@ class AutoscalerActor:
     _stop: EndlessWork = field(default_factory=EndlessWork)
     _wake: threading.Event = field(default_factory=threading.Event)
     _target: ClusterTarget | None = None
+    _lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._live, name="autoscaler", daemon=True).start()
@@ -117,8 +117,8 @@ class AutoscalerActor:
         return self._status
 
     def follow(self, target: ClusterTarget) -> None:
-        """Let something else run from now on."""
-        self._target = target
+        """Let something else run from now on, with the head that there is."""
+        self._target = replace(target, head=self.order.target.head)
         self._wake.set()
 
     def release(self) -> None:
@@ -151,14 +151,21 @@ class AutoscalerActor:
             except LeaseLostError as error:
                 _log.warning("autoscaler: %s", error.message)
                 self._status = AutoscalerStatus(False, errors=(str(error),))
+            except GeoRayError as error:  # before the first look: no cloud, or no store, answers
+                _log.warning("autoscaler: %s", error.message)
+                self._status = AutoscalerStatus(False, errors=(str(error),))
+                time.sleep(_AGAIN_S)
             finally:
                 keeper.close()
 
     def _look_after(self, keeper: LeaseKeeper) -> None:
         order = self.order
+        policy = AutoscalePolicy(order.config, order.cluster, order.id, order.made)
+        keeper.check()
+        self._mend_journal(policy.prefix)
         nodes = RayNodes(order.config.machine_resources, order.target)
         loop = Reconciler(
-            AutoscalePolicy(order.config, order.cluster),
+            policy,
             order.target,
             order.provider,
             nodes,
@@ -180,26 +187,46 @@ class AutoscalerActor:
             self._wake.wait(order.config.every_s)
             self._wake.clear()
 
+    def _mend_journal(self, prefix: str) -> None:
+        """Go on with the machines that are there, if the journal cannot be read."""
+        order = self.order
+
+        def there() -> AutoscalerMemory:
+            return memory_of(order.provider.list_machines(order.cluster), prefix, time.time())
+
+        aside = put_aside(order.store, there)
+        if aside is not None:
+            self._lost = (
+                f"the journal could not be read and is kept as {aside}: its machines go on, and "
+                "what they have cost until then is not known",
+            )
+            _log.warning("autoscaler: %s", self._lost[0])
+
     def _work(self) -> WorkLeft:
         order = self.order
-        if order.run_path is None or order.plan is None:
+        if order.run is None:
             return self._stop
-        idle_s = order.config.calm.idle_s
-        return _OrWork(RunWork(order.run_path, order.plan, idle_s), self._stop)
+        return _OrWork(RunWork(order.run, order.config.calm.idle_s), self._stop)
 
     def _tell(self, result: TickResult) -> None:
-        now_s = result.observed.now_unix_s
+        observed, now_s = result.observed, result.observed.now_unix_s
+        unseen = [
+            duty.machine  # as last listed
+            for duty in result.decided.memory.duties.values()
+            if duty.machine.pool.region in observed.silent
+        ]
         for action in result.decided.actions:
             self._actions.append(told(action, now_s))
         self._status = AutoscalerStatus(
             True,
             now_s,
-            result.observed.machines or (),
+            (*(observed.machines or ()), *unseen),
             result.decided.usd_per_hour,
             tuple(result.decided.memory.ledger.by_region_and_reason()),
-            result.observed.left_s,
+            observed.left_s,
             tuple(self._actions),
-            result.errors,
+            (*self._lost, *result.errors),
+            result.decided.notes[:_NOTES],
         )
 
 
@@ -235,18 +262,5 @@ def start_autoscaler(order: AutoscaleOrder, namespace: str, node_id: str | None 
         namespace: Ray namespace of its actor.
         node_id: of its node; None: this process's.
     """
-    node = node_id or ray.get_runtime_context().get_node_id()
-    return (
-        ray.remote(AutoscalerActor)
-        .options(
-            name=autoscaler_name(order.cluster, order.made),
-            namespace=namespace,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        .remote(order)
-    )
+    name = autoscaler_name(order.cluster, order.made)
+    return detached_actor(AutoscalerActor, order, name, namespace, node_id)

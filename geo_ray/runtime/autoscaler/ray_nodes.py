@@ -7,6 +7,7 @@ node: nothing of the run could be placed there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -36,12 +37,16 @@ class RayNodes:
         try:
             living = _living()
             busy = ray_private.busy_nodes()
+            leaves_ms = ray_private.draining_nodes()
         except Exception as error:  # whatever Ray says: without it nothing is decided
             raise ClusterError(f"Ray does not tell of its nodes: {error}") from error
         found = {}
         for machine in machines:
             for node_id in _of(machine, living):
-                found[machine.id] = NodeSeen(is_ready=True, is_busy=busy.get(node_id, True))
+                leaves_s = None
+                if node_id in leaves_ms:  # 0: nobody said when
+                    leaves_s = leaves_ms[node_id] / 1000 or math.inf
+                found[machine.id] = NodeSeen(True, busy.get(node_id, True), leaves_s)
         return found
 
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:

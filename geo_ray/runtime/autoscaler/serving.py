@@ -17,13 +17,13 @@ from geo_ray.config.cluster import ExistingClusterConfig
 from geo_ray.errors import ClusterError
 from geo_ray.runtime.autoscaler.actor import (
     AutoscaleOrder,
-    Handle,
     autoscaler_name,
     end_autoscalers,
     start_autoscaler,
 )
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.connect import connect
+from geo_ray.runtime.cluster.detached import Handle
 from geo_ray.runtime.cluster.served import NAMESPACE
 from geo_ray.runtime.queue.serving import end_queues
 

@@ -10,10 +10,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from typing import Final
 
 from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError
 from geo_ray.lease.keeper import LeaseKeeper
@@ -21,10 +18,9 @@ from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.loop import QueueLoop
 from geo_ray.queue.place import QueuePlace
+from geo_ray.runtime.cluster.detached import Handle, detached_actor
 from geo_ray.runtime.queue.job_server import QueueJobServer
 from geo_ray.runtime.queue.world import RayQueueWorld
-
-Handle = Any  # a Ray actor handle; Ray gives it no useful type
 
 QUEUES: Final = "geo_ray-queues"
 """Ray namespace of all queues' actors."""
@@ -151,18 +147,5 @@ def start_queue_actor(order: QueueOrder, node_id: str | None = None) -> Handle:
         order: what it is to do.
         node_id: of its node; None: this process's.
     """
-    node = node_id or ray.get_runtime_context().get_node_id()
-    return (
-        ray.remote(QueueActor)
-        .options(
-            name=queue_actor_name(order.config.name),
-            namespace=QUEUES,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        .remote(order)
-    )
+    name = queue_actor_name(order.config.name)
+    return detached_actor(QueueActor, order, name, QUEUES, node_id)

@@ -15,9 +15,9 @@ from geo_ray.errors import ClusterError, QueueError
 from geo_ray.queue.config import QueueConfig
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.connect import connect
+from geo_ray.runtime.cluster.detached import Handle
 from geo_ray.runtime.queue.actor import (
     QUEUES,
-    Handle,
     QueueOrder,
     queue_actor_name,
     start_queue_actor,

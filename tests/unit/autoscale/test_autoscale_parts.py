@@ -118,6 +118,17 @@ def test_a_plan_of_another_configuration_is_refused() -> None:
         target_of(plan(), other, AutoscaleConfig(), shipped_book(), 0.0)
 
 
+def test_a_floor_that_no_machine_could_be_is_refused() -> None:
+    spot = (MachineConfig(type="g5.xlarge", cap=4, markets=("spot",)),)
+    eu = RegionOffer(cloud="aws", at="eu-central-1", machines=spot)
+    other = section(regions={"us": section().regions["us"], "eu": eu})
+    for floor in ("servers", "averager"):
+        config = AutoscaleConfig(floor=floor)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"autoscale\.floor .* plan\.regions\.eu"):
+            target_of(plan(), other, config, shipped_book(), 0.0)
+    assert target_of(plan(), other, AutoscaleConfig(floor="none"), shipped_book(), 0.0)
+
+
 # ------------------------------------------------------------------ demand
 
 

@@ -464,18 +464,3 @@ def test_a_planned_region_is_not_rented_for_twice_while_its_groups_wait() -> Non
     scene = Scene(pending={"r": 3})
     scene.looks(5)
     assert len(scene.machines) == 3
-
-
-# ------------------------------------------------------------------ the books
-
-
-def test_the_ledger_has_what_was_quoted_and_what_it_came_to() -> None:
-    scene = Scene()
-    scene.looks(361)
-    scene.usd[SPOT_A] = scene.usd[SPOT_B] = 0.6
-    scene.looks(360)
-    ((name, reason, row),) = scene.memory.ledger.by_region_and_reason()
-    assert (name, reason) == ("r", "the plan")
-    assert row.machine_h == pytest.approx(6.0, rel=0.01)
-    assert row.quoted_usd == pytest.approx(3 * 2 * 0.3, rel=0.01)
-    assert row.paid_usd == pytest.approx(3 * (0.3 + 0.6), rel=0.01)

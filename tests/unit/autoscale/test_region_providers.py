@@ -1,22 +1,71 @@
-"""Several clouds as one."""
+"""Several clouds as one, of which some may not answer."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 
 from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud, forever
-from geo_ray.errors import ProviderRefusedError, ProviderUnreachableError
-from geo_ray.providers.base import LaunchRequest, Market, Pool
+from geo_ray.errors import ProviderRefusedError, ProviderUnreachableError, RegionsSilentError
+from geo_ray.providers.base import LaunchFailure, LaunchRequest, Machine, Market, Pool, Stock
+from geo_ray.providers.bounded_calls import BoundedCalls
 from geo_ray.providers.by_region import RegionProviders
 
 HERE = Pool("us-east-1", None, "small", Market.SPOT)
 THERE = Pool("ap-shanghai", None, "small", Market.SPOT)
+LONGEST_S = 0.2
 
 
 @pytest.fixture
 def clouds() -> tuple[SimulatedCloud, SimulatedCloud]:
     aws = SimulatedCloud({HERE: forever(0.3)}, lambda: 1000.0)
     return aws, SimulatedCloud({THERE: forever(0.1)}, lambda: 1000.0)
+
+
+@dataclass
+class HangingCloud:
+    """A cloud whose calls may hang until they are let go."""
+
+    inner: SimulatedCloud
+    go: threading.Event = field(default_factory=threading.Event)
+    calls: int = 0
+    hangs: tuple[str, ...] = ("list", "launch", "terminate", "poll", "stock")
+    name: str = "hanging"
+
+    def list_machines(self, cluster: str) -> Sequence[Machine]:
+        self._hang("list")
+        return self.inner.list_machines(cluster)
+
+    def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        self._hang("launch")
+        return self.inner.launch(request)
+
+    def terminate(self, machine_ids: Sequence[str]) -> None:
+        self._hang("terminate")
+        self.inner.terminate(machine_ids)
+
+    def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        self._hang("poll")
+        return self.inner.poll_failures(cluster)
+
+    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        self._hang("stock")
+        return self.inner.stock(pools)
+
+    def _hang(self, call: str) -> None:
+        if call in self.hangs:
+            self.calls += 1
+            self.go.wait(60.0)
+
+
+@pytest.fixture
+def hanging(clouds: tuple[SimulatedCloud, SimulatedCloud]) -> Iterator[HangingCloud]:
+    made = HangingCloud(clouds[0])
+    yield made
+    made.go.set()
 
 
 def test_each_region_is_asked_of_its_cloud(
@@ -46,7 +95,94 @@ def test_a_cloud_that_does_not_answer_keeps_no_other_from_ending_machines(
     names = list(tencent.machines)
     aws.temper = SimTemper(refusal=1.0)
     with pytest.raises(ProviderUnreachableError):
-        both.list_machines("c")
-    with pytest.raises(ProviderUnreachableError):
         both.terminate(names)
     assert not tencent.alive()
+
+
+def test_what_the_others_say_comes_with_the_error_that_names_who_is_silent(
+    clouds: tuple[SimulatedCloud, SimulatedCloud],
+) -> None:
+    aws, tencent = clouds
+    both = RegionProviders({"us-east-1": aws, "us-west-2": aws, "ap-shanghai": tencent})
+    both.launch(LaunchRequest("b", "c", THERE, 1))
+    aws.temper = SimTemper(refusal=1.0)
+    with pytest.raises(RegionsSilentError, match="us-east-1: no answer to list") as listed:
+        both.list_machines("c")
+    assert [machine.id for machine in listed.value.found] == list(tencent.machines)
+    assert listed.value.silent == dict.fromkeys(("us-east-1", "us-west-2"), "no answer to list")
+    strange = Pool("mars", None, "small", Market.SPOT)
+    with pytest.raises(RegionsSilentError, match="mars") as quoted:
+        both.stock([HERE, strange, THERE])
+    assert [stock.usd_per_hour for stock in quoted.value.found] == [0.1]
+    assert set(quoted.value.silent) == {"us-east-1", "us-west-2", "mars"}
+
+
+def test_an_answer_that_makes_no_sense_is_that_of_its_region_alone(
+    clouds: tuple[SimulatedCloud, SimulatedCloud], hanging: HangingCloud
+) -> None:
+    hanging.hangs = ()
+    hanging.inner = None  # type: ignore[assignment]
+    both = RegionProviders({"us-east-1": hanging, "ap-shanghai": clouds[1]})
+    with pytest.raises(RegionsSilentError, match="AttributeError") as listed:
+        both.list_machines("c")
+    assert set(listed.value.silent) == {"us-east-1"}
+
+
+def test_of_one_region_the_error_is_its_own(
+    clouds: tuple[SimulatedCloud, SimulatedCloud],
+) -> None:
+    alone = RegionProviders({"us-east-1": clouds[0]})
+    clouds[0].temper = SimTemper(refusal=1.0)
+    with pytest.raises(ProviderUnreachableError) as listed:
+        alone.list_machines("c")
+    assert type(listed.value) is ProviderUnreachableError
+
+
+def test_a_region_that_hangs_is_waited_for_once_and_the_others_are_not_held(
+    clouds: tuple[SimulatedCloud, SimulatedCloud], hanging: HangingCloud
+) -> None:
+    tencent = clouds[1]
+    tencent.launch(LaunchRequest("b", "c", THERE, 1))
+    both = RegionProviders({"us-east-1": hanging, "ap-shanghai": tencent}, LONGEST_S)
+    with pytest.raises(RegionsSilentError, match=r"did not answer within 0\.2 s") as listed:
+        both.list_machines("c")
+    assert len(listed.value.found) == 1
+    for _ in range(5):
+        with pytest.raises(RegionsSilentError, match="still owes"):
+            both.list_machines("c")
+        with pytest.raises(RegionsSilentError, match="still owes"):
+            both.poll_failures("c")
+    with pytest.raises(ProviderUnreachableError, match="still owes"):
+        both.launch(LaunchRequest("a", "c", HERE, 1))
+    with pytest.raises(ProviderUnreachableError, match="still owes"):
+        both.terminate(["unknown"])
+    assert hanging.calls == 1, "threads do not pile up"
+    both.terminate(list(tencent.machines))
+    assert not tencent.alive()
+    hanging.go.set()
+    while True:
+        try:
+            assert len(both.list_machines("c")) == 1
+            break
+        except RegionsSilentError:
+            pass  # the answer that was owed is on its way
+
+
+def test_prices_that_hang_hide_no_machines(
+    clouds: tuple[SimulatedCloud, SimulatedCloud], hanging: HangingCloud
+) -> None:
+    clouds[0].launch(LaunchRequest("a", "c", HERE, 2))
+    hanging.hangs = ("stock",)
+    both = RegionProviders({"us-east-1": hanging, "ap-shanghai": clouds[1]}, LONGEST_S)
+    with pytest.raises(RegionsSilentError) as quoted:
+        both.stock([HERE, THERE])
+    assert [stock.pool for stock in quoted.value.found] == [THERE]
+    assert len(both.list_machines("c")) == 2
+
+
+def test_a_time_limit_of_the_call_itself_is_its_error() -> None:
+    def late() -> None:
+        raise TimeoutError("the socket")
+
+    with pytest.raises(TimeoutError, match="the socket"):
+        BoundedCalls("here", 60.0).begin(late)()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.report.ending import note_failure
 from geo_ray.planning.plan import Machines, Plan, RegionPlan
+from geo_ray.runtime.autoscaler.named_run import NamedRun
 from geo_ray.runtime.autoscaler.run_work import RunWork
 
 MACHINES = (Machines(type="m", market="spot", count=1, rows=8, rows_per_s=8, usd_per_h=1.0),)
@@ -29,10 +33,10 @@ PLAN = Plan(
 )
 
 
-def begin(log: EventLog) -> None:
+def begin(log: EventLog, *, simulated: bool = False) -> None:
     log.write(
         "run_started", 0.0, run="trial", digest="d", strategy="sma", regions=["eu", "us"],
-        task="digits", seed=0, simulated=False, averager="eu", steps={"eu": 10, "us": 10},
+        task="digits", seed=0, simulated=simulated, averager="eu", steps={"eu": 10, "us": 10},
     )  # fmt: skip
 
 
@@ -49,7 +53,7 @@ def test_all_is_left_before_it_begins_then_what_the_steps_say_and_nothing_when_i
     tmp_path: Path,
 ) -> None:
     clock = VirtualClock()
-    work = RunWork(tmp_path / "runs" / "trial", PLAN, 300.0, clock.now_s)
+    work = RunWork(NamedRun(tmp_path / "runs" / "trial", PLAN), 300.0, clock.now_s)
     assert work.left_s() == 160.0
     run = rundir.create(experiment(f"run.dir={tmp_path / 'runs'}"), tmp_path)
     assert work.left_s() == 160.0
@@ -71,7 +75,7 @@ def test_all_is_left_before_it_begins_then_what_the_steps_say_and_nothing_when_i
 def test_a_run_that_failed_keeps_its_machines_for_a_while(tmp_path: Path) -> None:
     clock = VirtualClock()
     run = rundir.create(experiment(f"run.dir={tmp_path / 'runs'}"), tmp_path)
-    work = RunWork(run.path, PLAN, 300.0, clock.now_s)
+    work = RunWork(NamedRun(run.path, PLAN), 300.0, clock.now_s)
     with driving(seeker_of(run.path, print)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
         write_steps(log, 1, 5)
@@ -81,3 +85,97 @@ def test_a_run_that_failed_keeps_its_machines_for_a_while(tmp_path: Path) -> Non
     assert work.left_s() == pytest.approx(50.0)
     clock.advance_to_s(301.0)
     assert work.left_s() == 0.0
+
+
+# ------------------------------------------------------------------ one name, several directories
+
+
+def new_run(tmp_path: Path, name: str = "trial") -> Path:
+    return rundir.create(experiment(f"run.dir={tmp_path / 'runs'}", f"name={name}"), tmp_path).path
+
+
+def follows(tmp_path: Path, since_unix_s: float = 0.0) -> RunWork:
+    run = NamedRun(tmp_path / "runs" / "trial", PLAN, since_unix_s)
+    return RunWork(run, 300.0, VirtualClock().now_s)
+
+
+@contextmanager
+def driven(run: Path, steps: int, *, simulated: bool = False) -> Iterator[EventLog]:
+    with driving(seeker_of(run, print)), EventLog(run / EVENTS_FILE) as log:
+        begin(log, simulated=simulated)
+        write_steps(log, 1, steps)
+        yield log
+
+
+def finish(run: Path, *, simulated: bool = False) -> None:
+    with driven(run, 10, simulated=simulated) as log:
+        log.write("run_finished", 10.0, summary={})
+
+
+def age(run: Path, by_s: float) -> None:
+    for path in run.iterdir():
+        about = path.stat()
+        os.utime(path, (about.st_atime, about.st_mtime - by_s))
+
+
+def test_a_run_that_was_started_again_is_followed_to_its_other_directory(tmp_path: Path) -> None:
+    first = new_run(tmp_path)
+    work = follows(tmp_path)
+    finish(first)
+    assert work.left_s() == 0.0
+    second = new_run(tmp_path)
+    assert second.name == "trial-2"
+    assert work.left_s() == 160.0, "it has all before it"
+    with driven(second, 4) as log:
+        assert work.left_s() == pytest.approx(60.0)
+        log.write("run_finished", 10.0, summary={})
+    assert work.left_s() == 0.0
+
+
+def test_the_run_that_lives_counts_and_not_one_that_was_cut_off(tmp_path: Path) -> None:
+    first, work = new_run(tmp_path), follows(tmp_path)
+    with driven(first, 3):
+        killed = new_run(tmp_path)
+        with EventLog(killed / EVENTS_FILE) as log:
+            begin(log)
+            write_steps(log, 1, 8)
+        assert work.left_s() == pytest.approx(70.0)
+        finish(killed)
+        assert work.left_s() == pytest.approx(70.0), "the older one goes on"
+    note_failure(first, RegionLostError("us is lost"))
+    assert work.left_s() == 0.0, "the newest is over"
+
+
+def test_what_ended_before_the_cluster_was_made_is_not_its_work(tmp_path: Path) -> None:
+    old = new_run(tmp_path)
+    finish(old)
+    made_unix_s = old.stat().st_mtime - 500.0
+    age(old, 1000.0)
+    work = follows(tmp_path, made_unix_s)
+    assert work.left_s() == 160.0
+    with driven(old, 2):  # it is gone on with
+        assert work.left_s() == pytest.approx(80.0)
+
+
+def test_neither_a_simulation_nor_another_run_that_is_called_so_is_followed(tmp_path: Path) -> None:
+    finish(new_run(tmp_path), simulated=True)
+    work = follows(tmp_path)
+    assert work.left_s() == 160.0
+    other = new_run(tmp_path, "trial-2")
+    finish(other)
+    assert work.left_s() == 160.0
+    mine = new_run(tmp_path)
+    assert mine.name == "trial-3"
+    with driven(mine, 5):
+        assert work.left_s() == pytest.approx(50.0)
+
+
+def test_a_directory_that_was_made_anew_is_read_anew(tmp_path: Path) -> None:
+    first = new_run(tmp_path)
+    work = follows(tmp_path)
+    finish(first)
+    assert work.left_s() == 0.0
+    rundir.discard(rundir.reopen(first)[0])
+    assert work.left_s() == 160.0
+    with driven(new_run(tmp_path), 1):
+        assert work.left_s() == pytest.approx(90.0)

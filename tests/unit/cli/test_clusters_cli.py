@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from geo_ray.cli.main import root
-from geo_ray.cli.tables.cluster import offer_table
+from geo_ray.cli.tables.cluster import offer_lines, offer_table
 from geo_ray.clusters.offer import ClusterOffer, OfferedMachines
 from geo_ray.errors import ClusterStateError, ConfigError, RunDirectoryError
 
@@ -39,6 +39,24 @@ def test_a_dry_run_shows_what_would_be_rented(tmp_path: Path) -> None:
     assert "nothing was started" in shown.output
     for word in ("head", "us-east-1", "g4dn.xlarge", "spot", "USD/h"):
         assert word in shown.output
+
+
+def test_a_budget_that_has_not_the_head_in_it_is_told_before_anything_is_rented() -> None:
+    def told(budget_usd: float | None) -> list[str]:
+        return offer_lines(
+            ClusterOffer.model_construct(
+                usd_per_hour=4.0, total_usd=6.0, head_usd=2.0, budget_usd=budget_usd
+            )
+        )
+
+    assert told(None) == told(8.0)
+    assert told(None) == [
+        "4 USD/h of machines; the run: 6 USD as planned, 2 USD of the head meanwhile"
+    ]
+    assert "plan.budget_usd is 7.9" in told(7.9)[1]
+    head = json.loads(said("up", CONFIG, "--provider", "local", "--dry-run", "--json").stdout)
+    assert head["head_usd"] == pytest.approx(0.384 * head["total_s"] / 3600)
+    assert head["budget_usd"] == 20
 
 
 def test_what_is_not_there_is_told() -> None:

@@ -21,14 +21,17 @@ from geo_ray.autoscale.memory import (
     AutoscalerMemory,
     Duty,
     Parting,
+    PoolRecord,
     decode_memory,
     encode_memory,
+    pool_key,
 )
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
 from geo_ray.clouds.price_book import shipped_book
 from geo_ray.clusters.asked import AskedCluster, asked_cluster
-from geo_ray.clusters.head import find_head, head_address, head_request
+from geo_ray.clusters.clouds import key_of_own_role
+from geo_ray.clusters.head import find_head, head_address, head_request, listed_for_head
 from geo_ray.clusters.making import alone
 from geo_ray.clusters.record import ClusterRecord, decode_cluster, encode_cluster
 from geo_ray.clusters.report import (
@@ -43,7 +46,7 @@ from geo_ray.clusters.up import _forget
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
-from geo_ray.errors import ClusterBusyError, ClusterStateError, ConfigError
+from geo_ray.errors import ClusterBusyError, ClusterStateError, ConfigError, RegionsSilentError
 from geo_ray.job.planning import Sources, make_plan
 from geo_ray.lease.record import MAX_RECORD_BYTES
 from geo_ray.planning.plan import Plan
@@ -52,6 +55,7 @@ from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Market,
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs" / "cluster_local.yaml"
 NOW_S = 1_800_000_000.0
+ID = "0123456789"
 
 
 def test_neither_commits_nor_uploads_have_a_clusters_folder(tmp_path: Path) -> None:
@@ -85,7 +89,8 @@ def plan() -> Plan:
 
 def asked(plan: Plan, where: Path, cloud: str | None = "local", **changes: Any) -> AskedCluster:
     changes = {"provider.state": str(where)} | changes
-    return asked_cluster(experiment(**changes), plan, shipped_book(), cloud, NOW_S)
+    found = asked_cluster(experiment(**changes), plan, shipped_book(), cloud, NOW_S)
+    return replace(found, record=found.record.model_copy(update={"id": ID}))
 
 
 class Listed:
@@ -95,9 +100,15 @@ class Listed:
 
     def __init__(self, *machines: Machine, usd_per_hour: float | None = 2.0) -> None:
         self.machines, self.usd_per_hour = machines, usd_per_hour
+        self.silent: dict[str, str] = {}
 
     def list_machines(self, cluster: str) -> list[Machine]:
-        return list(self.machines)
+        if not self.silent:
+            return list(self.machines)
+        error = RegionsSilentError("some do not answer")
+        error.found = tuple(m for m in self.machines if m.pool.region not in self.silent)
+        error.silent = self.silent
+        raise error
 
     def launch(self, request: LaunchRequest) -> list[Any]:
         raise AssertionError("nothing is launched by looking")
@@ -141,8 +152,10 @@ def test_the_local_cloud_sells_what_the_plan_may_rent_at_the_books_prices(
         assert offer.usd_per_hour == price.amount
     resources = found.record.autoscale.machine_resources
     assert all(has == {"CPU": 4.0} for has in resources.values())
-    head = found.record.head
+    head, counted = found.record.head, found.record.target.head
     assert head.ends_unix_s == NOW_S + found.catalog.longest_life_s
+    assert counted is not None
+    assert (counted.pool, counted.kind.list_usd_per_hour) == (head.pool, 0.384)
 
 
 def test_with_demand_nothing_is_planned_and_the_target_names_no_speed(
@@ -151,6 +164,38 @@ def test_with_demand_nothing_is_planned_and_the_target_names_no_speed(
     record = asked(plan, tmp_path, **{"provider.rent": "demand"}).record
     assert {region.rows_per_s for region in record.target.regions} == {0.0}
     assert record.autoscale.machine_resources
+
+
+def test_no_machine_is_taken_to_outlive_what_the_local_cloud_gives_it(
+    plan: Plan, tmp_path: Path
+) -> None:
+    assert asked(plan, tmp_path).record.autoscale.life_h == 12.0
+    hour = asked(plan, tmp_path, **{"provider.local": {"longest_life_s": 3600}}).record
+    assert hour.autoscale.life_h == 1.0
+    short = {"provider.local": {"longest_life_s": 300}}
+    with pytest.raises(ConfigError, match=r"longest_life_s is 300: .*`life_h`"):
+        asked(plan, tmp_path, **short)
+
+
+def test_with_demand_each_region_must_have_a_type_of_which_the_resources_are_known(
+    plan: Plan, tmp_path: Path
+) -> None:
+    known = {"autoscale.machine_resources": {"m5.2xlarge": {"CPU": 8}}}
+    with pytest.raises(ConfigError, match=r"region 'eu'") as caught:
+        asked(plan, tmp_path, **{"provider.rent": "demand"}, **known)
+    assert "g4dn.xlarge" in caught.value.fix
+
+
+def test_substitutes_are_refused_where_the_regions_name_types(plan: Plan, tmp_path: Path) -> None:
+    types = {"autoscale.substitutes": True}
+    assert asked(plan, tmp_path, **types)
+    regions = [
+        {"name": "us", "workers": 1, "nodes": [{"type": "m5.2xlarge"}]},
+        {"name": "eu", "workers": 1, "server_node": "m5.2xlarge"},
+        {"name": "asia", "workers": 1},
+    ]
+    with pytest.raises(ConfigError, match="of us, eu name types"):
+        asked(plan, tmp_path, **types, regions=regions)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +229,29 @@ def test_a_cloud_needs_a_state_that_its_machines_see(plan: Plan, tmp_path: Path)
     rent = {"provider.rent": "demand", "provider.aws": {"places": places}}
     with pytest.raises(ConfigError, match="machine_resources"):
         asked(plan, tmp_path, None, **{**rent, "provider.state": bucket})
+
+
+@pytest.mark.parametrize(
+    ("places", "is_shared"),
+    [
+        ({}, False),
+        ({"instance_profile": "n"}, True),
+        ({"instance_profile": "n", "head_profile": "n"}, True),
+        ({"instance_profile": "n", "head_profile": "h"}, False),
+        ({"head_profile": "h"}, False),
+    ],
+)
+def test_nodes_with_the_heads_role_are_told(
+    plan: Plan, tmp_path: Path, places: dict[str, str], is_shared: bool
+) -> None:
+    regions = ("us-east-1", "eu-central-1", "ap-northeast-1")
+    every = {at: {"image_id": "ami-1", **places} for at in regions}
+    bucket = "s3://bucket/clusters?region=us-east-1"
+    record = asked(
+        plan, tmp_path, None, **{"provider.aws": {"places": every}, "provider.state": bucket}
+    ).record
+    key = f"provider.aws.places.{record.head.pool.region}.head_profile"
+    assert key_of_own_role(record) == (key if is_shared else None)
 
 
 def test_a_configuration_that_starts_a_cluster_of_its_own_is_refused(tmp_path: Path) -> None:
@@ -279,28 +347,36 @@ def head_of(record: ClusterRecord, state: MachineState = MachineState.RUNNING) -
     return Machine("i-head", request.request_id, request.pool, state, began_s, "10.0.0.2")
 
 
+NOTES = ("machines came, and their nodes did not",)
+
+
 def looked(plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerMemory) -> ClusterReport:
     found = asked(plan, tmp_path)
     found.state.make()
     store = found.state.store()
     store.write(JOURNAL_KEY, encode_memory(memory), None)
     action = ActionTold(time.time(), "launch 1 x g4dn.xlarge spot", "eu", "the plan")
-    status = AutoscalerStatus(True, time.time(), left_s=7200.0, actions=(action,))
+    status = AutoscalerStatus(True, time.time(), left_s=7200.0, actions=(action,), notes=NOTES)
     tell_status(store, ToldStatus(unix_s=time.time(), status=status), None)
     return report_of(found.record, found.state, cloud)
 
 
 def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     record = asked(plan, tmp_path).record
+    chosen = Pool("eu-central-1", "eu-central-1b", "g5.xlarge", Market.SPOT)  # by the cloud
     good, leaving, coming = machine("i-1", "eu"), machine("i-2", "us"), machine("i-3", "asia")
+    good = replace(good, pool=chosen)
     now_s = time.time()
     parting = Parting("the cloud takes it back", now_s + 60)
+    asked_pool = replace(chosen, zone=None)
+    counted = replace(good, pool=asked_pool)
     memory = AutoscalerMemory(
+        pools={pool_key(asked_pool): PoolRecord(asked_pool, 0.75)},
         duties={
-            "i-1": Duty(good, "the plan", 0.5, now_s, now_s, None, has_joined=True),
+            "i-1": Duty(counted, "the plan", 0.5, now_s, now_s, None, has_joined=True),
             "i-2": Duty(leaving, "x", 0.25, now_s, now_s, None, parting, has_joined=True),
             "i-3": Duty(coming, "the plan", 0.5, now_s, now_s, now_s),
-        }
+        },
     )
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
     ended = machine("i-4", "eu", state=MachineState.ENDED)
@@ -314,13 +390,47 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     counts = {p.region: (p.planned, p.ready, p.coming, p.leaving) for p in report.posts}
     assert counts == {"eu": (1, 1, 0, 0), "us": (1, 0, 0, 1), "asia": (1, 0, 1, 0)}
     assert report.wanted == 3
-    assert report.usd_per_hour == pytest.approx(0.5 + 0.25 + 0.5 + 2.0)
+    assert report.usd_per_hour == pytest.approx(0.75 + 0.25 + 0.5 + 2.0)
     assert report.spent_usd == pytest.approx(1.5 + 0.5 * 2.0, rel=1e-3)
     assert report.left_s == 7200.0
     assert report.to_finish_usd == pytest.approx(2 * report.usd_per_hour)
     assert (report.address or "").startswith("10.0.0.2:")
     assert report.acts
-    assert report.notes == ()
+    assert report.notes == NOTES
+
+
+def test_what_the_books_have_of_the_head_is_not_counted_twice(plan: Plan, tmp_path: Path) -> None:
+    record = asked(plan, tmp_path).record
+    head, now_s = head_of(record), time.time()  # half an hour old
+    paid = Duty(head, "the head", 2.0, now_s - 600.0, now_s - 600.0, None, has_joined=True)
+    memory = AutoscalerMemory(heads={head.id: paid})
+    memory.ledger.add("", "the head", 1200 / 3600, 1200 / 3600 * 2.0, 1200 / 3600 * 2.0)
+    report = looked(plan, tmp_path, Listed(head), memory)
+    assert report.spent_usd == pytest.approx(0.5 * 2.0, rel=1e-3)
+    assert report.usd_per_hour == 2.0
+
+
+def test_a_region_that_does_not_answer_is_named_and_its_machines_are_as_they_were(
+    plan: Plan, tmp_path: Path
+) -> None:
+    record = asked(plan, tmp_path).record
+    there = machine("i-2", "us", pool=Pool("mars", None, "g4dn.xlarge", Market.SPOT))
+    now_s = time.time()
+    memory = AutoscalerMemory(
+        duties={"i-2": Duty(there, "the plan", 0.25, now_s, now_s, None, has_joined=True)}
+    )
+    cloud = Listed(head_of(record), machine("i-1", "eu"), there)
+    cloud.silent = {"mars": "no answer within 30 s"}
+    report = looked(plan, tmp_path, cloud, memory)
+    assert {row.id: row.is_ready for row in report.machines} == {"i-1": False, "i-2": True}
+    assert report.notes[0] == "mars does not answer: no answer within 30 s"
+    assert report.head is not None
+    cloud.silent = {record.head.pool.region: "a hole"}
+    hidden = report_of(record, asked(plan, tmp_path).state, cloud)
+    assert hidden.head is None
+    assert not any("geo-ray up" in note for note in hidden.notes)
+    with pytest.raises(RegionsSilentError):
+        listed_for_head(cloud, record)
 
 
 def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> None:
@@ -365,7 +475,7 @@ def test_a_cluster_that_is_made_anew_keeps_what_was_learned_and_not_what_was_spe
     memory.pace.stopped_at_usd = 1.0
     state.store().write(JOURNAL_KEY, encode_memory(memory), None)
     for _ in range(2):
-        _forget(state)
+        _forget(state, nobody)
         found = state.store().read(JOURNAL_KEY)
         assert found is not None
         left = decode_memory(found.data)

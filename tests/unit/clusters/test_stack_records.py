@@ -267,6 +267,7 @@ def test_the_report_counts_no_head_and_says_whose_it_is(plan: Plan, tmp_path: Pa
 
 def test_an_autoscaler_rents_for_its_own_cluster_only(plan: Plan, tmp_path: Path) -> None:
     record, state = written(asked(plan), tmp_path)
+    assert record.target.head is None, "Terraform's head is not in the bill"
     pool = record.target.pools()[0]
     request = LaunchRequest("as-1", record.name, pool, 1, {})
     for changes in ({"phase": "ending"}, {"phase": "down"}, {"made": 2}):

@@ -79,6 +79,8 @@ def test_a_handle_says_that_it_is_no_caller() -> None:
         ([], "has no nodes"),
         ([NodeGroup("eu", (A, A))], "node 'a': names are unique"),
         ([NodeGroup("eu", (ProgramNode("a/b", object),))], "without '/'"),
+        ([NodeGroup("eu", (A, ProgramNode("b", dict, A.handle)))], "'b' are no tuple, but NodeHan"),  # type: ignore[arg-type]
+        ([NodeGroup("eu", (ProgramNode("b", dict, "text"),))], "'b' are no tuple, but str"),  # type: ignore[arg-type]
         ([NodeGroup("eu", (B,))], "holds a handle of 'a', which is not there"),
         ([NodeGroup("eu", (A,), replicas=0)], "of a in eu: replicas = 0"),
         ([NodeGroup("eu", (A,), cpus=-1)], "cpus and gpus: at least 0"),

@@ -48,3 +48,7 @@ def test_one_that_has_returned_stands_for_its_callers() -> None:
     policy.stood("a", runs=True)
     policy.returned("a")
     assert policy.due() == ["b"]
+    policy.stood("b", runs=False)
+    assert policy.failed("a", now_s=1.0)  # its process ended, and it is to answer calls
+    assert not policy.is_over
+    assert policy.due() == ["a"]

@@ -24,6 +24,7 @@ from geo_ray.program.values import pack, unpack
         np.array(5, dtype=">u4"),
         np.array([True, False]),
         np.array([1 + 2j]),
+        np.arange(6.0)[4::4],
     ],
     ids=str,
 )
@@ -44,6 +45,18 @@ def test_tensors(kind: str) -> None:
     assert torch.equal(found, tensor)
     assert unpack(pack(tensor[:0])).shape == (0, 2)
     assert torch.equal(unpack(pack(torch.nn.Parameter(torch.ones(2)))), torch.ones(2))
+
+
+def test_tensors_that_are_views_of_others_or_know_their_past() -> None:
+    past = torch.ones(2, requires_grad=True) * 3
+    views = [torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag, past, past[0]]
+    views += [torch.arange(6.0)[4::4], torch.arange(6.0).reshape(3, 2)[1:2, 1]]
+    for tensor in [*views, torch.ones(1).expand(4), torch.tensor([1j], dtype=torch.complex128)]:
+        found = unpack(pack(tensor))
+        assert torch.equal(found, tensor)
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+        assert not found.requires_grad
+        found += 1  # it is the receiver's own
 
 
 def test_scalars_handles_and_keys() -> None:
@@ -68,6 +81,7 @@ class Own(dict[str, int]):
         np.array(["text"]),
         Own(a=1),
         torch.ones(2, 2).to_sparse(),
+        torch.ones(2, device="meta"),
         torch.nn.Linear(1, 1),
         "\ud800",
     ],
@@ -83,6 +97,20 @@ def test_a_value_in_itself_is_refused() -> None:
     circle.append((circle,))
     with pytest.raises(ValueUnshippableError):
         pack(circle)
+
+
+def test_tuples_lie_in_each_other_as_deep_as_a_threads_stack_allows() -> None:
+    deep: tuple[Any, ...] = ()
+    for _ in range(63):
+        deep = (deep, {"x": 1})
+    assert unpack(pack(deep)) == deep
+    with pytest.raises(ValueUnshippableError, match="more than 64 tuples lie in each other"):
+        pack(((deep,),))
+    data = pack(1)
+    for _ in range(1000):
+        data = ext(1, b"\x91" + data)
+    with pytest.raises(FrameError, match="more than 64 tuples"):  # else the process would crash
+        unpack(data)
 
 
 def framed(name: str, shape: list[int], raw: bytes) -> bytes:
@@ -114,6 +142,7 @@ def ext(code: int, inner: bytes) -> bytes:
         ext(4, framed("load", [1], b"1234")),
         ext(4, framed("float32", [2], b"1234")),
         ext(4, framed("float32", [-1, 2**40], b"")),
+        ext(4, framed("float32", [2**20], b"")),
         ext(5, b"\xff"),
         b"\xdd\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff1",

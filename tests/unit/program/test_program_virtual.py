@@ -123,9 +123,10 @@ def test_a_program_that_waits_for_ever_is_said_to_stand_still() -> None:
     def call(slow: Any) -> None:
         from concurrent.futures import Future
 
+        slow.futures.work(1).result(600.0)  # which is answered long before
         here().clock.wait(Future())
 
-    with pytest.raises(ProgramStalledError, match="at 0 s of virtual time; nodes that wait: user"):
+    with pytest.raises(ProgramStalledError, match="at 1 s of virtual time; nodes that wait: user"):
         run_program(with_slow(call), "virtual")
 
 
@@ -202,3 +203,32 @@ def test_restarts_are_counted_in_their_window() -> None:
     assert "ValueError(1)" in failures(NodeRestarts(0))
     assert "ValueError(4)" in failures(NodeRestarts(3, None))
     assert "ValueError(3)" in failures(NodeRestarts(2, 85.0))
+
+
+class Reborn:
+    """Takes five seconds to be made, and fails two seconds later, for the first time."""
+
+    def __init__(self) -> None:
+        here().clock.sleep_s(5.0)
+        self._born_s = here().clock.now_s()
+
+    def born_s(self) -> float:
+        return self._born_s
+
+    def run(self) -> None:
+        here().clock.sleep_s(2.0)
+        assert self._born_s > 5.0
+
+
+def test_a_call_waits_for_a_node_that_is_made_anew() -> None:
+    def call(reborn: Any) -> list[float]:
+        before_s = reborn.born_s()
+        here().clock.sleep_s(3.0)
+        return [before_s, reborn.born_s(), here().clock.now_s()]
+
+    reborn = ProgramNode("reborn", Reborn)
+    user = ProgramNode("user", Does, (doing(call), reborn.handle))
+    groups = (NodeGroup("eu", (reborn,), restarts=NodeRestarts(1)), NodeGroup("eu", (user,)))
+    result = run_program(Program("p", groups), "virtual")
+    assert result.values["user"] == [5.0, 12.0, 12.0]
+    assert result.restarts == {"reborn": 1}

@@ -23,6 +23,7 @@ from geo_ray.providers.base import (
     Shortage,
 )
 from geo_ray.providers.tags import MachineTags, read_tags, tags_of
+from geo_ray.providers.tencent.config import TencentPlaceConfig
 from geo_ray.providers.user_data import NodeJoin, boot_script
 from tests.cloud_servers import as_caller, shows_no_secret
 from tests.provider_support import CLUSTER, JOIN, CloudBench, aws_bench, tencent_bench
@@ -79,6 +80,35 @@ def test_a_place_says_network_role_and_key(tmp_path: Path) -> None:
         _run_instances(replace(wanted, pool=replace(wanted.pool, zone="us-east-1z")), place, "#!")
 
 
+@pytest.mark.parametrize(
+    ("role", "head_profile", "gets"),
+    [
+        ("head", "geo-ray-head", "geo-ray-head"),
+        ("worker", "geo-ray-head", "geo-ray-node"),
+        ("head", None, "geo-ray-node"),
+    ],
+)
+def test_the_head_has_a_role_of_its_own(role: str, head_profile: str | None, gets: str) -> None:
+    from geo_ray.providers.aws import provider as of_aws
+    from geo_ray.providers.tencent import provider as of_tencent
+
+    pool = Pool("us-east-1", None, "m5.large", Market.ON_DEMAND)
+    wanted = replace(request("r", pool), labels={"geo-ray/role": role})
+    aws = AwsPlaceConfig(
+        image_id="ami-1", instance_profile="geo-ray-node", head_profile=head_profile
+    )
+    asked = of_aws._run_instances(wanted, aws, "#!")
+    assert asked["IamInstanceProfile"] == {"Name": gets}
+    tencent = TencentPlaceConfig(
+        image_id="img-1",
+        vpc_id="vpc-1",
+        subnets={"z-1": "s-1"},
+        role="geo-ray-node",
+        head_role=head_profile,
+    )
+    assert of_tencent._run_instances(wanted, tencent, "#!")["CamRoleName"] == gets
+
+
 def test_tencents_own_timer_ends_a_machine_that_nobody_ends(tencent: CloudBench) -> None:
     tencent.provider.launch(tencent.request("timer"))
     machines = tencent.until("timer", count=2, state=MachineState.RUNNING)
@@ -95,6 +125,7 @@ def test_a_machine_that_fails_late_is_polled(tencent: CloudBench) -> None:
     (failed,) = tencent.provider.poll_failures(CLUSTER)
     assert (failed.request_id, failed.missing) == ("late", 1)
     assert failed.shortage is Shortage.SOLD_OUT
+    assert failed.machine_id not in (None, *(machine.id for machine in tencent.living()))
     assert tencent.other.poll_failures(CLUSTER)  # a reader that died took nothing with it
 
 

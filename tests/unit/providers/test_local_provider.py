@@ -22,7 +22,7 @@ from geo_ray.providers.local.catalog import read_catalog, write_catalog
 from geo_ray.providers.local.provider import LocalProvider
 from tests.provider_support import CLUSTER, CloudBench, Sleeper, local_bench
 
-LONGEST_S = 60.0
+LONGEST_S = 300.0
 
 
 @pytest.fixture

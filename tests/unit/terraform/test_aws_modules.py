@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hcl2
 import pytest
 
 from tests.terraform_support import INFRA, Terraform, copied
@@ -33,6 +34,30 @@ def test_an_example_is_valid(example: Path, tmp_path: Path) -> None:
     terraform.init()
     found = terraform.json("validate", "-json")
     assert found["valid"] and found["warning_count"] == 0, found["diagnostics"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=relative)
+def test_a_peering_joins_the_networks_whose_regions_it_is_told(example: Path) -> None:
+    with (example / "main.tf").open() as file:
+        modules = hcl2.load(file)["module"]
+    names = set()
+    for name, body in ((n.strip('"'), b) for each in modules for n, b in each.items()):
+        if not body["source"].strip('"').endswith("/peering"):
+            continue
+        told = {
+            str(key).strip("${}"): str(at).strip("${}") for key, at in body["providers"].items()
+        }
+        for end in ("from", "to"):
+            region = told[f"aws.{end}"].removeprefix("aws.")
+            assert body[end] == f"${{module.{region}.network}}", name
+        names.add(name)
+    regions = {each["alias"].strip('"') for each in provided(example)}
+    assert len(names) == len(regions) * (len(regions) - 1) // 2
+
+
+def provided(example: Path) -> list[dict[str, str]]:
+    with (example / "providers.tf").open() as file:
+        return [body for each in hcl2.load(file)["provider"] for body in each.values()]
 
 
 def test_there_are_some() -> None:

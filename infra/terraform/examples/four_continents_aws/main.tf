@@ -154,7 +154,7 @@ module "eu_asia" {
   providers = { aws.from = aws.eu, aws.to = aws.asia }
 
   name = "${var.name} eu-asia"
-  from = module.asia.network
+  from = module.eu.network
   to   = module.asia.network
 }
 
@@ -163,7 +163,7 @@ module "eu_sa" {
   providers = { aws.from = aws.eu, aws.to = aws.sa }
 
   name = "${var.name} eu-sa"
-  from = module.sa.network
+  from = module.eu.network
   to   = module.sa.network
 }
 

@@ -1,6 +1,7 @@
-# What machines of one kind may do. Nodes read their secrets, their own region's data and the runs;
-# so the cloud itself keeps a region's rows from the machines of another one. The head may rent
-# machines besides, if an autoscaler runs there.
+# What machines of one kind may do. Nodes read their secrets, use their own region's data, and write
+# their own parts of checkpoints; so the cloud itself keeps a region's rows from the machines of
+# another one, and what is written down of cluster and runs from all nodes. The head writes that, and
+# may rent machines besides, if an autoscaler runs there.
 
 data "aws_caller_identity" "here" {}
 
@@ -45,6 +46,47 @@ data "aws_iam_policy_document" "this" {
       sid       = "Objects"
       actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
       resources = [for arn in statement.value : "${arn}/*"]
+    }
+  }
+
+  # Of the runs a node sees checkpoints and its region's generated data, and writes what its processes
+  # make: the parts of its region's parameter servers, the final model, and the averager's part, which
+  # may come to live in any region. Manifests, events and leases are the driver's, on the head.
+  dynamic "statement" {
+    for_each = var.runs == null ? [] : [var.runs]
+    content {
+      sid       = "RunLists"
+      actions   = ["s3:ListBucket"]
+      resources = [statement.value.arn]
+
+      condition {
+        test     = "StringLike"
+        variable = "s3:prefix"
+        values   = ["runs/*"]
+      }
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.runs == null ? [] : [var.runs]
+    content {
+      sid     = "RunReads"
+      actions = ["s3:GetObject"]
+      resources = [
+        "${statement.value.arn}/runs/*/checkpoints/*",
+        "${statement.value.arn}/runs/*/data/${statement.value.region}/*",
+      ]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.runs == null ? [] : [var.runs]
+    content {
+      sid     = "RunParts"
+      actions = ["s3:PutObject", "s3:AbortMultipartUpload"]
+      resources = [for file in ["${statement.value.region}-ps*", "model-${statement.value.region}", "averager"] :
+        "${statement.value.arn}/runs/*/checkpoints/*/${file}.safetensors"
+      ]
     }
   }
 

@@ -29,6 +29,12 @@ variable "bucket_arns" {
   default     = []
 }
 
+variable "runs" {
+  description = "For nodes: the bucket of the runs, and the region of the run whose parts of checkpoints they write there; null: none."
+  type        = object({ arn = string, region = string })
+  default     = null
+}
+
 variable "rents" {
   description = "Whether an autoscaler rents and ends machines with this role."
   type        = bool

@@ -43,7 +43,8 @@ module "identity" {
   cluster      = var.cluster
   secret_arns  = var.secrets.arns
   kms_key_arns = [var.secrets.kms_key_arn, module.data.kms_key_arn, var.runs.kms_key_arn]
-  bucket_arns  = [module.data.arn, var.runs.arn]
+  bucket_arns  = [module.data.arn]
+  runs         = { arn = var.runs.arn, region = var.region }
 }
 
 module "workers" {

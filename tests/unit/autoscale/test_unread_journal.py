@@ -1,0 +1,99 @@
+"""A journal that cannot be read stops nobody: it is kept aside, and what is there goes on."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+from autoscale_support import CONFIG, SPOT_A, Scene, ends, launches, target
+
+from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
+from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_memory
+from geo_ray.autoscale.policy import AutoscalePolicy
+from geo_ray.autoscale.sim_cloud import SimulatedCloud, forever
+from geo_ray.lease.local_store import LocalConditionalStore
+from geo_ray.providers.base import LaunchRequest
+from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, AutoscalerActor
+from geo_ray.runtime.autoscaler.unread import memory_of, put_aside, read_journal
+
+GOOD = encode_memory(AutoscalerMemory(launches=3))
+DAMAGED = {
+    "torn": GOOD[:-4],
+    "empty": b"",
+    "no journal": b"{",
+    "another version": zlib.compress(b'{"version": 2, "duties": []}'),
+}
+
+
+def store_with(tmp_path: Path, data: bytes) -> LocalConditionalStore:
+    store = LocalConditionalStore(tmp_path)
+    store.write(JOURNAL_KEY, data, None)
+    return store
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
+def test_it_is_kept_aside_and_another_one_begins(tmp_path: Path, data: bytes) -> None:
+    store = store_with(tmp_path, data)
+    assert "cannot be read" in read_journal(store).trouble
+    key = put_aside(store, lambda: AutoscalerMemory(launches=1))
+    assert key is not None and (tmp_path / key).read_bytes() == data
+    assert read_journal(store).memory.launches == 1
+    assert put_aside(store) is None
+    store.write(JOURNAL_KEY, data, read_tag(store))  # once more
+    again = put_aside(store)
+    assert again is not None and (tmp_path / again).read_bytes() == data
+    assert Journal(store, 4).read().epoch == 4
+
+
+def read_tag(store: LocalConditionalStore) -> str:
+    found = store.read(JOURNAL_KEY)
+    assert found is not None
+    return found.tag
+
+
+def test_a_journal_that_can_be_read_stays(tmp_path: Path) -> None:
+    store = store_with(tmp_path, GOOD)
+    assert put_aside(store) is None
+    assert read_journal(store).memory.launches == 3
+    assert put_aside(LocalConditionalStore(tmp_path / "none")) is None
+
+
+def test_machines_that_are_there_go_on_and_are_paid_since_they_are() -> None:
+    scene = Scene()
+    scene.looks(3)
+    there = set(scene.machines)
+    assert there
+    prefix = AutoscalePolicy(CONFIG, "c").prefix
+    scene.memory = memory_of(list(scene.machines.values()), prefix, scene.now_s)
+    scene.memory.epoch = 7
+    for _ in range(3):
+        decided = scene.look()
+        assert launches(decided) == [] and ends(decided) == []
+    assert set(scene.machines) == there
+    assert scene.memory.ledger.paid_usd > 0
+    other = memory_of(list(scene.machines.values()), "as-other-", scene.now_s)
+    assert other.duties == {}
+
+
+def test_an_autoscaler_mends_it_and_says_so(tmp_path: Path) -> None:
+    cloud = SimulatedCloud({SPOT_A: forever(0.3)}, time.time)
+    order = AutoscaleOrder(
+        "c",
+        cloud,
+        store_with(tmp_path, GOOD[:-4]),
+        CONFIG.model_copy(update={"every_s": 3600.0}),
+        target(),
+        id="aa",
+    )
+    labels = {"ray.io/availability-region": "r", "geo-ray/role": "worker"}
+    cloud.launch(LaunchRequest("as-aa-1-1-1", "c", SPOT_A, 2, labels, None, "aa"))
+    actor = AutoscalerActor(order)
+    deadline_s = time.monotonic() + 60.0
+    while not any("could not be read" in each for each in actor.status().errors):
+        assert time.monotonic() < deadline_s, actor.status()
+        time.sleep(0.05)
+    found = order.store.read(JOURNAL_KEY)
+    assert found is not None
+    assert set(decode_memory(found.data).duties) == {"as-aa-1-1-1.0", "as-aa-1-1-1.1"}

@@ -1,0 +1,55 @@
+"""How a process of a program finds the others, with real sockets."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import pytest
+
+from geo_ray.errors import NodeLostError
+from geo_ray.program.apart import peers as peers_module
+from geo_ray.program.apart.node_server import NodeServer
+from geo_ray.program.apart.peers import NodePeers
+from geo_ray.program.apart.shipped import ship
+from geo_ray.program.apart.table import NodeTable
+from geo_ray.program.node import ProgramNode
+from geo_ray.program.values import pack, unpack
+from geo_ray.transport.lan.server import LanServer
+from geo_ray.transport.wire.sockets import Address
+from tests import program_support as toys
+
+HOST: Final = "127.0.0.1"
+KEY: Final = b"k" * 32
+
+
+def table(number: int, address: Address) -> NodeTable:
+    return NodeTable(number, {"node": "eu"}, {"node": address})
+
+
+def test_who_calls_a_dead_address_hears_of_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "RETURN_S", 5.0)
+    with LanServer(HOST, KEY, lambda *_: ({}, b"before")) as gone:
+        pass
+    with LanServer(HOST, KEY, lambda *_: ({}, b"back")) as back:
+        peers = NodePeers("caller", "eu", KEY)
+        peers.use(table(1, gone.address))
+        threading.Timer(0.2, peers.use, (table(2, back.address),)).start()
+        assert bytes(peers.call("node", "same", b"")) == b"back"
+        peers.close()
+
+
+def test_who_got_the_address_of_one_that_is_gone_does_not_answer_for_it() -> None:
+    (other,) = ship(toys.alone(ProgramNode("other", toys.Echo))).values()
+    server = NodeServer(other, "processes", HOST, KEY)
+    peers = NodePeers("caller", "eu", KEY)
+    try:
+        server.stand()
+        regions, nodes = dict.fromkeys(("node", "other"), "eu"), {"other": server.address}
+        peers.use(NodeTable(1, regions, {**nodes, "node": server.address}))
+        assert unpack(peers.call("other", "same", pack([[1], {}]))) == 1
+        with pytest.raises(NodeLostError, match="node is not there any more; other is"):
+            peers.call("node", "same", pack([[1], {}]))
+    finally:
+        peers.close()
+        server.close()
