@@ -117,7 +117,10 @@ class JobWorth(StrictModel):
         description="from its submission, when half of the worth is gone; null: never",
     )
     urgency: float = Field(
-        2.0, ge=0, le=1e3, description="per slot: 0 does not mind, 1 minds, 5 is worth nothing when late"
+        2.0,
+        ge=0,
+        le=1e3,
+        description="per slot: 0 does not mind, 1 minds, 5 is worth nothing when late",
     )
 
     def of(self, slots: float, slot_s: float) -> float:

@@ -15,6 +15,7 @@ MOST_JOB_BYTES: Final = MOST_PACKED_BYTES - 1000
 """Of a job as it is written down, packed."""
 _TOLD: Final = 500  # characters of a refusal
 
+
 def taken(
     state: QueueState, config: QueueConfig, tenant: str, request: AnyRequest, unix_s: float
 ) -> list[AnyEntry]:
@@ -50,13 +51,14 @@ def _named(request: AnyRequest) -> AnyRequest:
         return request
     spec = request.job.spec
     one = spec.model_copy(update={"regions": dict([next(iter(spec.regions.items()))])})
-    bare = {"config": {}, "working_dir": None, "spec": one}
+    bare: dict[str, object] = {"config": {}, "working_dir": None, "spec": one}
     return request.model_copy(update={"job": request.job.model_copy(update=bare)})
 
 
 def _check_written(entry: TakenEntry) -> None:
     """Refuse what could not be written down."""
-    if len(pack(ENTRIES, [entry])) > MOST_JOB_BYTES:
+    entries: list[AnyEntry] = [entry]
+    if len(pack(ENTRIES, entries)) > MOST_JOB_BYTES:
         raise QueueRequestError(
             "its configuration is too large",
             fix=f"A job as it is written down has at most {MOST_JOB_BYTES} bytes, packed.",

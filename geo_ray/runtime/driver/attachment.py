@@ -111,8 +111,9 @@ def go_on(
             controller = controller_of(stage, recorder, evals, origin_unix_s)
             controller.links.go_on(living.sent)
             controller.checkpoints.traffic.go_on(living.sent)
+            gone = living.book.gone.but_for(set(away).difference(actors.primaries))
             # Who was lost before a resume is absent, and that has not waited.
-            controller.members.go_on(living.book.gone, unhurried=experiment.members.absent)
+            controller.members.go_on(gone, unhurried=experiment.members.absent)
             for region in sorted(set(away).intersection(actors.primaries)):
                 member_requests.ask(run.path, MemberRequest(verb="drain", region=region))
             silent_s = max(0.0, now_s - living.last_s)

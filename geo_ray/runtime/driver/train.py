@@ -301,9 +301,8 @@ def _without(
     if left:
         why = "asked to leave" if resume.waits else "members.absent"
         reporting.status(f"going on without {', '.join(left)}: {why}")
-    awaited = [name for name in lost_before(manifest, experiment) if name not in resume.away]
-    away = sorted(resume.away.difference(experiment.present_names))
-    return experiment, GoneRegions(tuple(awaited), tuple(away), kept_rows(found, left))
+    gone = GoneRegions(lost_before(manifest, experiment), rows=kept_rows(found, left))
+    return experiment, gone.but_for(resume.away.difference(experiment.present_names))
 
 
 def _parts_of(found: Checkpoint, places: CheckpointPlaces, experiment: Experiment) -> Resume:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from geo_ray.runtime.actors.spec import RunSpec
@@ -44,6 +44,11 @@ class GoneRegions:
     awaited: tuple[str, ...] = ()
     away: tuple[str, ...] = ()
     rows: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    def but_for(self, regions: Collection[str]) -> GoneRegions:
+        """The same with regions that take no part and are not to come back by themselves."""
+        awaited = tuple(name for name in self.awaited if name not in regions)
+        return GoneRegions(awaited, tuple(sorted({*self.away, *regions})), self.rows)
 
 
 @dataclass(frozen=True, slots=True)

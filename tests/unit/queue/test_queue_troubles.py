@@ -56,9 +56,7 @@ def test_a_request_that_makes_no_sense_is_dropped_and_others_go_on(
 ) -> None:
     queue = sim_queue(tmp_path, policy="pd_ors")
     queue.tick()
-    tree = json.loads(
-        SubmitRequest(id="bad", sent_unix_s=0.0, job=job("bad")).model_dump_json()
-    )
+    tree = json.loads(SubmitRequest(id="bad", sent_unix_s=0.0, job=job("bad")).model_dump_json())
     where, change = POISON[what]
     place = tree
     for key in where:
@@ -277,9 +275,7 @@ def entry(number: int, size: int = 0) -> TakenEntry:
     request = SubmitRequest(id=f"r{number}", sent_unix_s=0.0, job=job(f"j{number}"))
     noise = "".join(Random(number).choices(ascii_letters, k=size))
     full = request.job.model_copy(update={"config": {"noise": noise}})
-    return TakenEntry(
-        unix_s=1.0, tenant="red", request=request.model_copy(update={"job": full})
-    )
+    return TakenEntry(unix_s=1.0, tenant="red", request=request.model_copy(update={"job": full}))
 
 
 def test_who_was_overtaken_does_not_write_on_in_the_next_piece(

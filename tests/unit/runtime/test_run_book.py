@@ -113,7 +113,7 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
     before, maker = filled(asked)
     before.standby, before.former_homes = "us", {"us"}
     before.home = AveragerHome("eu", 4)
-    before.note(10.0, ["us"], is_changing=False)
+    before.note(10.0, GoneRegions(("us",)), is_changing=False)
     book = maker.books[-1]
     after, _ = group_of(asked, 2)
     after.go_on_as(Kept(book, {("eu", 1): 5}, 9), book)
@@ -150,3 +150,11 @@ def test_only_what_has_changed_is_noted() -> None:
     assert maker.books[1].workers["us", 0][0] == 2
     assert [book.gone.awaited for book in maker.books] == [(), (), (), ("us",)]
     assert [book.is_changing for book in maker.books] == [False, False, True, True]
+
+
+def test_who_is_not_to_take_part_is_brought_back_no_more() -> None:
+    """A driver is told so as it attaches: one of them was lost, another had been sent away."""
+    rows = {"us": {"cursor": 4}}
+    before = GoneRegions(("us", "asia"), ("eu",), rows)
+    assert before.but_for({"us", "eu"}) == GoneRegions(("asia",), ("eu", "us"), rows)
+    assert before.but_for(()) == before
