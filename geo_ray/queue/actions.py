@@ -139,6 +139,8 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
         else:
             continue
         for region, count in workers.items():
+            if region not in config.regions:
+                continue  # the queue has it no more, and rents nothing there
             needs = job.request.spec.needs(region)
             gpus[region] += needs.gpus * count
             cpus[region] += needs.cpus_of(count)
