@@ -16,7 +16,7 @@ from geo_ray.errors import ClusterError, LeaseLostError, QueueJournalError
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.queue import inbox
-from geo_ray.queue.actions import Action, EndSubmission, Submit
+from geo_ray.queue.actions import Action, EndSubmission, Submit, target_of
 from geo_ray.queue.entries import EraEntry, OpenedEntry, TakenEntry
 from geo_ray.queue.job_spec import SubmitRequest
 from geo_ray.queue.journal import QueueJournal, piece_key
@@ -192,12 +192,14 @@ def test_a_region_that_the_queue_has_no_more_is_as_one_that_is_gone(
     queue.submit("red", job("two", ("us", "eu"), seconds=60.0, least=1))
     queue.submit("red", job("one", (gone,), seconds=60.0))
     queue.run(15.0)
+    before = queue.state
     queue.die()
     left = {name: {"cpus": 8.0} for name in ("us", "eu", "asia") if name != gone}
     queue.config = queue.world.config = queue_config(
         policy=policy, worth_per_usd=0.001, regions=left
     )
     queue.world.room = dict.fromkeys(left, (0.0, 8.0))
+    assert not target_of(before, queue.config).regions, "nothing is rented there"
     queue.run(150.0)
     assert outcomes(queue) == {"two": "finished", "one": None}
     assert queue.state.jobs["one"].phase == "waiting"
