@@ -10,11 +10,12 @@ from pathlib import Path
 
 from geo_ray.autoscale.actions import Drain, End, Launch
 from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
+from geo_ray.autoscale.demand.pending import GroupWay, LabelWanted, PendingBundle, PendingGroup
 from geo_ray.autoscale.memory import AutoscalerMemory
-from geo_ray.autoscale.observed import NodeSeen, Observed
+from geo_ray.autoscale.observed import NodeSeen, Observed, RegionSilence
 from geo_ray.autoscale.policy import AutoscalePolicy, Decided
-from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud, forever
-from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
+from geo_ray.autoscale.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clouds.tiers import AgeTier
 from geo_ray.providers.base import (
     LaunchFailure,
@@ -71,16 +72,19 @@ class Scene:
     machines: dict[str, Machine] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
     unready: set[str] = field(default_factory=set)
-    busy: bool = False
+    busy: bool | set[str] = False
+    begun: set[str] = field(default_factory=set)
     sold_out: set[Pool] = field(default_factory=set)
     deaf: set[Pool] = field(default_factory=set)
     left_s: float | None = None
-    pending: dict[str, int] = field(default_factory=dict)
+    pending: tuple[PendingGroup, ...] = ()
     failures: list[LaunchFailure] = field(default_factory=list)
     left: dict[Pool, int] = field(default_factory=dict)
     cloud_ahead_s: float = 0.0
     leaves: dict[str, float] = field(default_factory=dict)  # nodes that are drained, until when
     chosen_zone: str = "r-1c"  # by the cloud, where a request names none
+    resources: dict[str, dict[str, float]] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for each in self.target.pools():
@@ -92,7 +96,12 @@ class Scene:
         self.now_s += after_s
         stocks = {pool: Stock(pool, usd) for pool, usd in self.usd.items()}
         nodes = {
-            each.id: NodeSeen(True, self.busy, self.leaves.get(each.id))
+            each.id: NodeSeen(
+                True,
+                self.busy if isinstance(self.busy, bool) else each.id in self.busy,
+                self.leaves.get(each.id),
+                self.resources.get(each.pool.type, {}),
+            )
             for each in self.machines.values()
             if each.id not in self.unready
         }
@@ -104,6 +113,7 @@ class Scene:
             tuple(self.failures),
             self.left_s,
             self.pending,
+            {name: RegionSilence(self.now_s, "no answer") for name in self.silent},
         )
         self.failures = []
         before = repr(self.memory)
@@ -157,8 +167,9 @@ class Scene:
                     )
             case Drain(machine_id=name, until_unix_s=until_s):
                 self.leaves[name] = until_s
-            case End(machine_id=name):
-                self.machines.pop(name, None)
+            case End(machine_id=name, only_idle=only_idle):
+                if not (only_idle and name in self.begun):
+                    self.machines.pop(name, None)
 
 
 @contextmanager
@@ -169,6 +180,14 @@ def simulated_bench(tmp_path: Path) -> Iterator[CloudBench]:
     temper = SimTemper(start_s=0.1, unlisted_s=0.1, quota={"south": 1})
     cloud = SimulatedCloud({**markets, south: forever(1.0)}, time.time, temper)
     yield CloudBench(cloud, cloud, pool(), cheap, rare, south, tells_stock=False)
+
+
+def waiting(
+    count: int = 1, way: GroupWay = "alone", at: str = "r", **resources: float
+) -> PendingGroup:
+    """So many bundles that wait in a region; each wants a CPU unless something else is said."""
+    labels = (LabelWanted(REGION_LABEL, (at,)),)
+    return PendingGroup((PendingBundle(resources or {"CPU": 1.0}, labels, count),), way)
 
 
 def launches(decided: Decided) -> list[Launch]:

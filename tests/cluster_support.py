@@ -15,6 +15,7 @@ from typing import Any
 from moto.server import ThreadedMotoServer
 
 from geo_ray.api.planning import PlanInputs
+from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.loop import Reconciler
 from geo_ray.autoscale.observed import NodeSeen
@@ -308,8 +309,11 @@ class ReadyNodes:
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
         pass
 
-    def pending(self) -> dict[str, int]:
-        return {}
+    def end_idle(self, machine: Machine, reason: str) -> bool:
+        return True
+
+    def pending(self) -> tuple[PendingGroup, ...]:
+        return ()
 
 
 @dataclass

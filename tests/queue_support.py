@@ -185,6 +185,11 @@ class SimWorld:
         """Submissions of a job that are not over."""
         return [s for s in self.submissions.values() if s.request.name == job and not s.is_over]
 
+    def kill(self, job: str) -> None:
+        """A job's driver is killed: it ends without a word."""
+        for each in self.living(job):
+            each.is_over, each.end = True, None
+
     def check(self) -> None:
         """No job is trained twice at once, and none after its end."""
         for name in self.runs:

@@ -69,6 +69,7 @@ def train(
     *,
     begun: RunDirectory | None = None,
     resume: bool = False,
+    away: frozenset[str] = frozenset(),
     sink: Callable[[Event], None] = lambda event: None,
 ) -> Trained:
     """Train in this process, in a new run directory unless one is given."""
@@ -78,7 +79,7 @@ def train(
 
     reporting = Reporting(lambda text: None, [sink], time.time())
     run = begun or rundir.create(experiment, base_dir)
-    found = Resumption() if resume else None
+    found = Resumption(away=away) if resume else None
     return Trained(run, run_to_end(experiment, run, reporting, resume=found))
 
 

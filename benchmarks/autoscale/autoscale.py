@@ -22,9 +22,9 @@ from dataclasses import replace
 
 from benchmarks.common import support
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.market_trace import MarketTrace
 from geo_ray.autoscale.replay.compare import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
 from geo_ray.autoscale.replay.day import DayKind, made_up_day
+from geo_ray.autoscale.replay.market_trace import MarketTrace
 from geo_ray.autoscale.replay.world import SimJob
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clouds.price_book import PriceBook, shipped_book

@@ -1,7 +1,8 @@
 """A simulated cluster whose autoscaler dies: at any call, before it is done or after.
 
 A next one starts with the journal and the next epoch of the lease. The one before may only have
-stood still, and wake up in the middle of what it was doing: then the journal is not its own.
+stood still, and wake up in the middle of what it was doing: then the journal is not its own. Beside
+that, answers of the journal get lost, orders to nodes fail, and the target changes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from dataclasses import dataclass, field
 from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
 from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.loop import Reconciler, TickResult
-from geo_ray.autoscale.market_trace import MarketTrace
+from geo_ray.autoscale.memory import decode_memory
+from geo_ray.autoscale.observed import NodeSeen
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.replay.compare import MemoryStore
+from geo_ray.autoscale.replay.market_trace import MarketTrace
+from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clock import VirtualClock
+from geo_ray.errors import ClusterError, LeaseLostError, RunDirectoryError
 from geo_ray.lease.store import StoredValue
 from geo_ray.providers.base import (
     LaunchFailure,
@@ -69,11 +73,25 @@ class Reaper:
 
 
 @dataclass(slots=True)
+class Trouble:
+    """What fails at the next look.
+
+    Attributes:
+        journal: whether it is written, and the answer gets lost.
+        drains: whether no order to drain comes to its node.
+    """
+
+    journal: bool = False
+    drains: bool = False
+
+
+@dataclass(slots=True)
 class MortalStore:
     """A conditional store as a process sees it that may end."""
 
     inner: MemoryStore
     reaper: Reaper
+    trouble: Trouble = field(default_factory=Trouble)
 
     def read(self, key: str) -> StoredValue | None:
         """See `ConditionalStore.read`."""
@@ -83,7 +101,11 @@ class MortalStore:
     def write(self, key: str, data: bytes, expected: str | None) -> str | None:
         """See `ConditionalStore.write`."""
         with self.reaper.around():
-            return self.inner.write(key, data, expected)
+            tag = self.inner.write(key, data, expected)
+        if self.trouble.journal:
+            self.trouble.journal = False
+            raise RunDirectoryError("the answer to a write got lost")
+        return tag
 
     @contextmanager
     def unchanged(self, key: str, tag: str) -> Iterator[bool]:
@@ -94,10 +116,11 @@ class MortalStore:
 
 @dataclass(slots=True)
 class MortalProvider:
-    """A cloud as a process sees it that may end."""
+    """A cloud as a process sees it that may end; ``ending`` hears what it is about to end."""
 
     inner: SimulatedCloud
     reaper: Reaper
+    ending: Callable[[Sequence[str]], None] = lambda _: None
 
     @property
     def name(self) -> str:
@@ -117,6 +140,7 @@ class MortalProvider:
     def terminate(self, machine_ids: Sequence[str]) -> None:
         """See `MachineProvider.terminate`."""
         with self.reaper.around():
+            self.ending(machine_ids)
             self.inner.terminate(machine_ids)
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
@@ -128,6 +152,28 @@ class MortalProvider:
         """See `MachineProvider.stock`."""
         with self.reaper.around():
             return self.inner.stock(pools)
+
+
+@dataclass(slots=True)
+class TroubledNodes:
+    """The nodes of a cluster, to which an order may not come."""
+
+    inner: SimWorld
+    trouble: Trouble
+
+    def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
+        """See `ClusterNodes.seen`."""
+        return self.inner.seen(machines)
+
+    def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
+        """See `ClusterNodes.drain`."""
+        if self.trouble.drains:
+            raise ClusterError(f"{machine.id} does not hear that it is to leave")
+        self.inner.drain(machine, reason, until_unix_s)
+
+    def pending(self) -> dict[str, int]:
+        """See `ClusterNodes.pending`."""
+        return self.inner.pending()
 
 
 KIND = MachineKind("gpu", 10.0, 20)
@@ -166,6 +212,10 @@ class MortalCluster:
         store: the journal's.
         reaper: ends the autoscaler.
         epoch: how manieth autoscaler this is.
+        target: what should run.
+        trouble: what fails.
+        rude: machines that were ended in the middle of their work, without having been drained.
+        wasted: machines that were ended since nobody waited for them.
         loop: it; None: it has ended, and the next one has not begun.
     """
 
@@ -175,6 +225,10 @@ class MortalCluster:
     store: MemoryStore = field(default_factory=MemoryStore)
     reaper: Reaper = field(default_factory=Reaper)
     epoch: int = 0
+    target: ClusterTarget = TARGET
+    trouble: Trouble = field(default_factory=Trouble)
+    rude: list[str] = field(default_factory=list)
+    wasted: list[str] = field(default_factory=list)
     loop: Reconciler | None = None
 
     @classmethod
@@ -192,20 +246,29 @@ class MortalCluster:
         self.epoch += 1
         reaper = reaper or self.reaper
         policy = AutoscalePolicy(CONFIG, CLUSTER)
-        provider = MortalProvider(self.cloud, reaper)
-        journal = Journal(MortalStore(self.store, reaper), self.epoch)
+        provider = MortalProvider(self.cloud, reaper, self._ending)
+        journal = Journal(MortalStore(self.store, reaper, self.trouble), self.epoch)
+        nodes = TroubledNodes(self.world, self.trouble)
         return Reconciler(
-            policy, TARGET, provider, self.world, self.world, journal, CLUSTER, lambda: None
+            policy, self.target, provider, nodes, self.world, journal, CLUSTER, lambda: None
         )
 
+    def follow(self, target: ClusterTarget) -> None:
+        """Let something else run from now on."""
+        self.target = target
+        if self.loop is not None:
+            self.loop.target = target
+
     def tick(self) -> TickResult | None:
-        """Let the autoscaler look once; None: it died of it. Then time passes."""
+        """Let the autoscaler look once; None: it broke off. Then time passes."""
         result = None
         try:
             if self.loop is None:
                 self.loop = self.next_autoscaler()
             result = self.loop.tick(self.clock.now_s())
-        except Killed:
+        except RunDirectoryError:
+            pass  # it looks again
+        except (Killed, LeaseLostError):
             self.loop = None
         self.world.advance_to_s(self.clock.now_s() + EVERY_S)
         return result
@@ -219,6 +282,18 @@ class MortalCluster:
         self.reaper.calls_left = None
         for _ in range(ticks):
             self.tick()
+
+    def _ending(self, machine_ids: Sequence[str]) -> None:
+        stored = self.store.read("")
+        duties = {} if stored is None else decode_memory(stored.data).duties
+        for each in (self.cloud.machines[name] for name in machine_ids):
+            if each.ended_unix_s is not None:
+                continue
+            node = self.world.seen([each.machine]).get(each.machine.id)
+            if each.machine.id not in duties:
+                self.wasted.append(each.machine.id)
+            elif node is not None and node.is_busy and node.leaves_unix_s is None:
+                self.rude.append(each.machine.id)
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Return how many machines run, by region and role."""

@@ -38,13 +38,13 @@ from benchmarks.common import support
 from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
 from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
 from geo_ray.autoscale.loop import Reconciler
-from geo_ray.autoscale.market_trace import MarketTrace
 from geo_ray.autoscale.memory import decode_memory
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.replay.compare import MemoryStore
 from geo_ray.autoscale.replay.day import DayKind, made_up_day
+from geo_ray.autoscale.replay.market_trace import MarketTrace
+from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud
 from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud
 from geo_ray.autoscale.status import actions_text
 from geo_ray.autoscale.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clock import VirtualClock

@@ -1,6 +1,6 @@
 """A day of spot markets, played to the local cloud: prices, stock, machines taken back.
 
-It follows the rules of the simulated cloud (`geo_ray/autoscale/sim_cloud.py`): who has more
+It follows the rules of the simulated cloud (`geo_ray/autoscale/replay/sim_cloud.py`): who has more
 machines of a pool than there are loses some, with a notice. And it keeps a bill of its own, from
 what it sees of machines: neither the simulated cloud's nor the autoscaler's books.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geo_ray.autoscale.market_trace import MarketTrace
+from geo_ray.autoscale.replay.market_trace import MarketTrace
 from geo_ray.providers.base import Machine, MachineState, Market, Pool
 from geo_ray.providers.local.catalog import LocalCatalog, LocalOffer, write_catalog
 from geo_ray.providers.local.provider import LocalProvider

@@ -7,7 +7,7 @@ from geo_ray.api.run import Run, open_run
 from geo_ray.api.tables import Table, table_of
 from geo_ray.errors import CheckpointError
 from geo_ray.job.checkpoints import store_of
-from geo_ray.runtime.control.saver import regions_in
+from geo_ray.job.start.members import regions_in
 
 
 def checkpoints(run: FilePath | Run) -> Table:

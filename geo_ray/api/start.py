@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment, RunConfig
@@ -31,6 +31,7 @@ from geo_ray.planning.plan import Plan
 from geo_ray.stores.uri import is_s3, join
 
 Tell: TypeAlias = Callable[[str], None]
+_ABSENT: Final = "members.absent"
 _log = logging.getLogger(__name__)
 
 
@@ -44,6 +45,8 @@ class ReadyRun:
         is_changed: whether that is another one than the directory has.
         plan: to follow from now on, if it is another one than before.
         note: what people are told once it has begun; "" for nothing.
+        away: regions that are not to take part in a run that is resumed, whatever its checkpoint
+            has.
     """
 
     run: RunDirectory
@@ -51,6 +54,7 @@ class ReadyRun:
     is_changed: bool = False
     plan: Plan | None = None
     note: str = ""
+    away: frozenset[str] = frozenset()
 
     def begun(self, event: Event) -> None:
         """Write a changed configuration down once the run goes on; given every event.
@@ -220,7 +224,19 @@ def resumed_run(
     check_own_certificates(wanted, goes_on=True)
     # What is on the disk is compared: with `allow_drift` the digest of a file may be another.
     written = rundir.reopen(path, to_look_at=True)[1]
-    return ReadyRun(run, wanted, digest(wanted) != digest(written))
+    away = _away(wanted, overrides, is_given=config is not None)
+    return ReadyRun(run, wanted, digest(wanted) != digest(written), away=away)
+
+
+def _away(wanted: Experiment, overrides: tuple[str, ...], *, is_given: bool) -> frozenset[str]:
+    """Regions that a resumption says are not to take part.
+
+    Where it does not say who is absent, all do whose state the checkpoint has: of those that were
+    not there as the run began, some may have joined since.
+    """
+    keys = [item.partition("=")[0].strip() for item in overrides]
+    says = is_given or any(key == "members" or key.startswith(_ABSENT) for key in keys)
+    return frozenset(wanted.members.absent) if says else frozenset()
 
 
 def _name_note(run: RunDirectory, experiment: Experiment, *, emulated: bool) -> str:

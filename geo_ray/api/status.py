@@ -69,9 +69,9 @@ def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
 def members(run: FilePath) -> Table:
     """The regions of a run, a row each: ``region``, ``state``, ``step`` and ``refused``.
 
-    ``state`` is ``member``, ``absent`` (it was not there at the start, and has not joined),
-    ``joining``, ``leaving``, ``lost``, ``left`` or ``did not join``. ``step`` says since when: the
-    newest step that any region had taken then. ``refused`` is the newest request about
+    ``state`` is ``member``, ``absent`` (it was not there as the run last began, and has not
+    joined), ``joining``, ``leaving``, ``lost``, ``left`` or ``did not join``. ``step`` says since
+    when: the newest step that any region had taken then. ``refused`` is the newest request about
     the region and why it was refused, if it was.
 
     Args:

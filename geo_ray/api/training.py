@@ -126,7 +126,7 @@ def train(
             _tidied(ready.run, watch, is_new=resume is None),
             watch.over(ready.experiment) as watched,
         ):
-            goes_on = None if resume is None else Resumption(checkpoint)
+            goes_on = None if resume is None else Resumption(checkpoint, away=ready.away)
             stands = ready.experiment.cluster.kind == "existing"
             if detach and ready.run.address is not None:
                 raise ConfigError(

@@ -70,11 +70,13 @@ class End:
         machine_id: which.
         region: of the run; empty: not known.
         reason: why.
+        only_idle: whether it stays if anything runs there by now.
     """
 
     machine_id: str
     region: str
     reason: str
+    only_idle: bool = False
 
 
 Action = Launch | Drain | End

@@ -18,12 +18,13 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from geo_ray.autoscale.actions import Action, Drain, End, Launch
+from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.observed import NodeSeen, Observed, RegionSilence
 from geo_ray.autoscale.policy import AutoscalePolicy, Decided
 from geo_ray.autoscale.target import ClusterTarget
-from geo_ray.errors import GeoRayError, ProviderRefusedError, RegionsSilentError
+from geo_ray.errors import ClusterError, GeoRayError, ProviderRefusedError, RegionsSilentError
 from geo_ray.providers.base import LaunchFailure, Machine, MachineProvider, Pool, Shortage, Stock
 
 T = TypeVar("T")
@@ -39,8 +40,15 @@ class ClusterNodes(Protocol):
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
         """Tell a node that it will be gone; nothing new is started there."""
 
-    def pending(self) -> dict[str, int]:
-        """Return by region how many machines more what waits for a place would need."""
+    def end_idle(self, machine: Machine, reason: str) -> bool:
+        """Tell a node to end unless anything runs there.
+
+        Returns:
+            Whether nothing does, and nothing will: it ends, or is not there.
+        """
+
+    def pending(self) -> tuple[PendingGroup, ...]:
+        """Return what waits for a place."""
 
 
 class WorkLeft(Protocol):
@@ -124,7 +132,7 @@ class Reconciler:
 
         def work() -> None:
             nonlocal seen
-            seen = replace(seen, left_s=self.work.left_s(), pending=self.nodes.pending())
+            seen = replace(seen, left_s=self.work.left_s())
 
         def machines() -> None:
             nonlocal seen
@@ -140,6 +148,10 @@ class Reconciler:
             )
             seen = replace(seen, silent=self._silent)
             seen = replace(seen, nodes=self.nodes.seen(found), machines=found)
+
+        def pending() -> None:
+            nonlocal seen
+            seen = replace(seen, pending=self.nodes.pending())
 
         def stocks() -> None:
             if now_unix_s < self._stocks_unix_s + self.policy.prices_every_s:
@@ -159,11 +171,12 @@ class Reconciler:
                 for name in sorted(why.keys() - self._silent.keys())
             )
 
+        # What waits is asked after the nodes: what has found a place meanwhile rents nothing.
         # Failures after machines: what is listed as ended is known to have failed, if it has.
-        for look in (work, machines, stocks, failures):
-            if not self._attempt(errors, look) and look is work:
+        for look in (work, machines, pending, stocks, failures):
+            if not self._attempt(errors, look) and look in (work, pending):
                 # Whether anything is needed is not known: nothing is decided.
-                return seen
+                return replace(seen, machines=None)
         return replace(seen, stocks=self._stocks, failures=tuple(self._failures.values()))
 
     def _keep(self, failures: Sequence[LaunchFailure]) -> None:
@@ -190,7 +203,11 @@ class Reconciler:
                     raise
             case Drain(machine_id=machine_id, reason=reason, until_unix_s=until_s):
                 self.nodes.drain(memory.duties[machine_id].machine, reason, until_s)
-            case End(machine_id=machine_id):
+            case End(machine_id=machine_id, only_idle=only_idle, reason=reason):
+                if only_idle:
+                    machine = memory.duties[machine_id].machine
+                    if not self.nodes.end_idle(machine, reason):
+                        raise ClusterError(f"{machine_id} stays: something began to run there")
                 self.provider.terminate([machine_id])
 
     def _attempt(self, errors: list[str], step: Callable[[], None]) -> bool:

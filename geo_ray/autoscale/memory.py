@@ -53,10 +53,14 @@ class Parting:
         reason: why.
         until_unix_s: when it is taken at the latest; None: it is not drained yet, as something
             else is to take its place first.
+        epoch: of the autoscaler that drains it.
+        only_idle: whether it stays if anything runs there all the same.
     """
 
     reason: str
     until_unix_s: float | None = None
+    epoch: int = 0
+    only_idle: bool = False
 
 
 @dataclass(slots=True)
@@ -74,6 +78,9 @@ class Duty:
         parting: set when it is to go.
         has_joined: whether its node was ever there.
         starting: what it has cost before it was.
+        idle_unix_s: where nothing is planned: since when nothing runs there or wants to; None: it
+            does.
+        is_awaited: there too: whether at the last look something waited for it.
     """
 
     machine: Machine
@@ -85,6 +92,8 @@ class Duty:
     parting: Parting | None = None
     has_joined: bool = False
     starting: SpendRow = field(default_factory=SpendRow)
+    idle_unix_s: float | None = None
+    is_awaited: bool = True
 
 
 @dataclass(slots=True)
@@ -154,6 +163,7 @@ class AutoscalerMemory:
         regions: by name.
         pools: by `pool_key`.
         ledger: what was spent.
+        resources: by type of machine, what Ray found on the last ones.
         heads: by machine id, machines of Ray's head, which are only paid here.
         pace: what was decided of deadline and budget.
     """
@@ -166,6 +176,7 @@ class AutoscalerMemory:
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
     pace: PaceRecord = field(default_factory=PaceRecord)
+    resources: dict[str, dict[str, float]] = field(default_factory=dict)
     heads: dict[str, Duty] = field(default_factory=dict)
 
     def copied(self) -> AutoscalerMemory:
@@ -185,6 +196,7 @@ class AutoscalerMemory:
             pace=replace(self.pace),
             pools={key: replace(each) for key, each in self.pools.items()},
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
+            resources={key: dict(each) for key, each in self.resources.items()},
             heads={key: replace(each) for key, each in self.heads.items()},
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.providers.base import LaunchFailure, Machine, Pool, Stock
 
 
@@ -17,11 +18,13 @@ class NodeSeen:
         is_busy: whether anything runs there; unknown counts as busy.
         leaves_unix_s: when it will be gone, as it is being drained, whoever told it to; infinity:
             nobody said when. None: it is not.
+        resources: that it has in all; empty: not known.
     """
 
     is_ready: bool
     is_busy: bool = True
     leaves_unix_s: float | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 NO_NODE = NodeSeen(is_ready=False, is_busy=False)
@@ -53,7 +56,7 @@ class Observed:
         failures: of launches, each told at least once.
         left_s: seconds that the rest of the job takes with the speed of the target; None: it has
             no known end. 0: it is done, and nothing is needed any more.
-        pending: by region, machines that wait for a place say are needed beside those at hand.
+        pending: what waits for a place.
         silent: by the cloud's name, regions that did not answer; what runs there is not known.
     """
 
@@ -63,7 +66,7 @@ class Observed:
     stocks: Mapping[Pool, Stock] = field(default_factory=dict)
     failures: tuple[LaunchFailure, ...] = ()
     left_s: float | None = None
-    pending: Mapping[str, int] = field(default_factory=dict)
+    pending: tuple[PendingGroup, ...] = ()
     silent: Mapping[str, RegionSilence] = field(default_factory=dict)
 
     def node(self, machine_id: str) -> NodeSeen:

@@ -10,22 +10,23 @@ is done, and all others go on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
 from geo_ray.autoscale.actions import Action, Alternative, Drain, End, Launch
 from geo_ray.autoscale.config import AutoscaleConfig
+from geo_ray.autoscale.demand.keeper import WAITS, DemandChoice, DemandKeeper, DemandRegion
+from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
-from geo_ray.autoscale.notes import unjoined_notes
+from geo_ray.autoscale.notes import resource_notes, unjoined_notes
 from geo_ray.autoscale.observed import Observed
-from geo_ray.autoscale.offers import Losses, offers_of
 from geo_ray.autoscale.pace import RunPace, run_pace
+from geo_ray.autoscale.pool.offers import Losses, offers_of
 from geo_ray.autoscale.posts import Post, PostChoice, PostKeeper
 from geo_ray.autoscale.sightings import (
-    DRAINED,
     NO_NODE_CAME,
-    NOTICE,
+    REPLACED,
     Sightings,
     burn_usd_per_hour,
 )
@@ -40,6 +41,8 @@ from geo_ray.providers.base import LaunchRequest
 
 _PRICES_S: Final = 60.0
 _PRICES_LOOKS: Final = 4
+
+STRANGER: Final = "not in the plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +102,16 @@ class AutoscalePolicy:
             burn = burn_usd_per_hour(memory, target, now_s)
             return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
         orphans = Sightings(self._config, target, memory, observed, self.prefix).take_in()
+        self._go_on(memory, observed)
         pace = run_pace(self._config, target, memory, observed)
         losses = self._losses(target, memory, observed)
-        actions: list[Action] = []
+        actions = self._drains_again(memory, observed)
         shown = []
+        unneeded = set()
         for region in target.regions:
-            if region.at in observed.silent:
+            if region.at in observed.silent or region.rows_per_s <= 0 < pace.speed:
                 continue
-            for post in self._posts(region, pace, self._demand(region, memory, observed)):
-                if post.rows_per_s <= 0:
-                    self._call_off(memory, post)
+            for post in self._posts(region, pace):
                 duties, intents = self._of(memory, post.region, post.role)
                 offers = offers_of(
                     region,
@@ -121,36 +124,65 @@ class AutoscalePolicy:
                 )
                 keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
                 choice = keeper.decide(duties, intents, observed.left_s)
-                actions += self._carry_out(memory, region, post, choice, now_s)
+                if choice.calls_off:
+                    self._call_off(memory, intents)
+                if post.rows_per_s <= 0:
+                    unneeded.add((post.region, post.role))
+                actions += self._carry_out(memory, region, post.role, choice, now_s)
                 if choice.launches:
                     shown.append((f"{post.region}/{post.role}", choice.alternatives))
+        demand = self._demand(target, memory, observed, pace, losses)
+        for (name, role), choice in demand.posts.items():
+            at = target.region(name)
+            if at is not None:
+                actions += self._carry_out(memory, at, role, choice, now_s)
+            if choice.launches:
+                shown.append((f"{name}/{role}", choice.alternatives))
+        for name, role in demand.quiet:
+            unneeded.add((name, role))
+            self._call_off(memory, self._unsent(memory, name, role, now_s))
         actions += self._strangers(target, memory, observed)
         actions += self._ends(memory, observed)
-        actions += self._again(memory, observed)
+        actions += self._again(memory, observed, unneeded)
         burn = burn_usd_per_hour(memory, target, now_s)
-        notes = tuple(unjoined_notes(memory))
+        notes = (
+            *unjoined_notes(memory),
+            *resource_notes(self._config.machine_resources, memory),
+            *sorted(demand.notes),
+        )
         return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown), notes)
 
     # ------------------------------------------------------------------ what is needed
 
-    def _demand(self, region: RegionTarget, memory: AutoscalerMemory, observed: Observed) -> float:
-        """Return the speed that what runs and what waits needs, where no plan says it."""
-        if region.rows_per_s > 0:
-            return region.rows_per_s
-        least = min((kind.rows_per_s for kind in region.kinds), default=0.0)
-        total = observed.pending.get(region.name, 0) * least
-        for duty in self._of(memory, region.name, "worker")[0]:
-            node = observed.node(duty.machine.id)
-            # Whoever has just been told to leave counts once more: it is replaced at once, and what
-            # ran there waits for a place by itself after that.
-            stays = duty.parting in (None, Parting(NOTICE), Parting(DRAINED))
-            if stays and node.is_ready and node.is_busy:
-                kind = region.kind(duty.machine.pool.type, "worker")
-                total += kind.rows_per_s if kind else 0.0
-        return total
+    def _demand(
+        self,
+        target: ClusterTarget,
+        memory: AutoscalerMemory,
+        observed: Observed,
+        pace: RunPace,
+        losses: Losses,
+    ) -> DemandChoice:
+        """Decide for the regions of which no plan says how much is needed."""
+        if pace.speed <= 0:
+            return DemandChoice()
+        now_s, first_s = observed.now_unix_s, self._config.retry.first_s
+        regions = []
+        for region in target.regions:
+            if region.rows_per_s > 0 or region.at in observed.silent:
+                continue
+            offers = [
+                offers_of(region, kinds, memory, observed.stocks, losses, now_s, first_s)
+                for kinds in (region.kinds, (region.server,) if region.server else ())
+            ]
+            regions.append(DemandRegion(region, *offers))
+        only = pace.only_on_demand
+        seen = replace(observed, pending=_that_can_begin(target, observed))
+        keeper = DemandKeeper(self._config, regions, memory, seen, only_on_demand=only)
+        return keeper.decide()
 
-    def _posts(self, region: RegionTarget, pace: RunPace, rows_per_s: float) -> list[Post]:
-        wanted = rows_per_s * pace.speed
+    def _posts(self, region: RegionTarget, pace: RunPace) -> list[Post]:
+        """Return what a plan wants in a region; with a pace of 0 nothing, in any region."""
+        wanted = region.rows_per_s * pace.speed
         name, only, reason = region.name, pace.only_on_demand, pace.reason
         floor = min(region.floor, 1)
         found = []
@@ -160,8 +192,6 @@ class AutoscalePolicy:
             found.append(Post(name, "server", need, (server,), 0, bool(floor) or only, reason))
             floor = 0
         found.append(Post(name, "worker", wanted, region.kinds, floor, only, reason))
-        if pace.speed <= 0:
-            return [replace(post, is_over=True) for post in found]
         return found
 
     def _losses(
@@ -198,7 +228,7 @@ class AutoscalePolicy:
         self,
         memory: AutoscalerMemory,
         region: RegionTarget,
-        post: Post,
+        role: MachineRole,
         choice: PostChoice,
         now_s: float,
     ) -> list[Action]:
@@ -210,41 +240,94 @@ class AutoscalePolicy:
                 self._cluster,
                 pool,
                 count,
-                region.labels(pool, post.role),
+                region.labels(pool, role),
                 now_s + self._config.life_h * 3600.0,
             )
             memory.intents[request.request_id] = Intent(request, reason, usd, now_s, now_s)
-            actions.append(Launch(request, post.region, reason, choice.alternatives))
+            actions.append(Launch(request, region.name, reason, choice.alternatives))
         for duty, reason in choice.drains:
-            actions.append(self._drain(duty, post.region, reason, now_s))
+            actions.append(self._drain(duty, reason, now_s, memory.epoch))
         return actions
 
-    def _drain(self, duty: Duty, region: str, reason: str, now_s: float) -> Drain:
+    def _drain(self, duty: Duty, reason: str, now_s: float, epoch: int) -> Drain:
         until_s = now_s + self._config.drain_s
         if duty.machine.ends_unix_s is not None:
             until_s = min(until_s, duty.machine.ends_unix_s)
-        duty.parting = Parting(reason, until_s)
-        return Drain(duty.machine.id, region, reason, until_s)
+        duty.parting = Parting(reason, until_s, epoch)
+        return Drain(duty.machine.id, _place(duty.machine.labels)[0], reason, until_s)
 
-    def _call_off(self, memory: AutoscalerMemory, post: Post) -> None:
+    def _drains_again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
+        """Drain what was to be drained and is not: the order may never have come to its node.
+
+        If it was another autoscaler's, the machine has all its time once more, since nobody knows
+        how long that has been away.
+        """
+        found: list[Action] = []
+        for duty in memory.duties.values():
+            parting, node = duty.parting, observed.node(duty.machine.id)
+            if parting is None or parting.until_unix_s is None or parting.reason == NO_NODE_CAME:
+                continue
+            if not (node.is_ready and node.is_busy) or node.leaves_unix_s is not None:
+                continue
+            again = self._drain(duty, parting.reason, observed.now_unix_s, memory.epoch)
+            if parting.epoch == memory.epoch:
+                duty.parting = parting
+                again = replace(again, until_unix_s=parting.until_unix_s)
+            found.append(again)
+        return found
+
+    def _call_off(self, memory: AutoscalerMemory, intents: Sequence[Intent]) -> None:
         """Forget what was asked for and is not needed: what comes of it all the same is ended."""
-        for intent in self._of(memory, post.region, post.role)[1]:
+        for intent in intents:
             del memory.intents[intent.request.request_id]
+
+    def _unsent(
+        self, memory: AutoscalerMemory, region: str, role: MachineRole, now_s: float
+    ) -> list[Intent]:
+        """Return requests that nothing has waited for since long: those are sent no more."""
+        idle_s = self._config.calm.idle_s
+        _, intents = self._of(memory, region, role)
+        return [each for each in intents if now_s - each.sent_unix_s >= idle_s]
 
     def _strangers(
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
     ) -> list[Action]:
-        """Send away machines of regions and roles that the target does not have any more."""
+        """Send away, and call off, what is of regions and roles that the target has no more.
+
+        What was rented because something waited, or is of a target that plans nothing, leaves when
+        nothing runs there, unless it will be gone anyway.
+        """
+        now_s = observed.now_unix_s
         known = {(each.name, "worker") for each in target.regions}
         known |= {(each.name, "server") for each in target.regions if each.server is not None}
-        now_s = observed.now_unix_s
-        return [
-            self._drain(duty, duty.machine.labels.get(REGION_LABEL, ""), "not in the plan", now_s)
-            for duty in memory.duties.values()
-            if _place(duty.machine.labels) not in known
-            and duty.machine.pool.region not in observed.silent
-            and (duty.parting is None or duty.parting.until_unix_s is None)
+        is_planned = any(each.rows_per_s > 0 for each in target.regions)
+        asked = [
+            intent
+            for intent in memory.intents.values()
+            if _place(intent.request.labels) not in known
+            and intent.request.pool.region not in observed.silent
         ]
+        self._call_off(memory, asked)
+        found: list[Action] = []
+        for duty in memory.duties.values():
+            is_told = duty.parting is not None and duty.parting.until_unix_s is not None
+            is_silent = duty.machine.pool.region in observed.silent
+            if is_told or is_silent or _place(duty.machine.labels) in known:
+                continue
+            node = observed.node(duty.machine.id)
+            must = duty.parting is not None and duty.parting.reason in REPLACED
+            if must or (is_planned and duty.reason != WAITS):
+                found.append(self._drain(duty, STRANGER, now_s, memory.epoch))
+            elif not (node.is_ready and node.is_busy):
+                duty.parting = Parting(STRANGER, now_s, only_idle=True)
+        return found
+
+    def _go_on(self, memory: AutoscalerMemory, observed: Observed) -> None:
+        """Let machines stay that were to leave while nothing ran there, and are at work again."""
+        for duty in memory.duties.values():
+            node = observed.node(duty.machine.id)
+            if duty.parting and duty.parting.only_idle and node.is_ready and node.is_busy:
+                duty.parting, duty.idle_unix_s = None, None
 
     def _ends(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
         """End what was drained and is free, or has had its time."""
@@ -259,18 +342,26 @@ class AutoscalePolicy:
             is_over = observed.now_unix_s >= parting.until_unix_s
             if is_over or not node.is_busy or parting.reason == NO_NODE_CAME:
                 region = duty.machine.labels.get(REGION_LABEL, "")
-                found.append(End(duty.machine.id, region, parting.reason))
+                found.append(End(duty.machine.id, region, parting.reason, parting.only_idle))
         return found
 
-    def _again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
-        """Send requests again of which nothing was seen: the clouds make each only once."""
+    def _again(
+        self, memory: AutoscalerMemory, observed: Observed, unneeded: Set[tuple[str, str]]
+    ) -> list[Action]:
+        """Send requests again of which nothing was seen: the clouds make each only once.
+
+        Not those for posts that need nothing at the moment: they may again.
+        """
         found: list[Action] = []
         now_s = observed.now_unix_s
         for intent in memory.intents.values():
-            if intent.request.pool.region in observed.silent:
+            is_silent = intent.request.pool.region in observed.silent
+            if is_silent or _place(intent.request.labels) in unneeded:
                 continue
             waited_s = now_s - intent.sent_unix_s
-            if waited_s >= self._config.retry.resend_s and outstanding(memory, intent) > 0:
+            is_due = waited_s >= self._config.retry.resend_s
+            is_due |= waited_s < 0  # by the clock of a head that was ahead
+            if is_due and outstanding(memory, intent) > 0:
                 intent.sent_unix_s = now_s
                 intent.sends += 1
                 region = intent.request.labels.get(REGION_LABEL, "")
@@ -280,3 +371,13 @@ class AutoscalePolicy:
 
 def _place(labels: Mapping[str, str]) -> tuple[str, str]:
     return labels.get(REGION_LABEL, ""), labels.get(ROLE_LABEL, "worker")
+
+
+def _that_can_begin(target: ClusterTarget, observed: Observed) -> tuple[PendingGroup, ...]:
+    """Return what waits, less what a silent region keeps waiting: a group has all, or nothing."""
+    silent = {each.name for each in target.regions if each.at in observed.silent}
+    return tuple(
+        group
+        for group in observed.pending
+        if not any(bundle.regions() and bundle.regions() <= silent for bundle in group.items())
+    )

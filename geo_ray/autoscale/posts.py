@@ -16,7 +16,7 @@ from geo_ray.autoscale.actions import Alternative
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.cover import SHORT, CoverItem, cheapest_cover
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
-from geo_ray.autoscale.offers import Losses, PoolOffer, price_of
+from geo_ray.autoscale.pool.offers import Losses, PoolOffer, price_of
 from geo_ray.autoscale.sightings import LIFE
 from geo_ray.autoscale.target import MachineKind, MachineRole
 from geo_ray.providers.base import Market, Pool
@@ -41,7 +41,6 @@ class Post:
         floor: how many at least are not on the spot market.
         only_on_demand: whether spot machines do not count at all.
         reason: why more machines than the plan's, or others, are wanted; empty: the plan.
-        is_over: whether nothing is needed any more; else machines that are idle stay for a while.
     """
 
     region: str
@@ -51,7 +50,6 @@ class Post:
     floor: int = 0
     only_on_demand: bool = False
     reason: str = ""
-    is_over: bool = False
 
     def speed(self, pool: Pool) -> float:
         """Return what a machine contributes; 0: it does not do."""
@@ -67,11 +65,13 @@ class PostChoice:
     Attributes:
         launches: machines by pool, each with its reason and price.
         drains: machines that leave now, each with its reason.
+        calls_off: whether nothing that was asked for is waited for any more.
         alternatives: all pools as they were judged; empty if none was looked at.
     """
 
     launches: dict[Pool, tuple[int, str, float]] = field(default_factory=dict)
     drains: list[tuple[Duty, str]] = field(default_factory=list)
+    calls_off: bool = False
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -114,10 +114,8 @@ class PostKeeper:
         """
         post = self._post
         if post.rows_per_s <= 0:
-            if post.is_over or self._was_too_much(any(d.parting is None for d in duties)):
-                self._send_all_away(duties)
-            else:
-                self._let_go(duties)
+            self._send_all_away(duties)
+            self._choice.calls_off = True
             return self._choice
         for duty in duties:
             if duty.parting is None and post.speed(duty.machine.pool) <= 0:

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from geo_ray.autoscale.actions import End
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.cooldown import cool_down, did_not_join, gave, joined
-from geo_ray.autoscale.hazard import learn
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding, pool_key
 from geo_ray.autoscale.observed import Observed
-from geo_ray.autoscale.offers import price_of
+from geo_ray.autoscale.pool.cooldown import cool_down, did_not_join, gave, joined
+from geo_ray.autoscale.pool.hazard import learn
+from geo_ray.autoscale.pool.offers import price_of
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget
 from geo_ray.providers.base import Machine, MachineState, Market, Pool, Shortage
 from geo_ray.providers.user_data import HEAD_ROLE
@@ -28,6 +28,8 @@ DRAINED = "its node is being drained"
 LIFE = "it ends by itself soon"
 NO_NODE_CAME = "its node is not there"
 HEAD = "the head"
+REPLACED = (NOTICE, DRAINED, LIFE)
+"""Why a machine goes whatever runs there: another one takes its place."""
 
 
 class Sightings:
@@ -59,6 +61,7 @@ class Sightings:
         for pool, stock in self._observed.stocks.items():
             if stock.usd_per_hour is not None:
                 self._memory.pool(pool).usd_per_hour = stock.usd_per_hour
+        self._take_resources()
         self._take_failures()
         orphans = self._take_machines()
         for machine_id in list(self._memory.duties):
@@ -67,6 +70,19 @@ class Sightings:
         self._take_heads()
         self._give_up_intents()
         return orphans
+
+    def _take_resources(self) -> None:
+        """Note what machines of a type have, the least of those that are there now."""
+        found: dict[str, dict[str, float]] = {}
+        for machine in self._observed.machines or ():
+            has = self._observed.node(machine.id).resources
+            is_own = (machine.request_id or "").startswith(self._prefix)
+            if not has or not is_own:
+                continue  # Ray's head offers nothing of what its machine has
+            least = found.setdefault(machine.pool.type, dict(has))
+            for name in list(least):
+                least[name] = min(least[name], has.get(name, 0.0))
+        self._memory.resources |= found
 
     # ------------------------------------------------------------------ launches
 
@@ -108,7 +124,7 @@ class Sightings:
     def _is_hopeless(self, intent: Intent) -> bool:
         """Return whether it was sent often enough: the time in which nobody looked is no sign."""
         retry = self._config.retry
-        waited_s = min(retry.resend_s, self._now_s - intent.sent_unix_s)
+        waited_s = max(0.0, min(retry.resend_s, self._now_s - intent.sent_unix_s))
         return (intent.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
     def _leave_alone(self, pool: Pool, shortage: Shortage) -> None:

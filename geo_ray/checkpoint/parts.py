@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from geo_ray.checkpoint.folder import PartSource, PartTarget
 from geo_ray.checkpoint.header import (
     LENGTH_BYTES,
     Described,
+    Entry,
     check_header,
     encode_header,
     header_bytes,
@@ -107,24 +109,26 @@ def read_part(place: Path | PartSource, info: PartInfo) -> tuple[dict[str, Tenso
         StoreError: if a store does not answer or refuses.
     """
     folder = _folder(place)
-    name = folder.name_of(info.file)
-    try:
+    with _naming(folder.name_of(info.file)):
         with folder.open(info.file, info.bytes) as file:
             tensors, metadata, digest = _read_all(file, info.bytes)
         if digest != info.sha256:
             raise CheckpointCorruptError("its SHA-256 is not that of the manifest")
-        if (metadata.get("format"), metadata.get("part")) != (_FORMAT, info.name):
-            raise CheckpointCorruptError(f"it is not part {info.name!r} of this format")
-        meta = json.loads(metadata["meta"])
-    except OSError as error:
-        raise _corrupt(name, f"cannot be read: {error.strerror}") from error
-    except CheckpointCorruptError as error:
-        raise _corrupt(name, error.message) from error
-    except (ValueError, KeyError, RecursionError) as error:
-        raise _corrupt(name, f"not decodable: {error}") from error
-    if not isinstance(meta, dict):
-        raise _corrupt(name, "its JSON is no object")
-    return tensors, meta
+        return tensors, _meta_of(metadata, info)
+
+
+def read_meta(place: Path | PartSource, info: PartInfo) -> JSONObject:
+    """Read the JSON of a part alone; of one that was verified, as its SHA-256 is not looked at.
+
+    Raises:
+        CheckpointCorruptError: if the file is missing, of another size, or its header is not sound.
+        StoreError: if a store does not answer or refuses.
+    """
+    folder = _folder(place)
+    with _naming(folder.name_of(info.file)):
+        with folder.open(info.file, info.bytes) as file:
+            metadata, _ = _read_header(_Filling(file), info.bytes)
+        return _meta_of(metadata, info)
 
 
 def verify_part(place: Path | PartSource, info: PartInfo) -> None:
@@ -157,29 +161,62 @@ def _read_all(file: io.RawIOBase, file_bytes: int) -> tuple[dict[str, Tensor], d
     Raises:
         CheckpointCorruptError: if its header is not sound, or the file ends early.
     """
-    digest = hashlib.sha256()
-
-    def fill(rest: memoryview) -> None:
-        while rest:
-            size = file.readinto(rest[:_BLOCK_BYTES])
-            if not size:
-                raise CheckpointCorruptError("it ends early")
-            digest.update(rest[:size])
-            rest = rest[size:]
-
-    def take(num_bytes: int) -> bytes:
-        room = bytearray(num_bytes)
-        fill(memoryview(room))
-        return bytes(room)
-
-    start = take(min(LENGTH_BYTES, file_bytes))
-    header = start + take(min(header_bytes(start), file_bytes) - LENGTH_BYTES)
-    metadata, entries = check_header(memoryview(header), file_bytes)
+    source = _Filling(file)
+    metadata, entries = _read_header(source, file_bytes)
     tensors: dict[str, Tensor] = {}
     for entry in entries:
         tensors[entry.name] = tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        fill(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return tensors, metadata, digest.hexdigest()
+        source.fill(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return tensors, metadata, source.digest.hexdigest()
+
+
+class _Filling:
+    """Reads an open part in order, and hashes it on the way."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def fill(self, rest: memoryview) -> None:
+        while rest:
+            size = self._file.readinto(rest[:_BLOCK_BYTES])
+            if not size:
+                raise CheckpointCorruptError("it ends early")
+            self.digest.update(rest[:size])
+            rest = rest[size:]
+
+    def take(self, num_bytes: int) -> bytes:
+        room = bytearray(num_bytes)
+        self.fill(memoryview(room))
+        return bytes(room)
+
+
+def _read_header(source: _Filling, file_bytes: int) -> tuple[dict[str, str], list[Entry]]:
+    start = source.take(min(LENGTH_BYTES, file_bytes))
+    header = start + source.take(min(header_bytes(start), file_bytes) - LENGTH_BYTES)
+    return check_header(memoryview(header), file_bytes)
+
+
+def _meta_of(metadata: Mapping[str, str], info: PartInfo) -> JSONObject:
+    if (metadata.get("format"), metadata.get("part")) != (_FORMAT, info.name):
+        raise CheckpointCorruptError(f"it is not part {info.name!r} of this format")
+    meta = json.loads(metadata["meta"])
+    if not isinstance(meta, dict):
+        raise CheckpointCorruptError("its JSON is no object")
+    return meta
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Whatever is wrong with a part is told with its name."""
+    try:
+        yield
+    except OSError as error:
+        raise _corrupt(name, f"cannot be read: {error.strerror}") from error
+    except CheckpointCorruptError as error:
+        raise _corrupt(name, error.message) from error
+    except (ValueError, KeyError, RecursionError) as error:
+        raise _corrupt(name, f"not decodable: {error}") from error
 
 
 def _pieces(tensor: Tensor | InPieces) -> Iterator[Tensor]:

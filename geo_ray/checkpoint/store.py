@@ -26,7 +26,7 @@ from geo_ray.checkpoint.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from geo_ray.checkpoint.parts import read_part, verify_part
+from geo_ray.checkpoint.parts import read_meta, read_part, verify_part
 from geo_ray.config.canonical import JSONObject
 from geo_ray.errors import (
     CheckpointConflictError,
@@ -67,6 +67,14 @@ class Checkpoint:
             StoreError: if a store does not answer or refuses.
         """
         return read_part(self.folder, self.manifest.part(name))
+
+    def meta(self, name: str) -> JSONObject:
+        """Read the JSON of one part alone.
+
+        Raises:
+            CheckpointError, CheckpointCorruptError, StoreError: as for `read`.
+        """
+        return read_meta(self.folder, self.manifest.part(name))
 
 
 class CheckpointStore:

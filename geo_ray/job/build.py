@@ -43,6 +43,7 @@ from geo_ray.util.reused_memory import ReusedMemory
 from geo_ray.util.together import in_turn
 
 _INNER_RATE: Final = "optimizer.lr"
+_LEAST_REGIONS: Final = 2  # that a run begins with, if it does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +290,9 @@ def build_averager(
 
 
 def check_absent(experiment: Experiment) -> None:
-    """Refuse regions that are to join later where none can; of a run that begins.
+    """Refuse regions that are to join later where none can, or too many of them.
 
-    One that was resumed may be without regions in other ways.
+    Fewer than two train only where `members.min` says so: nobody's update would meet another's.
 
     Raises:
         ConfigError: naming the key.
@@ -303,9 +304,10 @@ def check_absent(experiment: Experiment) -> None:
     overlay, has_transfers = experiment.overlay.kind, experiment.transfers is not None
     why = why_fixed(overlay, experiment.codec, has_transfers=has_transfers)
     why = why or why_nobody_joins(shards)
-    least, present = max(2, members.min or 1), len(experiment.present)
+    least, present = members.min or _LEAST_REGIONS, len(experiment.present)
     if why is None and present < least:
         why = f"{present} of {', '.join(names)} would be there: leave at least {least}"
+        why += "" if members.min is not None else ", or set members.min"
     if why is not None:
         raise ConfigError(f"members.absent: {why}", fix="Change the named key.")
 

@@ -109,7 +109,7 @@ def actions_of(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[
         if attempt.leave is not None:
             if one.state != "going":
                 continue
-            late = seen.unix_s - attempt.leave.unix_s > config.patience.save_s
+            late = seen.unix_s - attempt.leave_unix_s > config.patience.save_s
             found.append(AskStop(job.name) if one.trains and not late else EndSubmission(name))
         elif one.state == "unknown":
             found.append(Submit(job.request, attempt.number, attempt.workers, attempt.averager))
@@ -139,6 +139,8 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
         else:
             continue
         for region, count in workers.items():
+            if region not in config.regions:
+                continue  # the queue has it no more, and rents nothing there
             needs = job.request.spec.needs(region)
             gpus[region] += needs.gpus * count
             cpus[region] += needs.cpus_of(count)

@@ -35,7 +35,8 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
         now: what is seen.
     """
     era = state.era
-    before = era.slots[-1].jobs if era.slots else {}
+    newest = era.slots[-1] if era.slots else None
+    before = {} if newest is None else newest.jobs
     jobs: dict[str, SeenJob] = {}
     arrived: list[str] = []
     again: list[str] = []
@@ -47,7 +48,8 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
         if not regions:
             continue  # if the policy does not know it yet, it has not come for that
         seen = before.get(job.name)
-        if job.name in era.moved or (seen is not None and seen.regions != regions):
+        is_other = seen is not None and seen.regions != regions
+        if job.name in era.moved or is_other:
             again.append(job.name)  # it is another job now, as far as the policy is concerned
         if job.name not in era.known or job.name in again:
             arrived.append(job.name)
@@ -59,6 +61,8 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
             start_s=_start_s(state, config, job, now.unix_s),
             waited=job.course.waited,
             attained_s=job.course.attained_s,
+            admitted=job.name in era.admitted,
+            lost=newest is not None and _has_lost(job, newest, is_other=is_other),
         )
     living = {job.name for job in state.living()}
     gone = [name for name in before if name not in living]
@@ -71,6 +75,14 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
         gone=tuple(gone),
         jobs=jobs,
     )
+
+
+def _has_lost(job: QueuedJob, newest: SlotEntry, *, is_other: bool) -> bool:
+    """Whether a job has lost since the newest slot what it had, and not by its own doing."""
+    if any(each.is_lost and each.unix_s >= newest.unix_s for each in job.course.failures):
+        return True
+    has_begun = job.attempt is not None or bool(job.course.failures or job.course.done)
+    return has_begun and (is_other or job.name not in newest.jobs)
 
 
 def _start_s(state: QueueState, config: QueueConfig, job: QueuedJob, unix_s: float) -> float:
@@ -179,7 +191,7 @@ def _starting(jobs: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob
 
 
 def _leftovers(stranded: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob]:
-    """Give those that a policy of a new era would not take what they asked for; it may not fit."""
+    """Give those that a policy has no place for what they asked for; it may not fit."""
     found = {}
     for job in stranded:
         spec = job.request.spec

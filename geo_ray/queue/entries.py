@@ -48,6 +48,12 @@ class SeenJob(StrictModel):
     start_s: float = Field(0.0, ge=0, description="until it trains, once it has something")
     waited: int = Field(0, ge=0, description="slots in which it had nothing")
     attained_s: float = Field(0.0, ge=0, description="seconds of workers that it has had")
+    admitted: bool = Field(False, description="whether it was taken on before this slot")
+    lost: bool = Field(
+        False,
+        description="whether it lost its processes or regions since the slot before, through no "
+        "fault of its own",
+    )
 
 
 class GivenJob(StrictModel):
@@ -118,7 +124,9 @@ class GoneEntry(StrictModel):
     unix_s: float
     job: str
     attempt: int
-    how: Literal["saved", "finished", "failed"]
+    how: Literal["saved", "finished", "failed", "lost"] = Field(
+        description="lost: it failed through no fault of its own"
+    )
     code: str | None = None
     told: str = ""
 

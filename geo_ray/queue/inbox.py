@@ -74,19 +74,17 @@ def post(store: ConditionalStore, tenant: str, request: SignedRequest) -> None:
 
 
 def look(store: ConditionalStore, tenant: str) -> list[SignedRequest]:
-    """Return what is in a tenant's box; one that cannot be read is emptied."""
+    """Return what is in a tenant's box; one that makes no sense is empty, see `remove`."""
     found = store.read(box_key(tenant))
-    if found is None:
-        return []
-    try:
-        return unpack(_BOX, found.data, box_key(tenant))
-    except QueueJournalError:  # whoever may write there has put nonsense in
-        store.write(box_key(tenant), pack(_BOX, []), found.tag)
-        return []
+    return [] if found is None else _read(found.data, tenant)
 
 
 def remove(store: ConditionalStore, tenant: str, known: Collection[str]) -> None:
-    """Take out what is written down elsewhere."""
+    """Take out what is written down elsewhere, and what makes no sense.
+
+    Raises:
+        QueueRequestError: the box is fought over.
+    """
     _change(store, tenant, lambda box: [each for each in box if each.id not in known])
 
 
@@ -97,7 +95,7 @@ def _change(
 ) -> None:
     for _ in range(_TRIES):
         found = store.read(box_key(tenant))
-        box = [] if found is None else unpack(_BOX, found.data, box_key(tenant))
+        box = [] if found is None else _read(found.data, tenant)
         data = pack(_BOX, change(box))
         if len(data) > MOST_PACKED_BYTES:
             raise QueueRequestError(
@@ -111,3 +109,10 @@ def _change(
         f"the box of tenant {tenant} changes faster than it can be written",
         fix="Try again.",
     )
+
+
+def _read(data: bytes, tenant: str) -> list[SignedRequest]:
+    try:
+        return unpack(_BOX, data, box_key(tenant))
+    except QueueJournalError:  # whoever may write there has put nonsense in
+        return []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from geo_ray.config.base import StrictModel
 from geo_ray.config.region import Name
@@ -15,14 +15,28 @@ JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,38}[a-z0-9])?$")
 """What a job may be called: it is a part of its run's and of its submission's name."""
 
 
+# A tenant says these of its job, and all jobs are decided about together: what is beyond any job
+# would stop the queue for everybody.
+_MOST_WORKERS: Final = 10_000
+_MOST_UNITS: Final = 1e6
+_MOST_ROWS: Final = 10**9
+_MOST_STEPS: Final = 10**12
+_MOST_S: Final = 1e9
+_MOST_BYTES: Final = 1e15
+_MOST_WORTH: Final = 1e12
+LEAST_STEP_S: Final = 1e-9
+
+
 class RegionNeeds(StrictModel):
     """What a job wants in one of its regions."""
 
-    workers: int = Field(ge=1, description="as configured")
-    rows: int = Field(ge=1, description="of a step of all of them")
-    cpus: float = Field(ge=0, description="of a worker")
-    gpus: float = Field(ge=0, description="of a worker")
-    server_cpus: float = Field(ge=0, description="of the region's servers and bridge together")
+    workers: int = Field(ge=1, le=_MOST_WORKERS, description="as configured")
+    rows: int = Field(ge=1, le=_MOST_ROWS, description="of a step of all of them")
+    cpus: float = Field(ge=0, le=_MOST_UNITS, description="of a worker")
+    gpus: float = Field(ge=0, le=_MOST_UNITS, description="of a worker")
+    server_cpus: float = Field(
+        ge=0, le=_MOST_UNITS, description="of the region's servers and bridge together"
+    )
 
     def cpus_of(self, workers: int) -> float:
         """Return what so many workers need, with the servers beside them."""
@@ -32,24 +46,34 @@ class RegionNeeds(StrictModel):
 class JobPace(StrictModel):
     """How fast a job is: the planner's step model and timing."""
 
-    fixed_s: float = Field(ge=0, description="of every step")
-    row_s: float = Field(ge=0, description="of a row on one worker")
-    lan_s: float = Field(0.0, ge=0, description="of every worker")
-    model_bytes: float = Field(ge=0, description="of a push, and of a pull")
-    every: float = Field(1.0, gt=0, description="steps from one exchange to the next")
-    hides: float | None = Field(0.0, ge=0, description="steps that hide one; null: any number")
+    fixed_s: float = Field(ge=0, le=_MOST_S, description="of every step")
+    row_s: float = Field(ge=0, le=_MOST_S, description="of a row on one worker")
+    lan_s: float = Field(0.0, ge=0, le=_MOST_S, description="of every worker")
+    model_bytes: float = Field(ge=0, le=_MOST_BYTES, description="of a push, and of a pull")
+    every: float = Field(
+        1.0, ge=1e-3, le=_MOST_S, description="steps from one exchange to the next"
+    )
+    hides: float | None = Field(
+        0.0, ge=0, le=_MOST_S, description="steps that hide one; null: any number"
+    )
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> Self:
+        if self.fixed_s + self.row_s < LEAST_STEP_S:
+            raise ValueError("a step takes no time")
+        return self
 
 
 class JobSpec(StrictModel):
     """What the schedulers must know of a job."""
 
     regions: dict[Name, RegionNeeds] = Field(min_length=1)
-    steps: int = Field(ge=1, description="of a region")
+    steps: int = Field(ge=1, le=_MOST_STEPS, description="of a region")
     pace: JobPace
     averager: Name = Field(description="where it lives, as configured")
     anywhere: bool = Field(False, description="whether its data are in every region of the queue")
     least_regions: int = Field(ge=1, description="with fewer of its regions it does not train")
-    most_workers: int = Field(ge=1, description="in all regions")
+    most_workers: int = Field(ge=1, le=_MOST_WORKERS, description="in all regions")
 
     @property
     def rows_per_step(self) -> int:
@@ -85,12 +109,18 @@ class JobSpec(StrictModel):
 class JobWorth(StrictModel):
     """What a job is worth by when it is done."""
 
-    worth: float = Field(1.0, gt=0, description="if it is done at once")
+    worth: float = Field(1.0, gt=0, le=_MOST_WORTH, description="if it is done at once")
     deadline_s: float | None = Field(
-        None, gt=0, description="from its submission, when half of the worth is gone; null: never"
+        None,
+        gt=0,
+        le=_MOST_S,
+        description="from its submission, when half of the worth is gone; null: never",
     )
     urgency: float = Field(
-        2.0, ge=0, description="per slot: 0 does not mind, 1 minds, 5 is worth nothing when late"
+        2.0,
+        ge=0,
+        le=1e3,
+        description="per slot: 0 does not mind, 1 minds, 5 is worth nothing when late",
     )
 
     def of(self, slots: float, slot_s: float) -> float:
@@ -113,11 +143,15 @@ class JobRequest(StrictModel):
     )
 
 
+Said = Annotated[str, Field(max_length=64)]
+"""A name as somebody says it, who may have made it up."""
+
+
 class SubmitRequest(StrictModel):
     """Take a job in."""
 
     kind: Literal["submit"] = "submit"
-    id: str
+    id: Said
     sent_unix_s: float
     job: JobRequest
 
@@ -126,19 +160,19 @@ class CancelRequest(StrictModel):
     """End a job, wherever it stands."""
 
     kind: Literal["cancel"] = "cancel"
-    id: str
+    id: Said
     sent_unix_s: float
-    job: str
+    job: Said
 
 
 class MoveRequest(StrictModel):
     """Change a job's place: before another one (null: first of all), or what it is worth."""
 
     kind: Literal["move"] = "move"
-    id: str
+    id: Said
     sent_unix_s: float
-    job: str
-    before: str | None = None
+    job: Said
+    before: Said | None = None
     place: Literal["first", "last", "before"] | None = None
     worth: JobWorth | None = None
 

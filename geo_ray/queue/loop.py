@@ -25,11 +25,13 @@ from geo_ray.queue.job_spec import AnyRequest
 from geo_ray.queue.journal import QueueJournal
 from geo_ray.queue.seen import QueueSeen
 from geo_ray.queue.slots import ERA_SLOTS, QueueSlots
-from geo_ray.queue.state import QueueState
+from geo_ray.queue.state import EraState, QueueState
 from geo_ray.queue.taking import taken
 from geo_ray.queue.watching import impatience, over, progress, starts
 
 _SEEN_EVERY_S: Final = 30.0
+_GAP_S: Final = 120.0  # between two looks, after which nothing is known of the time between
+_BACK_S: Final = 1.0  # that clocks are set back all the time
 _log = logging.getLogger(__name__)
 
 
@@ -71,6 +73,7 @@ class QueueLoop:
     state: QueueState = field(default_factory=QueueState)
     _journal: QueueJournal | None = None
     _slots: QueueSlots | None = None
+    _looked_unix_s: float = 0.0
 
     def tick(self, unix_s: float) -> tuple[str, ...]:
         """Look once; return what could not be done.
@@ -86,6 +89,7 @@ class QueueLoop:
         self.fence()
         if self._journal is None:
             self._open(unix_s)
+        self._note_time(unix_s)
         errors: list[str] = []
         self._take(unix_s, errors)
         try:
@@ -110,6 +114,9 @@ class QueueLoop:
             except GeoRayError as error:
                 _log.warning("queue: %s", error.message)
                 errors.append(str(error))
+            except Exception as error:  # of one job, whatever it is: the others go on
+                _log.exception("queue: %s could not be done", type(action).__name__)
+                errors.append(f"{type(action).__name__}: {error!r}")
         return tuple(errors)
 
     # ------------------------------------------------------------------ its parts
@@ -125,10 +132,31 @@ class QueueLoop:
         if before is None or not _same_slots(before, self.config):
             entries.append(EraEntry(unix_s=unix_s, number=state.era.number + 1))
         self._add(entries)
+        self._looked_unix_s = unix_s
+
+    def _note_time(self, unix_s: float) -> None:
+        """Note a time in which nobody looked: it was suspended, or its clock was set.
+
+        Nothing is known of such a time, and no job is to blame for it. A clock that was set back
+        begins an era, as the slots of this one would not come for long.
+        """
+        gap_s, self._looked_unix_s = unix_s - self._looked_unix_s, unix_s
+        entries: list[AnyEntry] = []
+        if not -_BACK_S <= gap_s <= _GAP_S:
+            entries.append(OpenedEntry(unix_s=unix_s, epoch=self.epoch, config=self.config))
+        era = self.state.era
+        if unix_s < self._began_unix_s(era) - _BACK_S:
+            entries.append(EraEntry(unix_s=unix_s, number=era.number + 1))
+        self._add(entries)
+
+    def _began_unix_s(self, era: EraState) -> float:
+        """When the newest slot began, or its era."""
+        newest = era.slots[-1].slot if era.slots else 0
+        return era.began_unix_s + newest * self.config.slot_s
 
     def _take(self, unix_s: float, errors: list[str]) -> None:
         """Take in what the boxes have: what was sent first, first."""
-        boxes = {tenant: inbox.look(self.store, tenant) for tenant in self.config.tenants}
+        boxes = {tenant: self._box(tenant, errors) for tenant in self.config.tenants}
         found: list[tuple[str, AnyRequest]] = []
         for tenant, box in boxes.items():
             for each in box:
@@ -137,15 +165,29 @@ class QueueLoop:
                 key = self.config.tenants[tenant].key
                 request = inbox.opened(each, self.config.name, key)
                 if request is None:
-                    errors.append(f"a request of tenant {tenant} is not signed by its token")
+                    errors.append(
+                        f"a request of tenant {tenant} is not signed by its token, or makes no "
+                        "sense"
+                    )
                 else:
                     found.append((tenant, request))
         for tenant, request in sorted(found, key=lambda each: each[1].sent_unix_s):
             if request.id not in self.state.answers:
                 self._add(taken(self.state, self.config, tenant, request, unix_s))
         for tenant, box in boxes.items():
-            if box:
-                inbox.remove(self.store, tenant, {each.id for each in box})
+            try:
+                if box:
+                    inbox.remove(self.store, tenant, {each.id for each in box})
+            except GeoRayError as error:  # what is left there counts once all the same
+                errors.append(f"the box of tenant {tenant}: {error.message}")
+
+    def _box(self, tenant: str, errors: list[str]) -> list[inbox.SignedRequest]:
+        """What is in a box; it is its tenant's, who may have seen to it that it is of no use."""
+        try:
+            return inbox.look(self.store, tenant)
+        except GeoRayError as error:
+            errors.append(f"the box of tenant {tenant}: {error.message}")
+            return []
 
     def _observe(self, seen: QueueSeen, *, is_border: bool) -> None:
         entry = progress(self.state, self.config, seen)

@@ -184,12 +184,16 @@ def share_per_s(
 ) -> float:
     """Return which share of its work a job does in a second, by its own numbers.
 
+    0 where the queue does not know: it has a region no more in which the job was begun.
+
     Args:
         spec: what it is.
         workers: that it has, by region.
         averager: where it lives.
         config: the queue, which knows the links.
     """
+    if not config.regions.keys() >= {*workers, averager}:
+        return 0.0
     cluster = cluster_of(config, {}, 1)
     seen = SeenJob(left=1.0, worth=JobWorth(), factor=1.0, regions=tuple(workers))
     job = cluster_job("", spec, seen, 0, 0.0, cluster)

@@ -96,6 +96,8 @@ class QueueSlots:
             active,
             cluster.capacity_TSR[entry.slot],
             gone,
+            frozenset(name for name in entry.jobs if entry.jobs[name].admitted),
+            frozenset(name for name in entry.jobs if entry.jobs[name].lost),
         )
         return scheduler.decide(view), cluster
 

@@ -41,6 +41,21 @@ class JobStretch:
     until_unix_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    """An attempt that failed.
+
+    Attributes:
+        unix_s: when.
+        is_lost: whether through no fault of its own.
+        had_begun: whether it had taken a step.
+    """
+
+    unix_s: float
+    is_lost: bool
+    had_begun: bool
+
+
 @dataclass(slots=True)
 class JobCourse:
     """What has become of a job so far.
@@ -49,7 +64,7 @@ class JobCourse:
         done: share of its work.
         factor: of its speed, as observed.
         moved_unix_s: when its work last grew, or an attempt began.
-        failures: attempts that failed.
+        failures: attempts that failed, in their order.
         ran_s: that attempts have trained, those that are over.
         waited: slots in which it had nothing, since it last had something.
         attained_s: seconds of workers.
@@ -62,7 +77,7 @@ class JobCourse:
     done: float = 0.0
     factor: float = 1.0
     moved_unix_s: float = 0.0
-    failures: int = 0
+    failures: list[JobFailure] = field(default_factory=list)
     ran_s: float = 0.0
     waited: int = 0
     attained_s: float = 0.0
@@ -82,9 +97,10 @@ class JobAttempt:
         workers: that it is to have now, by region.
         averager: region.
         leave: why it is to leave; None: it is not.
-        leave_unix_s: since when.
+        leave_unix_s: since when it may save for that.
         begun_done: share of the work that was done before it.
         begun_unix_s: when it took its first step, as far as that was seen; None: it has not.
+        is_timed: whether it was watched from its beginning on.
     """
 
     number: int
@@ -92,8 +108,10 @@ class JobAttempt:
     workers: dict[str, int]
     averager: str
     leave: LeaveEntry | None = None
+    leave_unix_s: float = 0.0
     begun_done: float = 0.0
     begun_unix_s: float | None = None
+    is_timed: bool = True
 
 
 @dataclass(slots=True)
@@ -153,7 +171,7 @@ class EraState:
         slots: all that have begun.
         known: jobs that the policy was told of.
         admitted: jobs that were taken on, in this era or one before.
-        stranded: of these, those that this era's policy would not take.
+        stranded: of these, those that this era's policy has no place for.
         moved: waiting jobs that the policy is to be told of anew, as their worth has changed.
     """
 
@@ -207,6 +225,7 @@ class QueueState:
         match entry:
             case OpenedEntry():
                 self.config, self.epoch = entry.config, entry.epoch
+                self._look_anew(entry.unix_s)
             case TakenEntry():
                 self._take(entry)
             case EraEntry():
@@ -220,6 +239,17 @@ class QueueState:
                 self._end(entry)
             case StartEntry() | ReshapeEntry() | LeaveEntry() | GoneEntry():
                 self._attempt(entry)
+
+    def _look_anew(self, unix_s: float) -> None:
+        """Nobody has looked for a while: jobs are watched from now on."""
+        for job in self.living():
+            course, attempt = job.course, job.attempt
+            if attempt is None:
+                continue
+            course.moved_unix_s = course.seen_unix_s = unix_s
+            course.mark, attempt.is_timed = None, False
+            if attempt.leave is not None:
+                attempt.leave_unix_s = unix_s
 
     def _take(self, entry: TakenEntry) -> None:
         self.answers[entry.request.id] = entry
@@ -243,21 +273,22 @@ class QueueState:
             job.request = job.request.model_copy(update={"worth": move.worth})
             if job.name in self.era.known and job.attempt is None:
                 self.era.moved.add(job.name)
-        others = [each for each in self.living() if each is not job]
-        if move.place is None or not others:
+        queue = [each for each in self.living() if each is not job]
+        if move.place is None or not queue:
             return
-        at = {"first": 0, "last": len(others)}.get(move.place)
+        at = {"first": 0, "last": len(queue)}.get(move.place)
         if at is None:
-            at = next(i for i, each in enumerate(others) if each.name == move.before)
-        before = others[at - 1].order if at else others[0].order - 2.0
-        after = others[at].order if at < len(others) else others[-1].order + 2.0
-        job.order = (before + after) / 2
+            at = next(i for i, each in enumerate(queue) if each.name == move.before)
+        queue.insert(at, job)
+        for place, each in enumerate(queue):
+            each.order = float(place)
 
     def _slot(self, entry: SlotEntry) -> None:
         self.era.slots.append(entry)
         self.era.known -= set(entry.gone)
         self.era.known |= set(entry.arrived)
         self.era.moved.clear()
+        self.era.stranded -= set(entry.arrived)
         self.era.stranded |= set(entry.turned_away) & self.era.admitted
         self.era.admitted |= set(entry.arrived) - set(entry.turned_away)
         slot_s = self.config.slot_s if self.config is not None else 0.0
@@ -293,6 +324,8 @@ class QueueState:
         if attempt is None or attempt.begun_unix_s is not None:
             return
         attempt.begun_unix_s = unix_s
+        if not attempt.is_timed:
+            return
         took_s = unix_s - attempt.since_unix_s
         self.start_s = took_s if self.start_s is None else (self.start_s + took_s) / 2
 
@@ -320,12 +353,15 @@ class QueueState:
                 course.mark = None
                 self._change_stretch(course, entry.unix_s, dict(entry.workers))
             case LeaveEntry():
-                attempt.leave = entry
+                attempt.leave, attempt.leave_unix_s = entry, entry.unix_s
             case GoneEntry():
                 job.attempt = None
                 course.ran_s += entry.unix_s - attempt.since_unix_s
                 course.moved_unix_s = entry.unix_s
-                course.failures += entry.how == "failed"
+                if entry.how in ("failed", "lost"):
+                    had_begun = attempt.begun_unix_s is not None
+                    failure = JobFailure(entry.unix_s, entry.how == "lost", had_begun)
+                    course.failures.append(failure)
                 self._change_stretch(course, entry.unix_s, None)
 
     def _end(self, entry: EndedEntry) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from geo_ray.errors import GeoRayError, QueueDeniedError, QueueRequestError, TenantQuotaError
 from geo_ray.queue.config import QueueConfig
-from geo_ray.queue.entries import AnyEntry, EndedEntry, LeaveEntry, TakenEntry
+from geo_ray.queue.entries import ENTRIES, AnyEntry, EndedEntry, LeaveEntry, TakenEntry
 from geo_ray.queue.job_spec import AnyRequest, CancelRequest, MoveRequest, SubmitRequest
+from geo_ray.queue.packed import MOST_PACKED_BYTES, pack
 from geo_ray.queue.state import QueuedJob, QueueState
+
+MOST_JOB_BYTES: Final = MOST_PACKED_BYTES - 1000
+"""Of a job as it is written down, packed."""
+_TOLD: Final = 500  # characters of a refusal
 
 
 def taken(
@@ -26,14 +33,36 @@ def taken(
         match request:
             case SubmitRequest():
                 _check_submit(state, config, tenant, request)
+                _check_written(entry)
             case CancelRequest():
                 job = _job_of(state, config, tenant, request.job)
                 return [entry, *_cancelled(job, tenant, unix_s)]
             case MoveRequest():
                 _check_move(state, config, tenant, request)
     except GeoRayError as error:
-        return [entry.model_copy(update={"code": error.code, "refused": error.message})]
+        refused = {"code": error.code, "refused": error.message[:_TOLD]}
+        return [entry.model_copy(update={**refused, "request": _named(request)})]
     return [entry]
+
+
+def _named(request: AnyRequest) -> AnyRequest:
+    """What was asked, without what nobody will train: whoever is refused fills no journal."""
+    if not isinstance(request, SubmitRequest):
+        return request
+    spec = request.job.spec
+    one = spec.model_copy(update={"regions": dict([next(iter(spec.regions.items()))])})
+    bare: dict[str, object] = {"config": {}, "working_dir": None, "spec": one}
+    return request.model_copy(update={"job": request.job.model_copy(update=bare)})
+
+
+def _check_written(entry: TakenEntry) -> None:
+    """Refuse what could not be written down."""
+    entries: list[AnyEntry] = [entry]
+    if len(pack(ENTRIES, entries)) > MOST_JOB_BYTES:
+        raise QueueRequestError(
+            "its configuration is too large",
+            fix=f"A job as it is written down has at most {MOST_JOB_BYTES} bytes, packed.",
+        )
 
 
 def _check_submit(

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from geo_ray.errors import JobFailedError, JobOverranError, JobStalledError
+from geo_ray.errors import (
+    ClusterError,
+    DeadlineExceededError,
+    DriverLostError,
+    HeadLostError,
+    JobFailedError,
+    JobOverranError,
+    JobStalledError,
+    LeaseLostError,
+    LinkDownError,
+    PlacementError,
+    RayUnreachableError,
+    RegionLostError,
+    RunHeldError,
+    StoreError,
+    WorkerLostError,
+)
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.entries import (
     AnyEntry,
@@ -26,6 +42,24 @@ _FINAL: Final[dict[LeaveWhy, Outcome]] = {
     "overran": "overran",
     "stalled": "stalled",
 }
+_BLAMELESS: Final = frozenset(
+    error.code
+    for error in (
+        ClusterError,
+        DeadlineExceededError,
+        DriverLostError,
+        HeadLostError,
+        LeaseLostError,
+        LinkDownError,
+        PlacementError,
+        RayUnreachableError,
+        RegionLostError,
+        RunHeldError,
+        StoreError,
+        WorkerLostError,
+    )
+)
+"""Codes of what ends a run through no fault of its own; so does what is killed, without a word."""
 _LEAST_S: Final = 3.0  # that a speed is observed for before it is believed
 _LEAST_SHARE: Final = 0.005
 _MOST_FACTOR: Final = 100.0
@@ -80,16 +114,18 @@ def _over(
             )
         return entries
     told = seen.told or "it ended without a word"
-    how = {"how": "failed", "code": seen.code, "told": told}
+    is_lost = seen.code is None or seen.code in _BLAMELESS
+    how = {"how": "lost" if is_lost else "failed", "code": seen.code, "told": told}
     entries.append(gone.model_copy(update=how))
-    if job.course.failures + 1 >= config.patience.attempts:
+    failures = len(job.course.failures) + 1
+    if failures >= config.patience.attempts:
         entries.append(
             EndedEntry(
                 unix_s=unix_s,
                 job=job.name,
                 outcome="failed",
                 code=JobFailedError.code,
-                told=f"{job.course.failures + 1} attempts failed, the last one: "
+                told=f"{failures} attempts failed, the last one: "
                 f"{seen.code + ': ' if seen.code else ''}{told}",
             )
         )
@@ -174,8 +210,8 @@ def starts(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[AnyE
         given = slot.given.get(job.name)
         if job.attempt is not None or given is None or job.name in slot.held:
             continue
-        if job.course.failures and slot.unix_s <= job.course.moved_unix_s:
-            continue  # not at once, what failed would fail again
+        if not _may_begin(job, slot.unix_s):
+            continue
         if left.fits(job.request.spec, given.workers) is not None:
             continue
         left.take(job.request.spec, given.workers)
@@ -189,3 +225,12 @@ def starts(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[AnyE
             )
         )
     return found
+
+
+def _may_begin(job: QueuedJob, slot_unix_s: float) -> bool:
+    """Whether a job may begin in a slot in which it may have failed: that would fail again.
+
+    Once, at once, if it was lost as it trained: what is left of it may be there still.
+    """
+    here = [each for each in job.course.failures if each.unix_s >= slot_unix_s]
+    return not here or (len(here) == 1 and here[0].is_lost and here[0].had_begun)

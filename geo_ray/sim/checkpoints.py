@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from geo_ray.errors import InvariantError
 from geo_ray.training.averager.averager_snapshot import AveragerSnapshot
-from geo_ray.training.membership.newcomer import ShardState
+from geo_ray.training.membership.newcomer import ShardState, rows_of
 from geo_ray.training.server.effects import Snapshot
 
 
@@ -37,6 +38,20 @@ class SimCheckpoint:
             tensors += primary.tensors.values()
             tensors += [tensor for state, _ in shards for tensor in state.values()]
         return sum(tensor.nbytes for tensor in tensors)
+
+    def check_whole(self) -> None:
+        """Refuse one of which parts are missing.
+
+        Raises:
+            InvariantError: they are.
+        """
+        if not self.is_whole:
+            raise InvariantError(f"a checkpoint with the parts of {sorted(self.regions)}")
+
+    def rows_of_others(self, present: Collection[str]) -> dict[str, dict[str, object]]:
+        """The books of rows of the regions that are not there any more."""
+        others = {name: parts for name, parts in self.regions.items() if name not in present}
+        return {name: rows_of(primary.control) for name, (primary, _) in others.items()}
 
     def close(self, members: Collection[str], *, has_averager: bool) -> bool:
         """Note whether it is whole by now; True once, when it has become so."""

@@ -35,6 +35,7 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats, Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.resume import resume
 from geo_ray.training.averager.stalled import open_requests, stalled_error, stalled_regions
 from geo_ray.training.compute.precise import StatisticsBoard
 from geo_ray.training.membership.border import MemberChange, giver_of
@@ -327,19 +328,19 @@ class World:
         self._share_statistics()
 
     def restore(self, checkpoint: SimCheckpoint) -> None:
-        """Begin where a whole checkpoint was taken, with the clock at 0.
+        """Begin where a whole checkpoint was taken, at 0 s, without regions that are absent now.
 
         Raises:
             InvariantError: if a part is missing.
         """
-        if not checkpoint.is_whole:
-            raise InvariantError(f"a checkpoint with the parts of {sorted(checkpoint.regions)}")
+        checkpoint.check_whole()
         if checkpoint.averager is not None:
-            self.averager.restore(checkpoint.averager.tensors, checkpoint.averager.control)
+            resume(self.averager, checkpoint.averager.tensors, checkpoint.averager.control)
             if self._lossy is not None:
                 self._lossy.restore(checkpoint.averager.control["beside"])
-        for name, parts in checkpoint.regions.items():
-            self.regions[name].restore(*parts)
+        for name, region in self.regions.items():
+            region.restore(*checkpoint.regions[name])
+        self._rows |= checkpoint.rows_of_others(self.regions)
 
     def _save_regularly(self, every_s: float) -> None:
         """Begin the next checkpoint, as the controller does: none while one is being made."""
@@ -370,8 +371,7 @@ class World:
         checkpoint = self._saved.add_region(name, primary, shards, self.regions)
         if checkpoint is not None:
             now_s, step = self._scheduler.now_s, checkpoint.step
-            size = checkpoint.size_bytes
-            self._emit("checkpoint", now_s, id=primary.id, step=step, bytes=size)
+            self._emit("checkpoint", now_s, id=primary.id, step=step, bytes=checkpoint.size_bytes)
 
     def _on_send(self, name: str, send: SendUpdate) -> None:
         now_s = self._scheduler.now_s

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from test_standby_chaos import actors
-from train_support import events_of, experiment_of, final_digests, train
+from train_support import books_of, events_of, experiment_of, final_digests, train
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import InterruptedRunError
 from geo_ray.job import rundir
+from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.control.membership.member_requests import MemberRequest, ask
@@ -81,6 +82,28 @@ def test_regions_are_lost_together_and_come_back(ray_cluster: LocalCluster, tmp_
     (finished,) = done.of("run_finished")
     assert set(finished["digests"]) == {HOME, SECOND, THIRD}
     assert len(final_digests(done.events)) == 1
+    check_resumed_without(config, run, tmp_path)
+
+
+def check_resumed_without(config: Experiment, run: RunDirectory, base_dir: Path) -> None:
+    """The checkpoint has all regions, and one is away; it comes back, and reads on."""
+    before, earlier = books_of(run), len(events_of(run.path))
+    asked: list[str] = []
+
+    def sink(event: Event) -> None:
+        if event.kind == "step" and not asked:
+            asked.append(ask(run.path, MemberRequest(verb="add", region=THIRD)))
+        if event.kind == "step" and event["region"] == THIRD:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(InterruptedRunError):
+        train(config, base_dir, begun=run, resume=True, away=frozenset({THIRD}), sink=sink)
+    events = events_of(run.path)[earlier:]
+    assert events[0]["regions"] == [HOME, SECOND]
+    (joined,) = [e for e in events if e.kind == "region_joined"]
+    assert joined["region"] == THIRD and not [e for e in events if e.kind == "region_lost"]
+    after = books_of(run)[THIRD]
+    assert after.cursor > before[THIRD].cursor and after.applied > before[THIRD].applied
 
 
 @pytest.mark.slow

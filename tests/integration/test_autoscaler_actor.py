@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
+from geo_ray.autoscale.demand.pending import LabelWanted, PendingGroup
 from geo_ray.autoscale.status import actions_text
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.lease.local_store import LocalConditionalStore
@@ -37,26 +39,87 @@ def until(what: Callable[[], object], longest_s: float = LONGEST_S) -> None:
         time.sleep(0.1)
 
 
+def idler(region: str) -> Any:
+    """An actor in a region that reserves nothing there."""
+
+    class Idler:  # in here, so that it goes to the node by value
+        def there(self) -> bool:
+            return True
+
+    made: Any = ray.remote(num_cpus=0)(Idler)
+    started = made.options(label_selector={REGION_LABEL: region}).remote()
+    assert ray.get(started.there.remote(), timeout=LONGEST_S)
+    return started
+
+
 def small_target(region: str, rows_per_s: float = 20.0) -> ClusterTarget:
     kind = MachineKind("small", 10.0, 4)
     return ClusterTarget((RegionTarget(region, "here", rows_per_s, (kind,), None, (None,), 0),))
 
 
-def test_what_waits_for_a_place_is_counted_in_machines(connected: ConnectedCluster) -> None:
+@pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])
+def test_what_waits_for_a_place_is_told_as_it_was_asked_for(
+    connected: ConnectedCluster, strategy: Any
+) -> None:
     region = f"mars-{secrets.token_hex(2)}"
-    selector = {REGION_LABEL: region}
+    selector = {REGION_LABEL: region, "disk": "!in(slow,none)"}
     group = placement_group(
-        [{"CPU": 2.0}] * 3, strategy="PACK", bundle_label_selector=[selector] * 3
+        [{"CPU": 2.0}, {"CPU": 1.0, "GPU": 1.0}],
+        strategy=strategy,
+        bundle_label_selector=[selector] * 2,
     )
-    apart = placement_group(
-        [{"CPU": 1.0}] * 2, strategy="STRICT_SPREAD", bundle_label_selector=[selector] * 2
-    )
-    nodes = RayNodes({"small": {"CPU": 4.0}}, small_target(region))
-    until(lambda: nodes.pending() == {region: 3})  # one of the two that must be apart
-    remove_placement_group(apart)
-    until(lambda: nodes.pending() == {region: 2})
+    nodes = RayNodes()
+
+    def mine() -> list[PendingGroup]:
+        return [each for each in nodes.pending() if each.bundles[0].regions() == {region}]
+
+    until(mine)
+    (found,) = mine()
+    labels = {LabelWanted(REGION_LABEL, (region,)), LabelWanted("disk", ("none", "slow"), False)}
+    assert found.way == strategy
+    assert [dict(each.resources) for each in found.bundles] == [
+        {"CPU": 2.0},
+        {"CPU": 1.0, "GPU": 1.0},
+    ]
+    assert all(set(each.labels) == labels for each in found.bundles)
     remove_placement_group(group)
-    until(lambda: not nodes.pending())
+    until(lambda: not mine())
+
+
+def test_tasks_wait_each_for_itself_and_those_of_a_group_for_their_group(
+    connected: ConnectedCluster,
+) -> None:
+    region = f"mars-{secrets.token_hex(2)}"
+    place: Any = ray.remote(num_cpus=3)(lambda: None)
+    asked = [place.options(label_selector={REGION_LABEL: region}).remote() for _ in range(5)]
+    node = f"{'0' * 55}1"
+    given = place.options(label_selector={"ray.io/node-id": node}).remote()
+    group = placement_group([{"CPU": 0.01}])
+    assert group.wait(LONGEST_S)
+    inside = place.options(
+        num_cpus=0.01,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+        runtime_env={"env_vars": {"A": "1"}},
+    )
+    busy = [inside.remote() for _ in range(2)]
+    nodes = RayNodes()
+
+    def counts() -> list[tuple[str, int]]:
+        return [
+            (each.way, bundle.count)
+            for each in nodes.pending()
+            for bundle in each.bundles
+            if bundle.regions() == {region}
+        ]
+
+    until(lambda: counts() == [("alone", 5)])
+    told = nodes.pending()
+    assert not any("_group_" in name for each in told for b in each.bundles for name in b.resources)
+    assert not any(w.values == (node,) for each in told for b in each.bundles for w in b.labels)
+    for each in (*asked, given):
+        ray.cancel(each, force=True)
+    ray.get(busy, timeout=LONGEST_S)
+    remove_placement_group(group)
 
 
 def test_nodes_are_busy_while_anything_is_reserved(connected: ConnectedCluster) -> None:
@@ -73,8 +136,15 @@ def test_nodes_are_busy_while_anything_is_reserved(connected: ConnectedCluster) 
     until(lambda: nodes.seen([machine])["m"].is_busy)
     remove_placement_group(group)
     until(lambda: not nodes.seen([machine])["m"].is_busy)
+    assert nodes.seen([machine])["m"].resources["CPU"] == node["Resources"]["CPU"]
+    waiter = idler(region)
+    until(lambda: nodes.seen([machine])["m"].is_busy)
+    assert not nodes.end_idle(machine, "idle")
+    ray.kill(waiter)
+    until(lambda: not nodes.seen([machine])["m"].is_busy)
     elsewhere = Machine("m", "r", pool, MachineState.RUNNING, 0.0, address, {REGION_LABEL: "venus"})
     assert nodes.seen([elsewhere]) == {}
+    assert nodes.end_idle(elsewhere, "it has no node")
     assert ray_private.drain_node("ff" * 28, "nobody", 0) in (True, False)
 
 
@@ -157,8 +227,59 @@ def test_machines_come_are_replaced_and_end_whatever_becomes_of_the_autoscaler(
     assert len(drained) == 1
     until(lambda: first[1] not in living(provider) and len(living(provider)) == 2, LONGEST_S / 2)
 
+    ray.get(actor.follow.remote(small_target(region, 30.0)), timeout=LONGEST_S)
+    ray.kill(actor, no_restart=False)
+    until(lambda: len(living(provider)) == 3)
+
     remove_placement_group(group)
     ray.get(actor.release.remote(), timeout=LONGEST_S)
+    ray.kill(actor, no_restart=False)
     until(lambda: not living(provider))
     assert sum(row.paid_usd for _, _, row in status().spend) > 0
+    ray.kill(actor)
+
+
+@pytest.mark.timeout(240)
+def test_without_a_plan_what_waits_rents_what_runs_stays_and_what_is_idle_ends(
+    connected: ConnectedCluster, provider: LocalProvider, tmp_path: Path
+) -> None:
+    region = f"mars-{secrets.token_hex(2)}"
+    (tmp_path / "journal").mkdir()
+    config = AutoscaleConfig(
+        every_s=1.0,
+        floor="none",
+        machine_resources={"small": {"CPU": 2.0}},
+        start_s=5.0,
+        drain_s=5.0,
+        calm=CalmConfig(idle_s=2.0),
+        retry=RetryConfig(missing_s=5.0),
+    )
+    order = AutoscaleOrder(
+        "actor",
+        provider,
+        LocalConditionalStore(tmp_path / "journal"),
+        config,
+        small_target(region, 0.0),
+    )
+    actor: Any = start_autoscaler(order, connected.namespace)
+    selector = [{REGION_LABEL: region}]
+    large = placement_group([{"CPU": 9.0}], bundle_label_selector=selector)
+    apart = placement_group(
+        [{"CPU": 0.5}] * 2, strategy="STRICT_SPREAD", bundle_label_selector=selector * 2
+    )
+    assert apart.wait(LONGEST_S)
+    assert len(living(provider)) == 2
+    status = ray.get(actor.status.remote(), timeout=LONGEST_S)
+    assert any("a bundle of 9 CPU" in note and "small with 2 CPU" in note for note in status.notes)
+
+    # An actor that reserves nothing keeps one of the two; the other one ends.
+    waiter = idler(region)
+    remove_placement_group(apart)
+    until(lambda: len(living(provider)) == 1)
+    time.sleep(4 * config.every_s)
+    assert len(living(provider)) == 1
+    assert ray.get(waiter.there.remote(), timeout=LONGEST_S)
+    ray.kill(waiter)
+    until(lambda: not living(provider))
+    remove_placement_group(large)
     ray.kill(actor)

@@ -57,6 +57,7 @@ def test_a_comparison_leaves_a_table_a_page_and_can_be_resumed(tmp_path: Path) -
     assert all(after[path] == stamp for path, stamp in made.items()), "runs were repeated"
 
 
+@pytest.mark.slow
 def test_a_plan_prices_a_comparison_and_leaves_each_variant_its_exchanges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

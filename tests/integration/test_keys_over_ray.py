@@ -65,7 +65,7 @@ def _experiment(directory: Path, tls: str) -> Experiment:
     )
 
 
-@pytest.mark.parametrize("tls", ["required", "off"])
+@pytest.mark.parametrize("tls", ["required", pytest.param("off", marks=pytest.mark.slow)])
 def test_no_key_passes_through_ray(
     tls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

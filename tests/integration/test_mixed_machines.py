@@ -134,6 +134,7 @@ def test_workers_land_on_the_machines_of_their_batches_one_on_each(
         remove(placed)
 
 
+@pytest.mark.slow
 def test_a_run_follows_its_plan_there(
     machines: None, connected: ConnectedCluster, config: Path, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_links_that_fail_are_holes_with_a_reason(tmp_path: Path) -> None:
     assert sorted(found.failures) == found.table.holes(REGIONS)
 
 
+@pytest.mark.slow
 def test_the_library_probes_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = {"rate_mbps": 20.0, "delay_s": 0.01}
     experiment = experiment_of(tmp_path, emulate={"link": link})

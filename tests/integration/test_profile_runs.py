@@ -64,6 +64,7 @@ def run(*words: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_the_library_measures_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = config(tmp_path)

@@ -232,6 +232,7 @@ def test_every_byte_between_regions_is_booked(rich: Trained) -> None:
 # ------------------------------------------------------------------ other strategies
 
 
+@pytest.mark.slow
 def test_bsp_with_a_users_file_equals_the_simulator(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "line.py").write_text(USER_TASK)

@@ -257,6 +257,7 @@ def test_a_worker_that_dies_again_and_again(tmp_path: Path) -> None:
     assert (kinds.count("worker_lost"), kinds.count("worker_replaced")) == (2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_disk_full_during_checkpoints(tmp_path: Path) -> None:
     """Some saves fail, then the run ends; the last good checkpoint is as it was."""

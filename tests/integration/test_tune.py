@@ -134,6 +134,7 @@ def test_a_grid_is_run_in_full(connected: ConnectedCluster, tmp_path: Path) -> N
     assert pairs == [(1, 0.05), (1, 0.1), (2, 0.05), (2, 0.1)]
 
 
+@pytest.mark.slow
 def test_a_search_of_which_every_trial_fails_is_an_error_that_says_why(
     connected: ConnectedCluster, tmp_path: Path
 ) -> None:
@@ -186,7 +187,7 @@ def test_plain_tune_code_takes_the_trainable(connected: ConnectedCluster, tmp_pa
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "sign", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+    "sign", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
 )
 def test_a_search_that_was_cut_off_goes_on_and_repeats_no_trial(
     ray_cluster: LocalCluster, tmp_path: Path, sign: signal.Signals

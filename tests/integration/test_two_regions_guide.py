@@ -52,6 +52,7 @@ def test_the_page_has_what_is_to_be_run() -> None:
     assert len(outputs()) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_guide_works_to_the_letter(tmp_path: Path) -> None:
     bin_dir = tmp_path / "bin"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.autoscale.kills import (
     EVERY_S,
+    TARGET,
     WANTED,
     Killed,
     MortalCluster,
@@ -18,9 +19,9 @@ from benchmarks.autoscale.kills import (
     random_kills,
 )
 from geo_ray.autoscale.cover import CoverItem, cheapest_cover
-from geo_ray.autoscale.market_trace import MarketTrace
 from geo_ray.autoscale.memory import decode_memory, encode_memory
-from geo_ray.autoscale.sim_cloud import SimTemper
+from geo_ray.autoscale.replay.market_trace import MarketTrace
+from geo_ray.autoscale.replay.sim_cloud import SimTemper
 from geo_ray.errors import LeaseLostError, RunDirectoryError
 
 QUIET = SimTemper(30.0, 60.0)
@@ -51,14 +52,64 @@ def test_it_may_die_at_every_call_when_the_job_is_over(calls: int) -> None:
     assert not cluster.cloud.alive()
 
 
-@settings(max_examples=60, deadline=None)
+US, EU = TARGET.regions
+TARGETS = (
+    TARGET,
+    replace(TARGET, regions=(US,)),
+    replace(TARGET, regions=(US, replace(EU, rows_per_s=0.0))),
+    replace(TARGET, regions=(replace(US, rows_per_s=40.0), EU)),
+)
+
+
+def play(cluster: MortalCluster, what: str, number: int) -> None:
+    """Let something happen, and the autoscaler look once or more."""
+    cloud, now_s = cluster.cloud, cluster.clock.now_s()
+    alive = cloud.alive()
+    if what == "kill":
+        cluster.reaper.calls_left = number
+    elif what == "gone" and alive:
+        alive[number % len(alive)].ended_unix_s = now_s
+    elif what == "notice" and alive:
+        taken = alive[number % len(alive)]
+        taken.machine = replace(taken.machine, ends_unix_s=now_s + 120.0)
+    elif what == "wait":
+        cluster.world.advance_to_s(now_s + number)
+    elif what == "silent":
+        cloud.silent ^= {("us-1", "eu-1")[number % 2]}
+    elif what == "target":
+        cluster.follow(TARGETS[number])
+    elif what == "journal":
+        cluster.trouble.journal = True
+    elif what == "drains":
+        cluster.trouble.drains = True
+    for _ in range(number if what == "ticks" else 1):
+        look(cluster)
+    cluster.trouble.drains = False
+    if what == "drains":
+        look(cluster)
+
+
+def look(cluster: MortalCluster) -> None:
+    """Look once: nothing is done where nobody answers, and nobody is ended in its work."""
+    result = cluster.tick()
+    if result is not None:
+        hidden = {region.name for region in TARGET.regions if region.at in result.observed.silent}
+        assert not hidden & {action.region for action in result.decided.actions}
+    assert not cluster.rude, "whoever is ended was drained first"
+
+
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.one_of(
             st.tuples(st.just("kill"), st.integers(0, 16)),
             st.tuples(st.just("ticks"), st.integers(1, 8)),
             st.tuples(st.just("gone"), st.integers(0, 5)),
+            st.tuples(st.just("notice"), st.integers(0, 5)),
             st.tuples(st.just("wait"), st.integers(1, 600)),
+            st.tuples(st.just("silent"), st.integers(0, 1)),
+            st.tuples(st.just("target"), st.integers(0, len(TARGETS) - 1)),
+            st.tuples(st.sampled_from(["journal", "drains"]), st.just(1)),
         ),
         max_size=14,
     ),
@@ -66,28 +117,26 @@ def test_it_may_die_at_every_call_when_the_job_is_over(calls: int) -> None:
     st.integers(0, 1000),
 )
 @example([("kill", 9), ("wait", 240)], False, 0)  # killed before it sent, and away for long
+@example([("ticks", 8), ("target", 1), ("kill", 5), ("wait", 240)], False, 0)  # before it drained
+@example([("ticks", 8), ("notice", 1), ("drains", 1)], False, 0)
 def test_random_histories_end_with_what_is_wanted_and_then_with_nothing(
     steps: list[tuple[str, int]], ends_early: bool, seed: int
 ) -> None:
     temper = SimTemper(30.0, 60.0, unlisted_s=60.0, silence=0.1, refusal=0.1)
     cluster = MortalCluster.made(temper, seed)
     for what, number in steps:
-        if what == "kill":
-            cluster.reaper.calls_left = number
-        elif what == "gone":
-            alive = cluster.cloud.alive()
-            if alive:
-                alive[number % len(alive)].ended_unix_s = cluster.clock.now_s()
-        elif what == "wait":
-            cluster.world.advance_to_s(cluster.clock.now_s() + number)
-        for _ in range(number if what == "ticks" else 1):
-            cluster.tick()
+        play(cluster, what, number)
+    if all(what != "target" for what, _ in steps):
+        assert not cluster.wasted, "what was asked for is waited for"
+    cluster.cloud.silent.clear()
+    cluster.follow(TARGET)
     if not ends_early:
         cluster.settle(80)
         assert cluster.counts() == WANTED
     cluster.finish()
     cluster.settle(60)
     assert not cluster.cloud.alive()
+    assert not cluster.rude
 
 
 def test_two_hundred_kills_leave_nothing() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from queue_support import SimQueue, job, sim_queue
@@ -154,6 +154,11 @@ class QueueHistory(RuleBasedStateMachine):
     def break_job(self, data: st.DataObject, times: int) -> None:
         self.queue.world.fails[data.draw(st.sampled_from(self.names))] = times
 
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def kill_job(self, data: st.DataObject) -> None:
+        self.queue.world.kill(data.draw(st.sampled_from(self.names)))
+
     @rule(point=st.integers(0, 12))
     def die_at(self, point: int) -> None:
         self.queue.left = point
@@ -203,6 +208,7 @@ class QueueHistory(RuleBasedStateMachine):
                 elif each.end.outcome == "turned away":
                     assert self.policy == "pd_ors"
                     assert done is None
+                    assert each.name not in queue.state.era.admitted
                 else:
                     assert each.end.outcome in ("cancelled", "failed")
         finally:
@@ -228,6 +234,43 @@ TestPricedHistory = PricedHistory.TestCase
 TestPricedHistory.settings = settings(few, max_examples=6)
 TestSharedHistory = SharedHistory.TestCase
 TestSharedHistory.settings = settings(few, max_examples=6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seconds=st.lists(st.sampled_from([15.0, 40.0, 90.0]), min_size=2, max_size=4),
+    kills=st.lists(st.integers(5, 220), min_size=1, max_size=3, unique=True),
+    start_s=st.sampled_from([2.0, 25.0]),
+    deadline_s=st.sampled_from([None, 100.0, 400.0]),
+    policy=st.sampled_from(["pd_ors", "pd_ors", "fifo"]),
+)
+def test_who_is_killed_comes_before_all_that_have_not_begun(
+    seconds: list[float],
+    kills: list[int],
+    start_s: float,
+    deadline_s: float | None,
+    policy: str,
+) -> None:
+    """There is room for one at a time; whatever it is worth by then, and however often."""
+    with tempfile.TemporaryDirectory(prefix="queue-") as root:
+        queue = sim_queue(Path(root), room=2.0, policy=policy, start_s=start_s)
+        behind: dict[str, set[str]] = {}
+        for number, each_s in enumerate(seconds):
+            asked = job(f"j{number}", seconds=each_s, worth=10.0, deadline_s=deadline_s)
+            queue.submit("red", asked)
+        while queue.world.now_s < 1200.0 and (not queue.loop or queue.state.living()):
+            queue.run(queue.world.now_s + 1.0)
+            jobs = queue.state.jobs
+            waiting = {name for name, each in jobs.items() if not each.course.stretches}
+            for name, those in behind.items():
+                assert jobs[name].end is not None or those <= waiting, (name, those - waiting)
+            for name in jobs:
+                if int(queue.world.now_s) in kills and queue.world.living(name):
+                    queue.world.kill(name)
+                    behind[name] = behind.get(name, set()) | waiting
+        ends = {each.name: each.end and each.end.outcome for each in queue.state.jobs.values()}
+        assert set(ends.values()) <= {"finished", "turned away"}
+        assert all(ends[name] == "finished" for name in behind)
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pd_ors", "tiresias", "ones"])

@@ -14,7 +14,7 @@ from world_support import Run, experiment, of_kind
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import InvariantError, RegionLostError
-from geo_ray.runtime.control.saver import without_lost
+from geo_ray.job.start.members import without_lost
 from geo_ray.sim.checkpoints import SimCheckpoint
 from geo_ray.strategies.registry import STRATEGIES
 

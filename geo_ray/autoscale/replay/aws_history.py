@@ -12,7 +12,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from geo_ray.autoscale.market_trace import MarketTrace
+from geo_ray.autoscale.replay.market_trace import MarketTrace
 from geo_ray.errors import PriceBookError
 from geo_ray.providers.base import Market, Pool
 

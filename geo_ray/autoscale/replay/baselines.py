@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from geo_ray.autoscale.replay.sim_cloud import SimMachine
 from geo_ray.autoscale.replay.world import SimWorld
-from geo_ray.autoscale.sim_cloud import SimMachine
 from geo_ray.autoscale.target import (
     REGION_LABEL,
     ROLE_LABEL,

@@ -10,12 +10,12 @@ from typing import Final
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.loop import Reconciler
-from geo_ray.autoscale.market_trace import MarketTrace
 from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.replay.baselines import CLUSTER, FixedFleet, Rule, ZoneFailover
+from geo_ray.autoscale.replay.market_trace import MarketTrace
+from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud
 from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.clock import VirtualClock
 from geo_ray.lease.store import StoredValue

@@ -18,7 +18,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from geo_ray.autoscale.market_trace import MarketTrace
+from geo_ray.autoscale.replay.market_trace import MarketTrace
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.providers.base import Market, Pool
 

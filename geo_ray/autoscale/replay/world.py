@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.observed import NodeSeen
-from geo_ray.autoscale.sim_cloud import SimMachine, SimulatedCloud
+from geo_ray.autoscale.replay.sim_cloud import SimMachine, SimulatedCloud
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, RegionTarget
 from geo_ray.clock import VirtualClock
 from geo_ray.providers.base import Machine
@@ -82,9 +83,14 @@ class SimWorld:
         gone_s = min(self.clock.now_s() + self.job.leave_s, until_unix_s)
         self._left_unix_s.setdefault(machine.id, gone_s)
 
-    def pending(self) -> dict[str, int]:
+    def end_idle(self, machine: Machine, reason: str) -> bool:
+        """See `ClusterNodes.end_idle`."""
+        node = self.seen([machine]).get(machine.id)
+        return node is None or not node.is_busy
+
+    def pending(self) -> tuple[PendingGroup, ...]:
         """See `ClusterNodes.pending`."""
-        return {}
+        return ()
 
     def left_s(self) -> float | None:
         """See `WorkLeft.left_s`."""

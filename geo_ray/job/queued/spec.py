@@ -12,7 +12,7 @@ from geo_ray.job.model_id import model_id
 from geo_ray.job.profiles import find
 from geo_ray.planning.model.step_model import StepModel, fit_steps
 from geo_ray.planning.profile import load_profile
-from geo_ray.queue.job_spec import JobPace, JobSpec, RegionNeeds
+from geo_ray.queue.job_spec import LEAST_STEP_S, JobPace, JobSpec, RegionNeeds
 from geo_ray.tasks.load import load_task
 
 _FLOAT_BYTES = 4
@@ -100,6 +100,8 @@ def _steps(
 ) -> tuple[float, float, float]:
     """Return seconds of a step, of a row and of a worker: said, emulated or measured."""
     if rows_per_s is not None:
+        if not 0 < rows_per_s <= 1.0 / LEAST_STEP_S:
+            raise QueueRequestError(f"no worker trains {rows_per_s:g} rows a second")
         return 0.0, 1.0 / rows_per_s, 0.0
     emulate = experiment.emulate
     if emulate is not None and all(emulate.paces(name) for name in experiment.region_names):

@@ -11,6 +11,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.job_spec import JobRequest, Workers
 from geo_ray.stores.uri import is_s3, join
+from geo_ray.training.averager.config import AUTO
 
 
 def run_tree(
@@ -48,12 +49,23 @@ def run_tree(
         "driver": "process",
     }
     absent = [name for name in names if name not in workers]
-    members = dict(tree.get("members") or {})
+    members = dict(tree.get("members") or {}) | {"absent": absent}
     if absent or spec.least_regions < len(names):
-        members |= {"absent": absent, "min": spec.least_regions}
+        members["min"] = spec.least_regions
     tree["members"] = members
-    tree["averager"] = dict(tree.get("averager") or {}) | {"region": averager}
+    tree["averager"] = _averager(dict(tree.get("averager") or {}), averager, workers)
     return tree
+
+
+def _averager(section: dict[str, Any], home: str, workers: Workers) -> dict[str, Any]:
+    """The averager's section with who is there: who is absent, or hosts it, cannot stand by."""
+    named = [section.get("standby"), *(section.get("next_standbys") or ())]
+    able = [name for name in named if name == AUTO or (name in workers and name != home)]
+    section["region"] = home
+    if section.get("standby") is not None:
+        first, *more = able or [AUTO]
+        section |= {"standby": first, "next_standbys": [name for name in more if name != AUTO]}
+    return section
 
 
 def runs_of(queue: QueueConfig) -> str:

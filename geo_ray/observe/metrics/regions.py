@@ -82,8 +82,8 @@ class RunNow:
                 self._wan.restart()
                 for name in event["regions"]:
                     self._region(name).rates.start(event.t_s)
-                for name, region in self.regions.items():  # a resumed run is without lost ones
-                    region.gone = "" if name in event["regions"] else "lost"
+                for name, region in self.regions.items():  # a resumed run may be without some
+                    region.gone = "" if name in event["regions"] else region.gone or "absent"
             case "step":
                 self._step(self._region(event["region"]), event)
             case "exchange":

@@ -13,7 +13,7 @@ from geo_ray.observe.status.members import MembersFold
 from geo_ray.observe.status.record import RegionStatus, TargetStatus
 
 _NEWEST = 20  # steps that a loss is the mean of
-_AWAY: Final = ("lost", "left", "joining", "did not join")
+_AWAY: Final = ("lost", "left", "absent", "joining", "did not join")
 
 
 class StatusFold:
@@ -28,7 +28,6 @@ class StatusFold:
         self._now = RunNow(())
         self.totals = RunTotals()
         self._lost: dict[str, tuple[str, float]] = {}  # region -> cause, and when
-        self._left: set[str] = set()  # asked to
         self._members = MembersFold()
         self.averager: str | None = None
         self.saved_s: dict[object, float] = {}  # checkpoint -> when
@@ -41,19 +40,16 @@ class StatusFold:
         self._members.feed(event)
         match event.kind:
             case "run_started":
-                self._lost, self._left = {}, set()
+                self._lost = {}
                 self.averager = event.fields.get("averager")
             case "hub_moved":
                 self.averager = event["region"]
             case "region_lost":
                 self._lost[event["region"]] = event["cause"], event.t_s
-            case "region_drained":
-                self._left.add(event["region"])
             case "region_joining":
                 self.totals.region(event["region"])
             case "region_joined":
                 self.totals.region(event["region"])
-                self._left.discard(event["region"])
                 self._lost.pop(event["region"], None)
             case "step" if event.t_s > self._lost.get(event["region"], ("", event.t_s))[1]:
                 del self._lost[event["region"]]  # it has come back
@@ -106,10 +102,10 @@ class StatusFold:
         state = now.state(now_s, totals.steps.step + 1 if steps is None else steps)
         if state != "done" and unseen is not None:
             state = unseen
-        if name in self._left:
-            state = "left"
         cause, _ = self._lost.get(name, (None, 0.0))
         on_the_way = self._members.of(name).state
+        if on_the_way in ("left", "absent"):
+            state = on_the_way
         if unseen is None and on_the_way in ("joining", "leaving"):
             state = on_the_way
             cause = None

@@ -21,7 +21,7 @@ class MemberNow:
     """One region of the configuration.
 
     Attributes:
-        state: ``member``, ``absent`` (it was not there at the start, and has not joined),
+        state: ``member``, ``absent`` (it was not there as the run last began, and has not joined),
             ``joining``, ``leaving``, ``lost``, ``left`` or ``did not join``.
         step: the newest step that any region had taken then; None: before the start.
         refused: the newest request about it, if it was refused, and why.
@@ -76,6 +76,9 @@ class MembersFold:
 
     def _begin(self, there: frozenset[str]) -> None:
         self.end()
+        for name in [name for name, each in self._regions.items() if each.state == "member"]:
+            if name not in there:
+                self._set(name, "absent")
         for name in sorted(there):
             if self.of(name).state != "member":
                 self._set(name, "member")

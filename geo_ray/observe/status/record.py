@@ -28,8 +28,8 @@ class RegionStatus(StrictModel):
 
     name: str
     state: str = Field(
-        description="lost, left, done, starting, computing, waiting, joining, leaving, stopped, "
-        "did not join, or trains on (unseen)"
+        description="lost, left, absent, done, starting, computing, waiting, joining, leaving, "
+        "stopped, did not join, or trains on (unseen)"
     )
     lost_cause: str | None = Field(default=None, description="why it is lost; null for a member")
     step: int = Field(description="newest step")

@@ -24,6 +24,7 @@ from geo_ray.runtime.paths.build import PathSetting, averager_lives_in
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.log import Begun, ChangeMembers, ChangePace
+from geo_ray.training.averager.resume import resume
 from geo_ray.training.membership.border import MemberChange
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.own_certificate import SignedCertificate
@@ -79,7 +80,7 @@ class BridgeActor:
         if spec.resume is not None:
             tensors, meta = spec.resume.read(AVERAGER_PART)
             control = cast(dict[str, Any], meta["control"])
-            self._averager.restore(tensors, control)  # type: ignore[arg-type]
+            resume(self._averager, tensors, control)  # type: ignore[arg-type]
             self._saved = control.get("beside", {})
 
     def _make(self) -> Averager:

@@ -25,6 +25,7 @@ from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus, told
 from geo_ray.autoscale.target import ClusterTarget
+from geo_ray.autoscale.told_target import read_told, write_told
 from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
@@ -107,6 +108,7 @@ class AutoscalerActor:
     _stop: EndlessWork = field(default_factory=EndlessWork)
     _wake: threading.Event = field(default_factory=threading.Event)
     _target: ClusterTarget | None = None
+    _has_recalled: bool = False
     _lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,14 +119,24 @@ class AutoscalerActor:
         return self._status
 
     def follow(self, target: ClusterTarget) -> None:
-        """Let something else run from now on, with the head that there is."""
-        self._target = replace(target, head=self.order.target.head)
+        """Let something else run from now on, with the head that there is; also if this dies.
+
+        Raises:
+            RunDirectoryError: that cannot be written down.
+        """
+        target = self._target = replace(target, head=self.order.target.head)
         self._wake.set()
+        write_told(self.order.store, self.order.made, lambda told: replace(told, target=target))
 
     def release(self) -> None:
-        """Let nothing run any more: all machines are drained and ended, except by their users."""
+        """Let nothing run any more: all machines are drained and ended, except by their users.
+
+        Raises:
+            RunDirectoryError: that cannot be written down.
+        """
         self._stop.is_over = True
         self._wake.set()
+        write_told(self.order.store, self.order.made, lambda told: replace(told, is_over=True))
 
     def served(self) -> ServedRegions:
         """What it rents machines for, and how long these may take."""
@@ -163,7 +175,7 @@ class AutoscalerActor:
         policy = AutoscalePolicy(order.config, order.cluster, order.id, order.made)
         keeper.check()
         self._mend_journal(policy.prefix)
-        nodes = RayNodes(order.config.machine_resources, order.target)
+        nodes = RayNodes()
         loop = Reconciler(
             policy,
             order.target,
@@ -175,8 +187,9 @@ class AutoscalerActor:
             keeper.check,
         )
         while True:
-            loop.target = nodes.target = self._target or order.target
             try:
+                self._recall()
+                loop.target = self._target or order.target
                 self._tell(loop.tick(time.time()))
             except LeaseLostError:
                 raise
@@ -186,6 +199,16 @@ class AutoscalerActor:
                 self._status = replace(self._status, is_acting=True, errors=(why,))
             self._wake.wait(order.config.every_s)
             self._wake.clear()
+
+    def _recall(self) -> None:
+        """Go on with what the actor before this one was told."""
+        if self._has_recalled:
+            return
+        told = read_told(self.order.store, self.order.made)
+        if self._target is None and told.target is not None:  # the head may be another one since
+            self._target = replace(told.target, head=self.order.target.head)
+        self._stop.is_over |= told.is_over
+        self._has_recalled = True
 
     def _mend_journal(self, prefix: str) -> None:
         """Go on with the machines that are there, if the journal cannot be read."""

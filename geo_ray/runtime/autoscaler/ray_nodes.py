@@ -9,34 +9,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Final
 
-from geo_ray.autoscale.demand import PendingBundle, machines_needed
+from geo_ray.autoscale.demand.pending import GroupWay, LabelWanted, PendingBundle, PendingGroup
 from geo_ray.autoscale.observed import NodeSeen
-from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.errors import ClusterError
 from geo_ray.providers.base import Machine
 from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.labels import MACHINE_LABEL, REGION_LABEL
+from geo_ray.runtime.cluster.labels import MACHINE_LABEL, NODE_LABEL, REGION_LABEL
+
+_WAYS: Final[Mapping[str, GroupWay]] = {
+    "PACK": "PACK",
+    "SPREAD": "SPREAD",
+    "STRICT_PACK": "STRICT_PACK",
+    "STRICT_SPREAD": "STRICT_SPREAD",
+}
+_GIVEN: Final = {MACHINE_LABEL, NODE_LABEL}
 
 
-@dataclass(slots=True)
 class RayNodes:
-    """See `ClusterNodes`.
-
-    Attributes:
-        resources: by type of machine, what Ray finds there.
-        target: what should run; says which type a region's demand is counted in.
-    """
-
-    resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    target: ClusterTarget | None = None
+    """See `ClusterNodes`."""
 
     def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
         """See `ClusterNodes.seen`."""
         try:
             living = _living()
-            busy = ray_private.busy_nodes()
+            uses = ray_private.node_uses()
             leaves_ms = ray_private.draining_nodes()
         except Exception as error:  # whatever Ray says: without it nothing is decided
             raise ClusterError(f"Ray does not tell of its nodes: {error}") from error
@@ -46,7 +44,12 @@ class RayNodes:
                 leaves_s = None
                 if node_id in leaves_ms:  # 0: nobody said when
                     leaves_s = leaves_ms[node_id] / 1000 or math.inf
-                found[machine.id] = NodeSeen(True, busy.get(node_id, True), leaves_s)
+                use = uses.get(node_id)
+                found[machine.id] = (
+                    NodeSeen(is_ready=True, leaves_unix_s=leaves_s)
+                    if use is None
+                    else NodeSeen(True, use.is_busy, leaves_s, use.resources)
+                )
         return found
 
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
@@ -57,29 +60,29 @@ class RayNodes:
         except Exception as error:  # as above
             raise ClusterError(f"Ray does not drain {machine.id}: {error}") from error
 
-    def pending(self) -> dict[str, int]:
-        """See `ClusterNodes.pending`."""
-        machine = self._machines()
-        if not machine:
-            return {}
+    def end_idle(self, machine: Machine, reason: str) -> bool:
+        """See `ClusterNodes.end_idle`."""
+        try:
+            mine = _of(machine, _living())
+            return all(ray_private.drain_node(one, reason, 0, only_idle=True) for one in mine)
+        except Exception as error:  # as above
+            raise ClusterError(f"Ray does not end {machine.id}: {error}") from error
+
+    def pending(self) -> tuple[PendingGroup, ...]:
+        """See `ClusterNodes.pending`; what wants one given node is left out."""
         try:
             waiting = ray_private.pending_bundles()
         except Exception as error:  # as above
             raise ClusterError(f"Ray does not tell what waits for a place: {error}") from error
-        bundles = [
-            PendingBundle(labels.get(REGION_LABEL), wanted, apart)
-            for wanted, labels, apart in waiting
-        ]
-        return machines_needed(bundles, machine)
-
-    def _machines(self) -> dict[str, Mapping[str, float]]:
-        """Return by region what its smallest machine that is known has."""
-        found = {}
-        for region in self.target.regions if self.target else ():
-            known = [self.resources[k.type] for k in region.kinds if k.type in self.resources]
-            if known:
-                found[region.name] = min(known, key=lambda has: sum(has.values()))
-        return found
+        found = []
+        for strategy, wanted in waiting:
+            bundles = tuple(
+                PendingBundle(resources, tuple(LabelWanted(*each) for each in labels), count)
+                for resources, labels, count in wanted
+            )
+            if not any(each.key in _GIVEN for bundle in bundles for each in bundle.labels):
+                found.append(PendingGroup(bundles, _WAYS.get(strategy, "alone")))
+        return tuple(found)
 
 
 def _living() -> list[tuple[str, str, Mapping[str, str]]]:

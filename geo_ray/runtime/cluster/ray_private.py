@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
@@ -58,46 +59,84 @@ def draining_nodes() -> dict[str, int]:
     return dict(query())
 
 
-def pending_bundles() -> list[tuple[dict[str, float], dict[str, str], str]]:
-    """What waits for a place on the connected cluster: resources, labels wanted, and its group.
+WantedLabel = tuple[str, tuple[str, ...], bool]
+"""A label's key, values, and whether it must be one of them, or none."""
 
-    Labels are those that must have one value; the group is that of bundles that must be on nodes of
-    their own, empty for all others. Tasks and actors count as often as they are waiting.
+WantedBundle = tuple[dict[str, float], tuple[WantedLabel, ...], int]
+"""Resources, labels of the node, and how many are like this."""
+
+
+def pending_bundles() -> list[tuple[str, list[WantedBundle]]]:
+    """What waits for a place on the connected cluster: bundles of one placement group together.
+
+    With each group its strategy (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD), with a task or an actor
+    none. What waits for a place within a placement group waits for that group, and is left out.
     """
     resource_state = _resource_state()
     found = []
     for gang in resource_state.pending_gang_resource_requests:
-        apart = gang.details if "STRICT_SPREAD" in gang.details else ""
+        strategy = gang.details.rpartition(":")[2].partition("|")[0]  # "id:PACK|PENDING"
         chosen = gang.bundle_selectors[0].resource_requests if gang.bundle_selectors else ()
-        found += [(*_wanted(request), apart) for request in chosen]
+        found.append((strategy, [(*_wanted(request), 1) for request in chosen]))
     for request in resource_state.pending_resource_requests:
-        found += [(*_wanted(request.request), "")] * request.count
+        wanted, labels = _wanted(request.request)
+        if not any("_group_" in name for name in wanted):
+            found.append(("", [(wanted, labels, request.count)]))
     return found
 
 
-def busy_nodes() -> dict[str, bool]:
-    """Whether anything is reserved on living nodes, drained ones included, by id (hexadecimal)."""
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """What is done with a node.
+
+    Attributes:
+        is_busy: whether anything runs there, is reserved there, or is kept there for others.
+        resources: in all.
+    """
+
+    is_busy: bool
+    resources: Mapping[str, float]
+
+
+def node_uses() -> dict[str, NodeUse]:
+    """How living nodes are used, drained ones included, by id (hexadecimal).
+
+    Ray counts a node as idle that has neither resources in use nor workers at work, such as actors
+    that reserve nothing; one that is drained it counts as such, whatever runs there.
+    """
     found = {}
     for node in _resource_state().node_states:
         if node.status == 2:  # NodeStatus.DEAD
             continue
         free = dict(node.available_resources)
-        found[node.node_id.hex()] = any(
-            free.get(name, 0.0) < amount - 1e-6
+        total = {
+            name: amount
             for name, amount in node.total_resources.items()
-            if name in ("CPU", "GPU", "memory")
-        )
+            if "_group_" not in name and not name.startswith(("node:", "object_store"))
+        }
+        is_reserved = any(free.get(name, 0.0) < total[name] - 1e-6 for name in total)
+        is_running = node.status == 1  # NodeStatus.RUNNING
+        found[node.node_id.hex()] = NodeUse(is_reserved or is_running, total)
     return found
 
 
-def drain_node(node_id: str, message: str, deadline_unix_ms: int) -> bool:
+def drain_node(
+    node_id: str, message: str, deadline_unix_ms: int, *, only_idle: bool = False
+) -> bool:
     """Tell a node that it will be taken away; nothing new is started there.
+
+    Args:
+        node_id: which (hexadecimal).
+        message: why.
+        deadline_unix_ms: when it will be gone.
+        only_idle: not while anything runs there; then it ends at once.
 
     Returns:
         Whether Ray took note; it does not of a node that it does not know.
     """
-    # DRAIN_NODE_REASON_PREEMPTION is 2; the other reason is refused while anything runs.
-    accepted, _ = _gcs().drain_node(node_id, 2, message, deadline_unix_ms, timeout=_LONGEST_S)
+    # DRAIN_NODE_REASON_IDLE_TERMINATION and DRAIN_NODE_REASON_PREEMPTION.
+    reason = 1 if only_idle else 2
+    accepted, _ = _gcs().drain_node(node_id, reason, message, deadline_unix_ms, timeout=_LONGEST_S)
     return bool(accepted)
 
 
@@ -112,13 +151,14 @@ def _gcs() -> Any:
     return _untyped.GcsClient(address=ray.get_runtime_context().gcs_address)
 
 
-def _wanted(request: Any) -> tuple[dict[str, float], dict[str, str]]:
-    labels = {}
+def _wanted(request: Any) -> tuple[dict[str, float], tuple[WantedLabel, ...]]:
+    labels = []
     for selector in request.label_selectors[:1]:
         for constraint in selector.label_constraints:
-            if constraint.operator == 1 and len(constraint.label_values) == 1:
-                labels[constraint.label_key] = constraint.label_values[0]
-    return dict(request.resources_bundle), labels
+            is_in = constraint.operator == 1  # LABEL_OPERATOR_IN
+            values = tuple(sorted(constraint.label_values))
+            labels.append((constraint.label_key, values, is_in))
+    return dict(request.resources_bundle), tuple(sorted(labels))
 
 
 def dashboard_address() -> str | None:

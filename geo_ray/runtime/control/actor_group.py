@@ -23,7 +23,7 @@ from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.notices import DrainNotices
 from geo_ray.runtime.desk.part_desk import PartDesk
 from geo_ray.runtime.paths import build
-from geo_ray.runtime.steward.book import Kept, RunBook, Whereabouts
+from geo_ray.runtime.steward.book import GoneRegions, Kept, RunBook, Whereabouts
 from geo_ray.runtime.steward.processes import OwnProcesses, ProcessKind, ProcessMaker, ProcessOrder
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.transport.security.own_certificate import SignedCertificate
@@ -338,12 +338,12 @@ class ActorGroup:
         self.shard_addresses |= newcomers.shard_addresses
         self.bridge_addresses |= newcomers.bridge_addresses
 
-    def note(self, origin_unix_s: float, awaited: Sequence[str], *, is_changing: bool) -> None:
+    def note(self, origin_unix_s: float, gone: GoneRegions, *, is_changing: bool) -> None:
         """Let whoever owns the processes have what the next driver must know, if it has changed.
 
         Args:
             origin_unix_s: when the run's clock was 0.
-            awaited: lost regions that will be brought back.
+            gone: regions that take no part.
             is_changing: whether a region is on its way in or out.
         """
         shards = {region: tuple(each) for region, each in self.shard_addresses.items()}
@@ -355,7 +355,7 @@ class ActorGroup:
             {place: (worker.epoch, worker.handle) for place, worker in self.workers.items()},
             dict(self.placed),
             Whereabouts(*homes, shards, dict(self.bridge_addresses)),
-            tuple(awaited),
+            gone,
             is_changing,
             self.desk is not None and self.desk.is_open,
         )

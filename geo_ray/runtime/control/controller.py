@@ -302,7 +302,7 @@ class Controller:
 
     def _handle_all(self, answers: Answers) -> int:
         """Take in what was told; gives the number of events."""
-        self.saver.note_lost(self.members.lost)
+        self.saver.note_lost(self.members.lost, self.members.gone.rows)
         events = self._skews.events(answers, self._now_s())
         if any(event["kind"] in _PROGRESS for event in events):
             self.policy.on_progress(time.monotonic())
@@ -322,8 +322,8 @@ class Controller:
         self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
         self._keep_quorum()
-        awaited, is_changing = self.members.awaited, self.members.are_changing
-        self.actors.note(self.origin_unix_s, awaited, is_changing=is_changing)
+        gone, is_changing = self.members.gone, self.members.are_changing
+        self.actors.note(self.origin_unix_s, gone, is_changing=is_changing)
         region = self.actors.home.region
         home = answers.get(("bridge", region))
         pace = None if home is None else home["status"].get("pace")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, cast
 
 from pydantic import JsonValue
 
@@ -22,13 +22,12 @@ from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import CheckpointConflictError, GeoRayError
 from geo_ray.job.resumption import codecs_of
+from geo_ray.job.start.members import LOST, ROWS
 from geo_ray.runtime.actors.parts import typed
 from geo_ray.runtime.control.health import LossHealth
-from geo_ray.training.averager.config import AUTO
 from geo_ray.util.threads import give_way
 
 log = logging.getLogger(__name__)
-_LOST: Final = "lost"  # regions, among what a manifest has beside its parts
 _CLOSE_S: Final = 10.0
 """For a store to be told that a save is given up."""
 
@@ -105,9 +104,15 @@ class Saver:
         self._expected = self._expected | parts
         self._extra["epoch"] = epoch
 
-    def note_lost(self, regions: Sequence[str]) -> None:
-        """Which regions are lost, and were not asked to leave; a resume brings them back."""
-        self._extra[_LOST] = list(regions)
+    def note_lost(self, regions: Sequence[str], rows: Mapping[str, Mapping[str, object]]) -> None:
+        """What a resume must know of regions that take no part.
+
+        Args:
+            regions: those that are lost, and were not asked to leave; a resume brings them back.
+            rows: the books of rows of all that were there before.
+        """
+        self._extra[LOST] = list(regions)
+        self._extra[ROWS] = cast(JsonValue, {name: dict(each) for name, each in rows.items()})
 
     def forget(self, parts: set[str]) -> None:
         """Go on without the process that would have written ``parts``; abandons the open one."""
@@ -255,67 +260,6 @@ class Saver:
             return self._store.manifest(manifest.id) == manifest
         except GeoRayError:
             return False
-
-
-def regions_in(parts: Collection[str], experiment: Experiment) -> list[str]:
-    """The regions of ``experiment`` all of whose parts are among those of a checkpoint.
-
-    A region that was lost before the checkpoint has none in there.
-    """
-    return [
-        region.name
-        for region in experiment.regions
-        if all(shard_part_name(region.name, i) in parts for i in range(region.ps_shards))
-    ]
-
-
-def without_lost(
-    experiment: Experiment, parts: Collection[str]
-) -> tuple[Experiment, tuple[str, ...]]:
-    """An experiment as it goes on from a checkpoint, and the regions that were lost before that.
-
-    They are absent now, and everything else is as it was: the run's rows, which are counted over
-    all regions, and its strategy, though one region be left. The averager lives where it lived
-    at the start, or where it would have gone when that region was lost.
-
-    Args:
-        experiment: with all regions.
-        parts: names of the checkpoint's.
-    """
-    there = regions_in(parts, experiment)
-    missing = tuple(name for name in experiment.region_names if name not in there)
-    if not there or set(missing) == set(experiment.members.absent):
-        return experiment, ()
-    config, home = experiment.averager, experiment.averager_region
-    if home not in there:
-        home = config.first_standby(home, there) or there[0]
-    # Who has taken over, or is lost, stands by no more; whoever is left may.
-    named = [name for name in config.named_standbys if name in there and name != home]
-    standby, *more = named or [AUTO]
-    averager: dict[str, object] = {"region": home}
-    if config.standby is not None:
-        averager |= {"standby": standby, "next_standbys": tuple(more)}
-    return experiment.model_copy(
-        update={
-            "members": experiment.members.model_copy(update={"absent": missing}),
-            "averager": experiment.averager.model_copy(update=averager),
-        }
-    ), tuple(name for name in missing if name not in experiment.members.absent)
-
-
-def lost_before(manifest: CheckpointManifest, experiment: Experiment) -> tuple[str, ...]:
-    """The regions that a checkpoint lacks because they were lost, and not asked to leave.
-
-    Of a checkpoint that does not say so, of a release before, none.
-
-    Args:
-        manifest: the checkpoint's.
-        experiment: as it goes on from there.
-    """
-    told = manifest.extra.get(_LOST)
-    lost = told if isinstance(told, list) else []
-    absent = experiment.members.absent
-    return tuple(name for name in experiment.region_names if name in lost and name in absent)
 
 
 def part_names(experiment: Experiment) -> set[str]:

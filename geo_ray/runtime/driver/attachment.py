@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.checkpoint.store import CheckpointStore
@@ -25,6 +26,8 @@ from geo_ray.observe.events.log import (
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import note_failure
 from geo_ray.runtime.control.health import LossHealth
+from geo_ray.runtime.control.membership import member_requests
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.saver import Saver
 from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
 from geo_ray.runtime.driver.run_desk import desk_of
@@ -63,8 +66,22 @@ def living_run(
         return "they have just ended"
 
 
-def go_on(living: Attached, run: RunDirectory, reporting: Reporting, lease: LeaseKeeper) -> Summary:
-    """Drive a run whose processes are there, to its end."""
+def go_on(
+    living: Attached,
+    run: RunDirectory,
+    reporting: Reporting,
+    lease: LeaseKeeper,
+    away: Collection[str] = (),
+) -> Summary:
+    """Drive a run whose processes are there, to its end.
+
+    Args:
+        living: the run.
+        run: its directory.
+        reporting: who wants to know.
+        lease: the run's, which holds.
+        away: regions that are not to take part; those that do are asked to leave.
+    """
     use_one_thread()
     experiment, actors = living.experiment, living.actors
     store = CheckpointStore(
@@ -94,9 +111,11 @@ def go_on(living: Attached, run: RunDirectory, reporting: Reporting, lease: Leas
             controller = controller_of(stage, recorder, evals, origin_unix_s)
             controller.links.go_on(living.sent)
             controller.checkpoints.traffic.go_on(living.sent)
-            absent = experiment.members.absent  # lost before a resume, which has not waited
-            for region in living.book.awaited:
-                controller.members.await_back([region], waits=region not in absent)
+            gone = living.book.gone.but_for(set(away).difference(actors.primaries))
+            # Who was lost before a resume is absent, and that has not waited.
+            controller.members.go_on(gone, unhurried=experiment.members.absent)
+            for region in sorted(set(away).intersection(actors.primaries)):
+                member_requests.ask(run.path, MemberRequest(verb="drain", region=region))
             silent_s = max(0.0, now_s - living.last_s)
             recorder.emit("driver_attached", now_s, epoch=lease.epoch, silent_s=silent_s)
             reporting.status("")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.rundir import RunDirectory, followed_plan, lease_of
 from geo_ray.job.start.evaluation import check_evaluation
+from geo_ray.job.start.members import kept_rows, left_out, lost_before, without_lost
 from geo_ray.job.start.notes import warn_at_start
 from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.lease.keeper import LeaseKeeper
@@ -43,13 +44,14 @@ from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.membership import member_requests
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.run_keys import RunKeys
-from geo_ray.runtime.control.saver import Saver, lost_before, without_lost
+from geo_ray.runtime.control.saver import Saver, part_names
 from geo_ray.runtime.desk.sight import show
 from geo_ray.runtime.driver.attachment import go_on, living_run
 from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
 from geo_ray.runtime.driver.run_desk import desk_of
 from geo_ray.runtime.driver.stage import BrokenError, Stage, controller_of, drive_to_end, evals_of
 from geo_ray.runtime.steward.attach import Attached
+from geo_ray.runtime.steward.book import GoneRegions
 from geo_ray.runtime.steward.line import steward_of
 from geo_ray.runtime.steward.processes import OwnProcesses
 from geo_ray.tasks.load import load_task
@@ -64,8 +66,10 @@ class Resumption:
 
     Attributes:
         checkpoint: id of the one to go on from; None: the newest that is whole and healthy.
-        waits: whether the run pauses for regions that were lost before it where it pauses for any.
-        away: regions that were asked to leave since.
+        waits: whether the run goes on by itself, and so pauses for regions that were lost before it
+            where it pauses for any.
+        away: regions that are not to take part: who resumes says so, or they were asked to leave
+            since.
         cause: why the processes that the run had do not go on, if they might have.
     """
 
@@ -114,7 +118,7 @@ def train(
                 if attaches and resume is not None:
                     living = living_run(experiment, run, told, cluster, held)
                     if isinstance(living, Attached):
-                        return go_on(living, run, told, held)
+                        return go_on(living, run, told, held, resume.away)
                     resume = replace(resume, cause=living)
                 return _train(experiment, run, told, resume, cluster, held, placed)
             except BrokenError as broken:
@@ -173,15 +177,9 @@ def _train(
     check_absent(experiment)
     check_exports(experiment.observe.export)
     found = None if resume is None else _find_checkpoint(store, resume, reporting)
-    awaited: tuple[str, ...] = ()
+    gone = GoneRegions()
     if found is not None and resume is not None:
-        experiment, missing = without_lost(experiment, {part.name for part in found.manifest.parts})
-        lost = lost_before(found.manifest, experiment)
-        awaited = tuple(name for name in lost if name not in resume.away)
-        if missing:
-            reporting.status(
-                f"going on without {', '.join(missing)}: not in checkpoint {found.manifest.id}"
-            )
+        experiment, gone = _without(experiment, found, resume, reporting)
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     outline = model_outline(task, experiment.seed)
@@ -222,7 +220,7 @@ def _train(
             places=places,
             num_params=outline.num_params,
             epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
-            resume=None if found is None else _parts_of(found, places),
+            resume=None if found is None else _parts_of(found, places, experiment),
             data_rows=data_rows(experiment, manifest),
             layout=outline.layout,
             constants=dict(outline.constants),
@@ -234,7 +232,7 @@ def _train(
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
         saver = Saver(store, experiment, digest(experiment), spec.epoch, health, lease.epoch)
         stage = Stage(group, experiment, run, task, saver, reporting, lease)
-        return _train_on(stage, awaited, resume)
+        return _train_on(stage, gone, resume)
     except (LeaseLostError, BrokenError):
         raise  # what lies there is another's by now, or the run goes on
     except BaseException as error:
@@ -246,7 +244,7 @@ def _train(
         maker.remove(placed)
 
 
-def _train_on(stage: Stage, awaited: Sequence[str], resume: Resumption | None) -> Summary:
+def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Summary:
     actors, experiment, reporting = stage.actors, stage.experiment, stage.reporting
     log_path = stage.own_log()
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
@@ -269,7 +267,8 @@ def _train_on(stage: Stage, awaited: Sequence[str], resume: Resumption | None) -
             member_requests.forget(stage.run.path)
             stop_requests.forget(stage.run.path)
             controller = controller_of(stage, recorder, evals, origin_unix_s)
-            controller.members.await_back(awaited, waits=resume is not None and resume.waits)
+            waits = resume is not None and resume.waits
+            controller.members.go_on(gone, unhurried=() if waits else gone.awaited)
             return drive_to_end(stage, controller, startup_s)
     finally:
         stage.saver.close()
@@ -290,6 +289,24 @@ def _find_checkpoint(
     return found
 
 
-def _parts_of(found: Checkpoint, places: CheckpointPlaces) -> Resume:
+def _without(
+    experiment: Experiment, found: Checkpoint, resume: Resumption, reporting: Reporting
+) -> tuple[Experiment, GoneRegions]:
+    """The experiment as it goes on from a checkpoint, and what is known of who is not there."""
     manifest = found.manifest
-    return Resume(places, manifest.id, {part.name: part for part in manifest.parts})
+    left = left_out(experiment, manifest, resume.away, asked=not resume.waits)
+    experiment, missing = without_lost(experiment, {part.name for part in manifest.parts}, left)
+    if missing:
+        reporting.status(f"going on without {', '.join(missing)}: not in checkpoint {manifest.id}")
+    if left:
+        why = "asked to leave" if resume.waits else "members.absent"
+        reporting.status(f"going on without {', '.join(left)}: {why}")
+    gone = GoneRegions(lost_before(manifest, experiment), rows=kept_rows(found, left))
+    return experiment, gone.but_for(resume.away.difference(experiment.present_names))
+
+
+def _parts_of(found: Checkpoint, places: CheckpointPlaces, experiment: Experiment) -> Resume:
+    """The checkpoint without parts that nobody reads."""
+    manifest, wanted = found.manifest, part_names(experiment)
+    parts = {part.name: part for part in manifest.parts if part.name in wanted}
+    return Resume(places, manifest.id, parts)

@@ -26,7 +26,7 @@ _ENDS: Final[dict[str, RunEnd]] = {
     Ending.STOPPED.value: "stopped",
     Ending.FAILED.value: "failed",
 }
-_GONE: Final = ("lost", "left")
+_GONE: Final = ("lost", "left", "absent", "joining", "did not join")
 
 
 class QueuedRun:
@@ -43,6 +43,7 @@ class QueuedRun:
         self._reader: StatusReader | None = None
         self._place: str | None = None
         self._members: MembersFold | None = None
+        self._joined: dict[str, int] = {}  # how many steps newcomers have behind them
 
     @property
     def place(self) -> str | None:
@@ -64,19 +65,21 @@ class QueuedRun:
             if self._reader is None:
                 return SubmissionSeen("going")
         status = self._reader.read()
+        now, names = self._members, self._reader.experiment.region_names
+        members = {} if now is None else {name: now.of(name).state for name in names}
         regions = [each for each in status.regions if each.steps is not None]
-        there = [each for each in regions if each.state not in _GONE] or regions
+        there = [each for each in regions if members.get(each.name) not in _GONE] or regions
         done = None
         if there and self._spec.anywhere and len(self._spec.regions) > 1:
             done = sum(each.samples for each in regions) / self._spec.rows
         elif there:
-            done = min(each.step / max(1, each.steps or 1) for each in there)
-        now, names = self._members, self._reader.experiment.region_names
+            steps = {each.name: max(each.step, self._joined.get(each.name, 0)) for each in there}
+            done = min(steps[each.name] / max(1, each.steps or 1) for each in there)
         return SubmissionSeen(
             "going",
             None if done is None else min(1.0, done),
             trains=status.is_going is not False and any(each.step for each in there),
-            members={} if now is None else {name: now.of(name).state for name in names},
+            members=members,
             end=_ENDS.get(status.phase),
             code=status.code,
             told=status.message or "",
@@ -110,10 +113,15 @@ class QueuedRun:
             return None  # it is being made
 
     def _beside(self) -> Beside:
-        fold = self._members = MembersFold()
+        fold, self._joined = MembersFold(), {}
+        self._members = fold
 
         def feed(event: Event, _: RunTotals) -> None:
             fold.feed(event)
+            if event.kind == "run_started":
+                self._joined.clear()
+            elif event.kind == "region_joined":
+                self._joined[event["region"]] = int(event["step"])
 
         return feed
 

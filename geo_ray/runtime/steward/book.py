@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.cluster.placement import PlacedRegion
@@ -32,6 +32,26 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
+class GoneRegions:
+    """What is known of regions that take no part.
+
+    Attributes:
+        awaited: lost ones that will be brought back.
+        away: those that were asked to leave, or are not to be there.
+        rows: the books of rows of those that were there before, by region.
+    """
+
+    awaited: tuple[str, ...] = ()
+    away: tuple[str, ...] = ()
+    rows: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    def but_for(self, regions: Collection[str]) -> GoneRegions:
+        """The same with regions that take no part and are not to come back by themselves."""
+        awaited = tuple(name for name in self.awaited if name not in regions)
+        return GoneRegions(awaited, tuple(sorted({*self.away, *regions})), self.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class RunBook:
     """See the module's docstring.
 
@@ -42,7 +62,7 @@ class RunBook:
         workers: epoch and handle, by region and rank.
         placed: reserved places by region.
         where: where all that listens.
-        awaited: lost regions that will be brought back.
+        gone: regions that take no part.
         is_changing: whether a region is on its way in or out.
         uses_desk: whether any process sends its parts to the driver's machine.
     """
@@ -53,7 +73,7 @@ class RunBook:
     workers: Mapping[tuple[str, int], tuple[int, Handle]]
     placed: Mapping[str, PlacedRegion]
     where: Whereabouts
-    awaited: tuple[str, ...] = ()
+    gone: GoneRegions = GoneRegions()
     is_changing: bool = False
     uses_desk: bool = False
 

@@ -47,6 +47,10 @@ class SlotView:
         capacity_SR: what there is in this slot.
         gone: jobs that were there and are not any more, otherwise than by running to their planned
             end: cancelled, or faster than they were said to be.
+        admitted: jobs that were taken on before; of those that arrive, they come again as others
+            than they were, and are not turned away for what they are worth by now.
+        lost: jobs that lost what they had since the slot before, through no fault of their own:
+            they keep their place before others.
     """
 
     slot: int
@@ -54,6 +58,8 @@ class SlotView:
     active: Mapping[str, JobProgress]
     capacity_SR: Floats
     gone: Sequence[str] = ()
+    admitted: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,9 @@ jobs that are worth more. Rule: when a job comes, find the schedule with the lar
 less price; admit it if that is positive and promise what the schedule has, else turn it away. The
 schedule may lie inside one site or be spread; its places change from slot to slot. Egress and
 dollars are part of the price with ``worth_per_usd``. Where machines of the spot market were taken
-back, the rest of a job is scheduled anew, and what was promised is not taken from others. When:
+back, the rest of a job is scheduled anew, and what was promised is not taken from others. A job
+that lost its processes or regions otherwise keeps its place: it is scheduled anew before those that
+came after it and have not begun, which wait for longer. Who was taken on is not turned away. When:
 deadlines and worth differ, and jobs come unannounced. Source: PD-ORS (Yu, Liu, Wu, Ji, Bentley,
 arXiv 2108.02917); only its abstract could be read, the algorithm is reconstructed; what was added
 for regions, money and spot machines is ours.
@@ -92,21 +94,19 @@ class _PdOrs:
         import scipy.optimize  # noqa: F401  # takes seconds; no decision shall wait for it
 
     def decide(self, view: SlotView) -> SlotDecision:
-        admissions = []
         for name in view.gone:
             self._forget(name, view.slot)
+        again = {job.id: job for job in view.arrived if job.id in view.admitted}
+        admissions = [self._readmit(job, view) for job in again.values()]
         if not self._is_sure:
             self._mend(view)
+        for name in view.active:
+            if name in view.lost and name in self._promised and name not in again:
+                self._keep_place(name, view)
         if view.gone:
             self._offer(view)
-        for job in view.arrived:
-            self._board.learn(job)
-            found = self._best(job, job.rows, view.slot)
-            is_admitted = found is not None and found.payoff > 0
-            payoff = None if found is None else found.payoff
-            if found is not None and is_admitted:
-                self._promise(job, found.allocations)
-            admissions.append(Admission(job.id, view.slot, is_admitted, payoff))
+        new = [job for job in view.arrived if job.id not in again]
+        admissions += [self._admit(job, view.slot) for job in new]
         turned_away = {each.job for each in admissions if not each.is_admitted}
         given = {}
         for name, each in view.active.items():
@@ -121,6 +121,59 @@ class _PdOrs:
             if view.slot in plan:
                 given[name] = plan[view.slot]
         return SlotDecision(given, admissions)
+
+    def _admit(self, job: ClusterJob, slot: int) -> Admission:
+        self._board.learn(job)
+        found = self._best(job, job.rows, slot)
+        if found is None:
+            return Admission(job.id, slot, False, None)
+        is_admitted = found.payoff > 0
+        if is_admitted:
+            self._promise(job, found.allocations)
+        return Admission(job.id, slot, is_admitted, found.payoff)
+
+    def _readmit(self, job: ClusterJob, view: SlotView) -> Admission:
+        """Plan a job that was taken on before and is another one now, whatever it is worth."""
+        self._board.learn(job)
+        self._promise(job, {})
+        if job.id in view.lost:
+            payoff = self._keep_place(job.id, view)
+        else:
+            payoff = self._replan(view.active[job.id], view.slot)
+        if payoff is None:
+            self._forget(job.id, view.slot)
+        return Admission(job.id, view.slot, payoff is not None, payoff)
+
+    def _keep_place(self, name: str, view: SlotView) -> float | None:
+        """Plan a job anew before those that come after it and have not begun; its payoff.
+
+        Those keep their plans where these still fit, and are planned anew where not.
+        """
+        names, slot = list(view.active), view.slot
+        behind = [
+            other
+            for other in names[names.index(name) + 1 :]
+            if self._promised.get(other) and view.active[other].had is None
+        ]
+        plans = {other: self._take_back(other, slot) for other in behind}
+        payoff = self._replan(view.active[name], slot)
+        for other, plan in plans.items():
+            if self._fits(self._jobs[other], plan, slot):
+                self._promise(self._jobs[other], plan)
+            else:
+                self._replan(view.active[other], slot)
+        return payoff
+
+    def _fits(self, job: ClusterJob, plan: Mapping[int, Allocation], slot: int) -> bool:
+        """Return whether there is room for a plan beside all that is promised."""
+        capacity_NSR, _ = self._cluster.foreseen(slot, self._policy.window)
+        for at, had in plan.items():
+            if at - slot >= len(capacity_NSR):
+                return False
+            free_SR = capacity_NSR[at - slot] - self._board.promised_TSR[at]
+            if not SiteRoom(self._cluster, free_SR).fits(job, had):
+                return False
+        return bool(plan)
 
     def _best(self, job: ClusterJob, rows: float, slot: int) -> BestSchedule | None:
         policy = self._policy
@@ -179,9 +232,16 @@ class _PdOrs:
 
     def _forget(self, name: str, slot: int) -> None:
         """Give others what was promised to a job that is gone."""
-        plan, job = self._promised.pop(name, {}), self._jobs.pop(name, None)
-        if job is not None:
-            self._promise(job, {s: had for s, had in plan.items() if s >= slot}, times=-1)
+        if name in self._jobs:
+            self._take_back(name, slot)
+            del self._promised[name], self._jobs[name]
+
+    def _take_back(self, name: str, slot: int) -> dict[int, Allocation]:
+        """Take back what is promised to a job from a slot on; return what that was."""
+        plan = {s: had for s, had in self._promised[name].items() if s >= slot}
+        self._promise(self._jobs[name], plan, times=-1)
+        self._promised[name] = {}
+        return plan
 
     def _offer(self, view: SlotView) -> None:
         """Plan those who wait for their turn anew, as others have given room back."""
@@ -199,13 +259,14 @@ class _PdOrs:
         if times > 0:
             self._promised[job.id], self._jobs[job.id] = dict(plan), job
 
-    def _replan(self, each: JobProgress, slot: int) -> None:
-        plan = self._promised.get(each.job.id, {})
-        self._promise(each.job, {s: had for s, had in plan.items() if s >= slot}, times=-1)
+    def _replan(self, each: JobProgress, slot: int) -> float | None:
+        """Plan what is left of a job anew, whatever it is worth; its payoff, None: no place."""
+        self._take_back(each.job.id, slot)
         found = self._best(each.job, each.rows_left, slot)
-        self._promised[each.job.id] = {}
-        if found is not None:
-            self._promise(each.job, found.allocations)
+        if found is None:
+            return None
+        self._promise(each.job, found.allocations)
+        return found.payoff
 
     def _mend(self, view: SlotView) -> None:
         """Schedule anew those whose place was taken back, the most worthy first."""

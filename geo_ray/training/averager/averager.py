@@ -256,25 +256,25 @@ class Averager:
 
     def leave(self, region: str) -> list[Reply]:
         """Go on without a region; whoever waited for it alone is answered."""
+        self._change = self._change and self._change.but(region)
         if region not in self.view.members:
-            self._change = self._change and self._change.but(region)
             return []
+        return self.go_on_in(self.view.without(region))
+
+    def go_on_in(self, view: View) -> list[Reply]:
+        """Go on in a view that lacks regions; whoever waited for them alone is answered."""
         self._unread.secure()
         with self._changing():
-            return self._leave(region)
-
-    def _leave(self, region: str) -> list[Reply]:
-        state = self.state
-        self._change = self._change and self._change.but(region)
-        self._enter(self.view.without(region))
-        self._note_finished()
-        replies = self._release_waiting()
-        if self._books.finals and (state.waiting or self._books.has_finals(state.members)):
-            return replies + self._finished()
-        if state.waiting and all(name in state.waiting for name in state.members):
-            # It was the last one missing: whichever is handed in again completes the round.
-            return replies + self._answer(state.waiting.pop(state.members[0]))
-        return replies
+            state = self.state
+            self._enter(view)
+            self._note_finished()
+            replies = self._release_waiting()
+            if self._books.finals and (state.waiting or self._books.has_finals(state.members)):
+                return replies + self._finished()
+            if state.waiting and all(name in state.waiting for name in state.members):
+                # It was the last one missing: whichever is handed in again completes the round.
+                return replies + self._answer(state.waiting.pop(state.members[0]))
+            return replies
 
     def _enter(self, view: View, giver: str = "") -> None:
         parts = (self.wire, self.carry, self._books, self._marks)

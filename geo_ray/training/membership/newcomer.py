@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from geo_ray.errors import CheckpointCorruptError
 from geo_ray.strategies.traits import Traits
 from geo_ray.training.exchange.region_wire import REFERENCE
 from geo_ray.training.server.ledger import Ledger
@@ -39,6 +40,18 @@ def region_state(
     own: dict[str, object] = {"ledger": ledger.export(), "noise": None, "times_s": None}
     kept = {k: v for k, v in tensors.items() if k == REFERENCE or k.startswith(CARRIED)}
     return {**control, **own}, kept
+
+
+def rows_of(control: Mapping[str, object]) -> dict[str, object]:
+    """The books of rows of a region by its part of a checkpoint, as `region_state` is given them.
+
+    Raises:
+        CheckpointCorruptError: there are none.
+    """
+    ledger = control.get("ledger")
+    if not isinstance(ledger, Mapping):
+        raise CheckpointCorruptError("a region's part has no books of rows")
+    return dict(ledger)
 
 
 def shard_state(state: ShardState, traits: Traits) -> ShardState:

@@ -9,12 +9,13 @@ import pytest
 from click.testing import CliRunner
 from job_support import TEXT, digits, experiment
 
-from geo_ray.api.start import new_run
+from geo_ray.api.start import new_run, resumed_run
 from geo_ray.checkpoint.manifest import CheckpointManifest
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.cli.main import root
 from geo_ray.config.source import text_of
 from geo_ray.errors import CertificateError
+from geo_ray.job import rundir
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.start.cert_files import check_own_certificates
 from geo_ray.job.start.notes import start_notes
@@ -119,3 +120,28 @@ def test_certificates_that_nothing_uses_are_told_of(
     notes = [note for note in start_notes(config, manifest, 8) if "certs" in note]
     assert len(notes) == (said != "") and all(said in note for note in notes)
     assert not [note for note in start_notes(config, manifest, None) if "certs" in note]
+
+
+def test_who_is_absent_at_a_resume_is_so_only_where_the_resume_says_it(tmp_path: Path) -> None:
+    """A region that was absent as the run began may have joined since."""
+    begun = new_run(
+        text_of(
+            experiment(f"run.dir={tmp_path}", "averager.region=us", "members.absent=[eu]"), tmp_path
+        ),
+        (),
+        None,
+        lambda _: None,
+        emulated=False,
+    )
+    store = CheckpointStore(begun.run.checkpoints)
+    store.begin(0)
+    fields = {"id": 0, "step": 5, "created": "-", "config_digest": "ab" * 32, "parts": ()}
+    store.commit(0, CheckpointManifest.model_validate(fields))
+
+    def away(config: Path | None, *changes: str) -> frozenset[str]:
+        return resumed_run(begun.run.path, config, changes, None, allow_drift=True).away
+
+    assert away(None) == frozenset()
+    assert away(None, "train.steps=50") == frozenset()
+    assert away(None, "members.absent=[eu]") == {"eu"}
+    assert away(begun.run.path / rundir.CONFIG_FILE) == {"eu"}

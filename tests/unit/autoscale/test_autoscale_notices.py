@@ -101,16 +101,3 @@ def test_an_end_that_was_set_hours_ahead_is_no_notice() -> None:
     assert LIFE not in {
         duty.parting and duty.parting.reason for duty in scene.memory.duties.values()
     }
-
-
-def test_what_runs_without_a_plan_has_another_machine_at_once_too() -> None:
-    scene = Scene(target(regions=(region(rows_per_s=0.0),)), pending={"r": 2})
-    scene.look()
-    scene.pending, scene.busy = {}, True
-    scene.looks(3)
-    name = sorted(scene.machines)[0]
-    scene.leaves[name] = scene.now_s + 100
-    decided = scene.look()
-    assert [each.machine_id for each in drains(decided)] == [name]
-    assert sum(launch.request.count for launch in launches(decided)) == 1
-    assert not any(launches(each) for each in scene.looks(2))

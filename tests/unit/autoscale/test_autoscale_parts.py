@@ -9,11 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.demand import PendingBundle, machines_needed
 from geo_ray.autoscale.from_plan import target_of
-from geo_ray.autoscale.hazard import HALF_LIFE_S, learn, rate_per_h
 from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
 from geo_ray.autoscale.memory import AutoscalerMemory, PoolRecord
+from geo_ray.autoscale.pool.hazard import HALF_LIFE_S, learn, rate_per_h
 from geo_ray.autoscale.recent_speed import RecentSpeed
 from geo_ray.autoscale.replay.aws_history import read_spot_history
 from geo_ray.autoscale.target import MARKET_LABEL, REGION_LABEL, TYPE_LABEL
@@ -127,32 +126,6 @@ def test_a_floor_that_no_machine_could_be_is_refused() -> None:
         with pytest.raises(ConfigError, match=r"autoscale\.floor .* plan\.regions\.eu"):
             target_of(plan(), other, config, shipped_book(), 0.0)
     assert target_of(plan(), other, AutoscaleConfig(floor="none"), shipped_book(), 0.0)
-
-
-# ------------------------------------------------------------------ demand
-
-
-def bundle(region: str | None, cpus: float, apart: str = "") -> PendingBundle:
-    return PendingBundle(region, {"CPU": cpus}, apart)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "needed"),
-    [
-        ([], {}),
-        ([bundle("us", 1.0)] * 8, {"us": 1}),
-        ([bundle("us", 1.0)] * 9, {"us": 2}),
-        ([bundle("us", 5.0), bundle("us", 5.0), bundle("us", 3.0)], {"us": 2}),
-        ([bundle("us", 1.0, "g")] * 3, {"us": 3}),
-        ([bundle("us", 1.0, "g"), bundle("us", 1.0, "h")], {"us": 1}),
-        ([bundle("us", 99.0), bundle("mars", 1.0), bundle(None, 1.0)], {}),
-        ([bundle("us", 8.0), bundle("eu", 2.0)], {"us": 1, "eu": 1}),
-        ([PendingBundle("us", {"CPU": 1.0, "GPU": 1.0})], {}),
-    ],
-)
-def test_machines_for_what_waits(waiting: list[PendingBundle], needed: dict[str, int]) -> None:
-    machine = {"us": {"CPU": 8.0}, "eu": {"CPU": 4.0}}
-    assert machines_needed(waiting, machine) == needed
 
 
 # ------------------------------------------------------------------ what is learned

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.autoscale.offers import Losses
 from geo_ray.autoscale.pace import BUDGET, DONE, LATE
+from geo_ray.autoscale.pool.offers import Losses
 from geo_ray.autoscale.posts import CHEAPER, DEADLINE, TOO_MANY
 from geo_ray.autoscale.sightings import LIFE, NO_NODE_CAME, NOTICE
 from geo_ray.autoscale.target import MachineKind
@@ -442,25 +442,3 @@ def test_it_stops_while_there_is_money_to_stop() -> None:
     assert not any(launches(decided) for decided in scene.looks(50))
     scene.target = target(budget_usd=1.0)
     assert launches(scene.look())
-
-
-def test_without_a_plan_what_waits_and_what_runs_has_machines_and_idle_ones_end() -> None:
-    scene = Scene(target(regions=(region(rows_per_s=0.0),)), pending={"r": 2})
-    scene.look()
-    assert len(scene.machines) == 2
-    assert not any(scene.look().actions for _ in range(5)), "they are on their way"
-    scene.pending, scene.busy = {}, True
-    assert not any(scene.look().actions for _ in range(60))
-    scene.pending = {"r": 1}
-    scene.look()
-    assert len(scene.machines) == 3
-    scene.pending, scene.busy = {}, False
-    assert not any(scene.look().actions for _ in range(11))
-    scene.looks(3)
-    assert not scene.machines
-
-
-def test_a_planned_region_is_not_rented_for_twice_while_its_groups_wait() -> None:
-    scene = Scene(pending={"r": 3})
-    scene.looks(5)
-    assert len(scene.machines) == 3

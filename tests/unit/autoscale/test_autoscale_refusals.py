@@ -12,8 +12,8 @@ from geo_ray.autoscale.loop import Reconciler
 from geo_ray.autoscale.memory import outstanding
 from geo_ray.autoscale.policy import AutoscalePolicy, Decided
 from geo_ray.autoscale.replay.compare import MemoryStore
+from geo_ray.autoscale.replay.sim_cloud import SimulatedCloud, forever
 from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.sim_cloud import SimulatedCloud, forever
 from geo_ray.clock import VirtualClock
 from geo_ray.errors import ClusterError, RunDirectoryError
 from geo_ray.providers.base import (

@@ -14,8 +14,8 @@ from geo_ray.autoscale.observed import NodeSeen, Observed, RegionSilence
 from geo_ray.autoscale.pace import BUDGET
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.replay.compare import MemoryStore
+from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.clock import VirtualClock
 from geo_ray.providers.base import LaunchRequest, Machine, MachineProvider, MachineState, Stock

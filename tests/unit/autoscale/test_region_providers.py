@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud, forever
+from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.errors import ProviderRefusedError, ProviderUnreachableError, RegionsSilentError
 from geo_ray.providers.base import LaunchFailure, LaunchRequest, Machine, Market, Pool, Stock
 from geo_ray.providers.bounded_calls import BoundedCalls

@@ -12,7 +12,7 @@ from autoscale_support import CONFIG, SPOT_A, Scene, ends, launches, target
 from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
 from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_memory
 from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.sim_cloud import SimulatedCloud, forever
+from geo_ray.autoscale.replay.sim_cloud import SimulatedCloud, forever
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.providers.base import LaunchRequest
 from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, AutoscalerActor

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.autoscale.real_market import PlayedMarket
-from geo_ray.autoscale.market_trace import MarketTrace
-from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud
+from geo_ray.autoscale.replay.market_trace import MarketTrace
+from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud
 from geo_ray.clock import VirtualClock
 from geo_ray.providers.base import LaunchRequest, MachineState, Market, Pool
 from geo_ray.providers.local.catalog import LocalCatalog

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.autoscale.sim_cloud import SimulatedCloud, forever
+from geo_ray.autoscale.replay.sim_cloud import SimulatedCloud, forever
 from geo_ray.clouds.price_book import shipped_book
 from geo_ray.clusters import down
 from geo_ray.clusters.asked import asked_cluster

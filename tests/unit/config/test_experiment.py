@@ -203,7 +203,8 @@ def test_regions_can_be_lost_where_nobody_sums_or_waits_for_them(override, expec
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ((), "1 of eu, us would be there: leave at least 2"),
+        ((), "1 of eu, us would be there: leave at least 2, or set members.min"),
+        (("members.min=2",), "1 of eu, us would be there: leave at least 2"),
         (("regions.0.ps_shards=2",), "the same ps_shards"),
         (("strategy={kind: bsp}", "overlay={kind: binary}"), "use overlay star"),
         (("transfers={}", "strategy={kind: asgd_ga}"), "leave transfers out"),
@@ -212,6 +213,10 @@ def test_regions_can_be_lost_where_nobody_sums_or_waits_for_them(override, expec
 def test_nobody_joins_later_where_nobody_can(overrides, expected):
     with pytest.raises(ConfigError, match=expected):
         check_absent(load("members.absent=[us]", *overrides))
+
+
+def test_one_region_trains_alone_where_it_is_said():
+    check_absent(load("members.absent=[us]", "members.min=1"))
 
 
 def test_a_run_that_can_lose_nobody_may_do_everything():

@@ -12,6 +12,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import text_of
 from geo_ray.errors import QueueRequestError, SpeedUnknownError
+from geo_ray.job.build import check_absent
 from geo_ray.job.queued.spec import JobHints, spec_of
 from geo_ray.job.queued.tree import config_tree, run_tree, split_rows
 from geo_ray.queue.config import QueueConfig
@@ -106,8 +107,8 @@ def test_data_anywhere_are_counted_together() -> None:
     assert spec.least_regions == 1
 
 
-def tree_of(workers: dict[str, int], averager: str, **hints: Any) -> Experiment:
-    found = experiment(*(["train.count=together"] if hints else []))
+def tree_of(workers: dict[str, int], averager: str, *overrides: str, **hints: Any) -> Experiment:
+    found = experiment(*overrides, *(["train.count=together"] if hints else []))
     spec = spec_of(found, ROOT / "configs", JobHints(rows_per_s=100.0, **hints))
     request = JobRequest(name="mine", config=config_tree(found), spec=spec)
     tree = run_tree(request, workers, averager, queue())
@@ -125,6 +126,45 @@ def test_a_step_has_as_many_rows_whoever_computes_them() -> None:
     assert made.members.absent == ("eu-west",)
     assert made.members.min == 1
     assert made.averager_region == "ap-south"
+
+
+def test_who_is_there_takes_part_and_nobody_else() -> None:
+    """Attempts of one job: each is told anew who is absent, whatever its owner or another said."""
+    everybody = {"us-east": 2, "eu-west": 2, "ap-south": 1}
+    assert tree_of(everybody, "us-east").members.absent == ()  # its owner said ap-south
+    two = tree_of({"us-east": 2, "ap-south": 1}, "us-east")
+    one = tree_of({"ap-south": 1}, "ap-south")
+    assert two.members.absent == ("eu-west",) and two.present_names == ("us-east", "ap-south")
+    assert one.members.absent == ("us-east", "eu-west") and one.averager_region == "ap-south"
+    for each in (two, one):
+        check_absent(each)
+    waits = tree_of(everybody, "us-east", "members.min=null")
+    assert (waits.members.absent, waits.members.min) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("averager", "there", "home", "standbys"),
+    [
+        ("{}", "us-east ap-south", "us-east", ()),
+        ("{standby: auto}", "us-east", "us-east", ("auto",)),
+        ("{standby: eu-west}", "us-east ap-south", "us-east", ("auto",)),
+        ("{standby: eu-west}", "eu-west ap-south", "eu-west", ("auto",)),
+        ("{standby: eu-west, next_standbys: [ap-south]}", "us-east ap-south", "us-east",
+         ("ap-south",)),
+        ("{standby: eu-west, next_standbys: [ap-south]}", "us-east eu-west ap-south", "ap-south",
+         ("eu-west",)),
+        ("{standby: auto, next_standbys: [ap-south]}", "us-east eu-west ap-south", "us-east",
+         ("auto", "ap-south")),
+    ],
+)  # fmt: skip
+def test_who_is_absent_or_hosts_the_averager_does_not_stand_by(
+    averager: str, there: str, home: str, standbys: tuple[str, ...]
+) -> None:
+    overrides = ("members.absent=[]", f"averager={averager}")
+    made = tree_of(dict.fromkeys(there.split(), 1), home, *overrides)
+    config = made.averager
+    found = () if config.standby is None else (config.standby, *config.next_standbys)
+    assert made.averager_region == home and found == standbys
 
 
 def test_a_job_of_data_anywhere_has_all_regions_of_the_queue() -> None:

@@ -40,6 +40,7 @@ from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver
 from geo_ray.runtime.control.worker_watch import WorkerWatch
+from geo_ray.runtime.steward.book import GoneRegions
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.membership.view import View
@@ -378,9 +379,24 @@ def test_workers_that_came_back_with_their_region_are_not_replaced(
 
 
 def test_another_driver_brings_back_who_was_lost_before_it_came(run: Run) -> None:
-    run.controller.members.await_back(["eu"], waits=True)
+    run.controller.members.go_on(GoneRegions(("eu",)), unhurried=())
     assert run.controller.members.awaited == ["eu"]
     assert run.controller.members._returns.due(time.monotonic()) == ["eu"]
+
+
+def test_who_was_left_out_stays_away_and_its_rows_are_kept_until_it_joins(run: Run) -> None:
+    members = run.controller.members
+    run.actors.lose("eu")
+    left = GoneRegions(away=("eu",), rows={"eu": {"cursor": 4}})
+    members.go_on(left, unhurried=())
+    run.controller._handle_all({})
+    run.controller._keep_quorum()
+    assert not run.controller.quorum.is_paused and members.lost == []
+    assert (members.gone, members.away) == (left, {"eu"})
+    assert run.controller.saver._extra["rows"] == {"eu": {"cursor": 4}}
+    members._on_join_over("eu", True)
+    run.actors.primaries["eu"] = _Absent(run.calls, "eu/ps")
+    assert members.gone == GoneRegions()
 
 
 @pytest.mark.parametrize(("least", "waits"), [(None, False), (None, True), (2, False), (3, False)])
@@ -390,7 +406,7 @@ def test_a_resumed_run_waits_only_as_it_is_told(
     """For who was lost before its checkpoint; who is lost later is waited for as always."""
     run = Run(tmp_path, log, members={"min": least})
     run.actors.lose("eu")
-    run.controller.members.await_back(["eu"], waits=waits)
+    run.controller.members.go_on(GoneRegions(("eu",)), unhurried=() if waits else ["eu"])
     run.controller._keep_quorum()
     assert run.controller.quorum.is_paused is (waits or least == 3)
     run.controller.members._on_join_over("eu", True)
@@ -424,7 +440,7 @@ def test_where_nobody_rejoins_who_was_lost_is_remembered_and_stays(
 ) -> None:
     run = Run(tmp_path, log, members={"min": 1, "rejoin": False})
     run.actors.lose("eu")
-    run.controller.members.await_back(["eu"], waits=True)
+    run.controller.members.go_on(GoneRegions(("eu",)), unhurried=())
     assert run.controller.members.lost == ["eu"] and run.controller.members.awaited == []
     assert run.controller.members._returns.due(time.monotonic()) == []
 

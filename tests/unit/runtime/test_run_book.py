@@ -13,7 +13,7 @@ from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.control import actor_group
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
 from geo_ray.runtime.control.run_keys import RunKeys
-from geo_ray.runtime.steward.book import Kept, RunBook
+from geo_ray.runtime.steward.book import GoneRegions, Kept, RunBook
 from geo_ray.runtime.steward.processes import ProcessOrder
 from geo_ray.training.averager.home import AveragerHome
 
@@ -113,7 +113,7 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
     before, maker = filled(asked)
     before.standby, before.former_homes = "us", {"us"}
     before.home = AveragerHome("eu", 4)
-    before.note(10.0, ["us"], is_changing=False)
+    before.note(10.0, GoneRegions(("us",)), is_changing=False)
     book = maker.books[-1]
     after, _ = group_of(asked, 2)
     after.go_on_as(Kept(book, {("eu", 1): 5}, 9), book)
@@ -138,15 +138,23 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
 def test_only_what_has_changed_is_noted() -> None:
     group, maker = filled([])
     for _ in range(3):
-        group.note(10.0, [], is_changing=False)
+        group.note(10.0, GoneRegions(), is_changing=False)
     assert len(maker.books) == 1
     group.replace_worker(group.workers["us", 0])
-    group.note(10.0, [], is_changing=False)
-    group.note(10.0, [], is_changing=True)
-    group.note(10.0, ["us"], is_changing=True)
+    group.note(10.0, GoneRegions(), is_changing=False)
+    group.note(10.0, GoneRegions(), is_changing=True)
+    group.note(10.0, GoneRegions(("us",)), is_changing=True)
     group.expect_takeover()
-    group.note(10.0, ["us"], is_changing=True)
+    group.note(10.0, GoneRegions(("us",)), is_changing=True)
     assert len(maker.books) == 4
     assert maker.books[1].workers["us", 0][0] == 2
-    assert [book.awaited for book in maker.books] == [(), (), (), ("us",)]
+    assert [book.gone.awaited for book in maker.books] == [(), (), (), ("us",)]
     assert [book.is_changing for book in maker.books] == [False, False, True, True]
+
+
+def test_who_is_not_to_take_part_is_brought_back_no_more() -> None:
+    """A driver is told so as it attaches: one of them was lost, another had been sent away."""
+    rows = {"us": {"cursor": 4}}
+    before = GoneRegions(("us", "asia"), ("eu",), rows)
+    assert before.but_for({"us", "eu"}) == GoneRegions(("asia",), ("eu", "us"), rows)
+    assert before.but_for(()) == before

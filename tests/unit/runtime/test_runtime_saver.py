@@ -20,7 +20,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import CheckpointCorruptError, CheckpointMissingError, RunDirectoryError
 from geo_ray.runtime.actors.spec import Resume
 from geo_ray.runtime.control.health import LossHealth
-from geo_ray.runtime.control.saver import Saver, lost_before, part_names, without_lost
+from geo_ray.runtime.control.saver import Saver, part_names
 
 REGIONS = [{"name": "us", "ps_shards": 2}, {"name": "eu"}]
 DIGEST = "d" * 64
@@ -205,54 +205,6 @@ def test_the_newest_healthy_checkpoint_is_never_removed(
     assert store.ids() == [1, 4, 5]
     found = store.latest()
     assert found.manifest.id == 1 and len(found.problems) == 2
-
-
-def test_a_run_goes_on_with_the_regions_that_its_checkpoint_has() -> None:
-    asked = experiment_of(
-        regions=[{"name": "us"}, {"name": "eu", "ps_shards": 2}, {"name": "asia"}],
-        averager={"standby": "eu"},
-    )
-    names = {"us-ps0", "eu-ps0", "eu-ps1", "asia-ps0", "averager"}
-    assert without_lost(asked, names) == (asked, ())
-    left, lost = without_lost(asked, names - {"us-ps0"})
-    assert lost == ("us",) and left.present_names == ("eu", "asia")
-    assert left.averager_region == "eu" and left.averager.standby == "auto"
-    assert part_names(left) == names - {"us-ps0"}
-    left, lost = without_lost(asked, names - {"asia-ps0"})  # its standby stands by as before
-    assert lost == ("asia",) and left.averager_region == "us" and left.averager.standby == "eu"
-    absent = asked.model_copy(
-        update={"members": asked.members.model_copy(update={"absent": ("asia",)})}
-    )
-    assert without_lost(absent, names - {"asia-ps0"}) == (absent, ())
-    joined, lost = without_lost(absent, names)  # it has joined since
-    assert not lost and joined.present_names == ("us", "eu", "asia")
-    halved, lost = without_lost(asked, names - {"eu-ps1"})  # a part of a region is no region
-    assert lost == ("eu",) and halved.averager_region == "us"
-
-
-def test_a_checkpoint_tells_who_was_lost_and_not_asked_to_leave(
-    store: CheckpointStore, tmp_path: Path
-) -> None:
-    whole = experiment_of(regions=[{"name": name} for name in ("us", "eu", "asia")])
-    saver = Saver(store, whole, DIGEST, epoch=1, health=LossHealth())
-    saver.forget({"eu-ps0"})
-    saver.forget({"asia-ps0"})  # was asked to leave
-    names = ("us-ps0", "averager")
-
-    def saved(*lost: str) -> CheckpointManifest:
-        saver.note_lost(lost)
-        checkpoint = saver.begin()
-        saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in names], 1)
-        assert saver.committed(LONG_S) is not None
-        return store.latest().manifest
-
-    manifest = saved("eu")
-    left, missing = without_lost(whole, names)
-    assert missing == ("eu", "asia") and lost_before(manifest, left) == ("eu",)
-    assert lost_before(manifest, whole) == ()  # it is there
-    assert lost_before(saved(), left) == ()
-    older = manifest.model_copy(update={"extra": {"epoch": 1}})
-    assert lost_before(older, left) == ()
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is gone"), ValueError("what is this")])

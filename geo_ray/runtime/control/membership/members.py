@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -22,6 +22,7 @@ from geo_ray.runtime.control.membership.newcomers import Newcomers, report_dead
 from geo_ray.runtime.control.membership.notice_policy import leave_on_notice
 from geo_ray.runtime.control.membership.returns import Returns
 from geo_ray.runtime.control.notices import DrainNotices
+from geo_ray.runtime.steward.book import GoneRegions
 from geo_ray.training.membership.border import giver_of
 from geo_ray.training.membership.view import View
 
@@ -142,16 +143,24 @@ class Members:
             return self.awaited
         return [name for name in self.awaited if name not in self._unhurried]
 
-    def await_back(self, lost: Sequence[str], *, waits: bool) -> None:
-        """Bring back regions that were lost before this driver came.
+    @property
+    def gone(self) -> GoneRegions:
+        """What another driver, or a resume, must know of regions that take no part."""
+        rows = {n: each for n, each in self._rows.items() if n not in self.actors.primaries}
+        return GoneRegions(tuple(self.awaited), tuple(sorted(self._away)), rows)
+
+    def go_on(self, gone: GoneRegions, *, unhurried: Collection[str]) -> None:
+        """Know of regions that took no part before this driver came, and bring back who was lost.
 
         Args:
-            lost: they.
-            waits: whether the run pauses for them where it pauses for any that is lost.
+            gone: what is known of them.
+            unhurried: lost regions that the run does not pause for.
         """
-        for region in lost:
+        self._away |= set(gone.away)
+        self._rows |= gone.rows
+        for region in gone.awaited:
             self._lost.append(region)
-            if not waits:
+            if region in unhurried:
                 self._unhurried.add(region)
             self._bring_back(region)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from geo_ray.autoscale.market_trace import MarketTrace
+from geo_ray.autoscale.replay.market_trace import MarketTrace
 from geo_ray.errors import ProviderUnreachableError, RegionsSilentError
 from geo_ray.providers.base import (
     LaunchFailure,

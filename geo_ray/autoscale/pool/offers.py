@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from geo_ray.autoscale.actions import Alternative
-from geo_ray.autoscale.cooldown import left_alone_s
-from geo_ray.autoscale.hazard import rate_per_h
 from geo_ray.autoscale.memory import AutoscalerMemory, outstanding, pool_key
+from geo_ray.autoscale.pool.cooldown import left_alone_s
+from geo_ray.autoscale.pool.hazard import rate_per_h
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.providers.base import Market, Pool, Stock
 

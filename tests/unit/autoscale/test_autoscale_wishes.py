@@ -1,0 +1,181 @@
+"""What was decided is done, whatever becomes of the look, the autoscaler or the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from geo_ray.autoscale.told_target import TOLD_KEY, ToldTarget, read_told, write_told
+from geo_ray.errors import RunDirectoryError
+from geo_ray.lease.local_store import LocalConditionalStore
+from tests.autoscale_support import (
+    CONFIG,
+    SPOT_A,
+    SPOT_B,
+    Scene,
+    drains,
+    ends,
+    launches,
+    region,
+    target,
+)
+
+NOTHING = target(regions=(region(rows_per_s=0.0),))
+
+
+# ------------------------------------------------------------------ drains
+
+
+def leaving() -> Scene:
+    """All three machines are to leave, and no order to drain has come to any node."""
+    scene = Scene(busy=True, left_s=1e6)
+    scene.looks(3)
+    scene.left_s = 0.0
+    assert len(drains(scene.look())) == 3
+    scene.leaves.clear()
+    return scene
+
+
+def test_a_drain_that_did_not_come_is_repeated_and_takes_no_longer() -> None:
+    scene = leaving()
+    until_s = {each.parting.until_unix_s for each in scene.memory.duties.values() if each.parting}
+    decided = scene.look()
+    assert {each.until_unix_s for each in drains(decided)} == until_s
+    assert not ends(decided)
+    assert not drains(scene.look()), "it has come now"
+    assert len(ends(scene.look())) == 3
+
+
+def test_the_next_autoscaler_drains_what_the_one_before_was_to_and_lets_it_end_its_work() -> None:
+    scene = leaving()
+    scene.memory.epoch += 1
+    decided = scene.look(after_s=1000.0)  # nobody looked for long
+    assert len(drains(decided)) == 3
+    assert {each.until_unix_s for each in drains(decided)} == {scene.now_s + CONFIG.drain_s}
+    assert not ends(decided), "it has its time to leave"
+    assert not drains(scene.look())
+    assert len(ends(scene.look(after_s=CONFIG.drain_s))) == 3
+
+
+def test_a_machine_that_cannot_be_drained_ends_all_the_same() -> None:
+    scene = leaving()
+    for _ in range(2):
+        scene.look()
+        scene.leaves.clear()
+    scene.look()
+    assert not scene.machines
+
+
+# ------------------------------------------------------------------ launches
+
+
+def test_a_target_that_wants_nothing_for_a_moment_forgets_no_launch() -> None:
+    scene = Scene(deaf={SPOT_A, SPOT_B})
+    (launch,) = launches(scene.look())
+    wanted, scene.target = scene.target, NOTHING
+    assert not any(scene.look().actions for _ in range(6)), "nor is it sent again meanwhile"
+    scene.target = wanted
+    scene.deaf.clear()
+    (again,) = launches(scene.look())
+    assert again.request == launch.request
+    scene.looks(5)
+    assert len(scene.machines) == 3
+    assert {each.request_id for each in scene.machines.values()} == {launch.request.request_id}
+
+
+def test_machines_that_come_while_nothing_is_wanted_are_idle_for_a_while_before_they_end() -> None:
+    scene = Scene(deaf={SPOT_A, SPOT_B})
+    (launch,) = launches(scene.look())
+    scene.target = NOTHING
+    scene.look()
+    scene.deaf.clear()
+    scene._do(launch)
+    assert not any(scene.look().actions for _ in range(5))
+    assert len(scene.machines) == 3
+    scene.looks(int(CONFIG.calm.idle_s / 10) + 2)
+    assert not scene.machines
+
+
+def test_a_launch_that_stays_unwanted_is_called_off_after_a_while() -> None:
+    scene = Scene(deaf={SPOT_A, SPOT_B})
+    (launch,) = launches(scene.look())
+    scene.target = NOTHING
+    scene.looks(int(CONFIG.calm.idle_s / 10) + 2)
+    assert not scene.memory.intents
+    scene._do(launch)
+    assert scene.machines == {}, "nobody answers yet"
+    scene.deaf.clear()
+    scene._do(launch)
+    assert len(ends(scene.look())) == 3
+
+
+def test_a_launch_for_a_region_that_the_target_has_no_more_is_not_sent_again() -> None:
+    scene = Scene(deaf={SPOT_A, SPOT_B})
+    (launch,) = launches(scene.look())
+    scene.target = target(regions=(region(name="other", at="r-2", zones=("r-2a",)),))
+    scene.usd |= dict.fromkeys(scene.target.pools(), 0.5)
+    sent = [each.request for decided in scene.looks(10) for each in launches(decided)]
+    assert {each.labels["ray.io/availability-region"] for each in sent} == {"other"}
+    assert launch.request.request_id not in scene.memory.intents
+
+
+def test_a_launch_of_a_head_whose_clock_was_ahead_is_sent_again() -> None:
+    scene = Scene(deaf={SPOT_A, SPOT_B})
+    (launch,) = launches(scene.look())
+    scene.deaf.clear()
+    (again,) = launches(scene.look(after_s=-3600.0))
+    assert again.request == launch.request
+    assert len(scene.machines) == 3
+
+
+# ------------------------------------------------------------------ what it was told
+
+
+def test_what_was_told_is_there_for_the_next_one(tmp_path: Path) -> None:
+    store, other = LocalConditionalStore(tmp_path), target(budget_usd=3.0)
+    assert read_told(store, 1) == ToldTarget(1)
+    write_told(store, 1, lambda told: replace(told, target=other))
+    found = read_told(store, 1)
+    assert (found.target, found.is_over) == (other, False)
+    write_told(store, 1, lambda told: replace(told, is_over=True))
+    found = read_told(store, 1)
+    assert (found.target, found.is_over) == (other, True)
+    before = store.read(TOLD_KEY)
+    write_told(store, 1, lambda told: replace(told, target=other))
+    assert store.read(TOLD_KEY) == before, "the same again writes nothing"
+
+
+def test_a_cluster_that_is_made_anew_has_been_told_nothing(tmp_path: Path) -> None:
+    store = LocalConditionalStore(tmp_path)
+    write_told(store, 1, lambda told: replace(told, is_over=True))
+    assert not read_told(store, 2).is_over
+    write_told(store, 2, lambda told: replace(told, target=target()))
+    assert read_told(store, 2) == ToldTarget(2, target(), number=2)
+
+
+def test_two_who_tell_at_once_are_both_heard(tmp_path: Path) -> None:
+    store = LocalConditionalStore(tmp_path)
+    calls = 0
+
+    def change(told: ToldTarget) -> ToldTarget:
+        nonlocal calls
+        calls += 1
+        if calls == 1:  # somebody else, in between
+            write_told(store, 1, lambda other: replace(other, is_over=True))
+        return replace(told, target=target())
+
+    write_told(store, 1, change)
+    assert (read_told(store, 1).target, read_told(store, 1).is_over) == (target(), True)
+
+
+def test_what_makes_no_sense_or_is_too_long_is_refused(tmp_path: Path) -> None:
+    store = LocalConditionalStore(tmp_path)
+    (tmp_path / TOLD_KEY).write_bytes(b"{}")
+    with pytest.raises(RunDirectoryError, match=TOLD_KEY):
+        read_told(store, 1)
+    (tmp_path / TOLD_KEY).unlink()
+    endless = target(regions=(region(zones=tuple(f"zone-{n}" for n in range(100_000))),))
+    with pytest.raises(RunDirectoryError, match="too long"):
+        write_told(store, 1, lambda told: replace(told, target=endless))
