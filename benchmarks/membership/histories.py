@@ -21,8 +21,8 @@ from geo_ray.config.load import load_text
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import RegionLostError
 from geo_ray.job.data import prepare_manifest
+from geo_ray.job.start.members import without_lost
 from geo_ray.runtime.control.membership.returns import Returns
-from geo_ray.runtime.control.saver import without_lost
 from geo_ray.sim.checkpoints import SimCheckpoint
 from geo_ray.sim.world import World
 from geo_ray.strategies.registry import STRATEGIES
