@@ -98,7 +98,7 @@ class History:
         codec = {"up": {"kind": "chunked_topk"}} if kind == "sparseloco" else {}
         sections = {
             "name": "history",
-            "task": {"use": "digits", "options": {"width": 2}},
+            "task": {"use": "benchmarks.membership.history_task:Points"},
             "data": {"generate": {"split": {"kind": "iid"}}, "batch_size": 4},
             "regions": [{"name": name} for name in names],
             "strategy": {"kind": kind, **SHORT.get(kind, {})},
