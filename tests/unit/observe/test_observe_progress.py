@@ -260,7 +260,7 @@ def test_a_run_that_was_resumed_without_a_region_says_so() -> None:
     progress = quiet(total=10)
     for event in events([started(regions=["east"]), step("east", 1, 1.0)]):
         progress.feed(event)
-    assert progress.line().endswith("east 1/10 loss 2 | west lost at 0/10")
+    assert progress.line().endswith("east 1/10 loss 2 | west absent at 0/10")
 
 
 def test_a_simulation_tells_of_no_checkpoint_as_it_writes_none() -> None:
