@@ -148,6 +148,8 @@ def _resource_state() -> Any:
 
 
 def _gcs() -> Any:
+    if not ray.is_initialized():  # else the next line would start a cluster
+        raise RuntimeError("this process is not connected to a cluster of Ray's")
     return _untyped.GcsClient(address=ray.get_runtime_context().gcs_address)
 
 

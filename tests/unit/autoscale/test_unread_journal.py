@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+import ray
 from autoscale_support import CONFIG, SPOT_A, Scene, ends, launches, target
 
 from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
@@ -97,3 +98,4 @@ def test_an_autoscaler_mends_it_and_says_so(tmp_path: Path) -> None:
     found = order.store.read(JOURNAL_KEY)
     assert found is not None
     assert set(decode_memory(found.data).duties) == {"as-aa-1-1-1.0", "as-aa-1-1-1.1"}
+    assert not ray.is_initialized(), "who asks for nodes starts no cluster"
