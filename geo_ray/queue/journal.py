@@ -3,21 +3,37 @@
     journal-000001.z, journal-000002.z, ...
 
 A piece is written on condition that it is what was read, so who was overtaken writes nothing; a new
-holder of the lease writes an entry first, and so ends what the one before could still do. Readers
-need no lease: they see whole entries, some of them later than others.
+holder of the lease writes an entry first, and so ends what the one before could still do. That a
+piece is full is written into it before the next one comes into being: from then on whoever writes
+makes the next piece, which only one can. Readers need no lease: they see whole entries, some of
+them later than others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final, Literal
 
-from geo_ray.errors import LeaseLostError, RunDirectoryError
+from pydantic import Field, TypeAdapter
+
+from geo_ray.config.base import StrictModel
+from geo_ray.errors import LeaseLostError, QueueJournalError, RunDirectoryError
 from geo_ray.lease.store import ConditionalStore
-from geo_ray.queue.entries import ENTRIES, AnyEntry
+from geo_ray.queue.entries import AnyEntry
 from geo_ray.queue.packed import MOST_PACKED_BYTES, pack, unpack
 
 _FULL_BYTES: Final = 40_000  # of a piece, packed
+
+
+class _Full(StrictModel):
+    """The last of a piece: what follows is in the next one."""
+
+    kind: Literal["full"] = "full"
+
+
+_PIECE: Final[TypeAdapter[list[AnyEntry | _Full]]] = TypeAdapter(
+    list[Annotated[AnyEntry | _Full, Field(discriminator="kind")]]
+)
 
 
 def piece_key(number: int) -> str:
@@ -37,26 +53,29 @@ class QueueJournal:
         self._number = 1
         self._tag: str | None = None
         self._newest: list[AnyEntry] = []
+        self._is_full = False
 
     def read(self) -> list[AnyEntry]:
         """Return the entries that are new since the last call.
 
         Raises:
-            QueueJournalError: they cannot be understood.
+            QueueJournalError: they cannot be understood, or a piece is gone.
             RunDirectoryError: they cannot be read.
         """
         found: list[AnyEntry] = []
         while True:
-            stored = self._store.read(piece_key(self._number))
-            if stored is None:
+            if not self._look(found):
+                if self._number > 1 or self._tag is not None or self._has(2):
+                    raise _gone(self._number)
                 return found
-            if stored.tag != self._tag:
-                entries = self._unpacked(stored.data)
-                found += entries[len(self._newest) :]
-                self._newest, self._tag = entries, stored.tag
-            if self._store.read(piece_key(self._number + 1)) is None:
+            if not self._has(self._number + 1):
+                if self._is_full and self._has(self._number + 2):
+                    raise _gone(self._number + 1)
                 return found
-            self._next()
+            if not self._is_full:  # written between the two looks
+                self._look(found)
+            self._number += 1
+            self._tag, self._newest, self._is_full = None, [], False
 
     def add(self, entries: Sequence[AnyEntry]) -> None:
         """Write entries, all of them or none.
@@ -67,36 +86,62 @@ class QueueJournal:
         """
         if not entries:
             return
-        data = pack(ENTRIES, [*self._newest, *entries])
-        if len(data) > _FULL_BYTES and self._newest:
-            alone = pack(ENTRIES, list(entries))
-            self._write(piece_key(self._number + 1), alone, None)
-            self._next()
-            self._newest, self._tag = list(entries), self._written
+        data = _packed([*self._newest, *entries])
+        if not self._is_full and (len(data) <= _FULL_BYTES or not self._newest):
+            _check_size(data)
+            self._tag = self._write(self._number, data, self._tag)
+            self._newest = [*self._newest, *entries]
             return
-        self._write(piece_key(self._number), data, self._tag)
-        self._newest, self._tag = [*self._newest, *entries], self._written
+        alone = _packed(entries)
+        _check_size(alone)
+        if not self._is_full:
+            full = _packed([*self._newest, _Full()])
+            self._tag, self._is_full = self._write(self._number, full, self._tag), True
+        self._tag = self._write(self._number + 1, alone, None)
+        self._number, self._newest, self._is_full = self._number + 1, list(entries), False
 
-    def _write(self, key: str, data: bytes, expected: str | None) -> None:
-        if len(data) > MOST_PACKED_BYTES:
-            raise RunDirectoryError(
-                f"what is to be written of the queue at once has {len(data)} bytes",
-                fix="Submit fewer jobs at once, with smaller configurations.",
+    def _look(self, found: list[AnyEntry]) -> bool:
+        """Take in what the newest piece has now; whether it is there."""
+        key = piece_key(self._number)
+        stored = self._store.read(key)
+        if stored is None:
+            return False
+        if stored.tag != self._tag:
+            read = unpack(_PIECE, stored.data, key)
+            entries = [each for each in read if not isinstance(each, _Full)]
+            found += entries[len(self._newest) :]
+            self._newest, self._tag = entries, stored.tag
+            self._is_full = len(entries) < len(read)
+        return True
+
+    def _has(self, number: int) -> bool:
+        return self._store.read(piece_key(number)) is not None
+
+    def _write(self, number: int, data: bytes, expected: str | None) -> str:
+        """Write a piece; gives its tag."""
+        tag = self._store.write(piece_key(number), data, expected)
+        if tag is not None:
+            return tag
+        found = self._store.read(piece_key(number))
+        if found is None or found.data != data:
+            raise LeaseLostError(
+                "another process has written the journal of this queue; this one decides and "
+                "does nothing any more"
             )
-        tag = self._store.write(key, data, expected)
-        if tag is None:
-            found = self._store.read(key)
-            if found is None or found.data != data:
-                raise LeaseLostError(
-                    "another process has written the journal of this queue; this one decides and "
-                    "does nothing any more"
-                )
-            tag = found.tag  # the answer to this very write got lost
-        self._written = tag
+        return found.tag  # the answer to this very write got lost
 
-    def _next(self) -> None:
-        self._number += 1
-        self._tag, self._newest = None, []
 
-    def _unpacked(self, data: bytes) -> list[AnyEntry]:
-        return unpack(ENTRIES, data, piece_key(self._number))
+def _packed(entries: Sequence[AnyEntry | _Full]) -> bytes:
+    return pack(_PIECE, list(entries))
+
+
+def _check_size(data: bytes) -> None:
+    if len(data) > MOST_PACKED_BYTES:
+        raise RunDirectoryError(
+            f"what is to be written of the queue at once has {len(data)} bytes",
+            fix="Submit fewer jobs at once, with smaller configurations.",
+        )
+
+
+def _gone(number: int) -> QueueJournalError:
+    return QueueJournalError(f"{piece_key(number)} of the queue is gone, and others are there")

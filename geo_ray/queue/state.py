@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from geo_ray.errors import InvariantError
 from geo_ray.queue.config import QueueConfig
@@ -24,6 +24,8 @@ from geo_ray.queue.entries import (
 from geo_ray.queue.job_spec import CancelRequest, JobRequest, MoveRequest, SubmitRequest
 
 Phase = Literal["waiting", "running", "leaving", "ended"]
+
+_UNSEEN_S: Final = 60.0  # without an entry; of jobs that train there is one every 30 s
 
 
 @dataclass(slots=True)
@@ -218,6 +220,8 @@ class QueueState:
     def feed(self, entries: Iterable[AnyEntry]) -> None:
         """Take in entries, in their order."""
         for entry in entries:
+            if isinstance(entry, OpenedEntry):
+                self._look_anew(entry.unix_s)
             self.written_unix_s = max(self.written_unix_s, entry.unix_s)
             self._feed(entry)
 
@@ -225,7 +229,6 @@ class QueueState:
         match entry:
             case OpenedEntry():
                 self.config, self.epoch = entry.config, entry.epoch
-                self._look_anew(entry.unix_s)
             case TakenEntry():
                 self._take(entry)
             case EraEntry():
@@ -241,15 +244,21 @@ class QueueState:
                 self._attempt(entry)
 
     def _look_anew(self, unix_s: float) -> None:
-        """Nobody has looked for a while: jobs are watched from now on."""
+        """Somebody looks again: jobs have all their time from now on.
+
+        What was observed of how fast they are and start counts on, unless nobody looked for long:
+        whoever goes on at once decides as the one before would have.
+        """
+        was_unseen = not 0.0 <= unix_s - self.written_unix_s <= _UNSEEN_S
         for job in self.living():
             course, attempt = job.course, job.attempt
             if attempt is None:
                 continue
-            course.moved_unix_s = course.seen_unix_s = unix_s
-            course.mark, attempt.is_timed = None, False
+            course.moved_unix_s = unix_s
             if attempt.leave is not None:
                 attempt.leave_unix_s = unix_s
+            if was_unseen:
+                course.seen_unix_s, course.mark, attempt.is_timed = unix_s, None, False
 
     def _take(self, entry: TakenEntry) -> None:
         self.answers[entry.request.id] = entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.log import EventLog, last_time_s
+from geo_ray.observe.events.schema import Event
 from geo_ray.observe.export.open import check_exports
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import LOGS, note_failure
@@ -77,6 +78,25 @@ class Resumption:
     waits: bool = False
     away: frozenset[str] = frozenset()
     cause: str | None = None
+
+    def again(self, stretch: Sequence[Event]) -> Resumption:
+        """How another driver goes on after one that was told this and is gone.
+
+        From the newest checkpoint; it may be the one that was gone on from, which has the state of
+        regions that are not to take part. They stay away, but for those that have come since.
+
+        Args:
+            stretch: the run's events since it last began.
+        """
+        there: set[str] = set()
+        for event in stretch:
+            if event.kind == "run_started":
+                there = set(event["regions"])
+            elif event.kind == "region_joined":
+                there.add(event["region"])
+            elif event.kind == "region_drained" and event["cause"] == "asked":
+                there.discard(event["region"])
+        return Resumption(away=self.away.difference(there))
 
 
 def train(

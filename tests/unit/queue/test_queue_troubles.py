@@ -337,12 +337,31 @@ def test_who_goes_on_after_a_death_between_two_pieces(
     assert reader.read() == []
 
 
+def test_a_reader_misses_nothing_that_is_written_as_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest piece gets an entry, and is full, after it was read and before the next is."""
+    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 2000)
+    writer = QueueJournal(LocalConditionalStore(tmp_path))
+    writer.add([entry(1)])
+
+    class Slow(LocalConditionalStore):
+        def read(self, key: str) -> Any:
+            if key == piece_key(2) and not (tmp_path / key).exists():
+                writer.add([entry(2)])
+                writer.add([entry(3, 6000)])
+            return super().read(key)
+
+    reader = QueueJournal(Slow(tmp_path))
+    assert [*reader.read(), *reader.read()] == [entry(1), entry(2), entry(3, 6000)]
+
+
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_journal_that_lacks_a_piece_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     """Else all that runs would be taken for strays, and ended."""
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 2000)
+    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 500)
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", seconds=400.0))
     queue.run(60.0)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from observe_support import Row, started
 
 from geo_ray.errors import HeadLostError, InterruptedRunError, RunDirectoryError
+from geo_ray.observe.events.schema import conform
 from geo_ray.runtime.cluster.head_watch import HeadState, HeadWatch, patience_s
 from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.membership.member_requests import REQUESTS, take
 from geo_ray.runtime.driver.attendance import Attendance
 from geo_ray.runtime.driver.order import driver_name
+from geo_ray.runtime.driver.train import Resumption
 
 
 def test_a_run_that_nobody_watches_for_long_enough_is_over() -> None:
@@ -79,3 +82,32 @@ def test_a_directory_has_one_driver_however_it_is_written(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     assert driver_name(tmp_path / "run") == driver_name(tmp_path / "run" / ".." / "run")
     assert driver_name(tmp_path / "run") != driver_name(tmp_path)
+
+
+def joined(region: str) -> Row:
+    about = {"view": 2, "round": 1, "step": 4, "bytes": 8, "took_s": 0.5}
+    return ("region_joined", 1.0, {"region": region, **about})
+
+
+def drained(cause: str) -> Row:
+    return ("region_drained", 2.0, {"region": "eu", "cause": cause})
+
+
+@pytest.mark.parametrize(
+    ("rows", "away"),
+    [
+        ([started(regions=["us"])], {"eu", "asia"}),
+        ([started(regions=["us"]), joined("eu")], {"asia"}),
+        ([started(regions=["us", "eu"])], {"asia"}),
+        ([started(regions=["us", "eu"]), drained("asked")], {"eu", "asia"}),
+        ([started(regions=["us"]), joined("eu"), drained("notice")], {"asia"}),  # it comes back
+        ([started(regions=["us"]), joined("eu"), started(regions=["us"])], {"eu", "asia"}),
+    ],
+)
+def test_another_driver_leaves_those_out_that_have_not_come_since(
+    rows: list[Row], away: set[str]
+) -> None:
+    told = Resumption(checkpoint=3, waits=True, away=frozenset({"eu", "asia"}))
+    events = [conform(*row) for row in rows]
+    assert told.again(events) == Resumption(away=frozenset(away))
+    assert Resumption().again(events) == Resumption()
