@@ -16,6 +16,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
 from geo_ray.autoscale.demand.pending import LabelWanted, PendingGroup
+from geo_ray.autoscale.journal import JOURNAL_KEY
+from geo_ray.autoscale.memory import decode_memory
 from geo_ray.autoscale.status import actions_text
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.lease.local_store import LocalConditionalStore
@@ -256,6 +258,8 @@ def test_without_a_plan_what_waits_rents_what_runs_stays_and_what_is_idle_ends(
 ) -> None:
     region = f"mars-{secrets.token_hex(2)}"
     (tmp_path / "journal").mkdir()
+    store = LocalConditionalStore(tmp_path / "journal")
+    store.write(JOURNAL_KEY, b"{", None)
     config = AutoscaleConfig(
         every_s=1.0,
         floor="none",
@@ -268,7 +272,7 @@ def test_without_a_plan_what_waits_rents_what_runs_stays_and_what_is_idle_ends(
     order = AutoscaleOrder(
         "actor",
         provider,
-        LocalConditionalStore(tmp_path / "journal"),
+        store,
         config,
         small_target(region, 0.0),
     )
@@ -281,6 +285,10 @@ def test_without_a_plan_what_waits_rents_what_runs_stays_and_what_is_idle_ends(
     assert apart.wait(LONGEST_S)
     assert len(living(provider)) == 2
     status = ray.get(actor.status.remote(), timeout=LONGEST_S)
+    assert any("the journal could not be read and is kept as" in each for each in status.errors)
+    found = store.read(JOURNAL_KEY)
+    assert found is not None
+    assert set(decode_memory(found.data).duties) == set(living(provider))
     assert any("a bundle of 9 CPU" in note and "small with 2 CPU" in note for note in status.notes)
 
     # An actor that reserves nothing keeps one of the two; the other one ends.

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from pathlib import Path
 
 import pytest
-import ray
-from autoscale_support import CONFIG, SPOT_A, Scene, ends, launches, target
+from autoscale_support import CONFIG, Scene, ends, launches
 
 from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
-from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_memory
+from geo_ray.autoscale.memory import AutoscalerMemory, encode_memory
 from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.replay.sim_cloud import SimulatedCloud, forever
 from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.providers.base import LaunchRequest
-from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, AutoscalerActor
 from geo_ray.runtime.autoscaler.unread import memory_of, put_aside, read_journal
 
 GOOD = encode_memory(AutoscalerMemory(launches=3))
@@ -76,26 +71,3 @@ def test_machines_that_are_there_go_on_and_are_paid_since_they_are() -> None:
     assert scene.memory.ledger.paid_usd > 0
     other = memory_of(list(scene.machines.values()), "as-other-", scene.now_s)
     assert other.duties == {}
-
-
-def test_an_autoscaler_mends_it_and_says_so(tmp_path: Path) -> None:
-    cloud = SimulatedCloud({SPOT_A: forever(0.3)}, time.time)
-    order = AutoscaleOrder(
-        "c",
-        cloud,
-        store_with(tmp_path, GOOD[:-4]),
-        CONFIG.model_copy(update={"every_s": 3600.0}),
-        target(),
-        id="aa",
-    )
-    labels = {"ray.io/availability-region": "r", "geo-ray/role": "worker"}
-    cloud.launch(LaunchRequest("as-aa-1-1-1", "c", SPOT_A, 2, labels, None, "aa"))
-    actor = AutoscalerActor(order)
-    deadline_s = time.monotonic() + 60.0
-    while not any("could not be read" in each for each in actor.status().errors):
-        assert time.monotonic() < deadline_s, actor.status()
-        time.sleep(0.05)
-    found = order.store.read(JOURNAL_KEY)
-    assert found is not None
-    assert set(decode_memory(found.data).duties) == {"as-aa-1-1-1.0", "as-aa-1-1-1.1"}
-    assert not ray.is_initialized(), "who asks for nodes starts no cluster"
