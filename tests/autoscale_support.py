@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from geo_ray.autoscale.actions import Drain, End, Launch
 from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
@@ -42,6 +43,9 @@ CONFIG = AutoscaleConfig(
     retry=RetryConfig(
         first_s=60.0, longest_s=900.0, resend_s=30.0, give_up_s=300.0, join_s=300.0, missing_s=60.0
     ),
+)
+KNOWN = CONFIG.model_copy(
+    update={"machine_resources": {"small": {"CPU": 4.0}, "big": {"CPU": 16.0}}}
 )
 SPOT_A = Pool("r-1", "r-1a", "small", Market.SPOT)
 SPOT_B = Pool("r-1", "r-1b", "small", Market.SPOT)
@@ -95,6 +99,7 @@ class Scene:
         """Time passes; the policy decides; the cloud does it."""
         self.now_s += after_s
         stocks = {pool: Stock(pool, usd) for pool, usd in self.usd.items()}
+        listed = [m for m in self.machines.values() if m.pool.region not in self.silent]
         nodes = {
             each.id: NodeSeen(
                 True,
@@ -102,12 +107,12 @@ class Scene:
                 self.leaves.get(each.id),
                 self.resources.get(each.pool.type, {}),
             )
-            for each in self.machines.values()
+            for each in listed
             if each.id not in self.unready
         }
         observed = Observed(
             self.now_s,
-            tuple(self.machines.values()),
+            tuple(listed),
             nodes,
             stocks,
             tuple(self.failures),
@@ -188,6 +193,23 @@ def waiting(
     """So many bundles that wait in a region; each wants a CPU unless something else is said."""
     labels = (LabelWanted(REGION_LABEL, (at,)),)
     return PendingGroup((PendingBundle(resources or {"CPU": 1.0}, labels, count),), way)
+
+
+def scene(*waits: PendingGroup, **changes: Any) -> Scene:
+    """A scene without a plan; ``region`` changes what its region is."""
+    fields: dict[str, Any] = {"rows_per_s": 0.0, "kinds": (SMALL, BIG), **changes.pop("region", {})}
+    made = target(regions=(region(**fields),))
+    return Scene(made, changes.pop("config", KNOWN), pending=waits, **changes)
+
+
+def with_one_busy(*prices: tuple[Any, float]) -> tuple[Scene, str, str]:
+    """Two machines, of which the dearer one is at work; its name, and that of the idle one."""
+    found = scene(waiting(2, CPU=4.0), region={"kinds": (SMALL,)})
+    found.usd |= dict(prices)
+    found.looks(2)
+    busy, idle = sorted(found.machines)
+    found.pending, found.busy = (), {busy}
+    return found, busy, idle
 
 
 def launches(decided: Decided) -> list[Launch]:

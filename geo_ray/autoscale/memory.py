@@ -55,12 +55,14 @@ class Parting:
             else is to take its place first.
         epoch: of the autoscaler that drains it.
         only_idle: whether it stays if anything runs there all the same.
+        successor: where nothing is planned: the machine that has taken its place; None: none yet.
     """
 
     reason: str
     until_unix_s: float | None = None
     epoch: int = 0
     only_idle: bool = False
+    successor: str | None = None
 
 
 @dataclass(slots=True)

@@ -107,7 +107,6 @@ class AutoscalePolicy:
         losses = self._losses(target, memory, observed)
         actions = self._drains_again(memory, observed)
         shown = []
-        unneeded = set()
         for region in target.regions:
             if region.at in observed.silent or region.rows_per_s <= 0 < pace.speed:
                 continue
@@ -126,8 +125,6 @@ class AutoscalePolicy:
                 choice = keeper.decide(duties, intents, observed.left_s)
                 if choice.calls_off:
                     self._call_off(memory, intents)
-                if post.rows_per_s <= 0:
-                    unneeded.add((post.region, post.role))
                 actions += self._carry_out(memory, region, post.role, choice, now_s)
                 if choice.launches:
                     shown.append((f"{post.region}/{post.role}", choice.alternatives))
@@ -138,12 +135,10 @@ class AutoscalePolicy:
                 actions += self._carry_out(memory, at, role, choice, now_s)
             if choice.launches:
                 shown.append((f"{name}/{role}", choice.alternatives))
-        for name, role in demand.quiet:
-            unneeded.add((name, role))
-            self._call_off(memory, self._unsent(memory, name, role, now_s))
+        self._call_off(memory, self._unsent(memory, demand.unneeded, now_s))
         actions += self._strangers(target, memory, observed)
         actions += self._ends(memory, observed)
-        actions += self._again(memory, observed, unneeded)
+        actions += self._again(memory, observed, demand.unneeded)
         burn = burn_usd_per_hour(memory, target, now_s)
         notes = (
             *unjoined_notes(memory),
@@ -253,7 +248,8 @@ class AutoscalePolicy:
         until_s = now_s + self._config.drain_s
         if duty.machine.ends_unix_s is not None:
             until_s = min(until_s, duty.machine.ends_unix_s)
-        duty.parting = Parting(reason, until_s, epoch)
+        successor = None if duty.parting is None else duty.parting.successor
+        duty.parting = Parting(reason, until_s, epoch, successor=successor)
         return Drain(duty.machine.id, _place(duty.machine.labels)[0], reason, until_s)
 
     def _drains_again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
@@ -281,13 +277,14 @@ class AutoscalePolicy:
         for intent in intents:
             del memory.intents[intent.request.request_id]
 
-    def _unsent(
-        self, memory: AutoscalerMemory, region: str, role: MachineRole, now_s: float
-    ) -> list[Intent]:
+    def _unsent(self, memory: AutoscalerMemory, unneeded: Set[str], now_s: float) -> list[Intent]:
         """Return requests that nothing has waited for since long: those are sent no more."""
         idle_s = self._config.calm.idle_s
-        _, intents = self._of(memory, region, role)
-        return [each for each in intents if now_s - each.sent_unix_s >= idle_s]
+        return [
+            intent
+            for name, intent in memory.intents.items()
+            if name in unneeded and now_s - intent.sent_unix_s >= idle_s
+        ]
 
     def _strangers(
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
@@ -346,17 +343,17 @@ class AutoscalePolicy:
         return found
 
     def _again(
-        self, memory: AutoscalerMemory, observed: Observed, unneeded: Set[tuple[str, str]]
+        self, memory: AutoscalerMemory, observed: Observed, unneeded: Set[str]
     ) -> list[Action]:
         """Send requests again of which nothing was seen: the clouds make each only once.
 
-        Not those for posts that need nothing at the moment: they may again.
+        Not those that nothing waits for at the moment: it may again.
         """
         found: list[Action] = []
         now_s = observed.now_unix_s
         for intent in memory.intents.values():
             is_silent = intent.request.pool.region in observed.silent
-            if is_silent or _place(intent.request.labels) in unneeded:
+            if is_silent or intent.request.request_id in unneeded:
                 continue
             waited_s = now_s - intent.sent_unix_s
             is_due = waited_s >= self._config.retry.resend_s

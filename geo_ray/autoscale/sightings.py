@@ -161,6 +161,8 @@ class Sightings:
         passed_s = max(0.0, self._now_s - duty.seen_unix_s)
         if duty.unready_unix_s is not None:
             duty.unready_unix_s += passed_s
+        if duty.idle_unix_s is not None:
+            duty.idle_unix_s += passed_s
         duty.seen_unix_s = self._now_s
 
     def _counted(self, machine: Machine) -> Machine:

@@ -28,7 +28,7 @@ from geo_ray.autoscale.target import (
     MachineRole,
     RegionTarget,
 )
-from geo_ray.providers.base import Market, Pool
+from geo_ray.providers.base import LaunchRequest, Market, Pool
 
 WAITS: Final = "what waits for a place"
 _STAY: Final = (CHEAPER, TOO_MANY, DEADLINE)
@@ -56,12 +56,12 @@ class DemandChoice:
 
     Attributes:
         posts: by region and role.
-        quiet: the regions and roles of which nothing is needed.
+        unneeded: ids of requests that nothing waits for.
         notes: what cannot be placed, and why.
     """
 
     posts: dict[tuple[str, MachineRole], PostChoice] = field(default_factory=dict)
-    quiet: list[tuple[str, MachineRole]] = field(default_factory=list)
+    unneeded: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
 
@@ -157,7 +157,18 @@ class DemandKeeper:
             and duty.parting is not None
             and duty.parting.reason in REPLACED
             and _is_at_work(self._node(duty))
+            and not self._has_busy_successor(duty.parting)
         )
+
+    def _has_busy_successor(self, parting: Parting) -> bool:
+        """Return whether what took a machine's place works by now, so that nobody else need to.
+
+        As long as it does not, its room is kept for the one that leaves.
+        """
+        successor = self._memory.duties.get(parting.successor or "")
+        if successor is None or successor.parting is not None:
+            return False
+        return not successor.is_awaited and _is_at_work(self._node(successor))
 
     def _floors(self) -> frozenset[str]:
         """Return the regions whose next machine must not be on the spot market."""
@@ -190,7 +201,7 @@ class DemandKeeper:
             for intent, count in self._coming(region, "worker"):
                 request = intent.request
                 found += [
-                    self._room(f"{request.request_id}#{n}", region, request.pool, request.labels)
+                    self._room(_coming_key(request, n), region, request.pool, request.labels)
                     for n in range(count)
                 ]
         return found
@@ -280,17 +291,24 @@ class DemandKeeper:
                 choice.launches[offer.pool] = (count, WAITS, offer.usd_per_hour or 0.0)
         workers = self._duties(region, "worker")
         servers = self._duties(region, "server")
+        coming = self._coming(region, "worker")
+        unneeded = [
+            intent
+            for intent, count in coming
+            if not any(_coming_key(intent.request, number) in used for number in range(count))
+        ]
         is_needed = bool(
             choice.launches
             or _server_key(region) in used
-            or any(f"{i.request.request_id}#0" in used for i, _ in self._coming(region, "worker"))
+            or len(unneeded) < len(coming)
             or any(duty.machine.id in used for duty in workers)
             or any(_is_at_work(self._node(duty)) for duty in (*workers, *servers))
         )
         if is_needed and region.server is not None:
             self._rent_server(each, servers)
         elif not is_needed:
-            self._choice.quiet += [(region.name, role) for role in _ROLES]
+            unneeded += [intent for intent, _ in self._coming(region, "server")]
+        self._choice.unneeded |= {intent.request.request_id for intent in unneeded}
         for duty in workers:
             self._watch(duty, is_needed=duty.machine.id in used)
         for duty in servers:
@@ -331,11 +349,7 @@ class DemandKeeper:
             for duty in self._memory.duties.values()
             if self._node(duty).is_ready and duty.parting is None
         }
-        replaced = {
-            duty.machine.id
-            for number, duty in enumerate(leaving)
-            if packed.used.get(number, set()) & at_hand
-        }
+        replaced = self._replaced(leaving, packed, at_hand)
         last_s = self._config.drain_s + 2 * self._config.every_s
         for each in self._regions:
             for role in _ROLES:
@@ -351,6 +365,21 @@ class DemandKeeper:
                     if duty.parting.reason != LIFE or may or is_last or is_idle:
                         drains = self._post(each.target, role).drains
                         drains.append((duty, duty.parting.reason))
+
+    def _replaced(self, leaving: Sequence[Duty], packed: Packed, at_hand: set[str]) -> set[str]:
+        """Return which machines have a successor that computes; none is that of two."""
+        taken = {each.parting.successor for each in leaving if each.parting is not None}
+        found = set()
+        for number, duty in enumerate(leaving):
+            if duty.parting is None:
+                continue
+            if duty.parting.successor not in at_hand:
+                free = (packed.used.get(number, set()) & at_hand) - taken
+                duty.parting.successor = min(free, default=None)
+                taken.add(duty.parting.successor)
+            if duty.parting.successor is not None:
+                found.add(duty.machine.id)
+        return found
 
     # ------------------------------------------------------------------ parts
 
@@ -394,6 +423,10 @@ def _waits(duty: Duty) -> bool:
 
 def _place(labels: Mapping[str, str]) -> tuple[str, str]:
     return labels.get(REGION_LABEL, ""), labels.get(ROLE_LABEL, "worker")
+
+
+def _coming_key(request: LaunchRequest, number: int) -> str:
+    return f"{request.request_id}#{number}"
 
 
 def _server_key(region: RegionTarget) -> str:

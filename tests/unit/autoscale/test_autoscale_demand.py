@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from tests.autoscale_support import (
     BIG,
     BIG_SPOT_A,
     CONFIG,
+    KNOWN,
     ON_DEMAND_A,
     SMALL,
     SPOT_A,
@@ -28,20 +28,11 @@ from tests.autoscale_support import (
     ends,
     launches,
     region,
+    scene,
     target,
     waiting,
+    with_one_busy,
 )
-
-KNOWN = CONFIG.model_copy(
-    update={"machine_resources": {"small": {"CPU": 4.0}, "big": {"CPU": 16.0}}}
-)
-
-
-def scene(*waits: PendingGroup, **changes: Any) -> Scene:
-    """A scene without a plan; ``region`` changes what its region is."""
-    fields: dict[str, Any] = {"rows_per_s": 0.0, "kinds": (SMALL, BIG), **changes.pop("region", {})}
-    made = target(regions=(region(**fields),))
-    return Scene(made, changes.pop("config", KNOWN), pending=waits, **changes)
 
 
 def types(scene: Scene) -> list[str]:
@@ -180,16 +171,6 @@ def test_one_machine_is_on_demand_where_the_floor_says_so_and_the_server_has_its
 
 
 # ------------------------------------------------------------------ what runs is left alone
-
-
-def with_one_busy(*prices: tuple[Any, float]) -> tuple[Scene, str, str]:
-    """Two machines, of which the dearer one is at work; its name, and that of the idle one."""
-    found = scene(waiting(2, CPU=4.0), region={"kinds": (SMALL,)})
-    found.usd |= dict(prices)
-    found.looks(2)
-    busy, idle = sorted(found.machines)
-    found.pending, found.busy = (), {busy}
-    return found, busy, idle
 
 
 def test_the_idle_one_leaves_and_the_busy_one_stays_whatever_they_cost() -> None:
