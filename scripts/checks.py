@@ -182,21 +182,22 @@ def everything(slow: bool) -> list[list[Lane]]:
     of_links = files(LINKS)
     of_runs = [path for path in files(WHOLE_RUNS) if path not in of_links]
     others = [f"--ignore-glob={pattern}" for pattern in (*LINKS, ENVIRONMENT)]
-    computing = ["tests/property", "tests/sim", *others]
-    strategies = "tests/contract/test_[os]*.py"  # as long as all other contracts
+    strategies = "tests/contract/test_[os]*.py"
+    contracts = ["tests/contract", *others, f"--ignore-glob={strategies}"]
     first: list[Lane] = [
         {
             "ruff": ["ruff", "check", "."],
             "format": ["ruff", "format", "--check", "."],
             "mypy": ["mypy"],
-            "computing": pytest(*computing, slow=slow),
+            "simulations": pytest("tests/sim", *others, slow=slow),
         },
+        {"units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow)},
         {
-            "units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow),
+            # Waits for servers and processes a third of its time.
+            "contracts": pytest(*contracts, slow=slow),
             "strategies": pytest(*files([strategies]), slow=slow),
+            "properties": pytest("tests/property", *others, slow=slow),
         },
-        # Waits for servers and processes a third of its time.
-        {"contracts": pytest("tests/contract", *others, f"--ignore-glob={strategies}", slow=slow)},
     ]
     # Nothing that computes runs beside the clusters, which would keep both cores busy alone.
     shorter = [f"--ignore-glob={pattern}" for pattern in WHOLE_RUNS]
