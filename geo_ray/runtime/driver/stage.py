@@ -142,7 +142,7 @@ def drive_to_end(stage: Stage, controller: Controller, startup_s: float) -> Summ
     stage.lease.note("training")
     is_lost = False
     try:
-        with _interruptible(controller.interrupted):
+        with interruptible(controller.interrupted):
             controller.run()
     except RegionLostError as error:
         if controller.policy.is_halting or controller.interrupted.is_set():
@@ -186,12 +186,18 @@ def _requests(run: Path, interruption: Interruption) -> list[MemberRequest]:
 
 
 @contextmanager
-def _interruptible(event: Interruption) -> Iterator[None]:
-    """First Ctrl-C or SIGTERM: save and stop. Second: stop at once."""
+def interruptible(event: Interruption) -> Iterator[None]:
+    """First Ctrl-C or SIGTERM: save and stop. Second: stop at once.
+
+    What has stopped the run otherwise is no Ctrl-C: the first one after it lets it be saved, too.
+    """
+    has_come = False
 
     def on_signal(number: int, _: Any) -> None:
-        if event.is_set():
+        nonlocal has_come
+        if has_come:
             raise KeyboardInterrupt
+        has_come = True
         event.set()  # and no more: the signal may have come in the middle of anything
 
     if threading.current_thread() is not threading.main_thread():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.membership.member_requests import REQUESTS, take
 from geo_ray.runtime.driver.attendance import Attendance
 from geo_ray.runtime.driver.order import driver_name
+from geo_ray.runtime.driver.stage import interruptible
 from geo_ray.runtime.driver.train import Resumption
 
 
@@ -76,6 +79,16 @@ def test_the_first_reason_to_stop_counts() -> None:
     plain = Interruption()
     plain.set()
     assert isinstance(plain.why, InterruptedRunError)
+
+
+def test_the_first_ctrl_c_saves_whatever_has_stopped_the_run_before() -> None:
+    wish = Interruption()
+    wish.set(HeadLostError("the head is gone"))
+    with interruptible(wish):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert isinstance(wish.why, HeadLostError)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_directory_has_one_driver_however_it_is_written(tmp_path: Path) -> None:
