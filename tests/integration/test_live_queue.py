@@ -99,7 +99,7 @@ def test_a_job_runs_grows_smaller_and_is_saved(ray_cluster: LocalCluster, tmp_pa
     assert geo_ray.start_queue(config, address=ray_cluster.address) == place
     with connect(ExistingClusterConfig(address=ray_cluster.address), [], namespace="looks") as at:
         assert end_queues() == ["geo-ray-queue-live"]  # as `geo-ray down` does
-        assert find_queue("live") is None
+        eventually(lambda: find_queue("live") is None)
         jobs = JobSubmissionClient(f"http://{at.dashboard}").list_jobs()
     mine = [job for job in jobs if str(job.submission_id).startswith("geoq-live.")]
     assert [job.status.is_terminal() for job in mine] == [True]
