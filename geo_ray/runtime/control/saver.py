@@ -99,10 +99,10 @@ class Saver:
 
         Args:
             parts: their names.
-            epoch: of the newcomer; a resume takes a later one.
+            epoch: of the newcomer; a resume takes a later one than that of any.
         """
         self._expected = self._expected | parts
-        self._extra["epoch"] = epoch
+        self._extra["epoch"] = max(int(str(self._extra["epoch"])), epoch)
 
     def note_lost(self, regions: Sequence[str], rows: Mapping[str, Mapping[str, object]]) -> None:
         """What a resume must know of regions that take no part.

@@ -60,9 +60,13 @@ class AveragerBooks:
         }
 
     def join(self, region: str, giver: str) -> None:
-        """A region begins as a copy of another one: with its numbers, and no answer."""
+        """A region begins as a copy of another one: with its numbers, and no answer.
+
+        Epochs are a region's own. The giver's may be later than the newcomer's, where both came up
+        side by side, and all that the newcomer says would pass for a repetition.
+        """
         self.answers.pop(region, None)
-        self.last[region] = self.last.get(giver, (0, 0))
+        self.last[region] = (self.newest(region)[0], self.newest(giver)[1])
 
     def leave(self, region: str) -> None:
         """A region takes part no more; its numbers stay, so that what it says late is known."""

@@ -270,3 +270,14 @@ def test_the_next_driver_takes_no_part_of_a_checkpoint_that_was_open(
     manifest = again.manifest(checkpoint)
     assert [each.name for each in manifest.parts] == [AVERAGER_PART, "eu-ps0"]
     assert manifest.extra["epoch"] == 4
+
+
+def test_a_resume_takes_a_later_epoch_than_whoever_joined_in_whichever_order(
+    saver: Saver, store: CheckpointStore, tmp_path: Path
+) -> None:
+    for epoch in (5, 4):  # brought up side by side; the later one entered first
+        saver.expect({"us-ps0", "us-ps1"}, epoch)
+    checkpoint = saver.begin()
+    saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 9)
+    assert saver.committed(LONG_S) is not None
+    assert store.latest().manifest.extra["epoch"] == 5

@@ -13,6 +13,7 @@ from geo_ray.strategies.asgd_ga import AsgdGa
 from geo_ray.strategies.base import AveragerState, Update
 from geo_ray.strategies.sma import Sma
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.membership.border import MemberChange
 
 
 def make(strategy, members=("a", "b"), goal=""):
@@ -207,3 +208,27 @@ def test_rows_of_sums_count_towards_the_end_as_those_of_single_updates() -> None
                 break
         stopped.append((seq, averager.samples))
     assert stopped == [(3, 30), (3, 30)]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_who_begins_as_a_copy_of_a_later_incarnation_is_heard(later):
+    """Two came up side by side: the epochs of the two do not say who enters first."""
+    state = make(Sma(), ("a", "b", "c"))
+    for name in ("b", "c"):
+        state.leave(name)
+    for number, (name, giver, epoch) in enumerate(
+        [("b", "a", 2 + later), ("c", "b", 3 - later)], start=1
+    ):
+        state.change(MemberChange((name,), (), giver))
+        known = [("a", 1), ("b", 2 + later)][:number]
+        for member, own in known:
+            state.on_update(update(member, number, epoch=own))
+        assert name in state.view.members
+        state.begun(name)
+        assert state.last(name)[0] < epoch
+    replies = []
+    for member, own in [("a", 1), ("b", 2 + later), ("c", 3 - later)]:
+        replies += state.on_update(update(member, 3, epoch=own))
+    assert {reply.to for reply in replies} == {"a", "b", "c"}
+    assert state.on_update(update("c", 3, epoch=3 - later)), "a repetition is answered again"
+    assert state.on_update(update("c", 9, epoch=1)) == [], "of before it was lost"
