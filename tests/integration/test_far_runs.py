@@ -349,7 +349,7 @@ def test_a_run_is_watched_stopped_and_resumed_from_machines_that_share_nothing(
     assert run.report().exists() and run.model() is not None
     assert "finished" in second.run("status", uri)
     refused = third.start("train", "--resume", uri)
-    assert "RUN_FINISHED" in refused.communicate(timeout=100)[1]
+    assert "RUN_FINISHED" in refused.communicate(timeout=400)[1]
 
 
 def goes_on(status: str) -> str:

@@ -73,7 +73,7 @@ def test_submit_and_follow(server: str, small_copy: Path, tmp_path: Path) -> Non
         ],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=400,
         cwd=tmp_path,
         check=False,
     )

@@ -48,7 +48,7 @@ optimizer: {kind: sgd}
 
 def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "geo_ray.cli.main", *words]
-    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=400, check=False)
 
 
 def invoke(*words: str) -> Result:
