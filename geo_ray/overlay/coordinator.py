@@ -32,7 +32,6 @@ from geo_ray.transport.wire.meta import Meta
 
 _LOGGER = logging.getLogger(__name__)
 _KEPT_ROUNDS: Final = 3
-_MAX_ATTEMPTS: Final = 20  # after so many attempts a round waits for links to come back
 
 
 @dataclass(slots=True)
@@ -223,8 +222,6 @@ class Coordinator:
         self._order(message.rnd, self.policy.lost(message.rnd, node, dst, now_s))
 
     def _restart(self, rnd: int, entry: _Round, now_s: float) -> None:
-        if entry.attempt >= _MAX_ATTEMPTS:
-            return
         entry.attempt += 1
         self.restarts += 1
         entry.sources.clear()

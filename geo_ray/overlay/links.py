@@ -129,12 +129,32 @@ class Links:
             line_N += weight_N * (seen_N - line_N)
 
     def break_link(self, src: int, dst: int) -> None:
-        """Avoid a link without progress, in both directions, for some rounds."""
-        self._broken[src, dst] = self._broken[dst, src] = self._round
+        """Avoid a link without progress, in both directions, for some rounds.
+
+        Where that leaves no way between regions that are up, some link was only slow: what was
+        avoided first is tried again, until there is one.
+        """
+        for pair in ((src, dst), (dst, src)):
+            self._broken.pop(pair, None)
+            self._broken[pair] = self._round  # the last one now
+        while not self._is_connected():
+            oldest = next(iter(self._broken))
+            if oldest in ((src, dst), (dst, src)):
+                return
+            del self._broken[oldest], self._broken[oldest[::-1]]
 
     def is_broken(self, src: int, dst: int) -> bool:
         """Return whether the link is to be avoided."""
         return (src, dst) in self._broken
+
+    def _is_connected(self) -> bool:
+        outside = set(range(self.num_regions)) - self.down
+        reached = [outside.pop()] if outside else []
+        for node in reached:  # grows while it is walked
+            beside = {other for other in outside if not self.is_broken(node, other)}
+            outside -= beside
+            reached += beside
+        return not outside
 
     def is_known(self, src: int, dst: int) -> bool:
         """Return whether the link was measured recently."""

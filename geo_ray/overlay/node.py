@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from geo_ray.errors import FrameError, InvariantError
 from geo_ray.overlay.messages import (
@@ -28,6 +29,7 @@ from geo_ray.transport.wire.meta import Meta
 
 _LOGGER = logging.getLogger(__name__)
 _AHEAD = 2  # other regions may be at most so many rounds ahead
+_PER_STALL: Final = 4  # after so many attempts of a round, one `stall_s` more is waited each time
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class Node:
         grid: the vector's segments.
         fused: see `Policy`.
         window: parts under way to one region.
-        stall_s: how long to wait for progress before the coordinator is told.
+        stall_s: how long to wait for progress before the coordinator is told, at first.
         out: (receiver, message) in order; the caller takes them.
         clashes: number of partial sums refused because they held a contribution a second time.
         done: rounds that are over; the caller takes them.
@@ -295,19 +297,27 @@ class Node:
     def tick(self, now_s: float) -> None:
         """Report transfers without progress to the coordinator."""
         for peer, pace in self._paces.items():
-            if pace.silent_s(now_s) <= self.stall_s:
+            active = self._active.get(peer, [])
+            if pace.silent_s(now_s) <= max((self._patience_s(o.rnd) for o in active), default=0.0):
                 continue
             pace.excuse(now_s)
-            active = self._active.get(peer, [])
             self.out += [(self.home, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in active})]
             # The coordinator finds somebody else for a result. A sum waits for the coordinator.
             self._active[peer] = [o for o in active if o.send.phase == SUM]
         for rnd, entry in self._rounds.items():
             if entry.commit is None or entry.vector.is_whole or rnd <= self.finished:
                 continue
-            if now_s - entry.moved_s > self.stall_s:
+            if now_s - entry.moved_s > self._patience_s(rnd):
                 entry.moved_s = now_s
                 self.out.append((self.home, Starved(rnd)))
+
+    def _patience_s(self, rnd: int) -> float:
+        """Return how long a round's transfers may be silent: longer if it was begun anew often.
+
+        Otherwise a round whose processes are slower than `stall_s` would be begun anew for ever.
+        """
+        entry = self._rounds.get(rnd)
+        return self.stall_s * (1 + (0 if entry is None else entry.vector.attempt) // _PER_STALL)
 
     def set_rtt(self, peer: int, rtt_s: float) -> None:
         """Set the measured round trip to a region."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 from overlay_support import KINDS, check_round, model_of, vectors_of
@@ -10,6 +10,7 @@ from overlay_support import KINDS, check_round, model_of, vectors_of
 from benchmarks.network_models.overlay_model import Lines, OverlayModel, Pair
 from geo_ray.errors import InvariantError
 from geo_ray.overlay.config import AnyOverlay, TsengineOverlay
+from geo_ray.overlay.messages import Stuck
 
 STALL_S = 2.0
 SEGMENTS = 24
@@ -184,6 +185,19 @@ def test_it_adapts_to_new_rates_within_five_rounds(seed: int) -> None:
     after_s = rounds(6)
     assert after_s[0] > 2 * learned_s
     assert min(after_s[1:]) < 1.5 * learned_s
+
+
+@pytest.mark.parametrize("name", FORWARDING)
+def test_a_round_ends_though_every_link_was_misjudged_first(name: str) -> None:
+    num, pair = 5, (1, 2)
+    model = started(FORWARDING[name], num)
+    cut(model, {pair, pair[::-1]})
+    vectors = begin(model, 2)
+    for _ in range(3):
+        for src, dst in permutations(range(num), 2):
+            model.coordinator.on_message(src, Stuck(2, dst), model.now_s)
+    model.run_until(lambda: len(model.results[2]) == num)
+    check_round(model.results[2], vectors)
 
 
 def test_whole_messages_go_round_a_broken_link_too() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from geo_ray.overlay.links import UNKNOWN_MBPS, LinkFlow, Links
 
@@ -124,3 +126,56 @@ def test_lines_are_at_least_as_fast_as_their_fastest_link() -> None:
     links.seed({(0, 1): 25.0, (2, 1): 60.0})
     np.testing.assert_allclose(links.up_mbps(), [25.0, 60.0, 60.0])
     assert links.down_mbps()[1] == 60.0
+
+
+def test_what_was_avoided_first_is_tried_again_where_no_way_is_left() -> None:
+    links = Links(3)
+    links.break_link(0, 1)
+    links.break_link(1, 2)
+    assert not links.is_broken(0, 1), "or region 1 could not be reached"
+    assert links.is_broken(2, 1)
+    links.break_link(0, 2)
+    assert not links.is_broken(1, 2)
+    assert links.is_broken(2, 0)
+
+
+def test_nobody_looks_for_a_way_to_a_region_that_is_down() -> None:
+    links = Links(3)
+    links.down.add(1)
+    links.break_link(0, 1)
+    links.break_link(1, 2)
+    assert links.is_broken(0, 1)
+    assert links.is_broken(1, 2)
+
+
+def test_the_only_link_of_two_regions_is_avoided_all_the_same() -> None:
+    links = Links(2)
+    links.break_link(0, 1)
+    assert links.is_broken(1, 0)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 7), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=40))
+def test_there_is_always_a_way_round_the_newest_of_three_or_more(
+    num: int, pairs: list[tuple[int, int]]
+) -> None:
+    links = Links(num)
+    for a, b in pairs:
+        if a == b or max(a, b) >= num:
+            continue
+        links.break_link(a, b)
+        assert links.is_broken(a, b)
+        assert num == 2 or reached_from_0(links) == set(range(num))
+
+
+def reached_from_0(links: Links) -> set[int]:
+    """Return who is reached from region 0, by a search of its own."""
+    reached = {0}
+    for _ in range(links.num_regions):
+        reached |= {
+            b
+            for a in reached
+            for b in range(links.num_regions)
+            if a != b and not links.is_broken(a, b)
+        }
+    return reached

@@ -294,6 +294,19 @@ def test_a_region_that_acknowledges_nothing_is_told_of_once_per_stall() -> None:
     assert taken(node) == []
 
 
+def test_a_round_that_was_begun_anew_often_is_given_more_time() -> None:
+    for attempt, waits_s in ((0, 10.0), (3, 10.0), (4, 20.0), (9, 30.0)):
+        node = node_of(1, stall_s=10.0)
+        node.contribute(1, ramp(), 1.0, {}, 0.0)
+        node.on_message(0, Orders(1, attempt, (SendOrder(1, 0, SUM, 0, 3, 0b010),)), 0.0)
+        assert parts_to(node, 0)
+        taken(node)
+        node.tick(waits_s - 0.1)
+        assert taken(node) == []
+        node.tick(waits_s + 0.1)
+        assert taken(node) == [(0, Stuck(1, 0))]
+
+
 def test_what_is_not_acknowledged_because_nobody_asked_is_no_stall() -> None:
     node = node_of(1, stall_s=10.0, window=32)
     node.on_message(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
