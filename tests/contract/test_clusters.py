@@ -150,6 +150,7 @@ def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld
     assert "was down already" in said
 
 
+@ONE_CLOUD
 @pytest.mark.usefixtures("near")
 def test_a_head_that_was_ended_by_hand_is_replaced_and_down_needs_none(world: CloudWorld) -> None:
     with played_head(world.state):
@@ -319,6 +320,7 @@ def test_a_bucket_of_the_state_that_cannot_be_read_is_named(
     assert world.told == [] and world.server.launches == []
 
 
+@ONE_CLOUD
 @pytest.mark.usefixtures("near")
 def test_what_the_cloud_will_not_end_is_told_and_a_failure(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
@@ -388,6 +390,7 @@ def test_places_and_state_are_asked_for(world: CloudWorld) -> None:
         geo_ray.up(config, inputs=world.inputs)
 
 
+@ONE_CLOUD
 @pytest.mark.usefixtures("near")
 def test_killed_at_any_call_nothing_is_left(world: CloudWorld) -> None:
     from benchmarks.autoscale.cluster_kills import random_cluster_kills

@@ -303,7 +303,7 @@ def test_who_goes_on_decides_as_who_died_would_have(tmp_path: Path, policy: str)
     assert slots(tmp_path / "dies", dies=True) == slots(tmp_path / "lives", dies=False)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "pd_ors"])
+@pytest.mark.parametrize("policy", ["fifo", pytest.param("pd_ors", marks=pytest.mark.slow)])
 def test_killed_at_every_single_point(tmp_path: Path, policy: str) -> None:
     """One history with a drained region and a cancelled job, killed once at each of its points."""
 

@@ -45,6 +45,7 @@ def losses(profile: LossProfile) -> dict[Any, Any]:
     return {point.key: point.losses for point in profile.points}
 
 
+@pytest.mark.slow
 def test_a_table_is_measured_kept_gone_on_with_and_planned_by(capsys) -> None:
     made = geo_ray.profile_loss(CONFIG, grid=GRID, progress="plain")
     profile = made.profile
@@ -103,6 +104,7 @@ def test_the_command_measures_and_shows_a_table(tmp_path) -> None:
     assert "--seeds says nothing to a profile without --loss" in refused.output
 
 
+@pytest.mark.slow
 def test_plain_training_that_diverges_is_nothing_to_compare_with() -> None:
     grid = geo_ray.LossGrid((1,), (None,), steps=12, seeds=2, jobs=2)
     explodes = {"kind": "adamw", "lr": 1e6, "weight_decay": 1.0}

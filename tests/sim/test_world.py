@@ -221,20 +221,7 @@ def test_a_target_stops_asynchronous_rounds_too(simulated, kind, slow_s):
     assert len(set(run.digests().values())) == 1
 
 
-LIKE_OTHERS = {
-    "fedavg",
-    "fedssgd",
-    "esync",
-    "one_step_delay",
-    "decoupled",
-    "fedasync",
-    "gaia",
-    "hfa",
-}
-OFTEN = [pytest.param(k, marks=pytest.mark.slow) if k in LIKE_OTHERS else k for k in STRATEGIES]
-
-
-@pytest.mark.parametrize("kind", OFTEN)
+@pytest.mark.parametrize("kind", STRATEGIES)
 def test_every_strategy_learns_the_digits(simulated, kind):
     # Long enough for the slowest of them to be well past it: machines round differently.
     run = simulated(**of_kind(kind, **LEARNING, train={"steps": 180, "eval_every": 0}))

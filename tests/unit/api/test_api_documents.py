@@ -37,7 +37,9 @@ def test_the_page_names_all_that_the_package_offers() -> None:
     assert [name for name in geo_ray.__all__ if name not in words] == []
 
 
-@pytest.mark.parametrize("name", ["first_run", "choose_a_strategy"])
+@pytest.mark.parametrize(
+    "name", ["first_run", pytest.param("choose_a_strategy", marks=pytest.mark.slow)]
+)
 def test_the_example_scripts_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

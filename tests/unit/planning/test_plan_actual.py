@@ -213,7 +213,10 @@ def test_a_simulation_that_follows_a_plan_ends_with_its_bill(tmp_path, monkeypat
         rundir.followed_plan(run)
 
 
-@pytest.mark.parametrize("policy", ["optimal", "cloudless", "everything"])
+@pytest.mark.parametrize(
+    "policy",
+    ["optimal", *(pytest.param(p, marks=pytest.mark.slow) for p in ("cloudless", "everything"))],
+)
 def test_a_simulation_takes_as_long_as_its_plan_says(tmp_path, monkeypatch, policy):
     """Regions of unequal steps, of which one has no exchange to wait for."""
     monkeypatch.delenv("GEO_RAY_PRICES", raising=False)

@@ -94,6 +94,7 @@ def test_what_all_would_cost_is_what_its_policy_says(tmp_path):
     assert f"every {whole.interval} steps with" in said
 
 
+@pytest.mark.slow
 def test_every_plan_of_the_front_shows_how_it_differs(tmp_path):
     found = planned(with_front=True).front
     rows = [
