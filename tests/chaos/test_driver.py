@@ -23,6 +23,7 @@ def nothing_left(cluster: LocalCluster) -> bool:
     return not actors_of_runs(cluster) and not places_of_runs()
 
 
+@pytest.mark.slow  # test_attach.py: the driver is killed while training goes on
 @pytest.mark.usefixtures("connected")
 def test_a_run_outlives_who_started_it_and_is_watched_again(
     ray_cluster: LocalCluster, tmp_path: Path

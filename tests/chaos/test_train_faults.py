@@ -151,9 +151,8 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     assert applied == {"us-east": 32 * last, "eu-west": 16 * last}
 
 
-@pytest.mark.parametrize(
-    "sections", [pytest.param({}, marks=pytest.mark.slow), CODED], ids=["vectors", "coded"]
-)
+@pytest.mark.slow  # four starts of a cluster's processes; checkpoints: test_checkpoint.py
+@pytest.mark.parametrize("sections", [{}, CODED], ids=["vectors", "coded"])
 def test_a_lost_server_ends_the_run_and_a_damaged_checkpoint_is_passed_over(
     ray_cluster: LocalCluster, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
@@ -189,6 +188,7 @@ def test_a_lost_server_ends_the_run_and_a_damaged_checkpoint_is_passed_over(
     assert min(steps_after) in (step_of[saved[0]], step_of[saved[0]] + 1)
 
 
+@pytest.mark.slow  # tests/property/test_standby_faults.py
 def test_a_run_that_loses_its_averager_goes_on_from_its_newest_checkpoint(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_connected_process_starts_no_second_cluster(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "tiny").exists(), "its name is free"
 
 
+@pytest.mark.slow  # a whole run for one line of it
 @pytest.mark.usefixtures("connected")
 def test_training_in_a_thread_installs_no_handlers(tmp_path: Path) -> None:
     seen, found = [], []

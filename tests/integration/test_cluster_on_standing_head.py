@@ -110,6 +110,7 @@ def autoscalers() -> list[str]:
     return sorted(name for name in found if name.startswith(f"{NAME_PREFIX}standing"))
 
 
+@pytest.mark.slow  # test_clusters_local.py has a head of its own
 @pytest.mark.timeout(900)
 def test_clusters_come_and_go_on_a_head_that_stays(asked: AskedCluster, serving: Serving) -> None:
     state = asked.state

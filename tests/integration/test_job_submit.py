@@ -81,6 +81,7 @@ def test_submit_and_follow(server: str, small_copy: Path, tmp_path: Path) -> Non
     assert submitted.returncode == 0, said
     assert "succeeded" in said
     assert "12/12" in said  # progress as lines
+    assert "starting servers and bridges: 0 of " in said, "the longest wait of the start is shown"
     assert "model.safetensors" in said
     run = rundir.reopen(tmp_path / "runs" / "cluster")[0]
     summary = load_summary(run.path)

@@ -65,7 +65,8 @@ def _experiment(directory: Path, tls: str) -> Experiment:
     )
 
 
-@pytest.mark.parametrize("tls", ["required", pytest.param("off", marks=pytest.mark.slow)])
+@pytest.mark.slow  # a whole run each; what is sealed: test_keys_in_process.py
+@pytest.mark.parametrize("tls", ["required", "off"])
 def test_no_key_passes_through_ray(
     tls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

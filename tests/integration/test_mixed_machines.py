@@ -183,6 +183,7 @@ def _await_nodes(number: int) -> None:
     raise AssertionError("nodes have not joined")
 
 
+@pytest.mark.slow  # the bill: tests/unit/planning
 def test_a_run_that_follows_a_plan_ends_with_its_bill(machines: None, tmp_path: Path) -> None:
     each = {"market": "spot", "count": 1, "rows": 16, "rows_per_s": 16.0, "usd_per_h": 36.0}
     plan = Plan(

@@ -150,17 +150,20 @@ class ActorGroup:
         workers = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
         calls = {name: actor.ready.remote() for name, actor in workers.items()}
         servers = {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
-        self.admit(servers, timeout_s)
+        self.admit(servers, timeout_s, tell)
         calls |= {name: actor.ready.remote() for name, actor in servers.items()}
         told = collect(calls, timeout_s, partial(tell, "starting processes")).values()
         found = [names for names in told if names is not None]  # by who tried an evaluation
         if found:
             check_metric_names(self.spec.experiment, set().union(*found))
 
-    def admit(self, servers: Mapping[str, Handle], timeout_s: float) -> None:
+    def admit(
+        self, servers: Mapping[str, Handle], timeout_s: float, tell: Tell = tell_nobody
+    ) -> None:
         """Let servers and bridges that do not see the run's directory send parts to the driver."""
         if self.desk is not None:
-            self.desk.admit(servers, partial(collect, timeout_s=timeout_s))
+            heard = partial(tell, "starting servers and bridges")
+            self.desk.admit(servers, partial(collect, timeout_s=timeout_s, heard=heard))
 
     def wire(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Connect bridges with each other and each region's parts; then let workers begin.
