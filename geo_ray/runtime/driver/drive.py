@@ -57,17 +57,18 @@ def drive(what: Driven, reporting: Reporting) -> Summary | None:
         KeyboardInterrupt: it was ended at once.
     """
     with cluster_of(what.experiment, reporting.status) as cluster:
+        tail = passed(tail_of(what.run.path))
+        resume = what.resume and replace(what.resume, log_bytes=tail.read_bytes)
         order = DriveOrder(
             what.experiment.model_dump_json(),
             what.run,
-            what.resume,
+            resume,
             replace(cluster, local=None),
             reporting.began_unix_s,
             what.adopts,
             what.plan,
             what.detach,
         )
-        tail = passed(tail_of(what.run.path))
         reporting.status("starting the run's driver")
         front = RunFront(start_driver(order), what.run.path, reporting, cluster, tail)
         return front.follow(until_begun=what.detach)

@@ -28,7 +28,7 @@ from geo_ray.errors import (
 )
 from geo_ray.job import rundir
 from geo_ray.job.live.report import write_run_report
-from geo_ray.observe.events.log import EVENTS_FILE, EventTail, newest_stretch
+from geo_ray.observe.events.log import EVENTS_FILE, EventTail
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
@@ -120,9 +120,7 @@ class DriverActor:
             )
             resume = order.resume
             if self._is_again and has_begun(order.run.path):
-                resume = (resume or Resumption()).again(
-                    newest_stretch(EventTail(order.run.path / EVENTS_FILE))
-                )
+                resume = (resume or Resumption()).again(EventTail(order.run.path / EVENTS_FILE))
             summary = train(
                 self._experiment, order.run, reporting, resume=resume, stands=order.cluster
             )

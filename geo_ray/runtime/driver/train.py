@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +27,7 @@ from geo_ray.job.start.notes import warn_at_start
 from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
-from geo_ray.observe.events.log import EventLog, last_time_s
-from geo_ray.observe.events.schema import Event
+from geo_ray.observe.events.log import EventLog, EventTail, last_time_s
 from geo_ray.observe.export.open import check_exports
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import LOGS, note_failure
@@ -72,31 +71,37 @@ class Resumption:
         away: regions that are not to take part: who resumes says so, or they were asked to leave
             since.
         cause: why the processes that the run had do not go on, if they might have.
+        log_bytes: what the run's log had when this was asked for.
     """
 
     checkpoint: int | None = None
     waits: bool = False
     away: frozenset[str] = frozenset()
     cause: str | None = None
+    log_bytes: int = 0
 
-    def again(self, stretch: Sequence[Event]) -> Resumption:
+    def again(self, log: EventTail) -> Resumption:
         """How another driver goes on after one that was told this and is gone.
 
-        From the newest checkpoint; it may be the one that was gone on from, which has the state of
-        regions that are not to take part. They stay away, but for those that have come since.
+        As it was told, if that one had not come to begin. Else from the newest checkpoint; it may
+        be the one that was gone on from, which has the state of regions that are not to take part.
+        They stay away, but for those that have come since.
 
         Args:
-            stretch: the run's events since it last began.
+            log: the run's, read from its first event on.
         """
         there: set[str] = set()
-        for event in stretch:
+        has_begun = False
+        for event in log.new():
+            if event.kind in ("run_started", "driver_attached"):
+                has_begun = has_begun or log.read_bytes > self.log_bytes
             if event.kind == "run_started":
                 there = set(event["regions"])
             elif event.kind == "region_joined":
                 there.add(event["region"])
             elif event.kind == "region_drained" and event["cause"] == "asked":
                 there.discard(event["region"])
-        return Resumption(away=self.away.difference(there))
+        return Resumption(away=self.away.difference(there)) if has_begun else self
 
 
 def train(

@@ -10,7 +10,7 @@ import pytest
 from observe_support import Row, started
 
 from geo_ray.errors import HeadLostError, InterruptedRunError, RunDirectoryError
-from geo_ray.observe.events.schema import conform
+from geo_ray.observe.events.log import EVENTS_FILE, EventLog, EventTail
 from geo_ray.runtime.cluster.head_watch import HeadState, HeadWatch, patience_s
 from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.interruption import Interruption
@@ -102,6 +102,14 @@ def joined(region: str) -> Row:
     return ("region_joined", 1.0, {"region": region, **about})
 
 
+def log_of(directory: Path, rows: list[Row]) -> Path:
+    """The log of a run, with these events at its end."""
+    with EventLog(directory / EVENTS_FILE) as log:
+        for kind, t_s, fields in rows:
+            log.write(kind, t_s, **fields)
+    return directory / EVENTS_FILE
+
+
 def drained(cause: str) -> Row:
     return ("region_drained", 2.0, {"region": "eu", "cause": cause})
 
@@ -118,9 +126,23 @@ def drained(cause: str) -> Row:
     ],
 )
 def test_another_driver_leaves_those_out_that_have_not_come_since(
-    rows: list[Row], away: set[str]
+    rows: list[Row], away: set[str], tmp_path: Path
 ) -> None:
     told = Resumption(checkpoint=3, waits=True, away=frozenset({"eu", "asia"}))
-    events = [conform(*row) for row in rows]
-    assert told.again(events) == Resumption(away=frozenset(away))
-    assert Resumption().again(events) == Resumption()
+    log = log_of(tmp_path, rows)
+    assert told.again(EventTail(log)) == Resumption(away=frozenset(away))
+    assert Resumption().again(EventTail(log)) == Resumption()
+
+
+@pytest.mark.parametrize("attached", [[], [("driver_attached", 3.0, {"epoch": 2, "silent_s": 1})]])
+def test_another_driver_does_as_the_one_before_was_told_that_had_not_begun(
+    attached: list[Row], tmp_path: Path
+) -> None:
+    """What the log says is of the time before the resume: who was there then says nothing."""
+    log = log_of(tmp_path, [started(regions=["us", "eu"]), drained("asked"), *attached])
+    told = Resumption(5, away=frozenset({"us"}), log_bytes=log.stat().st_size)
+    assert told.again(EventTail(log)) == told
+    assert Resumption(log_bytes=log.stat().st_size).again(EventTail(log)).checkpoint is None
+
+    log_of(tmp_path, [started(regions=["eu"])])
+    assert told.again(EventTail(log)) == Resumption(away=frozenset({"us"}))
