@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from geo_ray.api.queue.jobs import QueueAnswer as QueueAnswer
     from geo_ray.api.queue.jobs import QueueReport as QueueReport
     from geo_ray.api.queue.jobs import QueueUser as QueueUser
+    from geo_ray.api.queue.jobs import WorthChange as WorthChange
     from geo_ray.api.queue.jobs import cancel_job as cancel_job
     from geo_ray.api.queue.jobs import move_job as move_job
     from geo_ray.api.queue.jobs import queue_report as queue_report
@@ -208,6 +209,7 @@ _WHERE = {
     "QueueConfig": "api.queue.serve",
     "QueueReport": "api.queue.jobs",
     "QueueUser": "api.queue.jobs",
+    "WorthChange": "api.queue.jobs",
     "cancel_job": "api.queue.jobs",
     "load_queue": "api.queue.serve",
     "move_job": "api.queue.jobs",

@@ -10,7 +10,7 @@ import click
 from geo_ray.cli.paths import config_file
 
 if TYPE_CHECKING:
-    from geo_ray.api.queue.jobs import JobWorth, QueueAnswer, QueueUser
+    from geo_ray.api.queue.jobs import QueueAnswer, QueueUser
 
 _queue = click.argument("queue", metavar="QUEUE")
 _wait = click.option(
@@ -29,15 +29,19 @@ _token = click.option(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="With the tenant's token.  [default: the variable GEO_RAY_QUEUE_TOKEN]",
 )
-_worth = click.option("--worth", type=click.FloatRange(min=0, min_open=True), help="At once.")
+_worth = click.option(
+    "--worth",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Of the job, done at once.  [a new job: 1]",
+)
 _deadline = click.option(
     "--deadline", "deadline_s", type=click.FloatRange(min=0, min_open=True),
-    help="Seconds from the submission to when half of the worth is gone.",
+    help="Seconds from the submission to when half of the worth is gone.  [a new job: none]",
 )  # fmt: skip
 _urgency = click.option(
     "--urgency",
     type=click.FloatRange(min=0),
-    help="Per slot: 0 does not mind, 1 minds, 5 is worth nothing when late.",
+    help="Per slot: 0 does not mind, 1 minds, 5 is worth nothing when late.  [a new job: 2]",
 )
 
 
@@ -55,9 +59,9 @@ def queue() -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG from the cluster, until `geo-ray queue stop`."""
+    click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 
-    click.echo("starting the queue's actor on the cluster", err=True)
     place = geo_ray.start_queue(config, overrides, address=address)
     click.echo(f"served   {place}")
 
@@ -120,7 +124,7 @@ def submit(
     user = _user(tenant, token_file)
     click.echo(f"reading {config}, and asking {queue}", err=True)
     import geo_ray
-    from geo_ray.api.queue.jobs import JobHints
+    from geo_ray.api.queue.jobs import JobHints, JobWorth
 
     answer = geo_ray.submit_job(
         queue,
@@ -128,7 +132,7 @@ def submit(
         overrides,
         user=user,
         name=name,
-        worth=_worth_of(worth, deadline_s, urgency),
+        worth=JobWorth(**_said(worth, deadline_s, urgency)),
         hints=JobHints(rows_per_s, anywhere, most_workers),
         working_dir=working_dir,
         wait_s=wait_s,
@@ -188,6 +192,7 @@ def show(queue: str, job: str, as_json: bool) -> None:
 def cancel(queue: str, job: str, tenant: str, token_file: Path | None, wait_s: float) -> None:
     """Cancel JOB of QUEUE; one that runs is saved first."""
     user = _user(tenant, token_file)
+    click.echo(f"asking {queue}", err=True)
     import geo_ray
 
     _show(geo_ray.cancel_job(queue, job, user=user, wait_s=wait_s), "cancelled")
@@ -217,26 +222,31 @@ def move(
     token_file: Path | None,
     wait_s: float,
 ) -> None:
-    """Change the place of JOB in QUEUE, or what it is worth.
+    """Change the place of JOB in QUEUE, or what it is worth. What is not named stays as it was.
 
     Places count for policies that go by order (fifo), worth and deadline for those that go by them
     (pd_ors). A job passes others' only in an operator's name.
     """
     user = _user(tenant, token_file)
+    click.echo(f"asking {queue}", err=True)
     import geo_ray
 
+    change = _said(worth, deadline_s, urgency)
     answer = geo_ray.move_job(
         queue,
         job,
         user=user,
         place=place,  # type: ignore[arg-type]  # click has checked it
         before=before,
-        worth=None
-        if worth is None and deadline_s is None and urgency is None
-        else _worth_of(worth, deadline_s, urgency),
+        worth=geo_ray.WorthChange(**change) if change else None,
         wait_s=wait_s,
     )
     _show(answer, "moved; it counts from the next slot on")
+    row = geo_ray.queue_report(queue).job(job) if answer.is_taken and change else None
+    if row is not None:
+        from geo_ray.cli.tables.queue import worth_line
+
+        click.echo(worth_line(row))
 
 
 def _user(tenant: str, token_file: Path | None) -> QueueUser:
@@ -256,11 +266,9 @@ def _user(tenant: str, token_file: Path | None) -> QueueUser:
     return QueueUser(tenant, token.strip())
 
 
-def _worth_of(worth: float | None, deadline_s: float | None, urgency: float | None) -> JobWorth:
-    from geo_ray.api.queue.jobs import JobWorth
-
+def _said(worth: float | None, deadline_s: float | None, urgency: float | None) -> dict[str, float]:
     said = {"worth": worth, "deadline_s": deadline_s, "urgency": urgency}
-    return JobWorth(**{key: value for key, value in said.items() if value is not None})
+    return {key: value for key, value in said.items() if value is not None}
 
 
 def _show(answer: QueueAnswer, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Final, Literal, Self
 
@@ -11,8 +12,14 @@ from pydantic import Field, JsonValue, model_validator
 from geo_ray.config.base import StrictModel
 from geo_ray.config.region import Name
 
-JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,38}[a-z0-9])?$")]
+_NAME: Final = r"^[a-z0-9]([a-z0-9_-]{0,38}[a-z0-9])?$"
+JobName = Annotated[str, Field(pattern=_NAME)]
 """What a job may be called: it is a part of its run's and of its submission's name."""
+
+
+def is_job_name(text: str) -> bool:
+    """Whether a job may be called so."""
+    return re.fullmatch(_NAME, text) is not None
 
 
 # A tenant says these of its job, and all jobs are decided about together: what is beyond any job
@@ -131,6 +138,18 @@ class JobWorth(StrictModel):
         return self.worth / (1 + math.exp(min(700.0, late)))
 
 
+class WorthChange(StrictModel):
+    """What becomes another; null: as it was."""
+
+    worth: float | None = Field(None, gt=0, le=_MOST_WORTH)
+    deadline_s: float | None = Field(None, gt=0, le=_MOST_S)
+    urgency: float | None = Field(None, ge=0, le=1e3)
+
+    def of(self, worth: JobWorth) -> JobWorth:
+        """Return what a job is worth from now on."""
+        return worth.model_copy(update=self.model_dump(exclude_none=True))
+
+
 class JobRequest(StrictModel):
     """A job as it is submitted."""
 
@@ -174,7 +193,7 @@ class MoveRequest(StrictModel):
     job: Said
     before: Said | None = None
     place: Literal["first", "last", "before"] | None = None
-    worth: JobWorth | None = None
+    worth: WorthChange | None = None
 
 
 AnyRequest = Annotated[SubmitRequest | CancelRequest | MoveRequest, Field(discriminator="kind")]

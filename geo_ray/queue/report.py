@@ -58,6 +58,9 @@ class QueueReport(StrictModel):
     runs: str = Field(description="where the runs of its jobs are")
     room: dict[str, tuple[float, float]] = Field(description="GPUs and CPUs by region, as seen")
     written_unix_s: float = Field(description="when anything was last written down")
+    is_served: bool | None = Field(
+        None, description="whether anybody decides for it; null: that cannot be known at one look"
+    )
     jobs: tuple[QueueJobRow, ...] = Field(description="who waits and runs in order, then the rest")
 
     def job(self, name: str) -> QueueJobRow | None:

@@ -279,7 +279,7 @@ class QueueState:
     def _move(self, move: MoveRequest) -> None:
         job = self.jobs[move.job]
         if move.worth is not None:
-            job.request = job.request.model_copy(update={"worth": move.worth})
+            job.request = job.request.model_copy(update={"worth": move.worth.of(job.request.worth)})
             if job.name in self.era.known and job.attempt is None:
                 self.era.moved.add(job.name)
         queue = [each for each in self.living() if each is not job]

@@ -128,7 +128,8 @@ def _job_of(state: QueueState, config: QueueConfig, tenant: str, name: str) -> Q
 def _check_move(state: QueueState, config: QueueConfig, tenant: str, request: MoveRequest) -> None:
     job, who = _job_of(state, config, tenant, request.job), config.tenants[tenant]
     most = config.tenants[job.tenant].most_worth if job.tenant in config.tenants else None
-    if request.worth is not None and most is not None and request.worth.worth > most:
+    asked = None if request.worth is None else request.worth.worth
+    if asked is not None and most is not None and asked > most:
         raise TenantQuotaError(f"tenant {job.tenant} may give a job a worth of {most:g}")
     if request.place is None:
         if request.worth is None:

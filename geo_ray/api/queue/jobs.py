@@ -11,7 +11,7 @@ from typing import Literal
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.queue.serve import place_of
 from geo_ray.config.source import override_items
-from geo_ray.errors import QueueMissingError, QueueRequestError
+from geo_ray.errors import QueueDeniedError, QueueMissingError, QueueRequestError
 from geo_ray.errors.base import from_code
 from geo_ray.job.auto import load_experiment
 from geo_ray.job.live.queue_reader import QueueLiveReader
@@ -29,12 +29,14 @@ from geo_ray.queue.job_spec import (
     JobRequest,
     MoveRequest,
     SubmitRequest,
+    is_job_name,
 )
 from geo_ray.queue.job_spec import JobWorth as JobWorth
+from geo_ray.queue.job_spec import WorthChange as WorthChange
 from geo_ray.queue.journal import QueueJournal
-from geo_ray.queue.reader import QueueReader
 from geo_ray.queue.report import QueueReport as QueueReport
 from geo_ray.queue.state import QueueState
+from geo_ray.queue.tokens import key_of
 
 _LOOK_S = 0.2
 Place = Literal["first", "last", "before"]
@@ -101,9 +103,15 @@ def submit_job(
         source = source_of(config)
         experiment, _ = load_experiment(source, override_items(overrides))
         spec = spec_of(experiment, source.parent.absolute(), hints or JobHints())
+    called = name or experiment.name.lower().replace(".", "-")
+    if not is_job_name(called):
+        raise QueueRequestError(
+            f"a job cannot be called {called!r}",
+            fix="Give a --name of at most 40 of a-z, 0-9, - and _, none of the last two at an end.",
+        )
     job = JobRequest.model_validate(
         {
-            "name": name or experiment.name.lower().replace(".", "-"),
+            "name": called,
             "config": config_tree(experiment),
             "spec": spec,
             "worth": worth or JobWorth(),
@@ -138,7 +146,7 @@ def move_job(
     user: QueueUser,
     place: Place | None = None,
     before: str | None = None,
-    worth: JobWorth | None = None,
+    worth: WorthChange | None = None,
     wait_s: float = 10.0,
 ) -> QueueAnswer:
     """Change a job's place in a queue, or what it is worth.
@@ -149,7 +157,7 @@ def move_job(
         user: who asks.
         place: first or last of all.
         before: the job that it is to be before.
-        worth: from now on.
+        worth: what becomes another; all else of its worth stays as it was.
         wait_s: longest wait for the queue to hear of it.
 
     Raises:
@@ -176,7 +184,7 @@ def queue_report(queue: FilePath) -> QueueReport:
     Raises:
         QueueMissingError: there is none.
     """
-    return QueueReader(place_of(queue)).report(time.time())
+    return QueueLiveReader(place_of(queue)).report()
 
 
 def save_queue_page(queue: FilePath, path: FilePath) -> Path:
@@ -205,8 +213,11 @@ def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float)
     if not place.is_there():
         raise QueueMissingError(f"there is no queue in {place.shown}")
     store = place.store()
-    inbox.post(store, user.tenant, inbox.signed(request, name, user.token))
     journal, state = QueueJournal(store), QueueState()
+    state.feed(journal.read())
+    if state.config is not None:
+        _check_known(state.config, user)
+    inbox.post(store, user.tenant, inbox.signed(request, name, user.token))
     deadline_s = time.monotonic() + wait_s
     while True:
         state.feed(journal.read())
@@ -214,12 +225,23 @@ def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float)
         if found is not None:
             _raise_refused(found)
             return QueueAnswer(request.id, True)
-        if state.config is not None and user.tenant not in state.config.tenants:
-            known = ", ".join(state.config.tenants)
-            raise QueueRequestError(f"the queue has no tenant {user.tenant}; it has {known}")
         if time.monotonic() > deadline_s:
             return QueueAnswer(request.id, False)
         time.sleep(_LOOK_S)
+
+
+def _check_known(config: QueueConfig, user: QueueUser) -> None:
+    """Refuse at once what the queue would drop without a word: it cannot know who says so."""
+    tenant = config.tenants.get(user.tenant)
+    if tenant is None:
+        known = ", ".join(config.tenants)
+        raise QueueRequestError(f"the queue has no tenant {user.tenant}; it has {known}")
+    if key_of(user.token) != tenant.key:
+        raise QueueDeniedError(
+            f"this is not the token of tenant {user.tenant} in queue {config.name}",
+            fix="Take the tenant's own. If its key is new in the queue's configuration, start the "
+            "queue with that first.",
+        )
 
 
 def _raise_refused(answer: TakenEntry) -> None:

@@ -63,7 +63,15 @@ def queue_line(report: QueueReport) -> str:
     return (
         f"{report.name}: {report.policy}, {slot} of {duration_text(report.slot_s)}; "
         f"{room or 'nothing there'}; written {ago} ago"
+        + ("; not served: nothing changes" if report.is_served is False else "")
     )
+
+
+def worth_line(row: QueueJobRow) -> str:
+    """Return what a job is worth."""
+    deadline_s = row.deadline_s
+    half = "" if deadline_s is None else f", half of it after {duration_text(deadline_s)}"
+    return f"worth    {row.worth:g}{half}"
 
 
 def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
@@ -73,8 +81,7 @@ def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
         f"job      {row.name} of tenant {row.tenant}: {state}"
         + (f", {row.told}" if row.told else ""),
         f"run      {report.runs}/{row.name}",
-        f"worth    {row.worth:g}"
-        + ("" if row.deadline_s is None else f", half of it after {duration_text(row.deadline_s)}")
+        worth_line(row)
         + ("" if row.utility is None else f"; was worth {number_text(row.utility)}"),
         f"done     {row.done:.1%}, {row.factor:.2f} times as fast as said",
         f"starts   {row.attempts}",
@@ -91,6 +98,8 @@ def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
             each.until_unix_s - row.came_unix_s
         )  # fmt: skip
         lines.append(f"will     {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
+    if report.is_served is False and row.state != "ended":
+        lines.append("         the queue is not served: nothing changes until it is")
     return lines
 
 

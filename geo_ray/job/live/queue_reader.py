@@ -67,8 +67,16 @@ class QueueLiveReader:
         Raises:
             QueueMissingError: there is no queue (yet).
         """
-        now_unix_s = self._now_unix_s()
-        return view_of(self._reader.report(now_unix_s), self._is_served(), now_unix_s)
+        return view_of(self.report(), self._now_unix_s())
+
+    def report(self) -> QueueReport:
+        """Read on, and give how the queue stands, what it will do, and whether it is served.
+
+        Raises:
+            QueueMissingError: there is no queue (yet).
+        """
+        report = self._reader.report(self._now_unix_s())
+        return report.model_copy(update={"is_served": self._is_served()})
 
     def _is_served(self) -> bool | None:
         found = self._place.store().read(LEASE_KEY)
@@ -80,12 +88,11 @@ class QueueLiveReader:
         return self._watch.see(record, self._clock.now_s())
 
 
-def view_of(report: QueueReport, is_served: bool | None, now_unix_s: float) -> QueueView:
+def view_of(report: QueueReport, now_unix_s: float) -> QueueView:
     """Return what is shown of a queue.
 
     Args:
         report: how it stands.
-        is_served: whether anybody serves it.
         now_unix_s: the present time.
     """
     living = [row for row in report.jobs if row.state != "ended"]
@@ -98,7 +105,7 @@ def view_of(report: QueueReport, is_served: bool | None, now_unix_s: float) -> Q
     slot = "no slot yet" if report.slot is None else f"slot {report.slot}"
     return QueueView(
         report.name,
-        is_served,
+        report.is_served,
         (
             f"{report.policy}, {slot} of {duration_text(report.slot_s)}",
             f"runs in {report.runs}",

@@ -108,6 +108,50 @@ def test_who_asks_must_have_a_token(queue: SimQueue, tmp_path: Path) -> None:
     assert run("cancel", queue.root, "long").exit_code == 2  # whose name?
 
 
+def test_another_tenants_token_is_refused_at_once_and_leaves_nothing(queue: SimQueue) -> None:
+    words = ("cancel", queue.root, "long", "--tenant", "red", "--wait", 0)
+    others = run(*words, token=TOKENS["blue"])
+    assert isinstance(others.exception, QueueDeniedError)
+    assert "token of tenant red" in others.exception.message
+    assert inbox.look(queue.store, "red") == []
+
+
+def test_what_a_move_does_not_name_stays(queue: SimQueue) -> None:
+    told = run("move", queue.root, "long", "--worth", 7, "--tenant", "red", "--wait", 0)
+    assert told.exit_code == 0, told.output
+    queue.tick()
+    worth = queue.state.jobs["long"].request.worth
+    assert (worth.worth, worth.deadline_s, worth.urgency) == (7.0, 1e9, 2.0)
+    run("move", queue.root, "long", "--deadline", 90, "--tenant", "red", "--wait", 0)
+    run("move", queue.root, "long", "--urgency", 3, "--tenant", "red", "--wait", 0)
+    queue.tick()
+    worth = queue.state.jobs["long"].request.worth
+    assert (worth.worth, worth.deadline_s, worth.urgency) == (7.0, 90.0, 3.0)
+    shown = run("show", queue.root, "long").output
+    assert "worth    7, half of it after 1:30" in shown
+
+
+@pytest.mark.parametrize("name", ["bad name/x", "-a", "A", "a" * 41])
+def test_a_name_that_no_job_may_have_is_told(queue: SimQueue, name: str) -> None:
+    told = run("submit", queue.root, CONFIG, "--name", name, "--tenant", "red", "--wait", 0)
+    assert isinstance(told.exception, QueueRequestError)
+    assert repr(name) in told.exception.message and "--name" in told.exception.fix
+
+
+def test_a_queue_that_nobody_serves_says_so(queue: SimQueue) -> None:
+    from geo_ray.cli.tables.queue import job_lines, queue_line
+    from geo_ray.queue.report import report_of
+
+    assert "not served" in run("list", queue.root).output, "it has no lease"
+    assert "not served" in run("show", queue.root, "long").output
+    assert "not served" not in run("show", queue.root, "short").output, "it is over anyway"
+    for is_served in (True, None):
+        report = report_of(queue.state).model_copy(update={"is_served": is_served})
+        row = report.job("long")
+        assert row is not None
+        assert "served" not in queue_line(report) + "".join(job_lines(report, row))
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [

@@ -70,7 +70,7 @@ def test_bars_are_what_jobs_had_have_and_will_have(tmp_path: Path) -> None:
 def test_an_empty_queue_has_a_page(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     queue.tick()
-    drawn = queue_sections(view_of(report_of(queue.state), None, 10.0))
+    drawn = queue_sections(view_of(report_of(queue.state), 10.0))
     assert "no job has come yet" in drawn["members"]
 
 

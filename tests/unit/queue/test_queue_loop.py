@@ -9,6 +9,7 @@ from queue_support import SLOT_S, TOKENS, SimQueue, job, sim_queue
 
 from geo_ray.errors import LeaseLostError
 from geo_ray.queue.actions import AskMachines, AskStop, ChangeMember, Submit, target_of
+from geo_ray.queue.job_spec import WorthChange
 from geo_ray.queue.journal import QueueJournal
 from geo_ray.queue.report import report_of, utility_of_end
 from geo_ray.queue.state import state_of
@@ -280,14 +281,12 @@ def test_places_count_where_order_does(tmp_path: Path) -> None:
 
 
 def test_another_worth_is_told_to_the_policy(tmp_path: Path) -> None:
-    from geo_ray.queue.job_spec import JobWorth
-
     queue = sim_queue(tmp_path, room=2.0, policy="pd_ors")
     queue.submit("red", job("a", seconds=30.0, worth=50.0, deadline_s=300.0))
     queue.run(3.0)
     queue.submit("red", job("b", seconds=20.0, worth=1.0, deadline_s=300.0))
     queue.run(11.0)
-    queue.move("red", "b", worth=JobWorth(worth=80.0, deadline_s=300.0))
+    queue.move("red", "b", worth=WorthChange(worth=80.0))
     queue.run(21.0)
     slot = queue.state.era.slots[-1]
     assert "b" in slot.arrived
