@@ -34,4 +34,7 @@ class TraceError(SchedulingError):
         "A file of another format than --format says, columns that are missing, times that are "
         "negative or no numbers, an empty file."
     )
-    advice = "Name the trace's format with --format; docs/scheduling.md lists the columns of each."
+    advice = (
+        "Correct the file where it says, or name its format with --format (by default philly); "
+        "docs/scheduling.md lists the columns of each."
+    )

@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
 from geo_ray.config.region import Name
 from geo_ray.errors import ScheduleInputError
@@ -53,9 +54,11 @@ class QueueLink(StrictModel):
 class TenantConfig(StrictModel):
     """Who may submit, and how much."""
 
-    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = Field(
-        description="public half of the token, as `geo-ray queue token` prints it"
-    )
+    key: Annotated[
+        str,
+        Field(pattern=r"^[0-9a-f]{64}$"),
+        MessageWords("64 digits of 0-9a-f, the key that `geo-ray queue token` prints"),
+    ] = Field(description="public half of the token, as `geo-ray queue token` prints it")
     most_jobs: int = Field(100, ge=0, description="jobs that have not ended")
     most_workers: int | None = Field(None, ge=1, description="at the same time; null: any number")
     most_worth: float | None = Field(None, gt=0, description="of a job; null: any")

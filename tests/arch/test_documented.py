@@ -106,7 +106,7 @@ def test_every_config_loads(path: Path) -> None:
     if path.name == "tune.yaml":  # a search, which has a configuration as its base
         load_tree(ROOT / path, [], TuningConfig)
         return
-    if path.name == "queue.yaml":
+    if path.name in ("queue.yaml", "queue_local.yaml"):
         load_tree(ROOT / path, [], QueueConfig)
         return
     load_experiment(ROOT / path, [])

@@ -28,6 +28,9 @@ COLUMNS: Final = (
 )
 
 
+_NO_TIME: Final = ("", "None", "NaN")
+
+
 def read_helios(path: Path) -> list[TraceJob]:
     """Read a trace.
 
@@ -37,19 +40,26 @@ def read_helios(path: Path) -> list[TraceJob]:
     found = []
     for line, row in read_rows(path, COLUMNS):
         gpus = number_in(path, line, row, "gpu_num")
-        if not gpus or row["start_time"] in ("", "None", "NaN"):
+        if not gpus or row["start_time"] in _NO_TIME:
             continue
         nodes = max(1, int(number_in(path, line, row, "node_num")))
         duration_s = number_in(path, line, row, "duration")
-        try:
-            submit = datetime.fromisoformat(row["submit_time"]).replace(tzinfo=None)
-        except ValueError:
-            raise TraceError(
-                f"trace {path}, line {line}: submit_time is no time: {row['submit_time']!r}"
-            ) from None
-        submit_s = (submit - datetime(1970, 1, 1)).total_seconds()
+        submit_s = _time_in(path, line, row, "submit_time")
+        starts_s = _time_in(path, line, row, "start_time")
+        if row["end_time"] not in _NO_TIME and _time_in(path, line, row, "end_time") < starts_s:
+            raise TraceError(f"trace {path}, line {line}: it ends before it starts")
         if duration_s:
             cpus = number_in(path, line, row, "cpu_num") / nodes
             name, each, tenant = row["job_id"], gpus / nodes, row["vc"]
             found.append(TraceJob(name, submit_s, duration_s, nodes, each, cpus, tenant))
     return found
+
+
+def _time_in(path: Path, line: int, row: dict[str, str], column: str) -> float:
+    try:
+        found = datetime.fromisoformat(row[column]).replace(tzinfo=None)
+    except ValueError:
+        raise TraceError(
+            f"trace {path}, line {line}: {column} is no time: {row[column]!r}"
+        ) from None
+    return (found - datetime(1970, 1, 1)).total_seconds()

@@ -56,7 +56,9 @@ def read_philly(path: Path) -> list[TraceJob]:
             raise TraceError(f"trace {path} is larger than {_MOST_BYTES} bytes")
         jobs = _JOBS.validate_python(json.loads(path.read_bytes()))
     except OSError as error:
-        raise TraceError(f"trace {path} cannot be read: {error.strerror or error}") from None
+        raise TraceError(
+            f"trace {path} cannot be read: {error.strerror or error}", fix="Name a file that can."
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -53,7 +53,10 @@ def read_rows(
         TraceError: it cannot be read, or has not these columns.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        num_bytes = path.stat().st_size
+        if num_bytes == 0:
+            raise TraceError(f"trace {path} is empty")
+        if num_bytes > _MOST_BYTES:
             raise TraceError(f"trace {path} is larger than {_MOST_BYTES} bytes")
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, fieldnames=header)
@@ -65,7 +68,9 @@ def read_rows(
                     raise TraceError(f"trace {path}, line {number}: not as many fields as columns")
                 yield number, row
     except OSError as error:
-        raise TraceError(f"trace {path} cannot be read: {error.strerror or error}") from None
+        raise TraceError(
+            f"trace {path} cannot be read: {error.strerror or error}", fix="Name a file that can."
+        ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"trace {path} is no CSV file: {error}") from None
 

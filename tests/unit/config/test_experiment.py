@@ -16,7 +16,7 @@ from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.transport.emulation.link_model import LinkSpec
 
 FOLDER = Path(__file__).parents[3] / "configs"
-OTHERS = {FOLDER / "tune.yaml", FOLDER / "queue.yaml"}  # a search, and a queue
+OTHERS = {FOLDER / name for name in ("tune.yaml", "queue.yaml", "queue_local.yaml")}
 CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - OTHERS)
 TEXT = """
 name: trial

@@ -9,6 +9,7 @@ import pytest
 from queue_support import TOKENS, SimQueue, job, queue_config, sim_queue
 from s3_support import new_prefix, s3_server, set_credentials
 
+from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.errors import (
     ConfigError,
@@ -39,6 +40,14 @@ def test_the_shipped_configuration_is_right() -> None:
     config = load_tree(ROOT / "configs" / "queue.yaml", (), QueueConfig)
     assert config.policy == "pd_ors"
     assert len(config.regions) == 3
+    local = load_tree(ROOT / "configs" / "queue_local.yaml", (), QueueConfig)
+    cluster = load_tree(ROOT / "configs" / "cluster_local.yaml", (), Experiment)
+    assert set(local.regions) == set(cluster.region_names)
+
+
+def test_a_key_that_is_none_is_told_in_words() -> None:
+    with pytest.raises(ConfigError, match="the key that `geo-ray queue token` prints"):
+        load_tree(ROOT / "configs" / "queue_local.yaml", ["tenants.me.key=abc"], QueueConfig)
 
 
 @pytest.mark.parametrize(
