@@ -72,6 +72,7 @@ def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def stop(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG no more. Its jobs go on."""
+    click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 
     was = geo_ray.stop_queue(config, overrides, address=address)
@@ -147,6 +148,7 @@ def submit(
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page, too.")
 def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) -> None:
     """Show the jobs of QUEUE: who runs, who waits, and why."""
+    click.echo(f"reading {queue}", err=True)
     import geo_ray
     from geo_ray.cli.tables.queue import jobs_table, queue_line, wide_console
 
@@ -167,6 +169,7 @@ def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) ->
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 def show(queue: str, job: str, as_json: bool) -> None:
     """Show JOB of QUEUE: what it had when, how far it is, what it is worth."""
+    click.echo(f"reading {queue}", err=True)
     import geo_ray
     from geo_ray.cli.tables.queue import job_lines
     from geo_ray.errors import QueueRequestError

@@ -20,14 +20,49 @@ _POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
     show_default=True,
     help="Of TRACE.",
 )
-@click.option("--policy", "policies", default=_POLICIES, show_default=True, metavar="LIST")
-@click.option("--machines", default=50, show_default=True, type=click.IntRange(1, 100_000))
 @click.option(
-    "--jobs", default=50, show_default=True, type=click.IntRange(1), help="Of TRACE the first ones."
+    "--policy",
+    "policies",
+    default=_POLICIES,
+    show_default=True,
+    metavar="LIST",
+    help="Names, separated by commas.",
 )
-@click.option("--slots", default=20, show_default=True, type=click.IntRange(1, 100_000))
-@click.option("--slot-s", default=1200.0, show_default=True, type=click.FloatRange(min=1.0))
-@click.option("--regions", default=1, show_default=True, type=click.IntRange(1, 1000))
+@click.option(
+    "--machines",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="Of the cluster, in all regions together.",
+)
+@click.option(
+    "--jobs",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1),
+    help="That come; of TRACE the first ones.",
+)
+@click.option(
+    "--slots",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="Of the history; jobs that have not ended by then did not end.",
+)
+@click.option(
+    "--slot-s",
+    default=1200.0,
+    show_default=True,
+    type=click.FloatRange(min=1.0),
+    help="Seconds of a slot; policies decide once in each.",
+)
+@click.option(
+    "--regions",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="That machines and data are in.",
+)
 @click.option(
     "--spot",
     "spot_share",
@@ -42,7 +77,13 @@ _POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
     help="Its prices, from your files and the shipped ones, instead of made-up ones; with --at.",
 )
 @click.option("--at", metavar="LIST", help="Regions of that cloud, separated by commas.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Of all that is drawn: jobs, regions, prices, spot machines.",
+)
 @click.option("--bound", is_flag=True, help="Also what no policy can exceed.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON, and nothing else.")
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page, too.")
@@ -72,6 +113,9 @@ def schedule(
         raise click.UsageError("name a TRACE, or --generate jobs")
     if (machine is None) != (at is None):
         raise click.UsageError("--machine and --at go together")
+    names = [part.strip() for part in policies.split(",") if part.strip()]
+    what = f"{jobs} made-up jobs" if trace is None else f"the jobs of {trace}"
+    click.echo(f"replaying {what} under {', '.join(names)}", err=True)
     import json
     from dataclasses import asdict
 
@@ -81,7 +125,6 @@ def schedule(
     from geo_ray.cli.tables.schedule import outcome_table
     from geo_ray.scheduling.load.generate import LoadShape
 
-    names = [part.strip() for part in policies.split(",") if part.strip()]
     shape = LoadShape(machines, jobs, slots, regions, spot_share, slot_s)
     result = geo_ray.schedule(
         names,

@@ -34,7 +34,10 @@ class RayUnreachableError(ClusterError):
         "The cluster is not running, the address or port is wrong, a firewall or a missing token "
         "is in the way."
     )
-    advice = "Start the cluster, or correct `cluster.address`, or use `cluster.kind: local`."
+    advice = (
+        "Start the cluster, or correct its address: `cluster.address` of a configuration, "
+        "`--address` of a command. A run can do without: `cluster.kind: local`."
+    )
 
 
 class PreflightError(ClusterError):

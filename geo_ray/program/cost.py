@@ -16,6 +16,7 @@ from geo_ray.program.traffic import FRAME_BYTES
 
 _GB: Final = 1e9
 _HOUR_S: Final = 3600.0
+_UNPRICED: Final = "not priced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class ProgramCost:
         egress_usd: by pair of regions, source first.
         planned_usd: of what the planner has priced, by node.
         crossing_bytes: by pair of regions, headers included.
+        unpriced: nodes of which nobody has said on what machine they are.
     """
 
     seconds: float
@@ -35,6 +37,7 @@ class ProgramCost:
     egress_usd: Mapping[tuple[str, str], float]
     planned_usd: Mapping[str, float]
     crossing_bytes: Mapping[tuple[str, str], int]
+    unpriced: tuple[str, ...] = ()
 
     @property
     def usd(self) -> float:
@@ -53,15 +56,19 @@ class ProgramCost:
             "egress_usd": pairs,
             "planned_usd": dict(self.planned_usd),
             "crossing_bytes": sizes,
+            "unpriced": list(self.unpriced),
         }
 
     def __str__(self) -> str:
         lines = [f"{self.usd:.6f} USD in {duration_text(self.seconds)}"]
-        for name, usd in (*self.machines_usd.items(), *self.planned_usd.items()):
-            lines.append(f"  {usd:12.6f}  {name}")
+        for name, node_usd in (*self.machines_usd.items(), *self.planned_usd.items()):
+            lines.append(f"  {node_usd:12.6f}  {name}")
         for (a, b), size_bytes in self.crossing_bytes.items():
-            usd = self.egress_usd.get((a, b), 0.0)
-            lines.append(f"  {usd:12.6f}  {bytes_text(size_bytes)} from {a} to {b}")
+            usd = self.egress_usd.get((a, b)) if size_bytes else 0.0
+            price = f"{_UNPRICED:>12}" if usd is None else f"{usd:12.6f}"
+            why = "; the program has no places" if usd is None else ""
+            lines.append(f"  {price}  {bytes_text(size_bytes)} from {a} to {b}{why}")
+        lines += [f"  {_UNPRICED:>12}  {name}: it names no machine" for name in self.unpriced]
         return "\n".join(lines)
 
 
@@ -95,7 +102,15 @@ def cost_of(
             (cloud, here), (other, there) = _place(program, src), _place(program, dst)
             record = book.egress(cloud, here, there if cloud == other else INTERNET)
             egress[src, dst] = book.usd_of_volume(record, size_bytes / _GB)
-    return ProgramCost(result.seconds, machines, egress, dict(planned_usd or {}), crossing)
+    planned = dict(planned_usd or {})
+    unpriced = tuple(
+        node.name
+        for group in program.groups
+        if group.machine is None
+        for node in group.nodes
+        if node.name not in planned
+    )
+    return ProgramCost(result.seconds, machines, egress, planned, crossing, unpriced)
 
 
 def crossing_bytes(result: ProgramResult) -> dict[tuple[str, str], int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from geo_ray.observe.text import bytes_text, duration_text
+from geo_ray.observe.text import bytes_text, counted, duration_text
 from geo_ray.program.graph import Program
 from geo_ray.program.traffic import EdgeTraffic
 
@@ -58,13 +58,13 @@ class ProgramResult:
         for name, value in sorted(self.values.items()):
             lines.append(f"  {name} returned {value!r:.200}")
         for name, count in sorted(self.restarts.items()):
-            lines.append(f"  {name} was started anew, {count} times")
+            lines.append(f"  {name} was started anew, {counted(count, 'time')}")
         for each in self.traffic:
             edge = each.edge
             way = f"   [{edge.source_region} => {edge.target_region}]" if edge.crosses else ""
             there, back = bytes_text(each.request_bytes), bytes_text(each.answer_bytes)
             lines.append(
-                f"  {edge.source} -> {edge.target}: {each.calls} calls, {there} there, "
+                f"  {edge.source} -> {edge.target}: {counted(each.calls, 'call')}, {there} there, "
                 f"{back} back{way}"
             )
         return "\n".join(lines)

@@ -41,7 +41,8 @@ def import_file(
         error_class: of the errors.
 
     Raises:
-        GeoRayError: the file cannot be read or raises; names the file and the line.
+        GeoRayError: the file cannot be read or raises; names the file and the line. One of geo_ray
+            that the file raises passes as it is.
     """
     path = path.absolute()
     try:
@@ -72,7 +73,7 @@ def import_file(
         spec.loader.exec_module(module)
     except BaseException as error:
         sys.modules.pop(name, None)
-        if not isinstance(error, Exception | SystemExit):
+        if isinstance(error, GeoRayError) or not isinstance(error, Exception | SystemExit):
             raise
         raise error_class(
             f"{place(error, path)} failed while it was imported: {summary(error)}",

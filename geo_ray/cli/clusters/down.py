@@ -18,6 +18,7 @@ def down(cluster: RunRef, at_once: bool) -> None:
     CLUSTER is the folder that `geo-ray up` has printed, or the CONFIG that it was made of. May be
     repeated; fails if anything of the cluster is left.
     """
+    click.echo(f"asking for {cluster}", err=True)
     import geo_ray
 
     found = geo_ray.down(cluster, at_once=at_once, tell=lambda text: click.echo(text, err=True))

@@ -70,6 +70,7 @@ def up(
     status` and `geo-ray down` take the folder that is printed.
     """
     check_plan_section(config, overrides)
+    click.echo(f"reading {config}", err=True)
     import geo_ray
     from geo_ray.cli.tables.cluster import (
         machines_table,

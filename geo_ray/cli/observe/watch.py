@@ -53,6 +53,8 @@ def watch(
     Serves a page on this machine alone and prints its address, which holds a token: who has it may
     look. RUN may begin later, or have ended. Ctrl-C ends the page, and nothing else.
     """
+    if isinstance(run_dir, Path) and not run_dir.exists():
+        click.echo(f"{run_dir} is not there yet; it is shown as soon as it is", err=True)
     import geo_ray
 
     if terminal and geo_ray.names_queue(run_dir):
@@ -79,8 +81,12 @@ def _show_here(run_dir: RunRef, every_s: float, machines: str | None) -> None:
     views = geo_ray.follow_view(run_dir, every_s=every_s, machines=machines)
     console = Console()
     if not console.is_terminal:
+        told: list[str] = []
         for view in views:
-            click.echo("\n".join(view_lines(view)))
+            lines = view_lines(view)
+            if lines != told:  # what is awaited is told once
+                click.echo("\n".join(lines))
+            told = lines
         return
     with Live(auto_refresh=False, console=console) as live:
         for view in views:
@@ -90,13 +96,13 @@ def _show_here(run_dir: RunRef, every_s: float, machines: str | None) -> None:
 def _show_queue_here(queue: RunRef, every_s: float) -> None:
     import time
 
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.live import Live
 
     import geo_ray
-    from geo_ray.cli.tables.queue import jobs_table, queue_line
+    from geo_ray.cli.tables.queue import jobs_table, queue_line, wide_console
 
-    console = Console()
+    console = wide_console()
     with Live(auto_refresh=False, console=console) as live:
         while True:
             report = geo_ray.queue_report(queue)

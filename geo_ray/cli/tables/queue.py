@@ -112,6 +112,6 @@ def _deadline(row: QueueJobRow) -> str:
     if row.deadline_s is None:
         return "none"
     if row.ended_unix_s is not None:
-        return duration_text(row.deadline_s)
+        return f"after {duration_text(row.deadline_s)}"
     left_s = row.came_unix_s + row.deadline_s - time.time()
     return f"in {coarse_text(left_s)}" if left_s > 0 else "over"

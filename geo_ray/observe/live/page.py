@@ -127,15 +127,18 @@ def _facts(view: RunView) -> str:
         ("time", duration_text(status.spent.seconds)),
         ("round", "-" if status.round is None else f"{status.round:,}"),
         ("loss", number_text(status.loss)),
-        ("samples per second", number_text(round(status.samples_per_s, 1))),
         ("between regions", bytes_text(status.spent.wan_bytes)),
     ]
+    going = status.is_going is not False
+    if going:
+        facts.append(("samples per second", number_text(round(status.samples_per_s, 1))))
     if status.spent.usd is not None:
         planned = "" if view.planned is None else f" of {view.planned.usd:.4g} planned"
         facts.append(("USD", f"{status.spent.usd:.4g}{planned}"))
     if status.checkpoint is not None:
         age = status.checkpoint.age_s
-        facts.append(("saved", "yes" if age is None else f"{coarse_text(age)} ago"))
+        at_step = f"at step {status.checkpoint.step:,}"
+        facts.append(("saved", f"{coarse_text(age)} ago" if age is not None and going else at_step))
     if status.eval_step is not None:
         facts.append((f"at step {status.eval_step:,}", metrics_text(status.eval)))
     items = "".join(

@@ -90,7 +90,10 @@ def _saved(status: RunStatus) -> str:
     found = status.checkpoint
     if found is None:
         return "no checkpoint yet"
-    age = "" if found.age_s is None else f", {coarse_text(found.age_s)} ago"
+    # Ages count from what was heard last, which says nothing once the run has ended.
+    age = ""
+    if found.age_s is not None and status.is_going is not False:
+        age = f", {coarse_text(found.age_s)} ago"
     unhealthy = "" if found.healthy else ", taken while the run was diverging"
     return (
         f"checkpoint {found.id} at step {found.step:,}{age}, {bytes_text(found.bytes)}{unhealthy}"

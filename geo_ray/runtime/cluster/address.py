@@ -37,7 +37,7 @@ def find_address(configured: str) -> str:
     if not host or not port.isdigit() or "/" in host:
         raise RayUnreachableError(
             f"'{address}' is no address of a Ray head",
-            fix="Give cluster.address as host:port of the head (default port 6379); "
+            fix="Give the address as host:port of the head (default port 6379); "
             "ray:// and http:// addresses are for other clients.",
         )
     return address
@@ -70,9 +70,10 @@ def _started_here() -> str:
         if path.is_file():
             return path.read_text().strip()
     raise RayUnreachableError(
-        "cluster.address is 'auto', but there is no Ray cluster: RAY_ADDRESS is not set and none "
+        "the address is 'auto', but there is no Ray cluster: RAY_ADDRESS is not set and none "
         "was started on this machine",
-        fix="Start one, give its address as host:port, or use `cluster.kind: local`.",
+        fix="Start one, or give the address of one as host:port: `cluster.address` of a "
+        "configuration, `--address` of a command. A run can do without: `cluster.kind: local`.",
     )
 
 

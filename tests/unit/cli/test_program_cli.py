@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from geo_ray.cli.main import root
-from geo_ray.errors import ProgramLoadError
+from geo_ray.errors import ProgramInvalidError, ProgramLoadError
 from tests.program_support import EXAMPLE, MEANS
 
 QUICKSTART = EXAMPLE.parents[1] / "configs" / "quickstart.yaml"
@@ -20,13 +20,13 @@ def called(*arguments: str) -> Result:
 
 
 def test_graph_simulation_and_price_of_the_example() -> None:
-    graph = called(str(EXAMPLE), "--graph").output
+    graph = called(str(EXAMPLE), "--graph").stdout
     assert "  means -> rows-east   [eu-west => us-east, 50 Mbit/s, 40 ms]\n" in graph
-    told = json.loads(called(f"{EXAMPLE}:program", "--simulate", "--json").output)
+    told = json.loads(called(f"{EXAMPLE}:program", "--simulate", "--json").stdout)
     assert told["values"] == {"means": MEANS}
     assert told["on"] == "virtual"
     assert told["traffic"][0]["request_bytes"] == 32
-    cost = json.loads(called(str(EXAMPLE), "--price", "--json").output)
+    cost = json.loads(called(str(EXAMPLE), "--price", "--json").stdout)
     assert cost["seconds"] == told["seconds"]
     assert cost["crossing_bytes"]["eu-west => us-east"] == 32 + 8 * 256
     assert cost["usd"] == pytest.approx(
@@ -37,7 +37,7 @@ def test_graph_simulation_and_price_of_the_example() -> None:
 
 
 def test_a_configuration_is_a_program() -> None:
-    graph = called(str(QUICKSTART), "--graph", "--set", "name=other").output
+    graph = called(str(QUICKSTART), "--graph", "--set", "name=other").stdout
     assert graph.startswith("program other\n")
     assert "bridge-us-east -> averager   [us-east => eu-west, 100 Mbit/s, 30 ms]" in graph
 
@@ -48,6 +48,7 @@ def test_a_configuration_is_a_program() -> None:
         (["--graph", "--price"], "one of them"),
         (["--set", "a=b"], "--set changes a CONFIG.yaml"),
         (["--on", "moon"], "is not one of"),
+        (["--logs", "here"], "--logs keeps what nodes print with --on processes"),
     ],
 )
 def test_mistakes_of_usage(arguments: list[str], message: str) -> None:
@@ -66,7 +67,6 @@ def test_mistakes_of_usage(arguments: list[str], message: str) -> None:
         ("def f(): return 3", ":f", "f of p.py is no program, but int"),
         ("def f(): raise KeyError('k')", ":f", "p.py:1: f(): KeyError: 'k'"),
         ("1/0", "", "p.py:1 failed while it was imported: ZeroDivisionError"),
-        ("from geo_ray import Program\nProgram('p', ())", "", "PROGRAM_INVALID"),
     ],
 )
 def test_files_without_a_program(tmp_path: Path, text: str, name: str, message: str) -> None:
@@ -85,6 +85,16 @@ def test_a_function_of_the_file_and_a_file_that_is_not_there(tmp_path: Path) -> 
         "from geo_ray import NodeGroup, Program, ProgramNode\n"
         "def made(): return Program('made', (NodeGroup('eu', (ProgramNode('a', dict),)),))\n"
     )
-    assert called(f"{tmp_path / 'p.py'}:made", "--graph").output == "program made\n  eu\n    a\n"
+    assert called(f"{tmp_path / 'p.py'}:made", "--graph").stdout == "program made\n  eu\n    a\n"
     for where in ("q.py", "p.txt"):
         assert isinstance(called(str(tmp_path / where)).exception, ProgramLoadError)
+
+
+def test_what_geo_ray_says_of_a_file_is_said_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("from geo_ray import Program\nProgram('p', ())")
+    assert isinstance(called(str(tmp_path / "p.py")).exception, ProgramInvalidError)
+
+
+def test_a_line_says_what_is_read_before_anything_is_imported(tmp_path: Path) -> None:
+    where = str(tmp_path / "q.py")
+    assert called(where).stderr == f"reading {where}\n"

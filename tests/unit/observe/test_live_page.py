@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 from live_support import until
 
 import geo_ray
 from benchmarks.observe.made_run import MadeRun, eventful, made_run
+from geo_ray.cli.main import root
 from geo_ray.errors import GeoRayError, PortInUseError
 from geo_ray.job.live.reader import LiveReader
 from geo_ray.observe.live.board import Board
@@ -276,6 +279,27 @@ def test_the_terminal_shows_the_same(made: MadeRun, tmp_path: Path) -> None:
     first = next(geo_ray.follow_view(tmp_path / "nothing"))
     assert isinstance(first, GeoRayError)
     assert view_lines(first)[0].startswith("awaited: RUN_DIRECTORY")
+
+
+def test_the_terminal_tells_once_that_a_run_is_awaited(tmp_path: Path) -> None:
+    def begin_later() -> None:
+        time.sleep(0.7)
+        made = made_run(tmp_path, 2)
+        eventful(made, 12)
+        made.finish()
+        made.close()
+
+    writer = threading.Thread(target=begin_later)
+    writer.start()
+    words = ["watch", str(tmp_path / "runs" / "trial"), "--terminal", "--every", "0.2"]
+    shown = CliRunner().invoke(root, words, catch_exceptions=False)
+    writer.join()
+    assert "is not there yet" in shown.stderr
+    assert shown.stdout.count("awaited: ") == 1
+    assert "finished" in shown.stdout
+    saved = [line for line in shown.stdout.splitlines() if line.startswith("  saved")]
+    assert saved
+    assert "ago" not in saved[-1]  # counted from the end it says nothing
 
 
 def test_a_long_log_is_shown_as_far_as_it_was_read(

@@ -79,3 +79,14 @@ def test_without_places_nothing_has_a_price() -> None:
     free = cost_of(result({}, None), BOOK)
     assert free.usd == 0.0
     assert free.crossing_bytes == {("us", "eu"): 3_000_256_000, ("eu", "us"): 500_256_000}
+
+
+def test_what_has_no_machine_or_no_place_is_said_to_have_no_price() -> None:
+    cost = cost_of(result({}, machine=None), BOOK, {"b": 1.0})
+    assert cost.unpriced == ("a",)
+    assert cost.usd == 1.0
+    assert cost.plain()["unpriced"] == list(cost.unpriced)
+    lines = [line.strip() for line in str(cost).splitlines()]
+    assert "not priced  a: it names no machine" in lines
+    assert any(line.startswith("not priced  3 GB from us to eu") for line in lines)
+    assert cost_of(result(PLACES), BOOK).unpriced == ()
