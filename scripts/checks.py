@@ -199,12 +199,12 @@ def everything(slow: bool) -> list[list[Lane]]:
             "properties": pytest("tests/property", *others, slow=slow),
         },
     ]
-    # Nothing that computes runs beside the clusters, which would keep both cores busy alone.
+    # Two at a time: the processes of one cluster keep both cores busy while they start, and a head
+    # or a node that gets no turn for a minute gives up.
     shorter = [f"--ignore-glob={pattern}" for pattern in WHOLE_RUNS]
     second: list[Lane] = [
         {"clusters": pytest("tests/integration", *others, *shorter, slow=slow)},
-        {"whole runs": pytest(*of_runs, slow=slow)},
-        {"links": pytest(*of_links, slow=slow)},
+        {"whole runs": pytest(*of_runs, slow=slow), "links": pytest(*of_links, slow=slow)},
     ]
     return [first, second]
 

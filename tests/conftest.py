@@ -1,10 +1,11 @@
-"""For all tests: how hypothesis works, and one real cluster of three regions for who wants it."""
+"""For all tests: how hypothesis works, what is slow, and one real cluster of three regions."""
 
 from __future__ import annotations
 
 import secrets
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
 # `benchmarks`: models of networks that tests use too, and the library does not need.
 sys.path.append(str(Path(__file__).parents[1]))
 
+# One strategy for each way in which regions, averagers and exchanges go (`Traits`).
+ONE_OF_EACH = frozenset(
+    (
+        "asgd_ga",
+        "bsp",
+        "decoupled",
+        "demo",
+        "diloco",
+        "diloco_streaming",
+        "fedgsync",
+        "halos",
+        "sma",
+    )
+)
+ONE_IS_ENOUGH = ("tests/sim/", "tests/integration/test_bridges_in_process.py")
+
 # An example may take as long as it does: on a busy machine durations say nothing about the code.
 settings.register_profile(
     "untimed",
@@ -27,6 +44,27 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave strategies that go like another, and all seeds but one, to `scripts/test --all`.
+
+    A test that names a few strategies itself keeps them.
+    """
+    kinds: dict[str, set[str]] = defaultdict(set)
+    given: list[tuple[pytest.Item, str, str, object]] = []
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.nodeid.startswith(ONE_IS_ENOUGH) and isinstance(params.get("kind"), str):
+            test = item.nodeid.partition("[")[0]
+            kinds[test].add(params["kind"])
+            given.append((item, test, params["kind"], params.get("seed")))
+    firsts: dict[str, object] = {}
+    for item, test, kind, seed in given:
+        is_first = firsts.setdefault(test, seed) == seed
+        if kinds[test] >= ONE_OF_EACH and not (kind in ONE_OF_EACH and is_first):
+            item.add_marker(pytest.mark.slow)
+
 
 # Who is started in the background by a shell script ignores interrupts, and so would all children.
 signal.signal(signal.SIGINT, signal.default_int_handler)

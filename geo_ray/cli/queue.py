@@ -64,6 +64,7 @@ def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
 
     place = geo_ray.start_queue(config, overrides, address=address)
     click.echo(f"served   {place}")
+    click.echo(f"next     geo-ray queue submit {place} CONFIG, and geo-ray watch {place}", err=True)
 
 
 @queue.command("stop")

@@ -129,7 +129,7 @@ def test_a_short_cut_costs_no_connection_and_little_is_sent_twice(lab: Lab) -> N
         assert books["bytes_out"].get("resend", 0) < 6 * MB
 
 
-@pytest.mark.parametrize("one_way", [False, True])
+@pytest.mark.parametrize("one_way", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_path_that_is_back_is_used_before_tcp_has_noticed(lab: Lab, one_way: bool) -> None:
     """TCP tries 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s after the cut; silence counts after a minute."""
     with regions(lab, PATIENT) as (eu, us):
@@ -167,7 +167,9 @@ def test_a_long_cut_is_noticed_by_both_and_the_transfer_goes_on_afterwards(lab: 
             assert ups == [True, False] * (len(ups) // 2) + [True]
 
 
-@pytest.mark.parametrize(("src", "dst"), [("eu", "us"), ("us", "eu")])
+@pytest.mark.parametrize(
+    ("src", "dst"), [("eu", "us"), pytest.param("us", "eu", marks=pytest.mark.slow)]
+)
 def test_a_partition_in_one_direction_is_noticed_by_both(lab: Lab, src: str, dst: str) -> None:
     with regions(lab, QUICK) as (eu, us):
         eu.ask("send", first=0, count=6, size_bytes=MB)

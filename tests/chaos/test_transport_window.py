@@ -20,7 +20,14 @@ def nothing_is_left_behind() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("lane", [CONTROL, DATA, BACKGROUND])
+@pytest.mark.parametrize(
+    "lane",
+    [
+        CONTROL,
+        pytest.param(DATA, marks=pytest.mark.slow),
+        pytest.param(BACKGROUND, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("connections", [1, 1000], ids=["control stream only", "all streams"])
 def test_the_window_holds_for_the_link_whatever_the_streams(connections: int, lane: int) -> None:
     eu, us = Node("eu"), Node("us")

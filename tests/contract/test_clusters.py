@@ -72,6 +72,7 @@ def token_of(world: CloudWorld) -> str:
     return store.get(record.token_secret)
 
 
+@ONE_CLOUD
 def test_a_dry_run_shows_prices_and_alternatives_and_rents_nothing(world: CloudWorld) -> None:
     offer = geo_ray.up_offer(world.config, inputs=world.inputs)
     assert world.server.launches == []
@@ -98,6 +99,7 @@ def test_the_state_may_lie_in_a_bucket(world: CloudWorld) -> None:
     assert world.state.known().phase == "down"
 
 
+@ONE_CLOUD
 @pytest.mark.usefixtures("near")
 def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld) -> None:
     with played_head(world.state):
@@ -233,7 +235,14 @@ def test_a_cluster_of_the_same_name_elsewhere_is_refused_and_not_touched(
 
 @ONE_CLOUD
 @pytest.mark.usefixtures("near")
-@pytest.mark.parametrize("data", [b"", b"{", encode_memory(AutoscalerMemory())[:-4]])
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", marks=pytest.mark.slow),
+        pytest.param(b"{", marks=pytest.mark.slow),
+        encode_memory(AutoscalerMemory())[:-4],
+    ],
+)
 def test_a_damaged_journal_keeps_no_machine_alive(world: CloudWorld, data: bytes) -> None:
     with played_head(world.state):
         up(world)
@@ -287,6 +296,7 @@ def test_two_at_once_make_one_cluster(world: CloudWorld) -> None:
     assert world.living() == []
 
 
+@ONE_CLOUD
 @pytest.mark.usefixtures("near")
 def test_a_missing_right_is_named_and_nothing_is_left(world: CloudWorld) -> None:
     forbidden = world.server.denied
@@ -363,6 +373,7 @@ def test_a_head_that_is_sold_out_says_so(world: CloudWorld) -> None:
     assert down(world).machines == 0
 
 
+@ONE_CLOUD
 @pytest.mark.usefixtures("near")
 def test_a_lost_answer_makes_no_second_head(world: CloudWorld) -> None:
     world.server.lose = 1

@@ -64,6 +64,9 @@ def secret_of(world: CloudWorld) -> SecretStore:
     return open_secrets("tencent-ssm", region, section["endpoint"])
 
 
+@pytest.mark.parametrize(
+    "world", [pytest.param("aws", marks=pytest.mark.slow), "tencent"], indirect=True
+)
 def test_machines_come_and_go_and_what_terraform_made_stays(world: CloudWorld) -> None:
     secret_of(world).put(STACK_TOKEN, "a" * 64)
     offer = geo_ray.up_offer(world.config, from_terraform=world.stack, inputs=world.inputs)
@@ -123,7 +126,7 @@ def test_a_silent_head_keeps_nothing_alive_and_rents_nothing_later(
 
 
 @pytest.mark.parametrize("world", ["tencent"], indirect=True)
-@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
+@pytest.mark.parametrize("ahead_s", [pytest.param(-7200.0, marks=pytest.mark.slow), 7200.0])
 def test_clocks_that_differ_make_no_head_a_silent_one(world: CloudWorld, ahead_s: float) -> None:
     with played_head(world.state, ahead_s):
         made = up(world)

@@ -149,7 +149,7 @@ def test_a_run_gives_a_living_endpoint_another_certificate() -> None:
     "limits",
     [{"max_stream_bytes": LEAST_STREAM_BYTES}, {"max_stream_age_s": LEAST_STREAM_AGE_S}],
 )
-@pytest.mark.parametrize("tls", ["required", "off"])
+@pytest.mark.parametrize("tls", ["required", pytest.param("off", marks=pytest.mark.slow)])
 def test_streams_are_replaced_and_every_message_comes_once_in_order(
     limits: dict[str, float], tls: str
 ) -> None:

@@ -20,6 +20,7 @@ from geo_ray import errors
 from geo_ray.cli.main import root
 
 
+@pytest.mark.slow  # test_train.py and test_attach.py do the same by the command
 @pytest.mark.usefixtures("connected")
 def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> None:
     """A notebook's life: a run is interrupted, resumed, and its model taken."""

@@ -47,7 +47,8 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 _REFUSED: Final = (
-    "This page is for who has its token: open the whole address that `geo-ray watch` has printed.\n"
+    "This page is for who has its token: open the whole address that `geo-ray watch` has printed. "
+    "Each start of it makes a new one.\n"
 )
 _ON: Final = '<!doctype html><meta http-equiv="refresh" content="0;url=/"><title>geo_ray</title>'
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -92,6 +92,7 @@ def test_two_hosts_measure_both_directions(tmp_path: Path) -> None:
     assert KEY not in result.output
 
 
+@pytest.mark.slow  # the parts are tested without a second process
 def test_a_key_is_shown_once_and_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "links.json"
     with listening("--region", "eu", key=None) as (port, shown):
@@ -103,6 +104,7 @@ def test_a_key_is_shown_once_and_asked_for(tmp_path: Path) -> None:
     assert load_links(out).holes() == []
 
 
+@pytest.mark.slow
 def test_regions_with_certificates_need_no_key(tmp_path: Path) -> None:
     cert_store.init(tmp_path)
     cert_store.issue(tmp_path, "us")
