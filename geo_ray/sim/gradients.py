@@ -25,6 +25,7 @@ from geo_ray.tasks.base import Batch, Columns, Task
 from geo_ray.training.compute.flat import square_norm
 from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.types import Span
+from geo_ray.util.generators import generators_restored
 
 MANY: Final = 16
 """From how many workers on gradients are computed together."""
@@ -115,7 +116,7 @@ class Gradients:
             name: part.view(len(works), *shape)
             for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
         }
-        with torch.random.fork_rng(devices=works[0].worker.rng_devices()):
+        with generators_restored(works[0].worker.rng_devices()):
             batches = [work.worker.collate(work.columns, work.span) for work in works]
         grads, losses_W = self._run(params, _stacked(batches))
         grad_WP = torch.cat([grads[name].reshape(len(works), -1) for name in self._names], dim=1)

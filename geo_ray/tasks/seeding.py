@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
+from geo_ray.util.generators import generators_restored, plant
 
 
 @contextmanager
@@ -15,6 +15,6 @@ def seeded(seed: int) -> Iterator[None]:
     Only the CPU generator is touched: `torch.manual_seed` would reseed the accelerators too, and
     models are initialised on the CPU.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with generators_restored():
+        plant(seed)
         yield

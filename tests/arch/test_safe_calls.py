@@ -1,4 +1,4 @@
-"""No received byte is ever executed, and the library prints nothing."""
+"""No received byte is ever executed, the library prints nothing, and no thread waits for ever."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ UNSAFE_CALLS = {
     "logging.basicConfig",
 }
 
-
+SHARED_GENERATORS = {
+    "torch.default_generator",
+    "torch.get_rng_state",
+    "torch.manual_seed",
+    "torch.random.fork_rng",
+    "torch.random.manual_seed",
+    "torch.seed",
+    "torch.set_rng_state",
+}
 ALLOWED = {("geo_ray.job.model_file", "torch.save")}  # writes tensors alone, and reads nothing
 
 
@@ -70,6 +78,28 @@ def is_program(file: Any) -> bool:
 
 def test_only_programs_print(library: list[Any]) -> None:
     assert not [text for file in library if not is_program(file) for text in prints(file)]
+
+
+def shared_generator_uses(file: Any) -> list[str]:
+    """Where the generators that all threads share are read or set, but by `util/generators.py`.
+
+    Checks of users' own code (`contract`) run alone.
+    """
+    if file.name == "geo_ray.util.generators" or file.package == "contract":
+        return []
+    return [
+        f"{file.name}:{node.lineno} uses {dotted(node)}"
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Attribute) and dotted(node) in SHARED_GENERATORS
+    ]
+
+
+def test_one_thread_at_a_time_reads_or_sets_shared_generators(
+    library: list[Any], source_file: Any
+) -> None:
+    assert not [text for file in library for text in shared_generator_uses(file)]
+    text = "with torch.random.fork_rng(devices=[]): torch.manual_seed(1)"
+    assert len(shared_generator_uses(source_file.parse("geo_ray.x", text))) == 2
 
 
 @pytest.mark.parametrize(

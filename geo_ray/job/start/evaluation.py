@@ -19,6 +19,7 @@ from geo_ray.job.best import no_such_metric
 from geo_ray.job.data import open_readers
 from geo_ray.tasks.base import Stats, Task
 from geo_ray.tasks.guard import checked_evaluate, checked_model
+from geo_ray.util.generators import generators_restored
 
 _ENOUGH: Final = 4
 """Batches after which metrics that raise are wrong: over few rows some are not defined."""
@@ -106,7 +107,7 @@ def _metrics(
     """
     totals: Stats = {}
     wrong: Exception | None = None
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), generators_restored():
         module = checked_model(task, experiment.seed).eval()
         batches = heldout.scan(experiment.train.eval_batch_size)
         stats = _stats(task, module, heldout.read(0, 1))

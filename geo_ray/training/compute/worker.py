@@ -23,6 +23,7 @@ from geo_ray.training.compute.flat import FlatModel, square_norm
 from geo_ray.training.compute.precise import has_statistics, precise_statistics
 from geo_ray.training.compute.state_guard import StateGuard
 from geo_ray.types import Span
+from geo_ray.util.generators import generators_restored, plant
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,8 @@ class Worker:
         self._load()
         self._flat.zero_grad()
         self._flat.module.train()
-        with torch.random.fork_rng(devices=self.rng_devices()):
-            self._plant(self._seed_of(span))
+        with generators_restored(self.rng_devices()):
+            plant(self._seed_of(span), self.rng_devices())
             batch = self._task.collate(columns, self._device)
             try:
                 loss = checked_loss(self._task, self._flat.module, batch)
@@ -154,9 +155,9 @@ class Worker:
     def collate(self, columns: Columns, span: Span) -> Batch:
         """The rows as the model takes them; random choices are those of `step`.
 
-        Plants the seed of those choices: fork torch's generators around it.
+        Plants the seed of those choices: wrap it in `generators_restored`.
         """
-        self._plant(self._seed_of(span))
+        plant(self._seed_of(span), self.rng_devices())
         return self._task.collate(columns, self._device)
 
     def evaluate(self, columns: Columns) -> Stats:
@@ -179,8 +180,8 @@ class Worker:
         """
         self._load()
         self.module.train()
-        with torch.no_grad(), torch.random.fork_rng(devices=self.rng_devices()):
-            self._plant(0)
+        with torch.no_grad(), generators_restored(self.rng_devices()):
+            plant(0, self.rng_devices())
             made = [self._task.collate(columns, self._device) for columns in batches]
             precise_statistics(self._task, self.module, self.layout, made, self.carried_B)
 
@@ -205,16 +206,10 @@ class Worker:
         if self.layout.entries:
             self.layout.write(self.carried_B, self.module)
 
-    def _plant(self, seed: int) -> None:
-        """What `torch.manual_seed` does, without the trace that it takes for other devices."""
-        torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-
     def _seed_of(self, span: Span) -> int:
         key = f"{self._stream}/{span.start}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
 
     def rng_devices(self) -> list[int]:
-        """Whose generators a step plants, beside the CPU's; for `torch.random.fork_rng`."""
+        """Whose generators a step plants, beside the CPU's; for `generators_restored`."""
         return [torch.cuda.current_device()] if self._device.type == "cuda" else []
