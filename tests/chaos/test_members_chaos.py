@@ -38,7 +38,6 @@ def with_steps(config: Experiment, steps: int) -> Experiment:
     return config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
 
 
-@pytest.mark.slow  # each step of it is tested in one process, and simulated by seed
 def test_regions_are_lost_together_and_come_back(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     """All members but one: two are brought up side by side."""
     config = with_steps(experiment_of(tmp_path, **SECTIONS | {"members": {"min": 1}}), 100_000)
