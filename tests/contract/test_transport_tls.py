@@ -13,6 +13,7 @@ import pytest
 from wan_support import WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
 from geo_ray.errors import LinkDownError
+from geo_ray.transport.endpoint.stream import Stream
 from geo_ray.transport.security.certs import Authority, issue_for_run
 from geo_ray.transport.security.tls import TlsBytes
 
@@ -91,6 +92,32 @@ def test_data_streams_are_opened_and_used_too(certs: dict[str, TlsBytes]) -> Non
             assert numbers_of(messages) == [0, 1, 2, 3]
             assert all(message.payload == big for message in messages)
             assert node.about(peer)["reconnects"] == 0 and node.about(peer)["encrypted"]
+
+
+def test_counters_never_miss_the_bytes_of_a_stream_that_is_just_being_closed(
+    certs: dict[str, TlsBytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eu, us = (_node(region, certs[region], min_streams=3) for region in ("eu", "us"))
+    close, seen = Stream.close, []
+
+    def watched(stream: Stream) -> None:
+        close(stream)
+        seen.append(us.about("eu")["bytes_in"]["update"])
+
+    with running(eu, us):
+        eu.dial(us)
+        until(lambda: eu.about("us")["streams"] == us.about("eu")["streams"] == 3)
+        for n in range(8):
+            eu.say("us", n, bytes(1_000_000))
+        us.wait_messages(8)
+        eu.endpoint.flush("us", WAIT_S)
+        had = us.about("eu")["bytes_in"]["update"]
+        monkeypatch.setattr(Stream, "close", watched)
+        for stream in list(us.endpoint._sessions["eu"]._connection._data):
+            stream.sock.shutdown(socket.SHUT_RDWR)
+        until(lambda: len(seen) >= 3)
+        monkeypatch.undo()
+        assert min(seen) == had > 8_000_000
 
 
 def test_on_loopback_auto_goes_without(certs: dict[str, TlsBytes]) -> None:

@@ -89,7 +89,8 @@ class Connection:
             self.greeting.link_id, session, partial(self._guard, work=Stream.write)
         )
         self._data: list[Stream] = []
-        self._past: list[tuple[dict[str, int], dict[str, int]]] = []  # bytes of closed streams
+        # Bytes of all streams, closed ones too: only added to, so that no reader misses a stream's.
+        self._tallies = [(control.sent, control.received)]
         self._last_number = 0
         self._has_met = False  # whether the peer's loop has sent anything
         self._redial_at_s = 0.0
@@ -185,9 +186,8 @@ class Connection:
 
     def counts(self) -> tuple[Counts, Counts]:
         """Return the bytes by class, sent and received, of all streams so far."""
-        past, live = list(self._past), [self._control, *self._data]
-        sent = [out for out, _ in past] + [dict(stream.sent) for stream in live]
-        return sent, [back for _, back in past] + [dict(stream.received) for stream in live]
+        tallies = list(self._tallies)
+        return [dict(sent) for sent, _ in tallies], [dict(received) for _, received in tallies]
 
     # ------------------------------------------------------------------ the loop
 
@@ -334,6 +334,7 @@ class Connection:
             return
         while self._attached:
             stream = self._attached.popleft()
+            self._tallies.append((stream.sent, stream.received))
             self._data.append(stream)
             self._open(stream)
         for stream in self._data:
@@ -350,7 +351,6 @@ class Connection:
         self._selector.unregister(stream.sock)
         self._chunk_receiver.forget(stream)
         stream.close()
-        self._past.append((stream.sent, stream.received))
         if error is not None:
             self._session.give_back(self.greeting.link_id, list(stream.chunks.values()))
             self._session.note_error(error)
