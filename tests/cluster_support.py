@@ -23,10 +23,9 @@ from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.status import AutoscalerStatus, told
 from geo_ray.clouds.price_book import dump_book, shipped_book
 from geo_ray.clusters.clouds import open_clouds
-from geo_ray.clusters.down import ALL_ENDED
 from geo_ray.clusters.head import find_head
 from geo_ray.clusters.remote import RemoteProvider, RemoteStore
-from geo_ray.clusters.report import ToldStatus, read_status, tell_status
+from geo_ray.clusters.report import ALL_ENDED, ToldStatus, read_status, tell_status
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import GeoRayError
 from geo_ray.lease.local_store import LocalConditionalStore
@@ -386,12 +385,12 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
                 m for m in result.observed.machines or () if m.state is not MachineState.ENDED
             ]
             own = 0 if record.head.standing is not None else 1
-            doing = ALL_ENDED if work.is_over and len(living) <= own else ""
+            did = (ALL_ENDED,) if work.is_over and len(living) <= own else ()
             status = AutoscalerStatus(
                 True, time.time(), tuple(living), left_s=5000.0, actions=tuple(actions)
             )
             told_s = time.time() + ahead_s
-            said = ToldStatus(unix_s=told_s, made=record.made, doing=doing, status=status)
+            said = ToldStatus(unix_s=told_s, made=record.made, did=did, status=status)
             tag = tell_status(state.store(), said, tag)
             if own and len(living) == 0:
                 return

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 from urllib.request import Request as HttpRequest
 
 import pytest
+from moto.s3.models import FakeDeleteMarker
 from moto.server import ThreadedMotoServer
 
 from tests.cloud_servers import LoopbackCloud, Reply, Request
@@ -143,6 +145,10 @@ def aws_on_loopback() -> Iterator[dict[str, str]]:
     """The environment of somebody whose AWS is a moto server."""
     server = ThreadedMotoServer("127.0.0.1", port=0)
     server.start()
+    # moto asks what is deleted to free its memory, and its markers have no answer: a bucket that
+    # was versioned, and from which something was deleted then, could not be emptied any more.
+    markers = patch.object(FakeDeleteMarker, "dispose", lambda _: None, create=True)
+    markers.start()
     try:
         host, port = server.get_host_and_port()
         moto = f"http://{host}:{port}"
@@ -158,4 +164,5 @@ def aws_on_loopback() -> Iterator[dict[str, str]]:
                 "NO_PROXY": "127.0.0.1",
             }
     finally:
+        markers.stop()
         server.stop()

@@ -120,19 +120,20 @@ def _ended_by_head(
     """Let the head save runs and end machines; whether it has."""
     store = state.store()
     began_s = heard_s = time.monotonic()
-    last = (0.0, "")
+    last_unix_s, heard = 0.0, set[str]()
     while True:
         head = find_head(listed_for_head(provider, record), record)
         if record.head.standing is None and not is_alive(head):
             tell("the head does not live: machines are ended without it")
             return False
         told, _ = read_status(store, record.made)
-        if told is not None and told.unix_s != last[0]:
-            heard_s = time.monotonic()
-            if told.doing and told.doing != last[1]:
-                tell(told.doing)
-            last = (told.unix_s, told.doing)
-        if told is not None and told.doing.startswith(ALL_ENDED):
+        if told is not None and told.unix_s != last_unix_s:
+            heard_s, last_unix_s = time.monotonic(), told.unix_s
+            for text in told.did:
+                if text not in heard:
+                    tell(text)
+            heard.update(told.did)
+        if told is not None and told.has_ended_all:
             return True
         silent_s = max(_SILENT_S, 3 * record.autoscale.every_s)
         if time.monotonic() - heard_s > silent_s:
@@ -142,9 +143,6 @@ def _ended_by_head(
             tell("the head takes too long: machines are ended without it")
             return False
         time.sleep(state.look_s)
-
-
-ALL_ENDED: Final = "all machines have ended"
 
 
 def _end_all(

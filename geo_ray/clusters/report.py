@@ -26,6 +26,7 @@ from geo_ray.lease.store import ConditionalStore
 from geo_ray.providers.base import Machine, MachineProvider, MachineState, Stock
 from geo_ray.runtime.autoscaler.unread import read_journal
 
+ALL_ENDED: Final = "all machines have ended"
 _HOUR_S: Final = 3600.0
 _STALE_LOOKS: Final = 4
 _ACTIONS: Final = 20
@@ -103,8 +104,15 @@ class ToldStatus(StrictModel):
 
     unix_s: float
     made: int = Field(1, description="of which cluster of the name: how often one was made")
-    doing: str = Field("", description="for people: what comes of a wish that it ends")
+    did: tuple[str, ...] = Field(
+        (), description="for people: what came of a wish that it ends so far, the newest last"
+    )
     status: AutoscalerStatus
+
+    @property
+    def has_ended_all(self) -> bool:
+        """Whether no machine of the cluster lives any more."""
+        return self.did[-1:] == (ALL_ENDED,)
 
 
 _TOLD: Final = TypeAdapter(ToldStatus)
@@ -371,8 +379,7 @@ def _notes(
     if told is not None and is_fresh:
         found += told.status.errors
         found += told.status.notes
-        if told.doing:
-            found.append(told.doing)
+        found += told.did[-1:]
     return found
 
 

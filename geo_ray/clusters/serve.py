@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from geo_ray.clusters.clouds import open_clouds
-from geo_ray.clusters.down import ALL_ENDED
 from geo_ray.clusters.head import find_head, head_address, job_server_of, listed_for_head
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.remote import RemoteProvider, RemoteStore
-from geo_ray.clusters.report import ToldStatus, read_status, tell_status
+from geo_ray.clusters.report import ALL_ENDED, ToldStatus, read_status, tell_status
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import GeoRayError, RegionsSilentError
 from geo_ray.job.status import StatusReader
@@ -35,6 +34,7 @@ _HEAD_S: Final = 300.0
 _AGAIN_S: Final = 1.0
 _SAVE_S: Final = 180.0
 _NEAR_LOOK_S: Final = 0.5
+_MOST_TOLD: Final = 50
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +52,7 @@ class ClusterServer:
         self._store = state.store()
         self._provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
         _, self._tag = read_status(self._store, record.made)
-        self._doing = ""
+        self._did: tuple[str, ...] = ()
         self._is_released = False
 
     def run(self) -> None:
@@ -76,7 +76,7 @@ class ClusterServer:
             elif self._is_released and not self._living():
                 self._say(ALL_ENDED)
             else:
-                self._say(self._doing)
+                self._say()
             time.sleep(min(every_s, _AGAIN_S) if self._is_released else every_s)
 
     def _living(self) -> bool:
@@ -96,11 +96,12 @@ class ClusterServer:
             stop_runs(Path(where), self._record.began_unix_s, deadline_s, self._say)
         self._cluster.stop_jobs(max(1.0, deadline_s - time.monotonic()), self._say)
 
-    def _say(self, doing: str) -> None:
-        """Write down how the cluster stands, and what is being done about its end."""
-        self._doing = doing
+    def _say(self, news: str | None = None) -> None:
+        """Write down how the cluster stands, and what has been done about its end."""
+        if news is not None and self._did[-1:] != (news,):
+            self._did = (*self._did, news)[-_MOST_TOLD:]
         status, made = self._cluster.status(), self._record.made
-        told = ToldStatus(unix_s=time.time(), made=made, doing=doing, status=status)
+        told = ToldStatus(unix_s=time.time(), made=made, did=self._did, status=status)
         tag = tell_status(self._store, told, self._tag)
         if tag is None:
             _, tag = read_status(self._store, made)  # of the process that served before

@@ -92,20 +92,21 @@ def report_of(
     )
 
 
-def utility_of_end(job: QueuedJob, slot_s: float) -> float | None:
+def utility_of_end(job: QueuedJob) -> float | None:
     """Return what a job that has ended was worth; None: it has not.
 
-    As in the model of schedules: by the slots from that in which it came to that in which it ended.
+    As in the model of schedules: by the slots from that in which it came to that in which it ended,
+    of the length that they had then.
     """
     if job.end is None:
         return None
     if job.end.outcome != "finished" or job.shown_unix_s is None:
         return 0.0
+    slot_s = job.ended_slot_s
     return job.request.worth.of(max(0.0, (job.end.unix_s - job.shown_unix_s) // slot_s), slot_s)
 
 
 def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> QueueJobRow:
-    slot_s = 1.0 if state.config is None else state.config.slot_s
     worth, course, end = job.request.worth, job.course, job.end
     return QueueJobRow(
         name=job.name,
@@ -118,7 +119,7 @@ def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> Qu
         deadline_s=worth.deadline_s,
         came_unix_s=job.came_unix_s,
         ended_unix_s=None if end is None else end.unix_s,
-        utility=utility_of_end(job, slot_s),
+        utility=utility_of_end(job),
         done=course.done,
         factor=course.factor,
         attempts=state.attempts.get(job.name, 0),

@@ -130,6 +130,7 @@ class QueuedJob:
         payoff: as it was admitted; None: nobody asked.
         shown_unix_s: beginning of the slot in which it came, as far as the policy is concerned.
         end: set once it is over.
+        ended_slot_s: length of the queue's slots when it ended.
     """
 
     request: JobRequest
@@ -141,6 +142,7 @@ class QueuedJob:
     payoff: float | None = None
     shown_unix_s: float | None = None
     end: EndedEntry | None = None
+    ended_slot_s: float = 0.0
 
     @property
     def phase(self) -> Phase:
@@ -376,6 +378,8 @@ class QueueState:
     def _end(self, entry: EndedEntry) -> None:
         job = self.jobs[entry.job]
         job.end = entry
+        if self.config is not None:
+            job.ended_slot_s = self.config.slot_s
         if entry.outcome == "finished":
             job.course.done = 1.0
         self._change_stretch(job.course, entry.unix_s, None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -200,6 +201,13 @@ class PlayedRay:
     def end(self, cluster: str) -> None:
         self.ended.append(cluster)
 
+    def release(self) -> None:
+        pass
+
+    def stop_jobs(self, longest_s: float, tell: Callable[[str], None]) -> None:
+        tell("geo-ray-queue-all is served no more")
+        tell("stopping job one, which saves its run first")
+
 
 def test_a_head_that_stays_leaves_a_cluster_in_whose_place_another_was_made(
     world: CloudWorld,
@@ -216,6 +224,25 @@ def test_a_head_that_stays_leaves_a_cluster_in_whose_place_another_was_made(
     state.write(record.model_copy(update={"made": 2}), tag)  # down and up between two looks
     server.run()
     assert ray.ended == [record.name]
+
+
+def test_down_tells_all_that_the_head_did_however_fast_it_was(world: CloudWorld) -> None:
+    asked = asked_of(world)
+    record = make_cluster(asked, nobody)
+    ray: Any = PlayedRay(looks=-1000)
+    server = ClusterServer(asked.state, ray, record)
+    thread = Thread(target=server.run)
+    thread.start()
+    said: list[str] = []
+    assert end_cluster(asked.state, said.append).in_order
+    thread.join()
+    assert said[:5] == [
+        "stopping runs",
+        "geo-ray-queue-all is served no more",
+        "stopping job one, which saves its run first",
+        "runs have stopped; draining and ending machines",
+        "all machines have ended",
+    ]
 
 
 # ------------------------------------------------------------------ which run

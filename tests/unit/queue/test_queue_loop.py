@@ -251,7 +251,20 @@ def test_prices_turn_away_who_cannot_be_in_time(tmp_path: Path) -> None:
     queue.run(60.0)
     assert outcome(queue, "a") == ("turned away", "NOT_WORTH")
     assert outcome(queue, "b") == ("finished", None)
-    assert utility_of_end(queue.state.jobs["a"], SLOT_S) == 0.0
+    assert utility_of_end(queue.state.jobs["a"]) == 0.0
+
+
+def test_what_a_job_was_worth_does_not_change_with_the_queues_slots(tmp_path: Path) -> None:
+    queue = sim_queue(tmp_path)
+    queue.submit("red", job("a", seconds=40.0, deadline_s=30.0))
+    queue.run(80.0)
+    worth = utility_of_end(queue.state.jobs["a"])
+    assert worth is not None and 0.0 < worth < queue.state.jobs["a"].request.worth.worth
+    queue.die()
+    queue.config = queue.config.model_copy(update={"slot_s": 3 * SLOT_S})
+    queue.run(200.0)
+    assert queue.state.config is not None and queue.state.config.slot_s == 3 * SLOT_S
+    assert utility_of_end(queue.state.jobs["a"]) == worth
 
 
 def test_places_count_where_order_does(tmp_path: Path) -> None:
