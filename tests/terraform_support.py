@@ -24,7 +24,7 @@ from tests.cloud_servers import LoopbackCloud, Reply, Request
 
 ROOT = Path(__file__).parents[1]
 INFRA = ROOT / "infra" / "terraform"
-LONGEST_S = 240.0
+LONGEST_S = 900.0
 PLUGINS = "GEO_RAY_TERRAFORM_PLUGINS"
 _STANDARD_PLUGINS = (
     Path("/opt/tf-plugins"),

@@ -307,7 +307,7 @@ def check_a_cluster_on_it(stack: TerraformStack, account: Account, tmp_path: Pat
 
 
 @pytest.mark.slow  # an apply takes a minute
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_two_regions_from_nothing_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stack_of(tmp_path, "two_regions_aws") as (terraform, account):
         # The provider watches a rule of a bucket's life for a minute; four continents has it.
@@ -441,7 +441,7 @@ def test_two_regions_from_nothing_and_back(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_four_continents_are_a_full_mesh(tmp_path: Path) -> None:
     regions = {"us": "us-east-1", "eu": "eu-central-1", "asia": "ap-northeast-1", "sa": "sa-east-1"}
     with stack_of(tmp_path, "four_continents_aws") as (terraform, account):
