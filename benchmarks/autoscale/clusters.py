@@ -256,7 +256,7 @@ def _node_start(made: geo_ray.UpCluster) -> float:
     found = []
     for folder in sorted((Path(made.state.uri) / "cloud" / "machines").iterdir()):
         scratch = yaml.safe_load((folder / "machine.json").read_text())
-        marker = Path(scratch["scratch"]) / "ray_current_cluster"
+        marker = Path(scratch["scratch"]) / "r" / "ray_current_cluster"
         if "worker" in scratch["labels"].values() and marker.is_file():
             found.append(marker.stat().st_mtime - scratch["launched_unix_s"])
     return statistics.median(found)
