@@ -50,7 +50,7 @@ class ChunkSender:
             now_s: the time.
         """
         session, flow = self._session, self._session.flow
-        size_bytes = flow.chunk_bytes(len(streams))
+        size_bytes, shares = flow.chunk_bytes(len(streams)), flow.shares(len(streams))
         while control.has_room():
             chunk = None
             if flow.may_send(session.in_flight_bytes(CONTROL_LANE)):
@@ -65,7 +65,7 @@ class ChunkSender:
             for stream in list(ready):
                 if not flow.may_send(session.in_flight_bytes(ALL_LANES)):
                     return
-                chunk = self._next(DATA_LANES, size_bytes, now_s)
+                chunk = self._next(DATA_LANES, size_bytes, now_s, shares)
                 if chunk is None:
                     chunk = self._late(stream, [control, *streams], now_s)
                 if chunk is None:
@@ -101,8 +101,8 @@ class ChunkSender:
         size_bytes = sum(chunk.size_bytes for chunk in acked)
         self._session.flow.on_acked(now_s, size_bytes, before_bytes)
 
-    def _next(self, lanes: range, size_bytes: int, now_s: float) -> Chunk | None:
-        return self._session.next_chunk(self._link_id, lanes, size_bytes, now_s)
+    def _next(self, lanes: range, size_bytes: int, now_s: float, shares: int = 1) -> Chunk | None:
+        return self._session.next_chunk(self._link_id, lanes, size_bytes, now_s, shares)
 
     def _late(self, stream: Stream, holders: list[Stream], now_s: float) -> Chunk | None:
         """Return a chunk that has been under way for too long, when nothing new is to be sent."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
+from typing import Final
 
 from geo_ray.errors import FrameError
 from geo_ray.transport.wire.frames import Frame, FrameKind, view_of
@@ -17,6 +18,8 @@ from geo_ray.transport.wire.message import ALL_LANES, LANES, Message, to_meta
 
 Key = tuple[int, int, int]
 """Lane, number of the message, offset in its payload."""
+
+_LEAST_BYTES: Final = 2800  # two segments with their frame; shorter chunks cost more than they save
 
 
 @dataclass(slots=True)
@@ -137,16 +140,19 @@ class Outbox:
         """Whether `next_chunk` would return one."""
         return any(lane.again or self._may_begin(lane) for lane in self._lanes_of(lanes))
 
-    def next_chunk(self, lanes: range, chunk_bytes: int, now_s: float) -> Chunk | None:
+    def next_chunk(
+        self, lanes: range, chunk_bytes: int, now_s: float, shares: int = 1
+    ) -> Chunk | None:
         """Return the most urgent chunk, which then counts as sent; returned chunks come first.
 
         Args:
             lanes: which lanes to look at, the most urgent first.
             chunk_bytes: longest new chunk.
             now_s: remembered in the chunk.
+            shares: into how many chunks a message should be cut at least, for as many streams.
         """
         for lane in self._lanes_of(lanes):
-            chunk = self._again(lane) or self._fresh(lane, chunk_bytes)
+            chunk = self._again(lane) or self._fresh(lane, chunk_bytes, shares)
             if chunk is not None:
                 self._hand_out(chunk, now_s)
                 return chunk
@@ -184,14 +190,15 @@ class Outbox:
     def _again(self, lane: _Lane) -> Chunk | None:
         return lane.again.pop(next(iter(lane.again))) if lane.again else None
 
-    def _fresh(self, lane: _Lane, chunk_bytes: int) -> Chunk | None:
+    def _fresh(self, lane: _Lane, chunk_bytes: int, shares: int) -> Chunk | None:
         if not self._may_begin(lane):
             return None
         entry = lane.unsent[0]
         if not entry.next_offset:
             lane.ahead_bytes += entry.size_bytes
         offset = entry.next_offset
-        size_bytes = min(chunk_bytes, entry.size_bytes - offset)
+        share_bytes = max(_LEAST_BYTES, -(-entry.size_bytes // shares))
+        size_bytes = min(chunk_bytes, share_bytes, entry.size_bytes - offset)
         entry.next_offset += size_bytes
         if entry.next_offset == entry.size_bytes:
             entry.is_open = False

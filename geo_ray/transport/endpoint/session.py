@@ -359,13 +359,13 @@ class Session:
     # ------------------------------------------------------------------ for the connection
 
     def next_chunk(
-        self, link_id: str, lanes: range, chunk_bytes: int, now_s: float
+        self, link_id: str, lanes: range, chunk_bytes: int, now_s: float, shares: int = 1
     ) -> Chunk | None:
         """See `Outbox.next_chunk`; None for a connection that was replaced."""
         with self._changed:
             if not self._has(link_id):
                 return None
-            chunk = self._outbox.next_chunk(lanes, chunk_bytes, now_s)
+            chunk = self._outbox.next_chunk(lanes, chunk_bytes, now_s, shares)
             if chunk is not None and not chunk.offset and chunk.times_sent == 1:
                 self._counters.messages_out += 1
             return chunk

@@ -19,7 +19,7 @@ class SessionSide(Protocol):
     flow: FlowControl
 
     def next_chunk(
-        self, link_id: str, lanes: range, chunk_bytes: int, now_s: float
+        self, link_id: str, lanes: range, chunk_bytes: int, now_s: float, shares: int = 1
     ) -> Chunk | None:
         """See `Outbox.next_chunk`; None for a connection that was replaced."""
 

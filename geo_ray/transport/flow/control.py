@@ -115,6 +115,15 @@ class FlowControl:
             most_bytes = max(most_bytes, wide_bytes)
         return max(_SHORTEST_BYTES, min(most_bytes, share_bytes))
 
+    def shares(self, streams: int) -> int:
+        """Return into how many chunks a message is cut at least: one for each of its streams.
+
+        After a pause TCP sends a few segments and waits for a round trip, or spreads them over a
+        part of it, whatever the line could take: on each stream alone. So an update that is small
+        beside the window is there after half a round trip only if all streams carry a part of it.
+        """
+        return 1 if self._is_shaped or self.is_on_host else max(1, streams)
+
     def unsent_bytes(self, streams: int) -> int:
         """Return how many unsent bytes a stream's kernel buffer may hold."""
         return max(16 * 1024, min(256 * 1024, _KERNEL_BYTES // max(1, streams)))

@@ -185,6 +185,15 @@ def test_a_long_transfer_over_streams_that_are_too_few_opens_more() -> None:
     assert flow.chunk_bytes(96) == 13 * 1024 and flow.chunk_bytes(4) == 64 * 1024
 
 
+def test_messages_are_spread_over_all_streams_but_on_a_host_and_on_emulated_links() -> None:
+    flow = FlowControl(TransportConfig(), is_shaped=False)
+    assert (flow.shares(0), flow.shares(4)) == (1, 4)
+    assert FlowControl(TransportConfig(), is_shaped=True).shares(4) == 1
+    flow.connected(one_address=True)
+    flow.on_rtt(1.0, 0.0005)
+    assert flow.is_on_host and flow.shares(4) == 1
+
+
 @pytest.mark.parametrize(
     ("window_kib", "streams", "chunk_kib"),
     [(4096, 4, 64), (8192, 4, 128), (16384, 4, 256), (2**20, 4, 256), (2**20, 8, 128)],

@@ -63,6 +63,25 @@ def test_a_lower_lane_overtakes_at_every_chunk() -> None:
     assert outbox.next_chunk(ALL, 100, 0.0).key == (DATA, 1, 100)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "shares", "chunks"),
+    [
+        (30_000, 4, [7_500] * 4),
+        (30_001, 4, [7_501, 7_501, 7_501, 7_498]),
+        (30_000, 1, [20_000, 10_000]),
+        (5_000, 4, [2_800, 2_200]),  # shorter ones cost more than they save
+        (0, 4, [0]),
+        (100_000, 4, [20_000] * 5),
+    ],
+)
+def test_a_message_is_cut_into_a_chunk_for_each_stream(
+    size_bytes: int, shares: int, chunks: list[int]
+) -> None:
+    outbox = _filled(1, size_bytes)
+    found = iter(lambda: outbox.next_chunk(ALL, 20_000, 0.0, shares), None)
+    assert [chunk.size_bytes for chunk in found if chunk is not None] == chunks
+
+
 def test_what_a_stream_gives_back_comes_first_in_order_unless_it_was_acknowledged() -> None:
     outbox = _filled(2, 200)
     chunks = [outbox.next_chunk(ALL, 100, 0.0) for _ in range(3)]
