@@ -26,7 +26,7 @@ from geo_ray.clusters.up import await_machines, make_cluster
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
-from geo_ray.errors import ConfigError
+from geo_ray.errors import ConfigError, InterruptedRunError
 from geo_ray.job.follow_plan import check_model
 from geo_ray.job.planning import Policy, make_plan
 from geo_ray.planning.plan import Plan
@@ -109,8 +109,11 @@ def up(
     """
     stack = _stack(provider, from_terraform)
     asked = _asked(config, overrides, provider, plan, policy, inputs, base_dir, tell, stack=stack)
-    record = make_cluster(asked, tell)
-    report = await_machines(record, asked.state, longest_s, tell)
+    try:
+        record = make_cluster(asked, tell)
+        report = await_machines(record, asked.state, longest_s, tell)
+    except KeyboardInterrupt:
+        raise _half_made(asked.state) from None
     return UpCluster(record, asked.state, report)
 
 
@@ -175,7 +178,25 @@ def down(cluster: FilePath, *, at_once: bool = False, tell: Tell = lambda _: Non
         MachinesLeftError: something of it is still there.
         CloudError: the cloud refuses.
     """
-    return end_cluster(cluster_at(cluster), tell, at_once=at_once)
+    state = cluster_at(cluster)
+    try:
+        return end_cluster(state, tell, at_once=at_once)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            f"{state.name} is not down: what is left of it costs money",
+            fix=f"Repeat `geo-ray down {state.shown}`.",
+        ) from None
+
+
+def _half_made(state: ClusterState) -> InterruptedRunError:
+    found, _ = state.read()
+    if found is None or found.phase == "down":
+        return InterruptedRunError(f"nothing of {state.name} was begun", fix="Repeat `geo-ray up`.")
+    return InterruptedRunError(
+        f"{state.name} is half made, and goes on without this command: its machines are rented and "
+        "cost money",
+        fix=f"Complete it by the same command, or end it: `geo-ray down {state.shown}`.",
+    )
 
 
 def cluster_at(cluster: FilePath) -> ClusterState:

@@ -7,13 +7,14 @@ are worth their risk. Once there is not, only machines on demand count; back onl
 as much, since a change back costs one, too. A job that is late has more machines, up to a bound.
 
 A budget stops everything while there is still money to stop: what is spent, and what all machines
-cost until the next look and until they have left. It stays so until the budget is raised.
+cost until the next look and until they have left. It stays so until the budget is raised. As long
+before that again, runs are to be saved.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from geo_ray.autoscale.config import AutoscaleConfig
@@ -39,11 +40,13 @@ class RunPace:
         speed: times the target's; 0: nothing is needed.
         only_on_demand: whether spot machines do not count.
         reason: why, if it is not simply the target.
+        saves: whether runs are to be saved and stopped now, as the money is nearly used up.
     """
 
     speed: float
     only_on_demand: bool = False
     reason: str = ""
+    saves: bool = False
 
 
 def run_pace(
@@ -60,7 +63,15 @@ def run_pace(
             memory.pace.stopped_at_usd = target.budget_usd
         stopped_usd = memory.pace.stopped_at_usd
         if stopped_usd is not None and target.budget_usd <= stopped_usd:
-            return RunPace(0.0, reason=BUDGET)
+            return RunPace(0.0, reason=BUDGET, saves=True)
+        if memory.ledger.paid_usd + 2.0 * needed_to_stop >= target.budget_usd:
+            return replace(_pace(config, target, memory, observed), saves=True)
+    return _pace(config, target, memory, observed)
+
+
+def _pace(
+    config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
+) -> RunPace:
     if target.deadline_unix_s is None or observed.left_s is None:
         memory.pace.only_on_demand = False
         return RunPace(1.0)

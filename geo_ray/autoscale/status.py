@@ -43,6 +43,7 @@ class AutoscalerStatus:
         actions: the newest ones, the oldest first.
         errors: of the last look, with each region that does not answer, for how long, and why.
         notes: what somebody should look at.
+        saves: whether runs are to be saved and stopped, as the budget is nearly used up.
     """
 
     is_acting: bool
@@ -54,6 +55,7 @@ class AutoscalerStatus:
     actions: tuple[ActionTold, ...] = ()
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    saves: bool = False
 
 
 def told(action: Action, now_s: float) -> ActionTold:

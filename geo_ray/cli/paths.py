@@ -87,7 +87,8 @@ def run_directory(_: click.Context, __: click.Parameter, path: RunRef | None) ->
         return path
     raise RunDirectoryError(
         f"{path} is a file, no run" if path.exists() else f"there is no run {path}{_near(path)}",
-        fix="Name a directory that `geo-ray train` or `geo-ray simulate` has made.",
+        fix="Name a directory that `geo-ray train` or `geo-ray simulate` has made; of a cluster "
+        "the folder that `geo-ray up` has printed.",
     )
 
 

@@ -36,6 +36,7 @@ def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None
     from geo_ray.clusters.state import names_cluster
 
     if names_cluster(run_dir):
+        click.echo(f"asking for {run_dir}", err=True)
         _show_cluster(run_dir, every_s if follow else None, as_json=as_json)
         return
     run_directory(click.get_current_context(), click.Argument(["run_dir"]), run_dir)

@@ -115,7 +115,7 @@ def asked_cluster(
         phase="up",
         made=1,
         release=__version__,
-        digest=digest(experiment),
+        digest=digest(_without_budget(experiment)),
         began_unix_s=now_unix_s,
         clouds=clouds,
         head=head,
@@ -127,6 +127,14 @@ def asked_cluster(
     )
     catalog = _catalog(experiment, record, book) if is_local else None
     return AskedCluster(record, state, catalog)
+
+
+def _without_budget(experiment: Experiment) -> Experiment:
+    """Return it without what may be changed while the cluster is up."""
+    section = experiment.plan
+    if section is None:
+        return experiment
+    return experiment.model_copy(update={"plan": section.model_copy(update={"budget_usd": None})})
 
 
 def _within_life(autoscale: AutoscaleConfig, provider: ProviderConfig) -> AutoscaleConfig:

@@ -33,6 +33,7 @@ Tell = Callable[[str], None]
 _SAVE_S: Final = 240.0
 _SILENT_S: Final = 30.0
 _GONE_S: Final = 600.0
+_CLOCKS_S: Final = 10.0  # between a cloud's and this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,10 @@ def _end_all(
     while True:
         machines, silent = _as_listed(provider, record)
         living = _living(machines)
-        seen |= {machine.id for machine in (living if is_again else machines)}
+        # Clouds list those of an earlier cluster of the name, too, that have ended.
+        since_unix_s = record.began_unix_s - _CLOCKS_S
+        mine = [m for m in machines if m.launched_unix_s >= since_unix_s]
+        seen |= {machine.id for machine in (living if is_again else [*living, *mine])}
         if not living and silent is not None:
             raise silent
         if not living:

@@ -89,6 +89,8 @@ class ClusterReport(StrictModel):
     wanted: int = Field(description="machines that the plan has")
     usd_per_hour: float = Field(description="of all machines, the head included")
     spent_usd: float = Field(description="so far, the head included")
+    budget_usd: float | None = Field(description="most that it may cost; null: no bound")
+    is_stopped: bool = Field(description="whether the budget is used up, and nothing is rented")
     left_s: float | None = Field(description="of the run; null: no end is known")
     to_finish_usd: float | None = Field(description="what the rest of the run costs")
     looked: bool = Field(description="whether its autoscaler has looked after it at all")
@@ -196,7 +198,9 @@ def report_of(
     is_fresh = is_heard or (age_s is not None and abs(age_s) < silent_s(record))
     is_hidden = head is None and record.head.pool.region in silent
     notes += _notes(record, head_row, told, is_fresh=is_fresh, is_hidden=is_hidden)
-    left_s = told.status.left_s if told is not None and is_fresh else None
+    left_s = None
+    if told is not None and is_fresh and record.phase == "up" and any(r.is_ready for r in rows):
+        left_s = told.status.left_s
     address = head_address(head, record)
     posts = _posts(record, memory, rows)
     return ClusterReport(
@@ -213,6 +217,8 @@ def report_of(
         wanted=sum(post.planned for post in posts),
         usd_per_hour=burn,
         spent_usd=spent,
+        budget_usd=record.target.budget_usd,
+        is_stopped=_is_stopped(record, memory),
         left_s=left_s,
         to_finish_usd=None if left_s is None else burn * left_s / _HOUR_S,
         looked=told is not None and told.status.looked_unix_s is not None,
@@ -222,6 +228,11 @@ def report_of(
         notes=tuple(notes),
         decisions=() if told is None else tuple(_decisions(told.status)),
     )
+
+
+def _is_stopped(record: ClusterRecord, memory: AutoscalerMemory) -> bool:
+    budget_usd, stopped_usd = record.target.budget_usd, memory.pace.stopped_at_usd
+    return budget_usd is not None and stopped_usd is not None and budget_usd <= stopped_usd
 
 
 def silent_s(record: ClusterRecord) -> float:
@@ -376,6 +387,8 @@ def _notes(
             found.append(f"its head {head.id} has ended: `geo-ray up` makes another one")
         elif told is not None and not is_fresh:
             found.append(_SILENT)
+    if record.phase == "ending":
+        found.append("it is being taken down; `geo-ray down` completes that, if none does so now")
     if told is not None and is_fresh:
         found += told.status.errors
         found += told.status.notes

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from geo_ray.autoscale.status import AutoscalerStatus
 from geo_ray.clusters.clouds import open_clouds
 from geo_ray.clusters.head import find_head, head_address, job_server_of, listed_for_head
 from geo_ray.clusters.record import ClusterRecord
@@ -53,12 +54,15 @@ class ClusterServer:
         self._provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
         _, self._tag = read_status(self._store, record.made)
         self._did: tuple[str, ...] = ()
-        self._is_released = False
+        self._is_released = self._has_saved = False
+        self._status = AutoscalerStatus(False)
 
     def run(self) -> None:
         """Serve until the cluster is down."""
         record = self._record
         self._cluster.start(order_of(record, self._state))
+        self._cluster.allow(record.target.budget_usd)
+        allowed_usd = record.target.budget_usd
         every_s = record.autoscale.every_s if self._state.is_far else _NEAR_LOOK_S
         while True:
             found = self._state.known()
@@ -68,6 +72,9 @@ class ClusterServer:
                 if record.head.standing is not None:
                     self._cluster.end(record.name)
                 return
+            if phase == "up" and found.target.budget_usd != allowed_usd:
+                allowed_usd = found.target.budget_usd
+                self._cluster.allow(allowed_usd)
             if phase == "ending" and not self._is_released:
                 self._stop_runs()
                 self._cluster.release()
@@ -77,6 +84,7 @@ class ClusterServer:
                 self._say(ALL_ENDED)
             else:
                 self._say()
+                self._save_runs()
             time.sleep(min(every_s, _AGAIN_S) if self._is_released else every_s)
 
     def _living(self) -> bool:
@@ -86,6 +94,16 @@ class ClusterServer:
             return True  # as far as anybody knows
         head = find_head(machines, self._record)
         return any(m.state is not MachineState.ENDED and m is not head for m in machines)
+
+    def _save_runs(self) -> None:
+        """Have runs saved and stopped once, while there is money for that."""
+        where, is_time = self._record.run.dir, self._status.saves
+        if is_time and not self._has_saved:
+            self._say("the budget is nearly used up")
+            if where is not None:
+                began_unix_s = self._record.began_unix_s
+                stop_runs(Path(where), began_unix_s, time.monotonic(), self._say)
+        self._has_saved = is_time
 
     def _stop_runs(self) -> None:
         """Stop what trains, so that it is saved."""
@@ -101,6 +119,7 @@ class ClusterServer:
         if news is not None and self._did[-1:] != (news,):
             self._did = (*self._did, news)[-_MOST_TOLD:]
         status, made = self._cluster.status(), self._record.made
+        self._status = status
         told = ToldStatus(unix_s=time.time(), made=made, did=self._did, status=status)
         tag = tell_status(self._store, told, self._tag)
         if tag is None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from geo_ray.autoscale.journal import JOURNAL_KEY
@@ -38,7 +39,7 @@ from geo_ray.errors import (
 )
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.providers.base import Machine, MachineProvider
-from geo_ray.providers.local.catalog import catalog_path, write_catalog
+from geo_ray.providers.local.catalog import LocalCatalog, catalog_path, read_catalog, write_catalog
 from geo_ray.providers.secrets.base import SecretStore
 from geo_ray.providers.user_data import HEAD_ROLE
 from geo_ray.runtime.autoscaler.unread import put_aside, read_journal
@@ -67,8 +68,8 @@ def make_cluster(asked: AskedCluster, tell: Tell) -> ClusterRecord:
     state.make()
     with alone(state, "up", tell) as lease:
         record = _written(asked, tell)
-        if asked.catalog is not None and not catalog_path(state.path / "cloud").exists():
-            write_catalog(state.path / "cloud", asked.catalog)
+        if asked.catalog is not None:
+            _sell(state.path / "cloud", asked.catalog)
         _put_token(record, state, tell)
         return _with_head(record, state, lease, tell)
 
@@ -163,12 +164,34 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
     if _made_of(found) != _made_of(asked.record):
         raise ClusterStateError(
             f"{found.name} is up already, made of another configuration",
-            fix="Give the new one another `name`, or take this one down first: "
+            fix="Only `plan.budget_usd` can be changed while it is up. Give the new one another "
+            "`name`, or take this one down first: "
             f"`geo-ray down {asked.state.shown}`.",
         )
     _check_name(asked, found)
+    budget_usd = asked.record.target.budget_usd
+    if budget_usd != found.target.budget_usd:
+        target = replace(found.target, budget_usd=budget_usd)
+        found = found.model_copy(update={"target": target})
+        asked.state.write(found, tag)
+        bound = "without a bound" if budget_usd is None else f"{budget_usd:.4g} USD"
+        tell(f"the budget of {found.name} is changed: {bound}")
     tell(f"{found.name} is written down in {asked.state.shown} already: completing it")
     return found
+
+
+def _sell(root: Path, catalog: LocalCatalog) -> None:
+    """Let the local cloud sell what the cluster may ask for, too."""
+    if not catalog_path(root).exists():
+        write_catalog(root, catalog)
+        return
+    known = read_catalog(root)
+    pools = {offer.pool for offer in known.offers}
+    new = tuple(offer for offer in catalog.offers if offer.pool not in pools)
+    if new:
+        cpus = catalog.cpus | known.cpus
+        offers = (*known.offers, *new)
+        write_catalog(root, known.model_copy(update={"offers": offers, "cpus": cpus}))
 
 
 def _check_name(asked: AskedCluster, record: ClusterRecord) -> None:

@@ -206,6 +206,11 @@ def _claim(plan: SearchPlan, *, resume: bool) -> None:
     file = plan.out / SEARCH_FILE
     content = {"digest": plan.digest, "config": plan.config.model_dump(mode="json")}
     if not plan.out.exists():
+        if resume:
+            raise TuningDirectoryError(
+                f"there is no search in {plan.out} to go on with",
+                fix="Name the directory of one with --out, or leave out --resume to begin it.",
+            )
         plan.out.mkdir(parents=True)
         save_text(file, json.dumps(content, indent=1) + "\n")
         return

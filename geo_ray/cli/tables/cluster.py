@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -106,6 +107,11 @@ def report_lines(report: ClusterReport) -> list[str]:
         name = f"{post.region}/{post.role}" if post.role != "worker" else post.region
         lines.append(f"plan     {name}: {post.ready} of {post.planned} machines{more}")
     lines.append(f"cost     {report.usd_per_hour:.4g} USD/h, {report.spent_usd:.4g} USD so far")
+    if report.budget_usd is not None:
+        used = "used up: nothing is rented until `geo-ray up` is given a larger plan.budget_usd"
+        rest_usd = max(0.0, report.budget_usd - report.spent_usd)
+        rest = used if report.is_stopped else f"{rest_usd:.4g} USD are left"
+        lines.append(f"budget   {report.budget_usd:.4g} USD; {rest}")
     if report.left_s is not None and report.to_finish_usd is not None:
         lines.append(
             f"left     {duration_text(report.left_s)} of the run, "
@@ -119,7 +125,8 @@ def decision_lines(report: ClusterReport) -> list[str]:
     """The last decisions of the autoscaler, launches with their alternatives."""
     lines = []
     for each in report.decisions[-_DECISIONS:]:
-        lines.append(f"did      {each.region}: {each.what}: {each.reason or 'the plan'}")
+        ago = duration_text(max(0.0, time.time() - each.unix_s))
+        lines.append(f"did      {each.region}: {each.what}, {ago} ago: {each.reason or 'the plan'}")
         lines += _alternatives(each)
     return lines
 

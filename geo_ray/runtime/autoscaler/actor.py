@@ -128,6 +128,17 @@ class AutoscalerActor:
         self._wake.set()
         write_told(self.order.store, self.order.made, lambda told: replace(told, target=target))
 
+    def allow(self, budget_usd: float | None) -> None:
+        """Let its machines cost so much in all, None: without a bound; also if this dies.
+
+        Raises:
+            RunDirectoryError: that cannot be written down.
+        """
+        self._recall()
+        target = self._target or self.order.target
+        if target.budget_usd != budget_usd:
+            self.follow(replace(target, budget_usd=budget_usd))
+
     def release(self) -> None:
         """Let nothing run any more: all machines are drained and ended, except by their users.
 
@@ -250,6 +261,7 @@ class AutoscalerActor:
             tuple(self._actions),
             (*self._lost, *result.errors),
             result.decided.notes[:_NOTES],
+            result.decided.pace.saves,
         )
 
 

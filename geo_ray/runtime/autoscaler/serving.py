@@ -65,6 +65,10 @@ class ServedCluster:
         """Let the autoscaler end all machines."""
         self._ask("release")
 
+    def allow(self, budget_usd: float | None) -> None:
+        """Tell the autoscaler what its machines may cost in all."""
+        self._ask("allow", budget_usd)
+
     def end(self, cluster: str) -> None:
         """End the autoscaler of a cluster: the head lives on, and its cluster does not."""
         end_autoscalers(cluster, NAMESPACE)
@@ -98,11 +102,11 @@ class ServedCluster:
                 asked.add(job)
             time.sleep(_LOOK_S)
 
-    def _ask(self, what: str) -> Any:
+    def _ask(self, what: str, *said: object) -> Any:
         if self.actor is None:
             raise ClusterError("the autoscaler is not started yet")
         try:
-            return ray.get(getattr(self.actor, what).remote(), timeout=_ANSWER_S)
+            return ray.get(getattr(self.actor, what).remote(*said), timeout=_ANSWER_S)
         except Exception as error:  # of many kinds; it may be starting anew
             raise ClusterError(f"the autoscaler does not answer: {error}") from error
 

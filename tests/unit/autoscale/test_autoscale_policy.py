@@ -432,13 +432,19 @@ def test_a_late_job_has_more_machines_up_to_a_bound() -> None:
 def test_it_stops_while_there_is_money_to_stop() -> None:
     scene = Scene(busy=True, left_s=1e6)
     scene.target = target(budget_usd=0.5)
-    reasons = []
+    reasons, looks_to_save, spent_to_save = [], 0, 1.0
     for _ in range(300):
         decided = scene.look()
         reasons += [d.reason for d in drains(decided)]
+        if decided.pace.saves and not reasons:
+            looks_to_save += 1
+            spent_to_save = min(spent_to_save, scene.memory.ledger.paid_usd)
     assert set(reasons) == {BUDGET}
+    # As long again as machines need to leave: that is when runs are to be saved.
+    assert looks_to_save >= CONFIG.drain_s / CONFIG.every_s and 0.4 <= spent_to_save < 0.5
     assert not scene.machines
     assert 0.45 <= scene.memory.ledger.paid_usd <= 0.5
     assert not any(launches(decided) for decided in scene.looks(50))
     scene.target = target(budget_usd=1.0)
-    assert launches(scene.look())
+    raised = scene.look()
+    assert launches(raised) and not raised.pace.saves

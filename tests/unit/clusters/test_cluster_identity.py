@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from job_support import experiment as job_experiment
 
+import geo_ray
 from benchmarks.autoscale.cluster_kills import local_world
+from geo_ray.api import clusters
 from geo_ray.api.clusters import _asked
 from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.observed import Observed
@@ -27,11 +30,12 @@ from geo_ray.clusters.record import ClusterRecord, StandingHead
 from geo_ray.clusters.serve import ClusterServer, stop_runs
 from geo_ray.clusters.state import ClusterState
 from geo_ray.clusters.up import make_cluster
-from geo_ray.errors import ClusterNameTakenError
+from geo_ray.errors import ClusterNameTakenError, ClusterStateError, InterruptedRunError
 from geo_ray.job import rundir
 from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Stock
+from geo_ray.providers.local.catalog import read_catalog, write_catalog
 from geo_ray.runtime.control import stop_requests
 from tests.cluster_support import CloudWorld
 
@@ -188,7 +192,9 @@ class PlayedRay:
     """What a head does on Ray, as far as it is asked."""
 
     looks: int = 0
+    saves: bool = False
     ended: list[str] = field(default_factory=list)
+    allowed: list[float | None] = field(default_factory=list)
 
     def start(self, order: object) -> None:
         pass
@@ -196,13 +202,16 @@ class PlayedRay:
     def status(self) -> AutoscalerStatus:
         self.looks += 1
         assert self.looks < 5, "it serves a cluster that is there no more"
-        return AutoscalerStatus(True)
+        return AutoscalerStatus(True, saves=self.saves)
 
     def end(self, cluster: str) -> None:
         self.ended.append(cluster)
 
     def release(self) -> None:
         pass
+
+    def allow(self, budget_usd: float | None) -> None:
+        self.allowed.append(budget_usd)
 
     def stop_jobs(self, longest_s: float, tell: Callable[[str], None]) -> None:
         tell("geo-ray-queue-all is served no more")
@@ -243,6 +252,110 @@ def test_down_tells_all_that_the_head_did_however_fast_it_was(world: CloudWorld)
         "runs have stopped; draining and ending machines",
         "all machines have ended",
     ]
+
+
+def test_what_has_ended_of_an_earlier_cluster_is_not_counted_again(
+    world: CloudWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("geo_ray.clusters.down._CLOCKS_S", 0.0)
+    for _ in range(2):
+        asked = asked_of(world)
+        make_cluster(asked, nobody)
+        assert end_cluster(asked.state, nobody, at_once=True).machines == 1
+
+
+# ------------------------------------------------------------------ budget
+
+
+def test_a_budget_is_changed_while_the_cluster_is_up(world: CloudWorld) -> None:
+    world.config["plan"]["budget_usd"] = 500.0
+    asked = asked_of(world)
+    made = make_cluster(asked, nobody)
+    assert made.target.budget_usd == 500.0
+    ray: Any = PlayedRay(looks=-1000)
+    thread = Thread(target=ClusterServer(asked.state, ray, made).run)
+    thread.start()
+    world.config["plan"]["budget_usd"] = 700.0
+    said: list[str] = []
+    again = make_cluster(asked_of(world), said.append)
+    assert again.target == replace(made.target, budget_usd=700.0)
+    assert again.made == made.made and "the budget of asked is changed: 700 USD" in said
+    until(lambda: ray.allowed == [500.0, 700.0])
+    world.config["train"] = {"steps": 7}
+    with pytest.raises(ClusterStateError, match="another configuration"):
+        make_cluster(asked_of(world), nobody)
+    end_cluster(asked.state, nobody)
+    thread.join()
+
+
+def test_runs_are_saved_once_before_a_budget_ends_their_machines(
+    world: CloudWorld, tmp_path: Path
+) -> None:
+    world.config["run"] = {"dir": str(tmp_path / "runs")}
+    asked = asked_of(world)
+    made = make_cluster(asked, nobody)
+    path = rundir.create(
+        job_experiment(f"run.dir={tmp_path / 'runs'}", "name=asked"), tmp_path
+    ).path
+    ray: Any = PlayedRay(looks=-1000)
+    with ExitStack() as stack:
+        stack.enter_context(driving(seeker_of(path, nobody)))
+        stack.enter_context(EventLog(path / EVENTS_FILE))
+        thread = Thread(target=ClusterServer(asked.state, ray, made).run)
+        thread.start()
+        until(lambda: ray.looks > -998)
+        assert not stop_requests.take(path)
+        ray.saves = True
+        until(lambda: stop_requests.take(path))
+        looks = ray.looks
+        until(lambda: ray.looks > looks + 3)
+        assert not stop_requests.take(path), "once"
+    said: list[str] = []
+    end_cluster(asked.state, said.append)
+    thread.join()
+    assert said[0] == "the budget is nearly used up" and f"{path}" in said[1]
+
+
+# ------------------------------------------------------------------ interrupted
+
+
+def test_who_interrupts_up_or_down_is_told_what_goes_on(world: CloudWorld) -> None:
+    def interrupts(text: str) -> None:
+        if "runs at" in text or "ending" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError, match="half made, and goes on") as made:
+        geo_ray.up(world.config, provider="local", tell=interrupts)
+    assert "geo-ray down" in made.value.fix
+    state = asked_of(world).state
+    with pytest.raises(InterruptedRunError, match="is not down") as ended:
+        geo_ray.down(state.uri, at_once=True, tell=interrupts)
+    assert "geo-ray down" in ended.value.fix
+    geo_ray.down(state.uri, at_once=True)
+    with (
+        patch.object(clusters, "make_cluster", side_effect=KeyboardInterrupt),
+        pytest.raises(InterruptedRunError, match="nothing of asked was begun"),
+    ):
+        geo_ray.up(world.config, provider="local")
+
+
+# ------------------------------------------------------------------ what is for sale
+
+
+def test_a_local_cloud_sells_what_the_next_cluster_may_ask_for(world: CloudWorld) -> None:
+    asked = asked_of(world)
+    root = asked.state.path / "cloud"
+    there = read_catalog(root)
+    one = next(each for each in there.offers if each.market == "spot" and "eu" in each.region)
+    fewer = tuple(each for each in there.offers if each != one)
+    write_catalog(root, there.model_copy(update={"offers": fewer}))
+    before = read_catalog(root)
+    make_cluster(asked, nobody)
+    after = read_catalog(root)
+    assert after.offers[: len(before.offers)] == before.offers
+    assert after.offers[len(before.offers) :] == (one,)
+    assert after.owner_pid == before.owner_pid
+    end_cluster(asked.state, nobody, at_once=True)
 
 
 # ------------------------------------------------------------------ which run
