@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from geo_ray.cli.paths import (
     run_directory,
 )
 from geo_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from geo_ray.planning.plan import Plan
 
 _NOT_OF_THE_REST = {"--policy": "policy", "--dry-run": "dry_run", "--pareto": "pareto"}
 _file_type = click.Path(path_type=Path)
@@ -183,7 +187,7 @@ def plan(
     )
     console.print(loss_text(chosen), highlight=False, soft_wrap=True)
     console.print(
-        f"{totals_text(chosen)} ({chosen.usd_per_h:.2f} USD/h of machines)"
+        f"{totals_text(chosen)} ({chosen.usd_per_h:.2f} USD/h of workers{_stands(chosen)})"
         + (f"; no plan is {_better(chosen.gap)}" if policy == "optimal" else ""),
         highlight=False,
     )
@@ -215,6 +219,11 @@ def _check_rest(context: click.Context) -> None:
             f"{', '.join(given)}: not with --from, which plans the rest of a run in one way",
             fix="Leave it out, or plan the whole job without --from.",
         )
+
+
+def _stands(plan: Plan) -> str:
+    usd_per_h = plan.stands_usd_per_h
+    return f", {usd_per_h:.2f} of servers and disks" if usd_per_h else ""
 
 
 def _better(gap: float) -> str:

@@ -76,6 +76,7 @@ def up(
         machines_table,
         offer_lines,
         offer_table,
+        plan_lines,
         reach_lines,
         wide_console,
     )
@@ -96,7 +97,7 @@ def up(
             return
         if not as_json:
             console.print(offer_table(offer))
-            for line in offer_lines(offer):
+            for line in (*offer_lines(offer), *plan_lines(offer.plan)):
                 click.echo(line)
         if dry_run:
             click.echo("nothing was started")

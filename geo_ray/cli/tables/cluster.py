@@ -15,6 +15,7 @@ from geo_ray.api.clusters import UpCluster
 from geo_ray.clusters.offer import ClusterOffer, OfferedMachines
 from geo_ray.clusters.report import ClusterMachineRow, ClusterReport, DecisionRow
 from geo_ray.observe.text import duration_text
+from geo_ray.planning.plan import Plan
 
 _DECISIONS = 6
 _WIDTH = 130
@@ -61,6 +62,15 @@ def offer_lines(offer: ClusterOffer) -> list[str]:
     return lines
 
 
+def plan_lines(plan: Plan) -> list[str]:
+    """How a run has to exchange for these costs, and what to know before believing them."""
+    return [
+        f"planned with an exchange every {plan.interval} steps, {plan.codec or 'no codec'}: so "
+        "trains `geo-ray train --plan`, and without it as the configuration says",
+        *(f"note     {note}" for note in plan.notes),
+    ]
+
+
 def _why_not(other: OfferedMachines, offer: ClusterOffer) -> str:
     """Why none of a pool would be rented, where the pool itself gives no reason."""
     post = (other.region, other.role)
@@ -87,7 +97,7 @@ def machines_table(report: ClusterReport) -> Table:
             row.region or "-",
             row.type,
             row.market.replace("_", "-"),
-            row.state if row.is_ready or row.state != "running" else "joining",
+            _state(row),
             duration_text(row.age_s),
             "?" if row.usd_per_hour is None else f"{row.usd_per_hour:.4g}",
             _leaves(row),
@@ -176,6 +186,12 @@ def _alternatives(decision: DecisionRow) -> list[str]:
             f"         {other['at']} {other['type']} {other['market']}: {price}{rows}{note}{chosen}"
         )
     return lines
+
+
+def _state(row: ClusterMachineRow) -> str:
+    if row.is_ready or row.state != "running":
+        return row.state
+    return "joining" if row.leaves is None else "leaving"
 
 
 def _leaves(row: ClusterMachineRow) -> str:

@@ -39,11 +39,11 @@ def jobs_table(report: QueueReport, *, with_ended: bool = False) -> Table:
         table.add_row(
             row.name,
             row.tenant,
-            row.outcome or row.state,
+            _state(report, row),
             f"{row.worth:g}",
             _deadline(row),
             f"{row.done:.0%}",
-            _ends(row),
+            "" if report.is_served is False else _ends(row),
             f"{row.factor:.2f}",
             str(row.attempts),
             "" if row.utility is None else number_text(row.utility),
@@ -76,7 +76,7 @@ def worth_line(row: QueueJobRow) -> str:
 
 def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
     """Return what `geo-ray queue show` says."""
-    state = row.outcome or row.state
+    state = _state(report, row)
     lines = [
         f"job      {row.name} of tenant {row.tenant}: {state}"
         + (f", {row.told}" if row.told else ""),
@@ -101,6 +101,13 @@ def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
     if report.is_served is False and row.state != "ended":
         lines.append("         the queue is not served: nothing changes until it is")
     return lines
+
+
+def _state(report: QueueReport, row: QueueJobRow) -> str:
+    """How a job stands; where nobody serves the queue, how it stood."""
+    state = row.outcome or row.state
+    goes = row.state in ("running", "leaving")
+    return f"was {state}" if goes and report.is_served is False else state
 
 
 def _ends(row: QueueJobRow) -> str:

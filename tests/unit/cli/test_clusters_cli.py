@@ -37,7 +37,7 @@ def test_a_dry_run_shows_what_would_be_rented(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     shown = said("up", CONFIG, "--provider", "local", "--dry-run")
     assert "nothing was started" in shown.output
-    for word in ("head", "us-east-1", "g4dn.xlarge", "spot", "USD/h"):
+    for word in ("head", "us-east-1", "g4dn.xlarge", "spot", "USD/h", "every 256 steps, int4"):
         assert word in shown.output
 
 

@@ -70,7 +70,7 @@ def test_a_page_of_it_is_written(queue: SimQueue, tmp_path: Path) -> None:
 
 def test_a_job_is_shown_with_what_it_had_and_will_have(queue: SimQueue) -> None:
     shown = run("show", queue.root, "long").output
-    assert "job      long of tenant red: running" in shown
+    assert "job      long of tenant red: was running" in shown, "nobody serves it"
     assert "had " in shown
     assert "runs/q/long" in shown
     assert json.loads(run("show", queue.root, "short", "--json").stdout)["outcome"] == "finished"
@@ -144,6 +144,7 @@ def test_a_queue_that_nobody_serves_says_so(queue: SimQueue) -> None:
     from geo_ray.queue.report import report_of
 
     assert "not served" in run("list", queue.root).output, "it has no lease"
+    assert "was running" in run("list", queue.root).output
     assert "not served" in run("show", queue.root, "long").output
     assert "not served" not in run("show", queue.root, "short").output, "it is over anyway"
     for is_served in (True, None):
