@@ -121,12 +121,15 @@ class AutoscalerActor:
     def follow(self, target: ClusterTarget) -> None:
         """Let something else run from now on, with the head that there is; also if this dies.
 
+        The cluster's budget bounds it, unless it has one of its own.
+
         Raises:
             RunDirectoryError: that cannot be written down.
         """
-        target = self._target = replace(target, head=self.order.target.head)
-        self._wake.set()
-        write_told(self.order.store, self.order.made, lambda told: replace(told, target=target))
+        self._recall()
+        if target.budget_usd is None:
+            target = replace(target, budget_usd=(self._target or self.order.target).budget_usd)
+        self._go_by(target)
 
     def allow(self, budget_usd: float | None) -> None:
         """Let its machines cost so much in all, None: without a bound; also if this dies.
@@ -137,7 +140,12 @@ class AutoscalerActor:
         self._recall()
         target = self._target or self.order.target
         if target.budget_usd != budget_usd:
-            self.follow(replace(target, budget_usd=budget_usd))
+            self._go_by(replace(target, budget_usd=budget_usd))
+
+    def _go_by(self, target: ClusterTarget) -> None:
+        target = self._target = replace(target, head=self.order.target.head)
+        self._wake.set()
+        write_told(self.order.store, self.order.made, lambda told: replace(told, target=target))
 
     def release(self) -> None:
         """Let nothing run any more: all machines are drained and ended, except by their users.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from geo_ray.autoscale.told_target import TOLD_KEY, ToldTarget, read_told, write_told
 from geo_ray.errors import RunDirectoryError
 from geo_ray.lease.local_store import LocalConditionalStore
+from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, AutoscalerActor
 from tests.autoscale_support import (
     CONFIG,
     SPOT_A,
@@ -145,6 +147,37 @@ def test_what_was_told_is_there_for_the_next_one(tmp_path: Path) -> None:
     before = store.read(TOLD_KEY)
     write_told(store, 1, lambda told: replace(told, target=other))
     assert store.read(TOLD_KEY) == before, "the same again writes nothing"
+
+
+def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue's targets have none, and the next actor knows what this one was told."""
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
+    store, first = LocalConditionalStore(tmp_path), target(budget_usd=3.0)
+    fields: Any = ("demo", None, store, CONFIG, first)
+    order = AutoscaleOrder(*fields)
+    queues = replace(target(), deadline_unix_s=77.0)
+
+    def known() -> tuple[float | None, float | None]:
+        found = read_told(store, 1).target
+        assert found is not None
+        return found.budget_usd, found.deadline_unix_s
+
+    actor = AutoscalerActor(order)
+    actor.allow(3.0)
+    assert read_told(store, 1).target is None, "nothing has changed"
+    actor.follow(queues)
+    assert known() == (3.0, 77.0)
+    actor = AutoscalerActor(order)  # the one before died
+    actor.allow(5.0)
+    assert known() == (5.0, 77.0)
+    actor.follow(queues)
+    assert known() == (5.0, 77.0)
+    actor.follow(replace(queues, budget_usd=1.0))
+    assert known() == (1.0, 77.0)
+    AutoscalerActor(order).allow(None)
+    assert known() == (None, 77.0)
 
 
 def test_a_cluster_that_is_made_anew_has_been_told_nothing(tmp_path: Path) -> None:
