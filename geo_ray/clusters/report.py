@@ -90,6 +90,7 @@ class ClusterReport(StrictModel):
     usd_per_hour: float = Field(description="of all machines, the head included")
     spent_usd: float = Field(description="so far, the head included")
     budget_usd: float | None = Field(description="most that it may cost; null: no bound")
+    is_idle: bool = Field(description="whether its run is done or stopped, and needs no machines")
     is_stopped: bool = Field(description="whether the budget is used up, and nothing is rented")
     left_s: float | None = Field(description="of the run; null: no end is known")
     to_finish_usd: float | None = Field(description="what the rest of the run costs")
@@ -201,6 +202,9 @@ def report_of(
     left_s = None
     if told is not None and is_fresh and record.phase == "up" and any(r.is_ready for r in rows):
         left_s = told.status.left_s
+    is_idle = record.phase == "up" and told is not None and is_fresh and told.status.left_s == 0.0
+    if is_idle:
+        notes.append("nothing is rented while its run is done, or stopped; submit it to go on")
     address = head_address(head, record)
     posts = _posts(record, memory, rows)
     return ClusterReport(
@@ -218,7 +222,8 @@ def report_of(
         usd_per_hour=burn,
         spent_usd=spent,
         budget_usd=record.target.budget_usd,
-        is_stopped=_is_stopped(record, memory),
+        is_stopped=_is_stopped(record, memory, spent),
+        is_idle=is_idle,
         left_s=left_s,
         to_finish_usd=None if left_s is None else burn * left_s / _HOUR_S,
         looked=told is not None and told.status.looked_unix_s is not None,
@@ -230,9 +235,11 @@ def report_of(
     )
 
 
-def _is_stopped(record: ClusterRecord, memory: AutoscalerMemory) -> bool:
-    budget_usd, stopped_usd = record.target.budget_usd, memory.pace.stopped_at_usd
-    return budget_usd is not None and stopped_usd is not None and budget_usd <= stopped_usd
+def _is_stopped(record: ClusterRecord, memory: AutoscalerMemory, spent_usd: float) -> bool:
+    budget_usd = record.target.budget_usd
+    return budget_usd is not None and budget_usd <= max(
+        spent_usd, memory.pace.stopped_at_usd or 0.0
+    )
 
 
 def silent_s(record: ClusterRecord) -> float:

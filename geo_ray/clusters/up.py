@@ -113,7 +113,7 @@ def await_machines(
         now_s = time.monotonic()
         if report.acts and deadline_s is None:
             deadline_s = now_s + longest_s
-        if report.acts and have >= report.wanted:
+        if report.acts and (have >= report.wanted or report.is_idle or report.is_stopped):
             return report
         if deadline_s is not None and now_s >= deadline_s:
             return report

@@ -118,7 +118,10 @@ def report_lines(report: ClusterReport) -> list[str]:
         lines.append(f"plan     {name}: {post.ready} of {post.planned} machines{more}")
     lines.append(f"cost     {report.usd_per_hour:.4g} USD/h, {report.spent_usd:.4g} USD so far")
     if report.budget_usd is not None:
-        used = "used up: nothing is rented until `geo-ray up` is given a larger plan.budget_usd"
+        used = (
+            "used up: nothing is rented until `geo-ray up` is given a larger plan.budget_usd; the "
+            "head costs on until `geo-ray down`"
+        )
         rest_usd = max(0.0, report.budget_usd - report.spent_usd)
         rest = used if report.is_stopped else f"{rest_usd:.4g} USD are left"
         lines.append(f"budget   {report.budget_usd:.4g} USD; {rest}")

@@ -27,9 +27,10 @@ from geo_ray.clusters.clouds import open_accounts, open_clouds
 from geo_ray.clusters.down import end_cluster
 from geo_ray.clusters.head import find_head, head_ends_unix_s, head_request, is_alive
 from geo_ray.clusters.record import ClusterRecord, StandingHead
+from geo_ray.clusters.report import ClusterReport, ToldStatus, read_status, tell_status
 from geo_ray.clusters.serve import ClusterServer, stop_runs
 from geo_ray.clusters.state import ClusterState
-from geo_ray.clusters.up import make_cluster
+from geo_ray.clusters.up import await_machines, make_cluster
 from geo_ray.errors import ClusterNameTakenError, ClusterStateError, InterruptedRunError
 from geo_ray.job import rundir
 from geo_ray.lease.driving import driving, seeker_of
@@ -314,6 +315,23 @@ def test_runs_are_saved_once_before_a_budget_ends_their_machines(
     end_cluster(asked.state, said.append)
     thread.join()
     assert said[0] == "the budget is nearly used up" and f"{path}" in said[1]
+
+
+def test_up_does_not_wait_for_machines_that_a_stopped_run_does_not_need(world: CloudWorld) -> None:
+    asked = asked_of(world)
+    made = make_cluster(asked, nobody)
+
+    def told(left_s: float) -> ClusterReport:
+        status = AutoscalerStatus(True, time.time(), left_s=left_s)
+        _, tag = read_status(asked.state.store(), made.made)
+        said = ToldStatus(unix_s=time.time(), made=made.made, status=status)
+        tell_status(asked.state.store(), said, tag)
+        return await_machines(made, asked.state, 1.0, nobody)
+
+    idle, awaited = told(0.0), told(60.0)
+    assert idle.is_idle and "submit it to go on" in " ".join(idle.notes)
+    assert not awaited.is_idle and awaited.wanted == 2
+    end_cluster(asked.state, nobody, at_once=True)
 
 
 # ------------------------------------------------------------------ interrupted
