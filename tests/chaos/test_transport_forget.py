@@ -9,6 +9,8 @@ import pytest
 from flaky_proxy import FlakyProxy
 from wan_support import WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
+from geo_ray.transport.endpoint.session import Session
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
@@ -30,8 +32,30 @@ def test_the_end_does_not_wait_for_who_is_forgotten(caplog: pytest.LogCaptureFix
         us.endpoint.forget("eu")
         us.endpoint.forget("who was never there")
         us.endpoint.close(WAIT_S)
-    assert "has not acknowledged every message" not in caplog.text
+    assert "has not acknowledged" not in caplog.text
     assert us.about("eu")["outbox_messages"] == 1
+
+
+def test_the_end_warns_of_messages_that_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+    us, eu = Node("us"), Node("eu")
+    with running(us, eu):
+        eu.dial(us)
+        eu.endpoint.close(0.0)
+        us.wait(lambda: ("eu", 1, False) in us.peers)
+        us.say("eu", 1, b"never heard")
+        us.endpoint.close(0.0)
+    assert "region eu has not acknowledged 1 message(s)" in caplog.text
+
+
+def test_the_end_warns_of_no_message_where_only_an_acknowledgement_is_owed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us, eu = Node("us"), Node("eu")
+    with running(us, eu):
+        eu.dial(us)
+        monkeypatch.setattr(Session, "flush", lambda *_: False)
+        eu.endpoint.close(0.0)
+    assert "has not acknowledged" not in caplog.text
 
 
 def test_who_is_forgotten_is_not_dialed_until_somebody_asks_for_it() -> None:
