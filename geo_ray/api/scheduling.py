@@ -10,6 +10,7 @@ from geo_ray.api.inputs import FilePath
 from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.errors import ScheduleInputError
 from geo_ray.scheduling.bound.columns import utility_bound
+from geo_ray.scheduling.bound.foresight import ForesightPolicy
 from geo_ray.scheduling.history.outcome import ScheduleOutcome, outcome_of
 from geo_ray.scheduling.history.replay import check_jobs, replay_jobs
 from geo_ray.scheduling.load.book_offers import book_offers
@@ -28,11 +29,13 @@ class ScheduleResult:
     Attributes:
         schedules: by policy.
         bound: utility that no policy can exceed; None: not asked for.
+        foresight: a schedule that knows all jobs ahead; None: not asked for.
         title: what was replayed.
     """
 
     schedules: Mapping[str, ClusterSchedule]
     bound: float | None
+    foresight: ClusterSchedule | None
     title: str
 
     @property
@@ -71,7 +74,7 @@ def schedule(
             those that are shipped; None: machines and prices are made up.
         at: with ``machine``, its cloud's regions, in place of the shape's.
         seed: of all that is left to chance.
-        bound: also compute what no policy can exceed.
+        bound: also compute what no policy can exceed, and a schedule that knows all jobs ahead.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -105,4 +108,9 @@ def schedule(
         schedules[name] = replay_jobs(cluster, jobs, policy, seed=seed)
         check_schedule(schedules[name])
     title = f"{title} on {shape.machines} machines"
-    return ScheduleResult(schedules, utility_bound(cluster, jobs) if bound else None, title)
+    if not bound:
+        return ScheduleResult(schedules, None, None, title)
+    most = utility_bound(cluster, jobs)
+    ahead = replay_jobs(cluster, jobs, ForesightPolicy(jobs, most), seed=seed)
+    check_schedule(ahead)
+    return ScheduleResult(schedules, most.utility, ahead, title)

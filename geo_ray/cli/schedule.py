@@ -136,16 +136,22 @@ def schedule(
         seed=seed,
         bound=bound,
     )
+    ahead = None if result.foresight is None else result.foresight.total_utility
     if as_json:
         numbers = {name: asdict(each) for name, each in result.outcomes.items()}
-        click.echo(json.dumps({"bound": result.bound, "policies": numbers}, indent=2))
+        found = {"bound": result.bound, "foresight": ahead, "policies": numbers}
+        click.echo(json.dumps(found, indent=2))
     else:
         console = Console()
         if not console.is_terminal:
             console = Console(width=200)  # a line stays a line for who reads it with grep
         console.print(outcome_table(result.outcomes))
         if result.bound is not None:
-            console.print(f"no policy can have more than {result.bound:.4g}", highlight=False)
+            console.print(
+                f"no policy can have more than {result.bound:.4g}; a schedule that knows all jobs "
+                f"ahead has {ahead:.4g}",
+                highlight=False,
+            )
     if page is not None:
         result.save(page)
         click.echo(f"page     {page}", err=as_json)

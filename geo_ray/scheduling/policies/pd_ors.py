@@ -12,6 +12,10 @@ deadlines and worth differ, and jobs come unannounced. Source: PD-ORS (Yu, Liu, 
 arXiv 2108.02917); only its abstract could be read, the algorithm is reconstructed; what was added
 for regions, money and spot machines is ours.
 
+`pd_ors_load` is the same with prices that start at half of what the load so far bids (`LoadFloor`),
+so that an empty cluster is not sold to whoever comes first. When: more is asked for than there is,
+and jobs keep coming; where few come, it turns away some that would have fitted. Source: ours.
+
 OASiS is the same without locality: workers and parameter servers on sites of their own. Rule: the
 first sites, a share of them by what all parameter servers need, have parameter servers only.
 Source: OASiS, the online
@@ -55,6 +59,7 @@ class PdOrsPolicy:
         window: slots that are looked at from a job's arrival on.
         tight: see `PriceBoard`.
         span: see `PriceBoard`.
+        load_share: see `PriceBoard`.
         locality: ``apart``: no site has both workers and parameter servers, as in OASiS.
         server_share: of the sites, that have parameter servers if apart.
         fine: whether a job's work is cut into as many parts as it takes slots at its fastest, or a
@@ -67,6 +72,7 @@ class PdOrsPolicy:
     window: int = 40
     tight: bool = True
     span: float = 6.0
+    load_share: float = 0.0
     locality: Locality = "any"
     server_share: float = 0.3
     change_s: float = 0.0
@@ -83,10 +89,17 @@ def oasis(**changes: float) -> PdOrsPolicy:
     return replace(plain, **changes)  # type: ignore[arg-type]  # names are checked there
 
 
+def pd_ors_load() -> PdOrsPolicy:
+    """Return PD-ORS with prices that start where the load puts them."""
+    return PdOrsPolicy(load_share=0.5)
+
+
 class _PdOrs:
     def __init__(self, policy: PdOrsPolicy, cluster: SharedCluster, seed: int) -> None:
         self._policy, self._cluster = policy, cluster
-        self._board = PriceBoard(cluster, tight=policy.tight, span=policy.span)
+        self._board = PriceBoard(
+            cluster, tight=policy.tight, span=policy.span, load_share=policy.load_share
+        )
         self._promised: dict[str, dict[int, Allocation]] = {}
         self._jobs: dict[str, ClusterJob] = {}
         self._rng = np.random.default_rng(seed)

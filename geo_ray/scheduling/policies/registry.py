@@ -12,13 +12,14 @@ from geo_ray.scheduling.policies.drf import DrfPolicy
 from geo_ray.scheduling.policies.fifo import FifoPolicy
 from geo_ray.scheduling.policies.ones import OnesPolicy
 from geo_ray.scheduling.policies.optimus import OptimusPolicy
-from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy, oasis
+from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy, oasis, pd_ors_load
 from geo_ray.scheduling.policies.pollux import PolluxPolicy
 from geo_ray.scheduling.policies.tiresias import TiresiasPolicy
 from geo_ray.util.nearest import nearest
 
 POLICIES: Final[Mapping[str, Callable[[], SchedulingPolicy]]] = {
     "pd_ors": PdOrsPolicy,
+    "pd_ors_load": pd_ors_load,
     "oasis": oasis,
     "fifo": FifoPolicy,
     "drf": DrfPolicy,

@@ -10,6 +10,8 @@ it U, which none can. Both are learned from the jobs that have come so far, each
 demand of one worker and one parameter server, as in the paper. ``L`` is kept within a factor
 ``e^span`` of U, since a job that is worth nothing when late would make it 0.
 
+With ``load_share`` no price is less than that part of what the load so far bids; see `LoadFloor`.
+
 Source: PD-ORS (arXiv 2108.02917); the form is reconstructed from memory, its constants are derived
 anew, tight bounds and the span are ours.
 """
@@ -23,6 +25,7 @@ import numpy as np
 from geo_ray.scheduling.model.cluster import Floats, SharedCluster
 from geo_ray.scheduling.model.job import ClusterJob
 from geo_ray.scheduling.model.speed import LinkUsed
+from geo_ray.scheduling.pricing.load_floor import LoadFloor
 
 
 class PriceBoard:
@@ -32,10 +35,19 @@ class PriceBoard:
         promised_TSR: what is given away of each slot.
     """
 
-    def __init__(self, cluster: SharedCluster, *, tight: bool = True, span: float = 6.0) -> None:
+    def __init__(
+        self,
+        cluster: SharedCluster,
+        *,
+        tight: bool = True,
+        span: float = 6.0,
+        load_share: float = 0.0,
+    ) -> None:
         self._cluster = cluster
         self._tight = tight
         self._span = span
+        self._load_share = load_share
+        self._floor = LoadFloor(cluster)
         self.promised_TSR = np.zeros(cluster.capacity_TSR.shape)
         self._top_R = np.zeros(len(cluster.resources))
         self._low = math.inf
@@ -59,12 +71,16 @@ class PriceBoard:
         self._top_R[paid] = np.maximum(self._top_R[paid], best / used_R[paid])
         last = job.utility.of(self._cluster.slots - job.arrival_slot)
         self._low = min(self._low, last / (2 * self._units))
+        if self._load_share:
+            self._floor.learn(job)
 
     @property
     def bounds(self) -> tuple[Floats, Floats]:
         """The largest and the least price of each resource, (R,) each."""
-        top_R = np.maximum(self._top_R, 1e-12)
-        return top_R, np.maximum(min(self._low, float(top_R.min())), top_R * math.exp(-self._span))
+        floor_R = self._load_share * self._floor.price_R
+        top_R = np.maximum(np.maximum(self._top_R, 1e-12), floor_R)
+        low_R = np.maximum(min(self._low, float(top_R.min())), top_R * math.exp(-self._span))
+        return top_R, np.maximum(low_R, floor_R)
 
     def prices(self, slots: slice, capacity_NSR: Floats) -> Floats:
         """Return the prices of some slots, (N, S, R).

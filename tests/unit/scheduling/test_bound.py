@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from geo_ray.planning.model.timing import Timing
 from geo_ray.scheduling.bound.columns import utility_bound
+from geo_ray.scheduling.bound.foresight import ForesightPolicy
+from geo_ray.scheduling.bound.slot_work import slot_work
 from geo_ray.scheduling.history.replay import replay_jobs
 from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up_jobs
-from geo_ray.scheduling.model.allocation import Allocation
+from geo_ray.scheduling.model.allocation import Allocation, counts_of
 from geo_ray.scheduling.model.cluster import SharedCluster
 from geo_ray.scheduling.model.job import ClusterJob
+from geo_ray.scheduling.model.speed import LinkUsed
+from geo_ray.scheduling.model.validate import check_schedule
 from geo_ray.scheduling.policies.registry import POLICIES
 from tests.scheduling_support import cluster_of, job_of
 
@@ -44,11 +49,9 @@ def best_of_all(cluster: SharedCluster, jobs: list[ClusterJob]) -> float:
     return best
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_no_schedule_exceeds_the_bound_by_enumeration(seed: int) -> None:
+def three_jobs(seed: int) -> tuple[SharedCluster, list[ClusterJob]]:
     rng = np.random.default_rng(seed)
-    cluster = cluster_of(np.full((3, 1, 2), 4.0), (0,))
-    jobs = [
+    return cluster_of(np.full((3, 1, 2), 4.0), (0,)), [
         job_of(
             f"j{number}",
             arrival=int(rng.integers(0, 2)),
@@ -60,7 +63,12 @@ def test_no_schedule_exceeds_the_bound_by_enumeration(seed: int) -> None:
         )
         for number in range(3)
     ]
-    bound, best = utility_bound(cluster, jobs), best_of_all(cluster, jobs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_schedule_exceeds_the_bound_by_enumeration(seed: int) -> None:
+    cluster, jobs = three_jobs(seed)
+    bound, best = utility_bound(cluster, jobs).utility, best_of_all(cluster, jobs)
     assert bound >= best - 1e-6
     assert replay_jobs(cluster, jobs, POLICIES["pd_ors"]()).total_utility <= best + 1e-6
 
@@ -68,66 +76,62 @@ def test_no_schedule_exceeds_the_bound_by_enumeration(seed: int) -> None:
 def whole_programme(cluster: SharedCluster, jobs: list[ClusterJob]) -> float:
     """The same relaxation as one programme, written anew: parts of jobs by the slot they end in.
 
-    Unknowns: the part of each job that ends in each slot, and its work in each slot up to there.
+    Unknowns: the part of each job that ends in each slot, and for each slot up to there the share
+    of it that the job has one, two, three or four workers. Three or more lie on two sites.
     """
     slots, total = cluster.slots, cluster.capacity_TSR.sum(axis=1)
     worth: list[float] = []
     packing: dict[tuple[int, int], list[tuple[int, float]]] = {}
     once: list[list[int]] = []
-    covers: list[tuple[int, list[int], float]] = []
+    covers: list[tuple[int, list[list[int]], list[float]]] = []
     for job in jobs:
-        step = [8 / w * 0.1 + 2 * 8 / math.ceil(w / 2) / 10_000 for w in (1, 2, 3, 4)]
-        per_slot = [8 / one * cluster.slot_s for one in step]
-        units = sum(
-            (
-                job.demands.worker_R * min(w / per_slot[w - 1] for w in (1, 2, 3, 4)),
-                job.demands.server_R
-                * min(math.ceil(w / 2) / per_slot[w - 1] for w in (1, 2, 3, 4)),
-            )
-        )
+        parts, units = [], []
+        for w in (1, 2, 3, 4):
+            servers, mbps = math.ceil(w / 2), 10_000 if w <= 2 else 50
+            step = 8 / w * 0.1 + 2 * 8 / servers / mbps
+            parts.append(8 / step * cluster.slot_s / job.rows)
+            units.append(w * job.demands.worker_R + servers * job.demands.server_R)
         own = []
         for end in range(job.arrival_slot, slots):
             y = len(worth)
             worth.append(job.utility.of(end - job.arrival_slot))
             own.append(y)
-            z = list(range(y + 1, y + 2 + end - job.arrival_slot))
-            worth += [0.0] * len(z)
-            covers.append((y, z, max(per_slot) / job.rows))
-            for place, slot in zip(z, range(job.arrival_slot, end + 1), strict=True):
-                for r in range(len(units)):
-                    packing.setdefault((slot, r), []).append((place, units[r] * job.rows))
+            shares = []
+            for slot in range(job.arrival_slot, end + 1):
+                shares.append(list(range(len(worth), len(worth) + 4)))
+                worth += [0.0] * 4
+                for place, each in zip(shares[-1], units, strict=True):
+                    for r in range(len(each)):
+                        packing.setdefault((slot, r), []).append((place, each[r]))
+            covers.append((y, shares, parts))
         once.append(own)
     rows, right = [], []
-    for (slot, r), terms in packing.items():
+
+    def limit(terms: list[tuple[int, float]], most: float) -> None:
         row = np.zeros(len(worth))
         for place, value in terms:
             row[place] += value
         rows.append(row)
-        right.append(total[slot, r])
+        right.append(most)
+
+    for (slot, r), terms in packing.items():
+        limit(terms, total[slot, r])
     for own in once:
-        row = np.zeros(len(worth))
-        row[own] = 1.0
-        rows.append(row)
-        right.append(1.0)
-    for y, z, most in covers:
-        row = np.zeros(len(worth))
-        row[y], row[z] = 1.0, -1.0
-        rows.append(row)
-        right.append(0.0)
-        for place in z:
-            row = np.zeros(len(worth))
-            row[place], row[y] = 1.0, -most
-            rows.append(row)
-            right.append(0.0)
-    done = linprog(-np.array(worth), A_ub=np.stack(rows), b_ub=right, method="highs")
-    return -float(done.fun)
+        limit([(y, 1.0) for y in own], 1.0)
+    for y, shares, parts in covers:
+        done = [(place, -part) for slot in shares for place, part in zip(slot, parts, strict=True)]
+        limit([(y, 1.0), *done], 0.0)
+        for slot in shares:
+            limit([(y, -1.0), *((place, 1.0) for place in slot)], 0.0)
+    found = linprog(-np.array(worth), A_ub=np.stack(rows), b_ub=right, method="highs")
+    return -float(found.fun)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_columns_end_at_the_optimum_of_the_whole_programme(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cluster = cluster_of(np.full((5, 2, 2), 3.0), (0, 0))
-    cluster.net.mbps_GG[:] = 10_000.0
+    cluster.net.mbps_GG[:] = 50.0
     jobs = [
         job_of(
             f"j{number}",
@@ -139,7 +143,63 @@ def test_columns_end_at_the_optimum_of_the_whole_programme(seed: int) -> None:
         )
         for number in range(6)
     ]
-    assert utility_bound(cluster, jobs) == pytest.approx(whole_programme(cluster, jobs), rel=1e-4)
+    assert utility_bound(cluster, jobs).utility == pytest.approx(
+        whole_programme(cluster, jobs), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", ["ones", "pollux"])
+def test_no_policy_that_grows_batches_exceeds_the_bound(name: str) -> None:
+    cluster = cluster_of(np.full((12, 2, 2), 8.0), (0, 0))
+    jobs = [
+        job_of(
+            f"j{number}",
+            arrival=number,
+            rows=7_000.0,
+            model_bytes=5e8,
+            urgency=1.0,
+            target=3.0,
+            most_rows=64,
+        )
+        for number in range(4)
+    ]
+    done = replay_jobs(cluster, jobs, POLICIES[name]())
+    assert max(use.allocation.batch for use in done.uses) > 8
+    assert 0 < done.total_utility <= utility_bound(cluster, jobs).utility
+
+
+def test_a_way_over_a_link_that_hides_its_exchanges_counts_where_it_is_faster() -> None:
+    cluster = cluster_of(np.full((12, 2, 2), 8.0), (0, 0))
+    job = job_of(model_bytes=1e9, timing=Timing(every=100.0, hides=100.0))
+    one = LinkUsed(5000.0, is_inside=False)
+    part = float(job.speed.rows_per_s(4, 2, 8, one)) * cluster.slot_s / job.rows
+    assert slot_work(cluster, job).part_W[-1] == pytest.approx(part)
+
+
+@pytest.mark.parametrize("data", [{}, {0: 1.0}, {0: 0.4, 1: 0.6}])
+def test_nothing_that_fits_does_more_in_a_slot(data: dict[int, float]) -> None:
+    rng = np.random.default_rng(7)
+    cluster = cluster_of(np.full((2, 3, 2), 5.0), (0, 1, 1), mbps=200.0)
+    job = job_of(data=data, model_bytes=1e7, most=8, per_server=3)
+    work, tried = slot_work(cluster, job), 0
+    for _ in range(3000):
+        workers = rng.integers(0, 4, 3) * job.may_work_S(cluster)
+        servers = rng.integers(0, 3, 3)
+        if not 1 <= workers.sum() <= 8 or servers.sum() != job.demands.servers(workers.sum()):
+            continue
+        had = Allocation(
+            counts_of(dict(enumerate(workers.tolist()))),
+            counts_of(dict(enumerate(servers.tolist()))),
+            8,
+        )
+        used_SR = workers[:, None] * job.demands.worker_R + servers[:, None] * job.demands.server_R
+        if (used_SR > cluster.capacity_TSR[0]).any():
+            continue
+        tried += 1
+        part = job.rows_per_s(cluster, had) * cluster.slot_s / job.rows
+        within = (work.units_WR <= used_SR.sum(axis=0) + 1e-9).all(axis=1)
+        assert part <= work.part_W[within].max(initial=0.0) + 1e-12
+    assert tried > 200
 
 
 @pytest.mark.parametrize("regions", [1, 3])
@@ -148,6 +208,27 @@ def test_no_policy_exceeds_the_bound(regions: int) -> None:
     cluster, jobs = made_up_cluster(shape, 3), made_up_jobs(shape, 3)
     for usd in (0.0, 1.0):
         bound = utility_bound(cluster, jobs, worth_per_usd=usd)
-        for name in POLICIES:
-            done = replay_jobs(cluster, jobs, POLICIES[name]())
-            assert done.total_utility - usd * done.usd <= bound + 1e-6, name
+        policies = {name: make() for name, make in POLICIES.items()}
+        policies["foresight"] = ForesightPolicy(jobs, bound, worth_per_usd=usd)
+        for name, policy in policies.items():
+            done = replay_jobs(cluster, jobs, policy)
+            assert done.total_utility - usd * done.usd <= bound.utility + 1e-6, name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_knows_all_jobs_ahead_is_near_the_best_of_all_schedules(seed: int) -> None:
+    cluster, jobs = three_jobs(seed)
+    best = best_of_all(cluster, jobs)
+    ahead = replay_jobs(cluster, jobs, ForesightPolicy(jobs, utility_bound(cluster, jobs)))
+    check_schedule(ahead)
+    assert 0.8 * best <= ahead.total_utility <= best + 1e-6
+
+
+def test_who_knows_all_jobs_ahead_keeps_room_for_who_comes_later() -> None:
+    cluster = cluster_of(np.full((2, 1, 2), 2.0), (0,))
+    early = job_of("early", rows=1500.0, most=1, worth=1.0, worker=(2.0, 1.0))
+    late = job_of("late", arrival=1, rows=900.0, most=1, worth=50.0, worker=(2.0, 1.0))
+    jobs = [early, late]
+    ahead = replay_jobs(cluster, jobs, ForesightPolicy(jobs, utility_bound(cluster, jobs)))
+    assert set(ahead.finished_s) == {"late"}
+    assert set(replay_jobs(cluster, jobs, POLICIES["fifo"]()).finished_s) == {"early"}

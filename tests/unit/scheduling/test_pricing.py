@@ -12,6 +12,7 @@ from geo_ray.scheduling.model.allocation import Allocation
 from geo_ray.scheduling.model.cluster import SharedCluster
 from geo_ray.scheduling.model.job import ClusterJob
 from geo_ray.scheduling.pricing.best_schedule import SearchRule, SlotOffers, best_schedule
+from geo_ray.scheduling.pricing.load_floor import LoadFloor
 from geo_ray.scheduling.pricing.prices import PriceBoard
 from geo_ray.scheduling.pricing.rounding import cover_factor, packing_factor, rounded
 from geo_ray.scheduling.pricing.spread_slot import RoundingRule, SpreadQuestion, SpreadSolver
@@ -142,3 +143,28 @@ def test_ways_keep_workers_where_the_data_are() -> None:
     assert all(set(way.workers) <= {0, 1, 2} for way in ways)
     assert all({0, 1, 2} == set(way.workers) for way in ways)
     assert {way.server_region for way in ways} == {0, 1, 2}
+
+
+def test_the_load_bids_a_resource_up_to_what_the_last_job_with_room_is_worth() -> None:
+    cluster = cluster_of(np.full((4, 1, 2), 3.0), (0,))
+    floor = LoadFloor(cluster)
+    # One worker with one parameter server does 1000 rows of 0.1 s in a slot, but for the exchange.
+    rows = 8 / (0.8 + 2 * 8 / 10_000) * cluster.slot_s
+    prices = []
+    for number, worth in enumerate((9.0, 2.0, 5.0, 7.0)):
+        floor.learn(job_of(f"j{number}", rows=rows, most=1, per_server=1, worth=2 * worth))
+        prices.append(floor.price_R[1])
+    # Three cores, two for each: one job and a half have room.
+    assert prices == pytest.approx([0.0, 2.0 / 2, 5.0 / 2, 7.0 / 2])
+    assert floor.price_R[0] == 0.0
+    # Two slots later nine cores have been there: four jobs and half of the least.
+    floor.learn(job_of("late", arrival=2, rows=rows, most=1, per_server=1, worth=2.0))
+    assert floor.price_R[1] == pytest.approx(1.0 / 2)
+
+
+def test_a_job_that_comes_again_bids_once() -> None:
+    cluster = cluster_of(np.full((4, 1, 2), 3.0), (0,))
+    floor = LoadFloor(cluster)
+    for _ in range(5):
+        floor.learn(job_of(rows=800.0, most=1, per_server=1))
+    assert floor.price_R.tolist() == [0.0] * 4
