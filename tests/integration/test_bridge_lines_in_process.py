@@ -11,6 +11,7 @@ from region_support import InProcess, experiment_of
 from test_bridges_in_process import FAR, HOME, SECTIONS, WHERE, kill_at
 from test_bridges_in_process import config as config_of
 from test_overlay_rounds import experiment as overlay_of
+from test_overlay_rounds import params_of
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.transport.wire import sockets
@@ -100,8 +101,13 @@ def test_the_averagers_own_region_dials_again(
 def test_sums_on_their_way_count_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = overlay_of({"kind": "ring"})
     with InProcess(config, tmp_path / "quiet") as world:
-        expected = world.run()
+        world.run()
+        expected_P = params_of(world, config.regions[0].name)
     cutter = Cutter(config.regions[1].name)
     kill_at(WHERE[0], cutter, monkeypatch, most=2)  # type: ignore[arg-type]
-    assert run_cut(config, cutter, tmp_path / "cut") == expected
+    run_cut(config, cutter, tmp_path / "cut")
     assert cutter.times == 2
+    assert cutter.world is not None
+    # Parts are added as they come, so the last bits may differ; a part that counts twice is seen.
+    found_P = params_of(cutter.world, config.regions[0].name)
+    torch.testing.assert_close(found_P, expected_P, rtol=1e-5, atol=1e-6)
