@@ -14,6 +14,7 @@ from typing import Any
 
 from moto.server import ThreadedMotoServer
 
+from geo_ray.api.clusters import _asked
 from geo_ray.api.planning import PlanInputs
 from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.journal import Journal
@@ -22,6 +23,7 @@ from geo_ray.autoscale.observed import NodeSeen
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.status import AutoscalerStatus, told
 from geo_ray.clouds.price_book import dump_book, shipped_book
+from geo_ray.clusters.asked import AskedCluster
 from geo_ray.clusters.clouds import open_clouds
 from geo_ray.clusters.head import find_head
 from geo_ray.clusters.remote import RemoteProvider, RemoteStore
@@ -396,3 +398,53 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
                 return
     finally:
         keeper.close()
+
+
+def nobody(_: str) -> None:
+    """Hears what is told to people, and tells nobody."""
+
+
+def until(what: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    deadline_s = time.monotonic() + 60.0
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def asked_of(world: CloudWorld) -> AskedCluster:
+    """What `geo-ray up` asks for with a world's configuration."""
+    words: Any = (world.config, (), "local", None, "optimal", None, None, nobody)
+    found: AskedCluster = _asked(*words)
+    return found
+
+
+@dataclass
+class PlayedRay:
+    """What a head does on Ray, as far as it is asked."""
+
+    looks: int = 0
+    saves: bool = False
+    ended: list[str] = field(default_factory=list)
+    allowed: list[float | None] = field(default_factory=list)
+
+    def start(self, order: object) -> None:
+        pass
+
+    def status(self) -> AutoscalerStatus:
+        self.looks += 1
+        assert self.looks < 5, "it serves a cluster that is there no more"
+        return AutoscalerStatus(True, saves=self.saves)
+
+    def end(self, cluster: str) -> None:
+        self.ended.append(cluster)
+
+    def release(self) -> None:
+        pass
+
+    def allow(self, budget_usd: float | None) -> None:
+        self.allowed.append(budget_usd)
+
+    def stop_jobs(self, longest_s: float, tell: Callable[[str | None], None]) -> None:
+        tell("geo-ray-queue-all is served no more")
+        tell("stopping job one, which saves its run first")

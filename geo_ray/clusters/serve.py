@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,14 +22,13 @@ from geo_ray.clusters.head import find_head, head_address, job_server_of, listed
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.remote import RemoteProvider, RemoteStore
 from geo_ray.clusters.report import ALL_ENDED, ToldStatus, read_status, tell_status
+from geo_ray.clusters.run_stops import RunStops
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import GeoRayError, RegionsSilentError
-from geo_ray.job.status import StatusReader
 from geo_ray.providers.base import MachineState
 from geo_ray.runtime.autoscaler.actor import AutoscaleOrder
-from geo_ray.runtime.autoscaler.named_run import NamedRun, runs_named
+from geo_ray.runtime.autoscaler.named_run import NamedRun
 from geo_ray.runtime.autoscaler.serving import ServedCluster, served
-from geo_ray.runtime.control import stop_requests
 
 _HEAD_S: Final = 300.0
 _AGAIN_S: Final = 1.0
@@ -54,7 +53,10 @@ class ClusterServer:
         self._provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
         _, self._tag = read_status(self._store, record.made)
         self._did: tuple[str, ...] = ()
-        self._is_released = self._has_saved = False
+        self._written_s = -math.inf
+        self._is_released = self._is_short = False
+        where = record.run.dir
+        self._runs = None if where is None else RunStops(Path(where), record.began_unix_s)
         self._status = AutoscalerStatus(False)
 
     def run(self) -> None:
@@ -96,35 +98,63 @@ class ClusterServer:
         return any(m.state is not MachineState.ENDED and m is not head for m in machines)
 
     def _save_runs(self) -> None:
-        """Have runs saved and stopped once, while there is money for that."""
-        where, is_time = self._record.run.dir, self._status.saves
-        if is_time and not self._has_saved:
-            self._say("the budget is nearly used up")
-            if where is not None:
-                began_unix_s = self._record.began_unix_s
-                stop_runs(Path(where), began_unix_s, time.monotonic(), self._say)
-        self._has_saved = is_time
+        """Have runs saved and stopped while there is money for that; who comes again, again."""
+        if not self._status.saves:
+            if self._is_short:
+                self._is_short, self._did = False, ()  # there is a larger budget
+            return
+        if not self._is_short:
+            self._is_short = True
+            self._tell("the budget is nearly used up")
+        self._ask_runs()
 
     def _stop_runs(self) -> None:
         """Stop what trains, so that it is saved."""
-        self._say("stopping runs")
+        self._tell("stopping runs")
         deadline_s = time.monotonic() + _SAVE_S
-        where = self._record.run.dir
-        if where is not None:
-            stop_runs(Path(where), self._record.began_unix_s, deadline_s, self._say)
-        self._cluster.stop_jobs(max(1.0, deadline_s - time.monotonic()), self._say)
+        self._ask_runs()
+        while self._runs is not None and self._runs.any_going():
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_AGAIN_S)
+            self._tell()
+        self._cluster.stop_jobs(max(1.0, deadline_s - time.monotonic()), self._tell)
+
+    def _ask_runs(self) -> None:
+        """Ask first and tell afterwards: what keeps this from telling saves no run."""
+        for path in [] if self._runs is None else self._runs.ask():
+            self._tell(f"stopping the run in {path}, which saves it first")
 
     def _say(self, news: str | None = None) -> None:
         """Write down how the cluster stands, and what has been done about its end."""
+        self._note(news)
+        self._status = self._cluster.status()
+        self._write()
+
+    def _tell(self, news: str | None = None) -> None:
+        """Write down what has been done, or that this lives; what fails now is told the next time.
+
+        Who takes the cluster down ends machines itself if it hears nothing for a while.
+        """
+        self._note(news)
+        if news is None and time.monotonic() - self._written_s < _AGAIN_S:
+            return
+        try:
+            self._write()
+        except GeoRayError as error:
+            _log.warning("%s", error.message)
+
+    def _note(self, news: str | None) -> None:
         if news is not None and self._did[-1:] != (news,):
             self._did = (*self._did, news)[-_MOST_TOLD:]
-        status, made = self._cluster.status(), self._record.made
-        self._status = status
-        told = ToldStatus(unix_s=time.time(), made=made, did=self._did, status=status)
+
+    def _write(self) -> None:
+        made = self._record.made
+        told = ToldStatus(unix_s=time.time(), made=made, did=self._did, status=self._status)
         tag = tell_status(self._store, told, self._tag)
         if tag is None:
             _, tag = read_status(self._store, made)  # of the process that served before
-        self._tag = tag
+        self._tag, self._written_s = tag, time.monotonic()
 
 
 def order_of(record: ClusterRecord, state: ClusterState) -> AutoscaleOrder:
@@ -185,42 +215,6 @@ def _forget(record: ClusterRecord) -> None:
     if address is not None:
         with served(address, None, _HEAD_S) as cluster:
             cluster.end(record.name)
-
-
-def stop_runs(
-    path: Path, since_unix_s: float, deadline_s: float, say: Callable[[str], None]
-) -> None:
-    """Let the runs of a name save and end, in whichever directories they are.
-
-    Args:
-        path: of the first of the name.
-        since_unix_s: runs to which nobody has written since then are over.
-        deadline_s: until when they are waited for, by the clock that never goes back.
-        say: told which.
-    """
-    asked = []
-    try:
-        for found in runs_named(path, since_unix_s):
-            reader = _going(found.path, path.name)
-            if reader is not None:
-                say(f"stopping the run in {found.path}, which saves it first")
-                stop_requests.ask(found.path)
-                asked.append(reader)
-        while any(each.read().is_going for each in asked) and time.monotonic() < deadline_s:
-            time.sleep(_AGAIN_S)
-    except GeoRayError as error:
-        _log.warning("a run in %s is not stopped: %s", path.parent, error.message)
-
-
-def _going(path: Path, name: str) -> StatusReader | None:
-    """Return what reads a run of a name that goes on; None: it does not, or cannot be read."""
-    try:
-        reader = StatusReader(path)
-        goes = reader.experiment.name == name and reader.read().is_going
-    except GeoRayError as error:
-        _log.warning("the run in %s is not stopped: %s", path, error.message)
-        return None
-    return reader if goes else None
 
 
 def main() -> None:

@@ -74,12 +74,12 @@ class ServedCluster:
         end_autoscalers(cluster, NAMESPACE)
         self.actor = None
 
-    def stop_jobs(self, longest_s: float, tell: Callable[[str], None]) -> None:
+    def stop_jobs(self, longest_s: float, tell: Callable[[str | None], None]) -> None:
         """Ask all jobs to stop, which saves the runs they drive, and wait for their ends.
 
         Args:
             longest_s: longest wait.
-            tell: told which jobs there are.
+            tell: told which jobs there are, and that they are still waited for.
         """
         for queue in end_queues():
             tell(f"{queue} is served no more")  # else it would start anew what is stopped
@@ -100,6 +100,7 @@ class ServedCluster:
                 tell(f"stopping job {job}, which saves its run first")
                 client.stop_job(job)
                 asked.add(job)
+            tell(None)
             time.sleep(_LOOK_S)
 
     def _ask(self, what: str, *said: object) -> Any:

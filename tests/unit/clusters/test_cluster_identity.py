@@ -3,58 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from job_support import experiment as job_experiment
 
 import geo_ray
 from benchmarks.autoscale.cluster_kills import local_world
 from geo_ray.api import clusters
-from geo_ray.api.clusters import _asked
 from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.status import AutoscalerStatus
-from geo_ray.clusters.asked import AskedCluster
 from geo_ray.clusters.clouds import open_accounts, open_clouds
 from geo_ray.clusters.down import end_cluster
 from geo_ray.clusters.head import find_head, head_ends_unix_s, head_request, is_alive
 from geo_ray.clusters.record import ClusterRecord, StandingHead
 from geo_ray.clusters.report import ClusterReport, ToldStatus, read_status, tell_status
-from geo_ray.clusters.serve import ClusterServer, stop_runs
+from geo_ray.clusters.serve import ClusterServer
 from geo_ray.clusters.state import ClusterState
 from geo_ray.clusters.up import await_machines, make_cluster
-from geo_ray.errors import ClusterNameTakenError, ClusterStateError, InterruptedRunError
-from geo_ray.job import rundir
-from geo_ray.lease.driving import driving, seeker_of
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog
+from geo_ray.errors import ClusterNameTakenError, InterruptedRunError
 from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Stock
 from geo_ray.providers.local.catalog import read_catalog, write_catalog
-from geo_ray.runtime.control import stop_requests
-from tests.cluster_support import CloudWorld
-
-
-def nobody(_: str) -> None:
-    pass
+from tests.cluster_support import CloudWorld, PlayedRay, asked_of, nobody, until
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[CloudWorld]:
     with ExitStack() as stack:
         yield stack.enter_context(local_world(tmp_path))
-
-
-def asked_of(world: CloudWorld) -> AskedCluster:
-    words: Any = (world.config, (), "local", None, "optimal", None, None, nobody)
-    found: AskedCluster = _asked(*words)
-    return found
 
 
 def head_of(record: ClusterRecord, state: ClusterState) -> Machine | None:
@@ -64,13 +45,6 @@ def head_of(record: ClusterRecord, state: ClusterState) -> Machine | None:
 def end_and_wait(record: ClusterRecord, state: ClusterState, machine: Machine) -> None:
     open_clouds(record, state).terminate([machine.id])
     until(lambda: not is_alive(head_of(record, state)))
-
-
-def until(what: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 60.0
-    while not what():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 # ------------------------------------------------------------------ which cluster
@@ -188,37 +162,6 @@ def test_the_same_request_for_a_cluster_that_was_made_anew_makes_another_head(
     end_cluster(asked.state, nobody, at_once=True)
 
 
-@dataclass
-class PlayedRay:
-    """What a head does on Ray, as far as it is asked."""
-
-    looks: int = 0
-    saves: bool = False
-    ended: list[str] = field(default_factory=list)
-    allowed: list[float | None] = field(default_factory=list)
-
-    def start(self, order: object) -> None:
-        pass
-
-    def status(self) -> AutoscalerStatus:
-        self.looks += 1
-        assert self.looks < 5, "it serves a cluster that is there no more"
-        return AutoscalerStatus(True, saves=self.saves)
-
-    def end(self, cluster: str) -> None:
-        self.ended.append(cluster)
-
-    def release(self) -> None:
-        pass
-
-    def allow(self, budget_usd: float | None) -> None:
-        self.allowed.append(budget_usd)
-
-    def stop_jobs(self, longest_s: float, tell: Callable[[str], None]) -> None:
-        tell("geo-ray-queue-all is served no more")
-        tell("stopping job one, which saves its run first")
-
-
 def test_a_head_that_stays_leaves_a_cluster_in_whose_place_another_was_made(
     world: CloudWorld,
 ) -> None:
@@ -236,25 +179,6 @@ def test_a_head_that_stays_leaves_a_cluster_in_whose_place_another_was_made(
     assert ray.ended == [record.name]
 
 
-def test_down_tells_all_that_the_head_did_however_fast_it_was(world: CloudWorld) -> None:
-    asked = asked_of(world)
-    record = make_cluster(asked, nobody)
-    ray: Any = PlayedRay(looks=-1000)
-    server = ClusterServer(asked.state, ray, record)
-    thread = Thread(target=server.run)
-    thread.start()
-    said: list[str] = []
-    assert end_cluster(asked.state, said.append).in_order
-    thread.join()
-    assert said[:5] == [
-        "stopping runs",
-        "geo-ray-queue-all is served no more",
-        "stopping job one, which saves its run first",
-        "runs have stopped; draining and ending machines",
-        "all machines have ended",
-    ]
-
-
 def test_what_has_ended_of_an_earlier_cluster_is_not_counted_again(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,55 +190,6 @@ def test_what_has_ended_of_an_earlier_cluster_is_not_counted_again(
 
 
 # ------------------------------------------------------------------ budget
-
-
-def test_a_budget_is_changed_while_the_cluster_is_up(world: CloudWorld) -> None:
-    world.config["plan"]["budget_usd"] = 500.0
-    asked = asked_of(world)
-    made = make_cluster(asked, nobody)
-    assert made.target.budget_usd == 500.0
-    ray: Any = PlayedRay(looks=-1000)
-    thread = Thread(target=ClusterServer(asked.state, ray, made).run)
-    thread.start()
-    world.config["plan"]["budget_usd"] = 700.0
-    said: list[str] = []
-    again = make_cluster(asked_of(world), said.append)
-    assert again.target == replace(made.target, budget_usd=700.0)
-    assert again.made == made.made and "the budget of asked is changed: 700 USD" in said
-    until(lambda: ray.allowed == [500.0, 700.0])
-    world.config["train"] = {"steps": 7}
-    with pytest.raises(ClusterStateError, match="another configuration"):
-        make_cluster(asked_of(world), nobody)
-    end_cluster(asked.state, nobody)
-    thread.join()
-
-
-def test_runs_are_saved_once_before_a_budget_ends_their_machines(
-    world: CloudWorld, tmp_path: Path
-) -> None:
-    world.config["run"] = {"dir": str(tmp_path / "runs")}
-    asked = asked_of(world)
-    made = make_cluster(asked, nobody)
-    path = rundir.create(
-        job_experiment(f"run.dir={tmp_path / 'runs'}", "name=asked"), tmp_path
-    ).path
-    ray: Any = PlayedRay(looks=-1000)
-    with ExitStack() as stack:
-        stack.enter_context(driving(seeker_of(path, nobody)))
-        stack.enter_context(EventLog(path / EVENTS_FILE))
-        thread = Thread(target=ClusterServer(asked.state, ray, made).run)
-        thread.start()
-        until(lambda: ray.looks > -998)
-        assert not stop_requests.take(path)
-        ray.saves = True
-        until(lambda: stop_requests.take(path))
-        looks = ray.looks
-        until(lambda: ray.looks > looks + 3)
-        assert not stop_requests.take(path), "once"
-    said: list[str] = []
-    end_cluster(asked.state, said.append)
-    thread.join()
-    assert said[0] == "the budget is nearly used up" and f"{path}" in said[1]
 
 
 def test_up_does_not_wait_for_machines_that_a_stopped_run_does_not_need(world: CloudWorld) -> None:
@@ -374,29 +249,6 @@ def test_a_local_cloud_sells_what_the_next_cluster_may_ask_for(world: CloudWorld
     assert after.offers[len(before.offers) :] == (one,)
     assert after.owner_pid == before.owner_pid
     end_cluster(asked.state, nobody, at_once=True)
-
-
-# ------------------------------------------------------------------ which run
-
-
-def test_the_run_that_goes_on_is_stopped_in_whichever_directory_it_is(tmp_path: Path) -> None:
-    def made(name: str) -> Path:
-        config = job_experiment(f"run.dir={tmp_path / 'runs'}", f"name={name}")
-        return rundir.create(config, tmp_path).path
-
-    first, second, other = made("trial"), made("trial"), made("trial-7")
-    broken = made("trial")
-    (broken / rundir.CONFIG_FILE).write_text("x: [")
-    said: list[str] = []
-    with ExitStack() as stack:
-        for path in (second, other):
-            stack.enter_context(driving(seeker_of(path, nobody)))
-            stack.enter_context(EventLog(path / EVENTS_FILE))
-        stop_runs(tmp_path / "runs" / "trial", 0.0, time.monotonic(), said.append)
-    assert [path.name for path in (first, second, other)] == ["trial", "trial-2", "trial-7"]
-    assert (stop_requests.take(first), stop_requests.take(other)) == (False, False)
-    assert stop_requests.take(second)
-    assert len(said) == 1
 
 
 def test_a_record_without_an_id_finds_its_head_and_its_token(world: CloudWorld) -> None:
