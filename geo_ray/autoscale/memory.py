@@ -168,6 +168,8 @@ class AutoscalerMemory:
         resources: by type of machine, what Ray found on the last ones.
         heads: by machine id, machines of Ray's head, which are only paid here.
         pace: what was decided of deadline and budget.
+        called_off: by request id, when what was called off was last sent, of requests of which
+            machines may still come: clouds list new ones late.
     """
 
     epoch: int = 0
@@ -180,6 +182,7 @@ class AutoscalerMemory:
     pace: PaceRecord = field(default_factory=PaceRecord)
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
     heads: dict[str, Duty] = field(default_factory=dict)
+    called_off: dict[str, float] = field(default_factory=dict)
 
     def copied(self) -> AutoscalerMemory:
         """Return a copy that shares nothing that changes."""
@@ -200,6 +203,7 @@ class AutoscalerMemory:
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
             resources={key: dict(each) for key, each in self.resources.items()},
             heads={key: replace(each) for key, each in self.heads.items()},
+            called_off=dict(self.called_off),
         )
 
     def pool(self, pool: Pool) -> PoolRecord:

@@ -103,6 +103,8 @@ class AutoscalePolicy:
             return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
         orphans = Sightings(self._config, target, memory, observed, self.prefix).take_in()
         self._go_on(memory, observed)
+        since_unix_s = now_s - self._config.retry.missing_s
+        memory.called_off = {k: s for k, s in memory.called_off.items() if s > since_unix_s}
         pace = run_pace(self._config, target, memory, observed)
         losses = self._losses(target, memory, observed)
         actions = self._drains_again(memory, observed)
@@ -275,6 +277,8 @@ class AutoscalePolicy:
     def _call_off(self, memory: AutoscalerMemory, intents: Sequence[Intent]) -> None:
         """Forget what was asked for and is not needed: what comes of it all the same is ended."""
         for intent in intents:
+            if outstanding(memory, intent) > 0:
+                memory.called_off[intent.request.request_id] = intent.sent_unix_s
             del memory.intents[intent.request.request_id]
 
     def _unsent(self, memory: AutoscalerMemory, unneeded: Set[str], now_s: float) -> list[Intent]:

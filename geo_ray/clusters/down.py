@@ -6,8 +6,10 @@ and does the first part itself, in order; if it does not answer, all machines ar
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +35,7 @@ Tell = Callable[[str], None]
 _SAVE_S: Final = 240.0
 _SILENT_S: Final = 30.0
 _GONE_S: Final = 600.0
+_LATE_GONE_S: Final = 60.0  # for one that came late
 _CLOCKS_S: Final = 10.0  # between a cloud's and this one
 
 
@@ -123,8 +126,11 @@ def _ended_by_head(
     began_s = heard_s = time.monotonic()
     last_unix_s, heard = 0.0, set[str]()
     while True:
-        head = find_head(listed_for_head(provider, record), record)
-        if record.head.standing is None and not is_alive(head):
+        is_gone = False
+        with suppress(RegionsSilentError):  # whether it lives is not known: what it tells counts
+            head = find_head(listed_for_head(provider, record), record)
+            is_gone = record.head.standing is None and not is_alive(head)
+        if is_gone:
             tell("the head does not live: machines are ended without it")
             return False
         told, _ = read_status(store, record.made)
@@ -220,8 +226,9 @@ def _check(
 ) -> str | None:
     """Ask the cloud for anything that bears the cluster's name and id.
 
-    A launch of which nothing was ever seen may still come: it is waited for as long as a cloud may
-    leave a new machine out of its list. A journal that cannot be read may have known of one.
+    A launch of which nothing was ever seen may still come, also one that was called off: it is
+    waited for as long as a cloud may leave a new machine out of its list. A journal that cannot be
+    read may have known of one.
 
     Returns:
         Where that journal was put; None: it could be read.
@@ -231,18 +238,20 @@ def _check(
     unseen = bool(journal.trouble) or any(
         outstanding(memory, each) > 0 for each in memory.intents.values()
     )
-    wait_s = record.autoscale.retry.missing_s if unseen else 0.0
-    if unseen:
+    missing_s = record.autoscale.retry.missing_s
+    late_s = max(memory.called_off.values(), default=-math.inf) + missing_s - time.time()
+    wait_s = missing_s if unseen else min(max(0.0, late_s), missing_s)
+    if wait_s > 0:
         tell(f"looking for {wait_s:.0f} s for machines that were asked for and never seen")
-    deadline_s = time.monotonic() + wait_s
+    looks_until_s = time.monotonic() + wait_s
+    gone_by_s = looks_until_s
     while True:
         living = _living(provider.list_machines(record.name))
+        now_s = time.monotonic()
         if living:
             provider.terminate([machine.id for machine in living])
-            deadline_s = max(deadline_s, time.monotonic() + 60.0)
-        if time.monotonic() >= deadline_s:
-            break
-        if not living and not unseen:
+            gone_by_s = gone_by_s if gone_by_s > looks_until_s else now_s + _LATE_GONE_S
+        if now_s >= max(looks_until_s, gone_by_s if living else 0.0):
             break
         time.sleep(state.look_s)
     if living:
