@@ -30,6 +30,7 @@ _SPARE: Final = 0.01  # of what is left: speeds are measured
 DONE: Final = "the job is done"
 LATE: Final = "the deadline comes near"
 BUDGET: Final = "the budget is used up"
+UNKNOWN: Final = "what is needed is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,14 @@ class RunPace:
 def run_pace(
     config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
 ) -> RunPace:
-    """Return what is needed now; remembers whether spot machines count."""
+    """Return what is needed now; remembers whether spot machines count.
+
+    Where that is not known the budget alone is heeded: then nothing is needed for one of two
+    reasons, that it is used up (`BUDGET`), or that nobody knows (`UNKNOWN`).
+    """
     if observed.left_s is not None and observed.left_s <= 0:
         return RunPace(0.0, reason=DONE)
+    saves = False
     if target.budget_usd is not None:
         burn = burn_usd_per_hour(memory, target, observed.now_unix_s)
         until_stopped_s = config.drain_s + 2 * config.every_s
@@ -64,9 +70,10 @@ def run_pace(
         stopped_usd = memory.pace.stopped_at_usd
         if stopped_usd is not None and target.budget_usd <= stopped_usd:
             return RunPace(0.0, reason=BUDGET, saves=True)
-        if memory.ledger.paid_usd + 2.0 * needed_to_stop >= target.budget_usd:
-            return replace(_pace(config, target, memory, observed), saves=True)
-    return _pace(config, target, memory, observed)
+        saves = memory.ledger.paid_usd + 2.0 * needed_to_stop >= target.budget_usd
+    if not observed.is_need_known:
+        return RunPace(0.0, reason=UNKNOWN, saves=saves)
+    return replace(_pace(config, target, memory, observed), saves=saves)
 
 
 def _pace(

@@ -21,7 +21,7 @@ from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
 from geo_ray.autoscale.notes import resource_notes, unjoined_notes
 from geo_ray.autoscale.observed import Observed
-from geo_ray.autoscale.pace import RunPace, run_pace
+from geo_ray.autoscale.pace import UNKNOWN, RunPace, run_pace
 from geo_ray.autoscale.pool.offers import Losses, offers_of
 from geo_ray.autoscale.posts import Post, PostChoice, PostKeeper
 from geo_ray.autoscale.sightings import (
@@ -102,8 +102,10 @@ class AutoscalePolicy:
             burn = burn_usd_per_hour(memory, target, now_s)
             return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
         orphans = Sightings(self._config, target, memory, observed, self.prefix).take_in()
-        self._go_on(memory, observed)
         pace = run_pace(self._config, target, memory, observed)
+        if pace.reason == UNKNOWN:  # nothing but the books, and the budget
+            return Decided(memory, (), pace, burn_usd_per_hour(memory, target, now_s))
+        self._go_on(memory, observed)
         losses = self._losses(target, memory, observed)
         actions = self._drains_again(memory, observed)
         shown = []

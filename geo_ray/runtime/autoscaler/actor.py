@@ -110,6 +110,7 @@ class AutoscalerActor:
     _target: ClusterTarget | None = None
     _has_recalled: bool = False
     _lost: tuple[str, ...] = ()
+    _run: RunWork | None = None
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._live, name="autoscaler", daemon=True).start()
@@ -248,7 +249,8 @@ class AutoscalerActor:
         order = self.order
         if order.run is None:
             return self._stop
-        return _OrWork(RunWork(order.run, order.config.calm.idle_s), self._stop)
+        self._run = RunWork(order.run, order.config.calm.idle_s)
+        return _OrWork(self._run, self._stop)
 
     def _tell(self, result: TickResult) -> None:
         observed, now_s = result.observed, result.observed.now_unix_s
@@ -267,7 +269,7 @@ class AutoscalerActor:
             tuple(result.decided.memory.ledger.by_region_and_reason()),
             observed.left_s,
             tuple(self._actions),
-            (*self._lost, *result.errors),
+            (*self._lost, *(self._run.notes if self._run else ()), *result.errors),
             result.decided.notes[:_NOTES],
             result.decided.pace.saves,
         )
