@@ -17,6 +17,7 @@ from geo_ray.autoscale.ledger import SpendLedger, SpendRow
 from geo_ray.errors import RunDirectoryError
 from geo_ray.providers.base import LaunchRequest, Machine, Pool
 
+_TAKEN_IN: Final = "it was there when the journal could not be read"
 _MOST_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -168,6 +169,8 @@ class AutoscalerMemory:
         resources: by type of machine, what Ray found on the last ones.
         heads: by machine id, machines of Ray's head, which are only paid here.
         pace: what was decided of deadline and budget.
+        unseen: by the cloud's name, regions that were silent when this began, as what there was
+            before could not be read: machines of theirs are taken in once they answer.
     """
 
     epoch: int = 0
@@ -180,6 +183,7 @@ class AutoscalerMemory:
     pace: PaceRecord = field(default_factory=PaceRecord)
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
     heads: dict[str, Duty] = field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
 
     def copied(self) -> AutoscalerMemory:
         """Return a copy that shares nothing that changes."""
@@ -209,6 +213,12 @@ class AutoscalerMemory:
     def region(self, name: str) -> RegionMemory:
         """Return what was done in a region."""
         return self.regions.setdefault(name, RegionMemory())
+
+
+def taken_in(machine: Machine, now_unix_s: float) -> Duty:
+    """Return a machine that is there, with what can be known where no journal tells of it."""
+    since_s = min(machine.launched_unix_s, now_unix_s)
+    return Duty(machine, _TAKEN_IN, 0.0, since_s, now_unix_s, now_unix_s)
 
 
 def pool_key(pool: Pool) -> str:

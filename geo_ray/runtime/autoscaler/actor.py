@@ -26,7 +26,7 @@ from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus, told
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.autoscale.told_target import read_told, write_told
-from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.errors import GeoRayError, LeaseLostError, RegionsSilentError, RunHeldError
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.lease.store import ConditionalStore
@@ -235,7 +235,11 @@ class AutoscalerActor:
         order = self.order
 
         def there() -> AutoscalerMemory:
-            return memory_of(order.provider.list_machines(order.cluster), prefix, time.time())
+            try:
+                found, silent = order.provider.list_machines(order.cluster), frozenset[str]()
+            except RegionsSilentError as error:
+                found, silent = error.found, frozenset(error.silent)
+            return memory_of(found, prefix, time.time(), silent)
 
         aside = put_aside(order.store, there)
         if aside is not None:
