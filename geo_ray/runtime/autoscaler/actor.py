@@ -224,7 +224,7 @@ class AutoscalerActor:
         """Go on with what the actor before this one was told."""
         if self._has_recalled:
             return
-        told = read_told(self.order.store, self.order.made)
+        told = read_told(self.order.store, self.order.made, self._miss)
         if self._target is None and told.target is not None:  # the head may be another one since
             self._target = replace(told.target, head=self.order.target.head)
         self._stop.is_over |= told.is_over
@@ -243,11 +243,15 @@ class AutoscalerActor:
 
         aside = put_aside(order.store, there)
         if aside is not None:
-            self._lost = (
+            self._miss(
                 f"the journal could not be read and is kept as {aside}: its machines go on, and "
-                "what they have cost until then is not known",
+                "what they have cost until then is not known"
             )
-            _log.warning("autoscaler: %s", self._lost[0])
+
+    def _miss(self, what: str) -> None:
+        """Tell what is lost, for as long as this lives."""
+        _log.warning("autoscaler: %s", what)
+        self._lost = (*self._lost, what)
 
     def _work(self) -> WorkLeft:
         order = self.order

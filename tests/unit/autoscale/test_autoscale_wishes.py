@@ -203,12 +203,46 @@ def test_two_who_tell_at_once_are_both_heard(tmp_path: Path) -> None:
     assert (read_told(store, 1).target, read_told(store, 1).is_over) == (target(), True)
 
 
-def test_what_makes_no_sense_or_is_too_long_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"{}", b'{"made": 1, "target": {"regions": 3}}', b"\xff"]
+)
+def test_what_makes_no_sense_counts_as_not_told_and_the_next_words_take_its_place(
+    tmp_path: Path, data: bytes
+) -> None:
+    store, notes = LocalConditionalStore(tmp_path), list[str]()
+    (tmp_path / TOLD_KEY).write_bytes(data)
+    assert read_told(store, 1, notes.append) == ToldTarget(1)
+    (note,) = notes
+    assert TOLD_KEY in note
+    write_told(store, 1, lambda told: replace(told, is_over=True))
+    assert read_told(store, 1).is_over
+
+
+def test_of_an_earlier_cluster_nothing_needs_to_make_sense(tmp_path: Path) -> None:
+    store, notes = LocalConditionalStore(tmp_path), list[str]()
+    (tmp_path / TOLD_KEY).write_bytes(b'{"made": 1, "goal": {}, "number": 7}')
+    assert read_told(store, 2, notes.append) == ToldTarget(2, number=7)
+    assert not notes
+
+
+def test_an_autoscaler_goes_on_with_its_order_where_what_it_was_told_makes_no_sense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
     store = LocalConditionalStore(tmp_path)
-    (tmp_path / TOLD_KEY).write_bytes(b"{}")
-    with pytest.raises(RunDirectoryError, match=TOLD_KEY):
-        read_told(store, 1)
-    (tmp_path / TOLD_KEY).unlink()
+    (tmp_path / TOLD_KEY).write_bytes(b"{")
+    fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0))
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    actor.allow(4.0)
+    assert any(TOLD_KEY in each for each in actor._lost)
+    found = read_told(store, 1).target
+    assert found is not None and found.budget_usd == 4.0
+    actor.release()
+    assert read_told(store, 1).is_over
+
+
+def test_what_is_too_long_is_refused(tmp_path: Path) -> None:
+    store = LocalConditionalStore(tmp_path)
     endless = target(regions=(region(zones=tuple(f"zone-{n}" for n in range(100_000))),))
     with pytest.raises(RunDirectoryError, match="too long"):
         write_told(store, 1, lambda told: replace(told, target=endless))
