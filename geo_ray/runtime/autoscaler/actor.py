@@ -107,6 +107,7 @@ class AutoscalerActor:
     _actions: deque[ActionTold] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _stop: EndlessWork = field(default_factory=EndlessWork)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _telling: threading.Lock = field(default_factory=threading.Lock)  # one who tells after another
     _target: ClusterTarget | None = None
     _has_recalled: bool = False
     _lost: tuple[str, ...] = ()
@@ -127,10 +128,11 @@ class AutoscalerActor:
         Raises:
             RunDirectoryError: that cannot be written down.
         """
-        self._recall()
-        if target.budget_usd is None:
-            target = replace(target, budget_usd=(self._target or self.order.target).budget_usd)
-        self._go_by(target)
+        with self._telling:
+            self._recall()
+            if target.budget_usd is None:
+                target = replace(target, budget_usd=(self._target or self.order.target).budget_usd)
+            self._go_by(target)
 
     def allow(self, budget_usd: float | None) -> None:
         """Let its machines cost so much in all, None: without a bound; also if this dies.
@@ -138,15 +140,18 @@ class AutoscalerActor:
         Raises:
             RunDirectoryError: that cannot be written down.
         """
-        self._recall()
-        target = self._target or self.order.target
-        if target.budget_usd != budget_usd:
-            self._go_by(replace(target, budget_usd=budget_usd))
+        with self._telling:
+            self._recall()
+            target = self._target or self.order.target
+            if target.budget_usd != budget_usd:
+                self._go_by(replace(target, budget_usd=budget_usd))
 
     def _go_by(self, target: ClusterTarget) -> None:
-        target = self._target = replace(target, head=self.order.target.head)
-        self._wake.set()
+        """Go by a target once it is written: else who repeats this would find it known already."""
+        target = replace(target, head=self.order.target.head)
         write_told(self.order.store, self.order.made, lambda told: replace(told, target=target))
+        self._target = target
+        self._wake.set()
 
     def release(self) -> None:
         """Let nothing run any more: all machines are drained and ended, except by their users.
@@ -208,7 +213,9 @@ class AutoscalerActor:
         )
         while True:
             try:
-                self._recall()
+                if not self._has_recalled:
+                    with self._telling:
+                        self._recall()
                 loop.target = self._target or order.target
                 self._tell(loop.tick(time.time()))
             except LeaseLostError:

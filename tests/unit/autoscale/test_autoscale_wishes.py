@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,59 @@ def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
     assert known() == (1.0, 77.0)
     AutoscalerActor(order).allow(None)
     assert known() == (None, 77.0)
+
+
+class Failing(LocalConditionalStore):
+    """A directory that refuses some writes, or lets somebody else be heard first."""
+
+    refusals = 0
+    first: Callable[[], None] | None = None
+
+    def write(self, key: str, data: bytes, expected: str | None) -> str | None:
+        if self.refusals:
+            self.refusals -= 1
+            raise RunDirectoryError("no answer")
+        first, self.first = self.first, None
+        if first is not None:
+            first()
+        return super().write(key, data, expected)
+
+
+def test_a_budget_that_could_not_be_written_is_written_when_it_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
+    store = Failing(tmp_path)
+    fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0))
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    store.refusals = 1
+    with pytest.raises(RunDirectoryError, match="no answer"):
+        actor.allow(5.0)
+    actor.allow(5.0)
+    found = read_told(store, 1).target
+    assert found is not None and found.budget_usd == 5.0
+
+
+def test_a_budget_that_is_told_while_a_target_is_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four calls at once are heard, and the queue's target has no budget of its own."""
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
+    store = Failing(tmp_path)
+    fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0))
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    allows = threading.Thread(target=actor.allow, args=(5.0,))
+
+    def meanwhile() -> None:  # the queue's target is about to be written
+        allows.start()
+        allows.join(0.2)
+
+    store.first = meanwhile
+    actor.follow(replace(target(), deadline_unix_s=77.0))
+    allows.join()
+    found = read_told(store, 1).target
+    assert found is not None
+    assert (found.budget_usd, found.deadline_unix_s) == (5.0, 77.0)
 
 
 def test_a_cluster_that_is_made_anew_has_been_told_nothing(tmp_path: Path) -> None:
