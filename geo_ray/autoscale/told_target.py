@@ -33,12 +33,15 @@ class ToldTarget:
         target: that is followed; None: the one that it was started with.
         is_over: whether nothing is to run any more.
         number: how often it was written.
+        is_followed: whether the target is another than that it was started with, and is needed
+            whatever is left of the run; else it only has another budget.
     """
 
     made: int
     target: ClusterTarget | None = None
     is_over: bool = False
     number: int = 0
+    is_followed: bool = False
 
 
 _READER: Final = TypeAdapter(ToldTarget)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_run_work import PLAN, finish, new_run
 
 from geo_ray.autoscale.told_target import TOLD_KEY, ToldTarget, read_told, write_told
 from geo_ray.errors import RunDirectoryError
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, AutoscalerActor
+from geo_ray.runtime.autoscaler.named_run import NamedRun
 from tests.autoscale_support import (
     CONFIG,
     SPOT_A,
@@ -180,6 +182,32 @@ def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
     assert known() == (1.0, 77.0)
     AutoscalerActor(order).allow(None)
     assert known() == (None, 77.0)
+
+
+def test_what_is_followed_is_needed_though_the_run_of_the_cluster_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue may use the cluster of a run that has finished, and other actors after this one."""
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
+    store = LocalConditionalStore(tmp_path)
+    run = NamedRun(tmp_path / "runs" / "trial", PLAN)
+    fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0), run)
+    finish(new_run(tmp_path))
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    actor.allow(4.0)
+    assert actor._work.left_s() == 0.0
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    actor._recall()
+    assert actor._work.left_s() == 0.0, "another budget is nothing that is followed"
+    actor.follow(target())
+    assert actor._work.left_s() is None
+    actor.allow(5.0)
+    assert actor._work.left_s() is None
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    actor._recall()
+    assert actor._work.left_s() is None
+    actor.release()
+    assert actor._work.left_s() == 0.0
 
 
 class Failing(LocalConditionalStore):
