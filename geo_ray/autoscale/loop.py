@@ -175,8 +175,7 @@ class Reconciler:
         # Failures after machines: what is listed as ended is known to have failed, if it has.
         for look in (work, machines, pending, stocks, failures):
             if not self._attempt(errors, look) and look in (work, pending):
-                # Whether anything is needed is not known: nothing is decided.
-                return replace(seen, machines=None)
+                seen = replace(seen, is_need_known=False)  # the rest is: what it costs, above all
         return replace(seen, stocks=self._stocks, failures=tuple(self._failures.values()))
 
     def _keep(self, failures: Sequence[LaunchFailure]) -> None:

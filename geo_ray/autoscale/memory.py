@@ -17,6 +17,7 @@ from geo_ray.autoscale.ledger import SpendLedger, SpendRow
 from geo_ray.errors import RunDirectoryError
 from geo_ray.providers.base import LaunchRequest, Machine, Pool
 
+_TAKEN_IN: Final = "it was there when the journal could not be read"
 _MOST_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -170,6 +171,8 @@ class AutoscalerMemory:
         pace: what was decided of deadline and budget.
         called_off: by request id, when what was called off was last sent, of requests of which
             machines may still come: clouds list new ones late.
+        unseen: by the cloud's name, regions that were silent when this began, as what there was
+            before could not be read: machines of theirs are taken in once they answer.
     """
 
     epoch: int = 0
@@ -183,6 +186,7 @@ class AutoscalerMemory:
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
     heads: dict[str, Duty] = field(default_factory=dict)
     called_off: dict[str, float] = field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
 
     def copied(self) -> AutoscalerMemory:
         """Return a copy that shares nothing that changes."""
@@ -213,6 +217,12 @@ class AutoscalerMemory:
     def region(self, name: str) -> RegionMemory:
         """Return what was done in a region."""
         return self.regions.setdefault(name, RegionMemory())
+
+
+def taken_in(machine: Machine, now_unix_s: float) -> Duty:
+    """Return a machine that is there, with what can be known where no journal tells of it."""
+    since_s = min(machine.launched_unix_s, now_unix_s)
+    return Duty(machine, _TAKEN_IN, 0.0, since_s, now_unix_s, now_unix_s)
 
 
 def pool_key(pool: Pool) -> str:

@@ -49,8 +49,8 @@ class Observed:
 
     Attributes:
         now_unix_s: when.
-        machines: of the cluster, as the clouds list them; None: nothing is known, since Ray or the
-            job could not be asked.
+        machines: of the cluster, as the clouds list them; None: nothing is known, since Ray could
+            not be asked for their nodes.
         nodes: by machine id; a machine without a node is not there.
         stocks: by pool, as far as they are known.
         failures: of launches, each told at least once.
@@ -58,6 +58,7 @@ class Observed:
             no known end. 0: it is done, and nothing is needed any more.
         pending: what waits for a place.
         silent: by the cloud's name, regions that did not answer; what runs there is not known.
+        is_need_known: whether the job said how much is left of it, and Ray what waits.
     """
 
     now_unix_s: float
@@ -68,6 +69,7 @@ class Observed:
     left_s: float | None = None
     pending: tuple[PendingGroup, ...] = ()
     silent: Mapping[str, RegionSilence] = field(default_factory=dict)
+    is_need_known: bool = True
 
     def node(self, machine_id: str) -> NodeSeen:
         """Return the node of a machine."""

@@ -8,7 +8,9 @@ as much, since a change back costs one, too. A job that is late has more machine
 
 A budget stops everything while there is still money to stop: what is spent, and what all machines
 cost until the next look and until they have left. It stays so until the budget is raised. As long
-before that again, runs are to be saved.
+before that again, runs are to be saved. Nothing is rented for which there is not the money to start
+it and to stop it again, together with all others: it would be gone before it computes, and the
+others sooner.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _SPARE: Final = 0.01  # of what is left: speeds are measured
 DONE: Final = "the job is done"
 LATE: Final = "the deadline comes near"
 BUDGET: Final = "the budget is used up"
+UNKNOWN: Final = "what is needed is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +55,54 @@ class RunPace:
 def run_pace(
     config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
 ) -> RunPace:
-    """Return what is needed now; remembers whether spot machines count."""
+    """Return what is needed now; remembers whether spot machines count.
+
+    Where that is not known the budget alone is heeded: then nothing is needed for one of two
+    reasons, that it is used up (`BUDGET`), or that nobody knows (`UNKNOWN`).
+    """
     if observed.left_s is not None and observed.left_s <= 0:
         return RunPace(0.0, reason=DONE)
+    saves = False
     if target.budget_usd is not None:
         burn = burn_usd_per_hour(memory, target, observed.now_unix_s)
-        until_stopped_s = config.drain_s + 2 * config.every_s
-        needed_to_stop = burn * until_stopped_s / 3600.0
+        needed_to_stop = burn * _stop_s(config) / 3600.0
         if memory.ledger.paid_usd + needed_to_stop >= target.budget_usd:
             memory.pace.stopped_at_usd = target.budget_usd
         stopped_usd = memory.pace.stopped_at_usd
         if stopped_usd is not None and target.budget_usd <= stopped_usd:
             return RunPace(0.0, reason=BUDGET, saves=True)
-        if memory.ledger.paid_usd + 2.0 * needed_to_stop >= target.budget_usd:
-            return replace(_pace(config, target, memory, observed), saves=True)
-    return _pace(config, target, memory, observed)
+        saves = memory.ledger.paid_usd + 2.0 * needed_to_stop >= target.budget_usd
+    if not observed.is_need_known:
+        return RunPace(0.0, reason=UNKNOWN, saves=saves)
+    return replace(_pace(config, target, memory, observed), saves=saves)
+
+
+def affords(
+    config: AutoscaleConfig,
+    target: ClusterTarget,
+    memory: AutoscalerMemory,
+    usd_per_hour: float,
+    now_unix_s: float,
+) -> bool:
+    """Return whether the budget has the money to start machines, and to stop them with all others.
+
+    Args:
+        config: of the autoscaler.
+        target: what should run.
+        memory: with what was asked for at this look, too.
+        usd_per_hour: of all machines of the launch.
+        now_unix_s: the present time.
+    """
+    if target.budget_usd is None:
+        return True
+    burn = usd_per_hour + burn_usd_per_hour(memory, target, now_unix_s)
+    needed = burn * (config.start_s + _stop_s(config)) / 3600.0
+    return memory.ledger.paid_usd + needed < target.budget_usd
+
+
+def _stop_s(config: AutoscaleConfig) -> float:
+    """Return how long all machines cost once they are to be stopped."""
+    return config.drain_s + 2 * config.every_s
 
 
 def _pace(

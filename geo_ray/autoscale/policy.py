@@ -21,7 +21,7 @@ from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
 from geo_ray.autoscale.notes import resource_notes, unjoined_notes
 from geo_ray.autoscale.observed import Observed
-from geo_ray.autoscale.pace import RunPace, run_pace
+from geo_ray.autoscale.pace import UNKNOWN, RunPace, affords, run_pace
 from geo_ray.autoscale.pool.offers import Losses, offers_of
 from geo_ray.autoscale.posts import Post, PostChoice, PostKeeper
 from geo_ray.autoscale.sightings import (
@@ -102,13 +102,15 @@ class AutoscalePolicy:
             burn = burn_usd_per_hour(memory, target, now_s)
             return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
         orphans = Sightings(self._config, target, memory, observed, self.prefix).take_in()
+        pace = run_pace(self._config, target, memory, observed)
+        if pace.reason == UNKNOWN:  # nothing but the books, and the budget
+            return Decided(memory, (), pace, burn_usd_per_hour(memory, target, now_s))
         self._go_on(memory, observed)
         since_unix_s = now_s - self._config.retry.missing_s
         memory.called_off = {k: s for k, s in memory.called_off.items() if s > since_unix_s}
-        pace = run_pace(self._config, target, memory, observed)
         losses = self._losses(target, memory, observed)
         actions = self._drains_again(memory, observed)
-        shown = []
+        shown, too_dear = [], list[str]()
         for region in target.regions:
             if region.at in observed.silent or region.rows_per_s <= 0 < pace.speed:
                 continue
@@ -127,13 +129,17 @@ class AutoscalePolicy:
                 choice = keeper.decide(duties, intents, observed.left_s)
                 if choice.calls_off:
                     self._call_off(memory, intents)
+                too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
                 actions += self._carry_out(memory, region, post.role, choice, now_s)
                 if choice.launches:
                     shown.append((f"{post.region}/{post.role}", choice.alternatives))
+        if too_dear and not (memory.duties or memory.intents):
+            memory.pace.stopped_at_usd = target.budget_usd  # not even the first of a plan
         demand = self._demand(target, memory, observed, pace, losses)
         for (name, role), choice in demand.posts.items():
             at = target.region(name)
             if at is not None:
+                too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
                 actions += self._carry_out(memory, at, role, choice, now_s)
             if choice.launches:
                 shown.append((f"{name}/{role}", choice.alternatives))
@@ -146,6 +152,7 @@ class AutoscalePolicy:
             *unjoined_notes(memory),
             *resource_notes(self._config.machine_resources, memory),
             *sorted(demand.notes),
+            *sorted(set(too_dear)),
         )
         return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown), notes)
 
@@ -245,6 +252,25 @@ class AutoscalePolicy:
         for duty, reason in choice.drains:
             actions.append(self._drain(duty, reason, now_s, memory.epoch))
         return actions
+
+    def _leave_out_too_dear(
+        self, target: ClusterTarget, memory: AutoscalerMemory, choice: PostChoice, now_s: float
+    ) -> list[str]:
+        """Rent nothing that the rest of the budget could not start and stop; say what it was."""
+        rented_usd = 0.0
+        notes = []
+        for pool, (count, _, usd) in list(choice.launches.items()):
+            if affords(self._config, target, memory, rented_usd + count * usd, now_s):
+                rented_usd += count * usd
+                continue
+            del choice.launches[pool]
+            where = pool.zone or pool.region
+            notes.append(
+                f"{count} x {pool.type} {pool.market.value} in {where} for {count * usd:.4g} USD/h "
+                "are not rented: with all others the rest of the budget could not start and stop "
+                "them"
+            )
+        return notes
 
     def _drain(self, duty: Duty, reason: str, now_s: float, epoch: int) -> Drain:
         until_s = now_s + self._config.drain_s

@@ -12,7 +12,15 @@ from dataclasses import replace
 
 from geo_ray.autoscale.actions import End
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding, pool_key
+from geo_ray.autoscale.memory import (
+    AutoscalerMemory,
+    Duty,
+    Intent,
+    Parting,
+    outstanding,
+    pool_key,
+    taken_in,
+)
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.pool.cooldown import cool_down, did_not_join, gave, joined
 from geo_ray.autoscale.pool.hazard import learn
@@ -146,11 +154,18 @@ class Sightings:
                 self._look_at(known, machine)
             elif self._is_wanted(machine):
                 self._welcome(machine)
-            elif (machine.request_id or "").startswith(self._prefix):
+            elif not (machine.request_id or "").startswith(self._prefix):
+                continue
+            elif machine.pool.region in self._memory.unseen:
+                self._memory.duties[machine.id] = taken_in(machine, self._now_s)
+                self._look_at(self._memory.duties[machine.id], machine)
+            else:
                 region = machine.labels.get(REGION_LABEL, "")
                 orphans.append(End(machine.id, region, "nobody waits for it any more"))
+        silent = self._observed.silent
+        self._memory.unseen = tuple(each for each in self._memory.unseen if each in silent)
         for duty in list(self._memory.duties.values()):
-            if duty.machine.pool.region in self._observed.silent:
+            if duty.machine.pool.region in silent:
                 self._goes_on(duty)
             elif self._now_s - duty.seen_unix_s >= self._config.retry.missing_s:
                 self._is_gone(duty, duty.seen_unix_s)

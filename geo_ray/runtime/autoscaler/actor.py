@@ -20,13 +20,13 @@ from ray.util import list_named_actors
 
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.loop import Reconciler, TickResult, WorkLeft
+from geo_ray.autoscale.loop import Reconciler, TickResult
 from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus, told
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.autoscale.told_target import read_told, write_told
-from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.errors import GeoRayError, LeaseLostError, RegionsSilentError, RunHeldError
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.lease.store import ConditionalStore
@@ -86,12 +86,20 @@ class EndlessWork:
 
 
 @dataclass(slots=True)
-class _OrWork:
-    inner: WorkLeft
-    stop: EndlessWork
+class _ClusterWork:
+    """What machines are needed for: the run, or instead of it what somebody wants followed."""
+
+    run: RunWork | None
+    end: EndlessWork
+    is_followed: bool = False
 
     def left_s(self) -> float | None:
-        return 0.0 if self.stop.is_over else self.inner.left_s()
+        if self.end.is_over or self.is_followed or self.run is None:
+            return self.end.left_s()
+        return self.run.left_s()
+
+    def notes(self) -> tuple[str, ...]:
+        return () if self.run is None or self.is_followed else self.run.notes
 
 
 @dataclass
@@ -105,13 +113,16 @@ class AutoscalerActor:
     order: AutoscaleOrder
     _status: AutoscalerStatus = field(default_factory=lambda: AutoscalerStatus(False))
     _actions: deque[ActionTold] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    _stop: EndlessWork = field(default_factory=EndlessWork)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _telling: threading.Lock = field(default_factory=threading.Lock)  # one who tells after another
     _target: ClusterTarget | None = None
     _has_recalled: bool = False
     _lost: tuple[str, ...] = ()
+    _work: _ClusterWork = field(init=False)
 
     def __post_init__(self) -> None:
+        run, idle_s = self.order.run, self.order.config.calm.idle_s
+        self._work = _ClusterWork(None if run is None else RunWork(run, idle_s), EndlessWork())
         threading.Thread(target=self._live, name="autoscaler", daemon=True).start()
 
     def status(self) -> AutoscalerStatus:
@@ -121,15 +132,18 @@ class AutoscalerActor:
     def follow(self, target: ClusterTarget) -> None:
         """Let something else run from now on, with the head that there is; also if this dies.
 
-        The cluster's budget bounds it, unless it has one of its own.
+        The cluster's budget bounds it, unless it has one of its own. It is needed until something
+        else is followed or all is released, however much is left of the run that the cluster was
+        made for.
 
         Raises:
             RunDirectoryError: that cannot be written down.
         """
-        self._recall()
-        if target.budget_usd is None:
-            target = replace(target, budget_usd=(self._target or self.order.target).budget_usd)
-        self._go_by(target)
+        with self._telling:
+            self._recall()
+            if target.budget_usd is None:
+                target = replace(target, budget_usd=(self._target or self.order.target).budget_usd)
+            self._go_by(target, is_followed=True)
 
     def allow(self, budget_usd: float | None) -> None:
         """Let its machines cost so much in all, None: without a bound; also if this dies.
@@ -137,15 +151,23 @@ class AutoscalerActor:
         Raises:
             RunDirectoryError: that cannot be written down.
         """
-        self._recall()
-        target = self._target or self.order.target
-        if target.budget_usd != budget_usd:
-            self._go_by(replace(target, budget_usd=budget_usd))
+        with self._telling:
+            self._recall()
+            target = self._target or self.order.target
+            if target.budget_usd != budget_usd:
+                is_followed = self._work.is_followed
+                self._go_by(replace(target, budget_usd=budget_usd), is_followed=is_followed)
 
-    def _go_by(self, target: ClusterTarget) -> None:
-        target = self._target = replace(target, head=self.order.target.head)
+    def _go_by(self, target: ClusterTarget, *, is_followed: bool) -> None:
+        """Go by a target once it is written: else who repeats this would find it known already."""
+        target = replace(target, head=self.order.target.head)
+        write_told(
+            self.order.store,
+            self.order.made,
+            lambda told: replace(told, target=target, is_followed=is_followed),
+        )
+        self._target, self._work.is_followed = target, is_followed
         self._wake.set()
-        write_told(self.order.store, self.order.made, lambda told: replace(told, target=target))
 
     def release(self) -> None:
         """Let nothing run any more: all machines are drained and ended, except by their users.
@@ -153,14 +175,14 @@ class AutoscalerActor:
         Raises:
             RunDirectoryError: that cannot be written down.
         """
-        self._stop.is_over = True
+        self._work.end.is_over = True
         self._wake.set()
         write_told(self.order.store, self.order.made, lambda told: replace(told, is_over=True))
 
     def served(self) -> ServedRegions:
         """What it rents machines for, and how long these may take."""
         config, target = self.order.config, self._target or self.order.target
-        names = () if self._stop.is_over else tuple(region.name for region in target.regions)
+        names = () if self._work.end.is_over else tuple(region.name for region in target.regions)
         return ServedRegions(names, config.start_s + config.retry.join_s)
 
     # ------------------------------------------------------------------ its life
@@ -200,14 +222,16 @@ class AutoscalerActor:
             order.target,
             order.provider,
             nodes,
-            self._work(),
+            self._work,
             Journal(order.store, keeper.epoch),
             order.cluster,
             keeper.check,
         )
         while True:
             try:
-                self._recall()
+                if not self._has_recalled:
+                    with self._telling:
+                        self._recall()
                 loop.target = self._target or order.target
                 self._tell(loop.tick(time.time()))
             except LeaseLostError:
@@ -223,10 +247,11 @@ class AutoscalerActor:
         """Go on with what the actor before this one was told."""
         if self._has_recalled:
             return
-        told = read_told(self.order.store, self.order.made)
+        told = read_told(self.order.store, self.order.made, self._miss)
         if self._target is None and told.target is not None:  # the head may be another one since
             self._target = replace(told.target, head=self.order.target.head)
-        self._stop.is_over |= told.is_over
+            self._work.is_followed = told.is_followed
+        self._work.end.is_over |= told.is_over
         self._has_recalled = True
 
     def _mend_journal(self, prefix: str) -> None:
@@ -234,21 +259,23 @@ class AutoscalerActor:
         order = self.order
 
         def there() -> AutoscalerMemory:
-            return memory_of(order.provider.list_machines(order.cluster), prefix, time.time())
+            try:
+                found, silent = order.provider.list_machines(order.cluster), frozenset[str]()
+            except RegionsSilentError as error:
+                found, silent = error.found, frozenset(error.silent)
+            return memory_of(found, prefix, time.time(), silent)
 
         aside = put_aside(order.store, there)
         if aside is not None:
-            self._lost = (
+            self._miss(
                 f"the journal could not be read and is kept as {aside}: its machines go on, and "
-                "what they have cost until then is not known",
+                "what they have cost until then is not known"
             )
-            _log.warning("autoscaler: %s", self._lost[0])
 
-    def _work(self) -> WorkLeft:
-        order = self.order
-        if order.run is None:
-            return self._stop
-        return _OrWork(RunWork(order.run, order.config.calm.idle_s), self._stop)
+    def _miss(self, what: str) -> None:
+        """Tell what is lost, for as long as this lives."""
+        _log.warning("autoscaler: %s", what)
+        self._lost = (*self._lost, what)
 
     def _tell(self, result: TickResult) -> None:
         observed, now_s = result.observed, result.observed.now_unix_s
@@ -267,7 +294,7 @@ class AutoscalerActor:
             tuple(result.decided.memory.ledger.by_region_and_reason()),
             observed.left_s,
             tuple(self._actions),
-            (*self._lost, *result.errors),
+            (*self._lost, *self._work.notes(), *result.errors),
             result.decided.notes[:_NOTES],
             result.decided.pace.saves,
         )

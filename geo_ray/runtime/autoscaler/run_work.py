@@ -2,6 +2,9 @@
 
 A run that is started anew gets another directory, NAME-2 and so on, so the one that is followed is
 looked for again and again: the newest of the name that lives.
+
+One that cannot be read keeps nobody from the others. It may be only for a moment, and the very run
+that all machines are for: so for a while nothing is over because of what an older one says.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from geo_ray.autoscale.recent_speed import RecentSpeed
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, RunDirectoryError
 from geo_ray.job.status import StatusReader
 from geo_ray.observe.report.ending import Ending
 from geo_ray.observe.status.record import RunStatus
@@ -33,6 +36,8 @@ class _Followed:
     made_ns: int
     speed: RecentSpeed
     ended_s: float | None = None
+    status: RunStatus | None = None  # as it was last read
+    unread_s: float | None = None  # since when it cannot be
 
 
 class RunWork:
@@ -49,9 +54,16 @@ class RunWork:
     ) -> None:
         self._run, self._idle_s, self._now_s = run, idle_s, now_s
         self._known: dict[Path, _Followed] = {}
+        self.notes: tuple[str, ...] = ()
+        """Which runs of the name could not be read at the last look, and why."""
 
     def left_s(self) -> float | None:
-        """See `WorkLeft.left_s`; a run that has not begun has all before it."""
+        """See `WorkLeft.left_s`; a run that has not begun has all before it.
+
+        Raises:
+            RunDirectoryError: the runs cannot be listed; or all that could be read are over, and
+                one could not be for a moment.
+        """
         found = self._newest()
         if found is None:
             return self._run.plan.total_s
@@ -72,17 +84,42 @@ class RunWork:
 
     def _newest(self) -> tuple[_Followed, RunStatus] | None:
         """Return the newest run that lives, or may; else the newest one that there is."""
-        seen = []
+        seen: list[tuple[_Followed, RunStatus]] = []
+        self.notes, unsure = (), ""
         for found in runs_named(self._run.path, self._run.since_unix_s):
             each = self._opened(found)
             if each is None:
                 continue
-            status = each.reader.read()
+            why = self._look(each)
+            if why:
+                why = f"the run in {found.path} cannot be read: {why}"
+                self.notes += (why,)
+                if self._was_unread_for_long(each):
+                    continue  # whoever drives it, if anybody, cannot be heard
+                unsure = unsure if each.status is not None else why
             started = each.reader.totals.started
-            if started is None or not started["simulated"]:
-                seen.append((each, status))
+            is_real = started is None or not started["simulated"]
+            if each.status is not None and is_real:
+                seen.append((each, each.status))
         living = [one for one in seen if _may_live(one[1])]
+        if seen and unsure and not living:
+            raise RunDirectoryError(f"whether any run of the name goes on is not known: {unsure}")
         return next(iter(living or seen), None)
+
+    def _look(self, each: _Followed) -> str:
+        """Read a run; return why that cannot be done, empty if it can."""
+        try:
+            each.status = each.reader.read()
+        except Exception as error:  # whatever it is, it is of this run alone
+            _log.warning("a run cannot be read: %s", error)
+            if each.unread_s is None:
+                each.unread_s = self._now_s()
+            return error.message if isinstance(error, GeoRayError) else repr(error)
+        each.unread_s = None
+        return ""
+
+    def _was_unread_for_long(self, each: _Followed) -> bool:
+        return each.unread_s is not None and self._now_s() - each.unread_s >= self._idle_s
 
     def _opened(self, found: FoundRun) -> _Followed | None:
         known = self._known.get(found.path)

@@ -6,18 +6,17 @@ put aside, for whoever wants to look at it, and another one begins with the mach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import AutoscalerMemory, Duty, decode_memory, encode_memory
+from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_memory, taken_in
 from geo_ray.errors import RunDirectoryError
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.providers.base import Machine, MachineState
 
-_REASON: Final = "it was there when the journal could not be read"
 _ALIVE: Final = (MachineState.PENDING, MachineState.RUNNING)
 
 
@@ -79,7 +78,9 @@ def put_aside(
     return key
 
 
-def memory_of(machines: Sequence[Machine], prefix: str, now_unix_s: float) -> AutoscalerMemory:
+def memory_of(
+    machines: Sequence[Machine], prefix: str, now_unix_s: float, silent: Collection[str] = ()
+) -> AutoscalerMemory:
     """Return what can be known without a journal: which machines there are, and since when.
 
     They go on with what they do. What they were rented at is not known, nor what others have cost.
@@ -88,11 +89,9 @@ def memory_of(machines: Sequence[Machine], prefix: str, now_unix_s: float) -> Au
         machines: of the cluster, as listed.
         prefix: of the ids of the autoscaler's own requests.
         now_unix_s: the present time.
+        silent: by the cloud's name, regions that do not say what there is.
     """
     own = [m for m in machines if m.state in _ALIVE and (m.request_id or "").startswith(prefix)]
     return AutoscalerMemory(
-        duties={
-            m.id: Duty(m, _REASON, 0.0, min(m.launched_unix_s, now_unix_s), now_unix_s, now_unix_s)
-            for m in own
-        }
+        duties={each.id: taken_in(each, now_unix_s) for each in own}, unseen=tuple(sorted(silent))
     )

@@ -22,7 +22,9 @@ from tests.autoscale_support import (
     launches,
     region,
     target,
+    waiting,
 )
+from tests.autoscale_support import scene as waiting_scene
 
 # ------------------------------------------------------------------ the books
 
@@ -114,6 +116,59 @@ def test_the_budget_has_the_head_in_it_as_has_the_money_to_stop() -> None:
     assert scene.memory.ledger.row("", HEAD).paid_usd == pytest.approx(0.8, rel=0.05)
     assert not any(launches(decided) for decided in scene.looks(50))
     assert set(scene.machines) == {"head"}, "who keeps the books is not ended"
+
+
+def many(budget_usd: float, count: int = 100) -> Scene:
+    """A plan of so many machines, each a dollar an hour."""
+    kind = replace(SMALL, cap=count)
+    wanted = region(zones=("r-1a",), rows_per_s=10.0 * count, kinds=(kind,))
+    scene = Scene(target(regions=(wanted,), budget_usd=budget_usd), busy=True, left_s=1e6)
+    scene.usd = {SPOT_A: 1.0, ON_DEMAND_A: None}
+    return scene
+
+
+@pytest.mark.parametrize("first_usd", [10.0, 0.05])
+def test_nothing_is_rented_for_which_the_budget_has_not_the_money_to_start_and_stop_it(
+    first_usd: float,
+) -> None:
+    scene = many(first_usd)
+    asked = [launch for decided in scene.looks(60) for launch in launches(decided)]
+    paid_usd = scene.memory.ledger.paid_usd
+    assert paid_usd <= first_usd and not scene.machines
+    assert bool(asked) == (first_usd == 10.0), "a hundred machines cost 3 USD until they are gone"
+    scene.target = replace(scene.target, budget_usd=first_usd + 0.05)
+    decided = scene.look()
+    assert not launches(decided)
+    assert any("100 x small spot in r-1a" in note for note in decided.notes)
+    assert scene.look().pace.reason == BUDGET, "and who waits for its machines knows"
+    scene.looks(20)
+    assert scene.memory.ledger.paid_usd == paid_usd
+    scene.target = replace(scene.target, budget_usd=first_usd + 10.0)
+    assert launches(scene.look())
+
+
+def test_what_is_lost_near_the_end_of_the_budget_is_not_replaced_and_the_rest_goes_on() -> None:
+    scene = many(1.0, 10)
+    while scene.memory.ledger.paid_usd < 0.75:
+        scene.look()
+    lost = sorted(scene.machines)[0]
+    scene.machines[lost] = replace(scene.machines[lost], state=MachineState.ENDED)
+    decided = scene.look()
+    assert not decided.actions and any("1 x small spot" in note for note in decided.notes)
+    del scene.machines[lost]
+    assert scene.memory.pace.stopped_at_usd is None
+    scene.looks(60)
+    assert not scene.machines
+    assert 0.95 <= scene.memory.ledger.paid_usd <= 1.0
+
+
+def test_what_waits_and_costs_too_much_keeps_nothing_smaller_from_being_rented() -> None:
+    scene = waiting_scene(waiting(100, CPU=4.0), region={"kinds": (replace(SMALL, cap=100),)})
+    scene.target = replace(scene.target, budget_usd=0.5)
+    decided = scene.look()
+    assert not launches(decided) and any("are not rented" in note for note in decided.notes)
+    scene.pending = (waiting(CPU=4.0),)
+    assert len(launches(scene.look())) == 1
 
 
 # ------------------------------------------------------------------ what never joins

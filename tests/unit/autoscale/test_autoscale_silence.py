@@ -11,13 +11,14 @@ from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.loop import Reconciler, TickResult
 from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.observed import NodeSeen, Observed, RegionSilence
-from geo_ray.autoscale.pace import BUDGET
+from geo_ray.autoscale.pace import BUDGET, UNKNOWN
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.replay.compare import MemoryStore
 from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.replay.world import SimJob, SimWorld
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.clock import VirtualClock
+from geo_ray.errors import RunDirectoryError
 from geo_ray.providers.base import LaunchRequest, Machine, MachineProvider, MachineState, Stock
 from geo_ray.providers.by_region import RegionProviders
 from tests.autoscale_support import CONFIG, drains, ends, launches, region, target
@@ -187,6 +188,31 @@ def test_a_budget_counts_what_runs_in_a_silent_region() -> None:
     # Without those of the silent region it would have lasted twice as long.
     stopped = next(result for result in found if result.decided.pace.reason == BUDGET)
     assert stopped.observed.now_unix_s - 1_000_000.0 <= 0.5 / (4 * 0.3) * 3600 + 10
+
+
+class Mute(SimWorld):
+    """A job that does not say how much is left of it."""
+
+    def left_s(self) -> float | None:
+        raise RunDirectoryError("the run cannot be read")
+
+
+def test_a_budget_holds_though_nobody_knows_how_much_is_left_and_nothing_else_is_decided() -> None:
+    two = Two(target(regions=(EAST, WEST), budget_usd=1.0))
+    two.looks(10)
+    two.loop.work = Mute(two.loop.target, two.world.job, two.cloud, two.clock)
+    lost = next(each for each in two.cloud.alive() if each.machine.pool.region == "r-2")
+    lost.ended_unix_s = two.clock.now_s()
+    found = two.looks(100)
+    assert all(not result.decided.actions and result.errors for result in found)
+    assert {result.decided.pace.reason for result in found} == {UNKNOWN}
+    paid_usd = two.loop.journal.read().ledger.paid_usd
+    assert paid_usd == pytest.approx(two.cloud.bill_usd(), rel=0.02)
+    found = two.looks(500)
+    assert {drain.reason for result in found for drain in drains(result.decided)} == {BUDGET}
+    assert any(r.decided.pace.saves and r.decided.pace.reason == UNKNOWN for r in found)
+    assert two.alive() == {"r-1": 0, "r-2": 0}
+    assert 0.95 <= two.cloud.bill_usd() <= 1.0
 
 
 def test_each_of_several_errors_is_of_its_own_region() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_run_work import PLAN, finish, new_run
 
 from geo_ray.autoscale.told_target import TOLD_KEY, ToldTarget, read_told, write_told
 from geo_ray.errors import RunDirectoryError
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, AutoscalerActor
+from geo_ray.runtime.autoscaler.named_run import NamedRun
 from tests.autoscale_support import (
     CONFIG,
     SPOT_A,
@@ -180,6 +184,85 @@ def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
     assert known() == (None, 77.0)
 
 
+def test_what_is_followed_is_needed_though_the_run_of_the_cluster_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue may use the cluster of a run that has finished, and other actors after this one."""
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
+    store = LocalConditionalStore(tmp_path)
+    run = NamedRun(tmp_path / "runs" / "trial", PLAN)
+    fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0), run)
+    finish(new_run(tmp_path))
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    actor.allow(4.0)
+    assert actor._work.left_s() == 0.0
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    actor._recall()
+    assert actor._work.left_s() == 0.0, "another budget is nothing that is followed"
+    actor.follow(target())
+    assert actor._work.left_s() is None
+    actor.allow(5.0)
+    assert actor._work.left_s() is None
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    actor._recall()
+    assert actor._work.left_s() is None
+    actor.release()
+    assert actor._work.left_s() == 0.0
+
+
+class Failing(LocalConditionalStore):
+    """A directory that refuses some writes, or lets somebody else be heard first."""
+
+    refusals = 0
+    first: Callable[[], None] | None = None
+
+    def write(self, key: str, data: bytes, expected: str | None) -> str | None:
+        if self.refusals:
+            self.refusals -= 1
+            raise RunDirectoryError("no answer")
+        first, self.first = self.first, None
+        if first is not None:
+            first()
+        return super().write(key, data, expected)
+
+
+def test_a_budget_that_could_not_be_written_is_written_when_it_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
+    store = Failing(tmp_path)
+    fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0))
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    store.refusals = 1
+    with pytest.raises(RunDirectoryError, match="no answer"):
+        actor.allow(5.0)
+    actor.allow(5.0)
+    found = read_told(store, 1).target
+    assert found is not None and found.budget_usd == 5.0
+
+
+def test_a_budget_that_is_told_while_a_target_is_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four calls at once are heard, and the queue's target has no budget of its own."""
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
+    store = Failing(tmp_path)
+    fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0))
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    allows = threading.Thread(target=actor.allow, args=(5.0,))
+
+    def meanwhile() -> None:  # the queue's target is about to be written
+        allows.start()
+        allows.join(0.2)
+
+    store.first = meanwhile
+    actor.follow(replace(target(), deadline_unix_s=77.0))
+    allows.join()
+    found = read_told(store, 1).target
+    assert found is not None
+    assert (found.budget_usd, found.deadline_unix_s) == (5.0, 77.0)
+
+
 def test_a_cluster_that_is_made_anew_has_been_told_nothing(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     write_told(store, 1, lambda told: replace(told, is_over=True))
@@ -203,12 +286,46 @@ def test_two_who_tell_at_once_are_both_heard(tmp_path: Path) -> None:
     assert (read_told(store, 1).target, read_told(store, 1).is_over) == (target(), True)
 
 
-def test_what_makes_no_sense_or_is_too_long_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"{}", b'{"made": 1, "target": {"regions": 3}}', b"\xff"]
+)
+def test_what_makes_no_sense_counts_as_not_told_and_the_next_words_take_its_place(
+    tmp_path: Path, data: bytes
+) -> None:
+    store, notes = LocalConditionalStore(tmp_path), list[str]()
+    (tmp_path / TOLD_KEY).write_bytes(data)
+    assert read_told(store, 1, notes.append) == ToldTarget(1)
+    (note,) = notes
+    assert TOLD_KEY in note
+    write_told(store, 1, lambda told: replace(told, is_over=True))
+    assert read_told(store, 1).is_over
+
+
+def test_of_an_earlier_cluster_nothing_needs_to_make_sense(tmp_path: Path) -> None:
+    store, notes = LocalConditionalStore(tmp_path), list[str]()
+    (tmp_path / TOLD_KEY).write_bytes(b'{"made": 1, "goal": {}, "number": 7}')
+    assert read_told(store, 2, notes.append) == ToldTarget(2, number=7)
+    assert not notes
+
+
+def test_an_autoscaler_goes_on_with_its_order_where_what_it_was_told_makes_no_sense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
     store = LocalConditionalStore(tmp_path)
-    (tmp_path / TOLD_KEY).write_bytes(b"{}")
-    with pytest.raises(RunDirectoryError, match=TOLD_KEY):
-        read_told(store, 1)
-    (tmp_path / TOLD_KEY).unlink()
+    (tmp_path / TOLD_KEY).write_bytes(b"{")
+    fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0))
+    actor = AutoscalerActor(AutoscaleOrder(*fields))
+    actor.allow(4.0)
+    assert any(TOLD_KEY in each for each in actor._lost)
+    found = read_told(store, 1).target
+    assert found is not None and found.budget_usd == 4.0
+    actor.release()
+    assert read_told(store, 1).is_over
+
+
+def test_what_is_too_long_is_refused(tmp_path: Path) -> None:
+    store = LocalConditionalStore(tmp_path)
     endless = target(regions=(region(zones=tuple(f"zone-{n}" for n in range(100_000))),))
     with pytest.raises(RunDirectoryError, match="too long"):
         write_told(store, 1, lambda told: replace(told, target=endless))

@@ -11,9 +11,10 @@ import pytest
 from job_support import experiment
 
 from geo_ray.clock import VirtualClock
-from geo_ray.errors import RegionLostError
+from geo_ray.errors import RegionLostError, RunDirectoryError
 from geo_ray.job import rundir
 from geo_ray.lease.driving import driving, seeker_of
+from geo_ray.lease.record import LEASE_KEY
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.report.ending import note_failure
 from geo_ray.planning.plan import Machines, Plan, RegionPlan
@@ -179,3 +180,61 @@ def test_a_directory_that_was_made_anew_is_read_anew(tmp_path: Path) -> None:
     assert work.left_s() == 160.0
     with driven(new_run(tmp_path), 1):
         assert work.left_s() == pytest.approx(90.0)
+
+
+# ------------------------------------------------------------------ runs that cannot be read
+
+
+def test_a_run_that_cannot_be_read_keeps_nobody_from_the_others(tmp_path: Path) -> None:
+    first, dead = new_run(tmp_path), new_run(tmp_path)
+    (dead / LEASE_KEY).write_bytes(b"")
+    work = follows(tmp_path)
+    with driven(first, 3):
+        assert work.left_s() == pytest.approx(70.0)
+        (note,) = work.notes
+        assert str(dead) in note and LEASE_KEY in note
+        (dead / LEASE_KEY).unlink()
+        assert work.left_s() == pytest.approx(70.0)
+        assert not work.notes
+
+
+def test_alone_it_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    (run / LEASE_KEY).write_bytes(b"")
+    work = follows(tmp_path)
+    assert work.left_s() == 160.0
+    assert work.notes
+
+
+def test_for_a_while_nothing_is_over_as_it_may_be_the_one_that_lives(tmp_path: Path) -> None:
+    finish(new_run(tmp_path))
+    (new_run(tmp_path) / LEASE_KEY).write_bytes(b"")
+    clock = VirtualClock()
+    work = RunWork(NamedRun(tmp_path / "runs" / "trial", PLAN), 300.0, clock.now_s)
+    with pytest.raises(RunDirectoryError, match="trial-2"):
+        work.left_s()
+    clock.advance_to_s(299.0)
+    with pytest.raises(RunDirectoryError, match="trial-2"):
+        work.left_s()
+    clock.advance_to_s(301.0)
+    assert work.left_s() == 0.0
+    assert work.notes
+
+
+def test_one_that_could_be_read_before_counts_for_a_while_as_it_was(tmp_path: Path) -> None:
+    finish(new_run(tmp_path))
+    second = new_run(tmp_path)
+    clock = VirtualClock()
+    work = RunWork(NamedRun(tmp_path / "runs" / "trial", PLAN), 300.0, clock.now_s)
+    with driven(second, 4):
+        assert work.left_s() == pytest.approx(60.0)
+        lease = (second / LEASE_KEY).read_bytes()
+        (second / LEASE_KEY).write_bytes(b"")
+        clock.advance_to_s(299.0)
+        assert work.left_s() == pytest.approx(60.0)
+        (second / LEASE_KEY).write_bytes(lease)
+        assert work.left_s() is not None and not work.notes
+        (second / LEASE_KEY).write_bytes(b"")
+        clock.advance_to_s(598.0)
+        assert work.left_s() != 0.0, "the time runs anew"
+        (second / LEASE_KEY).write_bytes(lease)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from autoscale_support import CONFIG, Scene, ends, launches
+from autoscale_support import CONFIG, Scene, ends, launches, region, target
 
 from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
+from geo_ray.autoscale.loop import Reconciler
 from geo_ray.autoscale.memory import AutoscalerMemory, encode_memory
 from geo_ray.autoscale.policy import AutoscalePolicy
+from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
+from geo_ray.autoscale.replay.world import SimJob, SimWorld
+from geo_ray.autoscale.target import ClusterTarget
+from geo_ray.clock import VirtualClock
 from geo_ray.lease.local_store import LocalConditionalStore
+from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, AutoscalerActor
 from geo_ray.runtime.autoscaler.unread import memory_of, put_aside, read_journal
 
 GOOD = encode_memory(AutoscalerMemory(launches=3))
@@ -71,3 +79,82 @@ def test_machines_that_are_there_go_on_and_are_paid_since_they_are() -> None:
     assert scene.memory.ledger.paid_usd > 0
     other = memory_of(list(scene.machines.values()), "as-other-", scene.now_s)
     assert other.duties == {}
+
+
+# ------------------------------------------------------------------ an actor that finds one
+
+
+EAST = region(name="east", at="r-1", zones=("r-1a",), rows_per_s=20.0)
+WEST = region(name="west", at="r-2", zones=("r-2a",), rows_per_s=20.0)
+PREFIX = AutoscalePolicy(CONFIG, "c").prefix
+
+
+class Cluster:
+    """Two regions, each with two machines at 0.3 USD an hour, and the actors that look after them.
+
+    Actors go by the time of day, so the cloud's begins with that.
+    """
+
+    def __init__(self, where: Path, wanted: ClusterTarget) -> None:
+        self.store, self.wanted = LocalConditionalStore(where), wanted
+        self.clock = VirtualClock(time.time())
+        markets = {pool: forever(0.3) for pool in wanted.pools()}
+        self.cloud = SimulatedCloud(markets, self.clock.now_s, SimTemper(10.0, 60.0))
+        self.world = SimWorld(wanted, SimJob(1e9, join_s=5.0), self.cloud, self.clock)
+        self.epoch = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Let another actor look after it."""
+        self.actor = AutoscalerActor(
+            AutoscaleOrder("c", self.cloud, self.store, CONFIG, self.wanted)
+        )
+        self.actor._mend_journal(PREFIX)
+        self.epoch += 1
+        self.loop = Reconciler(
+            AutoscalePolicy(CONFIG, "c"),
+            self.wanted,
+            self.cloud,
+            self.world,
+            self.world,
+            Journal(self.store, self.epoch),
+            "c",
+            lambda: None,
+        )
+
+    def looks(self, count: int) -> None:
+        for _ in range(count):
+            self.actor._tell(self.loop.tick(self.clock.now_s()))
+            self.world.advance_to_s(self.clock.now_s() + 10.0)
+
+    def tear(self) -> None:
+        self.store.write(JOURNAL_KEY, b"{", read_tag(self.store))
+
+    def alive(self) -> set[str]:
+        return {each.machine.id for each in self.cloud.alive()}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
+    monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
+    return lambda **fields: Cluster(tmp_path, target(regions=(EAST, WEST), **fields))
+
+
+def test_a_region_that_is_silent_meanwhile_keeps_nobody_from_looking_and_its_machines_go_on(
+    cluster: Callable[..., Cluster],
+) -> None:
+    found = cluster()
+    found.looks(10)
+    there = found.alive()
+    found.tear()
+    found.cloud.silent = {"r-1"}
+    found.begin()
+    found.looks(20)
+    assert found.actor.status().is_acting
+    assert len(found.loop.journal.read().duties) == 2, "those of the region that answers"
+    found.cloud.silent = set()
+    found.looks(20)
+    assert found.alive() == there
+    memory = found.loop.journal.read()
+    assert set(memory.duties) == there and memory.unseen == ()
+    assert memory.ledger.paid_usd == pytest.approx(found.cloud.bill_usd(), rel=0.05)
