@@ -95,7 +95,8 @@ def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> En
         unread = _check(record, state, provider, tell)
         if record.phase != "down":
             record = _phase(state, "down")
-        spent_usd = report_of(record, state, provider).spent_usd
+        # What a dead head has not booked can be reckoned only while its machines are listed.
+        spent_usd = max(before.spent_usd, report_of(record, state, provider).spent_usd)
     standing = record.head.standing
     return EndedCluster(
         name=record.name,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import ClusterBusyError, RunHeldError
+from geo_ray.errors import ClusterBusyError, ClusterStateError, RunDirectoryError, RunHeldError
 from geo_ray.lease.driving import FAR_LIVES_S
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LIVES_S, LeaseSeeker
@@ -33,6 +33,7 @@ def alone(
 
     Raises:
         ClusterBusyError: another one was at work all the time.
+        ClusterStateError: whether one is cannot be read.
     """
     lives_s = FAR_LIVES_S if state.is_far else LIVES_S
     deadline_s = time.monotonic() + longest_s
@@ -45,6 +46,13 @@ def alone(
         try:
             keeper = LeaseSeeker(state.making(), state.name, looking, lives_s=lives_s).take()
             break
+        except RunDirectoryError as error:
+            raise ClusterStateError(
+                f"whether another command works on {state.name} cannot be read in {state.shown}: "
+                f"{error.message}",
+                fix="If none does, remove making/lease.json there, and the autoscaler's "
+                "lease.json beside it if that is torn, too.",
+            ) from error
         except RunHeldError as error:
             if time.monotonic() > deadline_s:
                 raise ClusterBusyError(

@@ -35,15 +35,16 @@ class RemoteProvider:
     state: ClusterState
     made: int
     _opened: MachineProvider | None = None
+    _knows_head: bool = False
 
     @property
     def name(self) -> str:
         """See `MachineProvider.name`."""
-        return self._provider().name
+        return self._listing().name
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
         """See `MachineProvider.list_machines`."""
-        return self._provider().list_machines(cluster)
+        return self._listing().list_machines(cluster)
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
         """See `MachineProvider.launch`; of a cluster that is to end nothing is launched.
@@ -53,28 +54,37 @@ class RemoteProvider:
         record = self.state.known()
         if record.phase != "up" or record.made != self.made:
             raise ClusterStateError(f"{self.state.name} is being taken down: nothing is rented")
-        return self._provider().launch(request)
+        return self._launching().launch(request)
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
-        """See `MachineProvider.terminate`."""
-        self._provider().terminate(machine_ids)
+        """See `MachineProvider.terminate`; needs no head."""
+        self._listing().terminate(machine_ids)
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
         """See `MachineProvider.poll_failures`."""
-        return self._provider().poll_failures(cluster)
+        return self._listing().poll_failures(cluster)
 
     def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
         """See `MachineProvider.stock`."""
-        return self._provider().stock(pools)
+        return self._listing().stock(pools)
 
-    def _provider(self) -> MachineProvider:
+    def _listing(self) -> MachineProvider:
         if self._opened is None:
             record = self.state.known()
-            longest_s = record.autoscale.answer_s
-            clouds = open_clouds(record, self.state, longest_s=longest_s)
-            head = find_head(listed_for_head(clouds, record), record)
+            self._opened = open_clouds(record, self.state, longest_s=record.autoscale.answer_s)
+        return self._opened
+
+    def _launching(self) -> MachineProvider:
+        """The clouds with the head's address, which new machines join; kept once it is known."""
+        if not self._knows_head:
+            record = self.state.known()
+            head = find_head(listed_for_head(self._listing(), record), record)
             address = head_address(head, record)
-            self._opened = open_clouds(record, self.state, address, longest_s)
+            if address is None:
+                return self._listing()
+            self._opened = open_clouds(record, self.state, address, record.autoscale.answer_s)
+            self._knows_head = True
+        assert self._opened is not None
         return self._opened
 
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from geo_ray.autoscale.memory import AutoscalerMemory, pool_key
+from geo_ray.autoscale.memory import AutoscalerMemory, Duty, pool_key
 from geo_ray.autoscale.status import AutoscalerStatus
-from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
+from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, MachineKind
 from geo_ray.clusters.head import find_head, head_address, job_server_of
 from geo_ray.clusters.record import ClusterRecord, Phase
 from geo_ray.clusters.state import STATUS_KEY, ClusterState
@@ -192,8 +192,15 @@ def report_of(
     head_row = None if head is None else _head_row(head, head_usd, ended_s)
     spent = memory.ledger.paid_usd
     burn = sum(row.usd_per_hour or 0.0 for row in rows)
+    usd_of = {row.id: row.usd_per_hour or 0.0 for row in rows}
+    for machine in living:
+        if machine.id in usd_of and machine.id in memory.duties:
+            duty = memory.duties[machine.id]
+            kind = record.target.kind_of(machine)
+            spent += _unbooked_usd(machine, duty, kind, usd_of[machine.id], ended_s)
     if head is not None and head_row is not None and head_usd is not None:
-        spent += _unbooked_usd(record, memory, head, head_usd, ended_s)
+        kind = None if record.target.head is None else record.target.head.kind
+        spent += _unbooked_usd(head, memory.heads.get(head.id), kind, head_usd, ended_s)
         burn += head_usd if head_row.state not in ("ended",) else 0.0
     age_s = None if told is None else now_s - told.unix_s
     is_fresh = is_heard or (age_s is not None and abs(age_s) < silent_s(record))
@@ -296,15 +303,16 @@ def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMac
 
 
 def _unbooked_usd(
-    record: ClusterRecord, memory: AutoscalerMemory, head: Machine, usd: float, until_unix_s: float
+    machine: Machine, duty: Duty | None, kind: MachineKind | None, usd: float, until_unix_s: float
 ) -> float:
-    """What the head costs since it is in the ledger, or since its start if it never was."""
-    duty = memory.heads.get(head.id)
-    since_s = head.launched_unix_s if duty is None else duty.paid_unix_s
+    """What a machine costs since it was last booked, or since its start if it never was.
+
+    A dead head books nothing, and its machines cost all the same.
+    """
+    since_s = machine.launched_unix_s if duty is None else duty.paid_unix_s
     hours = max(0.0, until_unix_s - since_s) / _HOUR_S
-    age_h = (since_s - head.launched_unix_s) / _HOUR_S
-    target = record.target.head
-    factor = 1.0 if target is None else target.kind.age_factor(age_h, hours)
+    age_h = (since_s - machine.launched_unix_s) / _HOUR_S
+    factor = 1.0 if kind is None else kind.age_factor(age_h, hours)
     return usd * factor * hours
 
 

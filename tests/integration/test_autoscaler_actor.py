@@ -25,7 +25,7 @@ from geo_ray.providers.base import Machine, MachineState, Market, Pool
 from geo_ray.providers.local.catalog import LocalCatalog, LocalOffer, write_catalog
 from geo_ray.providers.local.node import RayMachineProgram
 from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, start_autoscaler
+from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, find_autoscaler, start_autoscaler
 from geo_ray.runtime.autoscaler.ray_nodes import RayNodes
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.connect import ConnectedCluster
@@ -220,8 +220,12 @@ def test_machines_come_are_replaced_and_end_whatever_becomes_of_the_autoscaler(
         LocalConditionalStore(tmp_path / "journal"),
         config,
         small_target(region),
+        made=12,
     )
     actor: Any = started(order, connected.namespace)
+    assert find_autoscaler("actor", connected.namespace) == actor
+    with pytest.raises(ValueError, match="no autoscaler of other"):
+        find_autoscaler("other", connected.namespace)
 
     def status() -> Any:
         return answer(actor.status)

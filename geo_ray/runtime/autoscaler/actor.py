@@ -313,15 +313,39 @@ def end_autoscalers(cluster: str, namespace: str, but: str | None = None) -> Non
         namespace: Ray namespace of the actors.
         but: name of the one that goes on; None: there is none.
     """
+    for name in _names(cluster, namespace):
+        if name != but:
+            with suppress(ValueError):  # it has just ended
+                ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+
+
+def find_autoscaler(cluster: str, namespace: str) -> Handle:
+    """Return the autoscaler of a cluster, however often one of the name was made.
+
+    Args:
+        cluster: its name.
+        namespace: Ray namespace of the actor.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    names = _names(cluster, namespace)
+    if not names:
+        raise ValueError(f"no autoscaler of {cluster} is there")
+    return ray.get_actor(names[-1], namespace=namespace)
+
+
+def _names(cluster: str, namespace: str) -> list[str]:
+    """Return the names of the autoscalers of clusters of a name, the one made last at the end."""
     first = autoscaler_name(cluster).rpartition(_MADE)[0]
     query: Any = list_named_actors
     named: list[dict[str, str]] = query(all_namespaces=True)
+    found = []
     for each in named:
-        name = each["name"]
-        is_one = each["namespace"] == namespace and name.rpartition(_MADE)[0] == first
-        if is_one and name != but:
-            with suppress(ValueError):  # it has just ended
-                ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+        own, _, made = each["name"].rpartition(_MADE)
+        if each["namespace"] == namespace and own == first and made.isdecimal():
+            found.append((int(made), each["name"]))
+    return [name for _, name in sorted(found)]
 
 
 def start_autoscaler(order: AutoscaleOrder, namespace: str, node_id: str | None = None) -> Handle:

@@ -26,7 +26,7 @@ from geo_ray.queue.actions import (
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.seen import QueueSeen, SubmissionSeen
 from geo_ray.queue.state import QueueState
-from geo_ray.runtime.autoscaler.actor import autoscaler_name
+from geo_ray.runtime.autoscaler.actor import find_autoscaler
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.runtime.cluster.served import NAMESPACE
@@ -102,7 +102,7 @@ class RayQueueWorld:
     def _follow(self, action: AskMachines) -> None:
         cluster = str(self.config.autoscaler)
         try:
-            actor: Any = ray.get_actor(autoscaler_name(cluster), namespace=NAMESPACE)
+            actor: Any = find_autoscaler(cluster, NAMESPACE)
             ray.get(actor.follow.remote(action.target), timeout=_ANSWER_S)
         except Exception as error:  # of many kinds; it may be starting anew
             self._asked_s.pop(action, None)

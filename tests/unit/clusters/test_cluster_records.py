@@ -48,7 +48,7 @@ from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
 from geo_ray.errors import ClusterBusyError, ClusterStateError, ConfigError, RegionsSilentError
 from geo_ray.job.planning import Sources, make_plan
-from geo_ray.lease.record import MAX_RECORD_BYTES
+from geo_ray.lease.record import LEASE_KEY, MAX_RECORD_BYTES
 from geo_ray.planning.plan import Plan
 from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Market, Pool, Stock
 
@@ -281,6 +281,20 @@ def test_a_cluster_is_named_by_its_folder_or_its_configuration(
         state.write(asked(plan, tmp_path).record, None)
 
 
+def test_a_torn_lease_of_who_makes_a_cluster_is_named(tmp_path: Path) -> None:
+    state = ClusterState.at(str(tmp_path / "c"))
+    state.make()
+    with alone(state, "up", nobody):
+        pass
+    (tmp_path / "c" / "making" / LEASE_KEY).write_text("{")
+    with (
+        pytest.raises(ClusterStateError, match="another command works on c cannot") as caught,
+        alone(state, "up", nobody),
+    ):
+        pass
+    assert str(tmp_path) in caught.value.message and "making/lease.json" in str(caught.value.fix)
+
+
 def test_who_works_on_a_cluster_does_it_alone(tmp_path: Path) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
@@ -397,6 +411,18 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     assert (report.address or "").startswith("10.0.0.2:")
     assert report.acts
     assert report.notes == NOTES
+
+
+def test_what_nobody_books_while_the_head_is_dead_is_in_the_bill(
+    plan: Plan, tmp_path: Path
+) -> None:
+    there, now_s = machine("i-1", "eu"), time.time()
+    memory = AutoscalerMemory(
+        duties={"i-1": Duty(there, "the plan", 10.0, now_s - 36000.0, now_s, None)}
+    )
+    memory.ledger.add("eu", "the plan", 2.0, 20.0, 20.0)
+    report = looked(plan, tmp_path, Listed(there), memory)
+    assert report.spent_usd == pytest.approx(20.0 + 100.0, rel=1e-3)
 
 
 def test_what_the_books_have_of_the_head_is_not_counted_twice(plan: Plan, tmp_path: Path) -> None:

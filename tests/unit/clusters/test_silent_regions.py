@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,11 @@ from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.replay.sim_cloud import SimulatedCloud, forever
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clouds.price_book import shipped_book
-from geo_ray.clusters import down
+from geo_ray.clusters import down, remote
 from geo_ray.clusters.asked import asked_cluster
-from geo_ray.clusters.head import head_request
+from geo_ray.clusters.head import find_head, head_request
 from geo_ray.clusters.own_machines import OwnMachines, check_name_is_free
+from geo_ray.clusters.remote import RemoteProvider
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
@@ -73,6 +75,36 @@ def test_down_ends_what_answers_and_then_says_that_it_is_not_all(
     assert ended.machines == 6
     assert [each.machine.cluster_id for each in cloud.alive()] == ["ffffffffff"]
     assert state.known().phase == "down"
+
+
+def test_an_autoscaler_ends_machines_and_learns_where_the_head_is_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, monkeypatch, 3.0)
+    addresses: list[str | None] = []
+
+    def opened(_: object, __: object, address: str | None = None, longest_s: float = 0.0) -> Any:
+        addresses.append(address)
+        return scene.mine
+
+    monkeypatch.setattr(remote, "open_clouds", opened)
+    provider = RemoteProvider(scene.state, scene.record.made)
+    home = scene.record.head.pool
+    scene.cloud.silent = {home.region}
+    scene.mine.launch(LaunchRequest("one", scene.record.name, NEAR, 1))
+    (one,) = [each.machine for each in scene.cloud.alive() if each.machine.pool == NEAR]
+    provider.terminate([one.id])
+    assert [each.machine.pool for each in scene.cloud.alive()] == [home]
+    with pytest.raises(RegionsSilentError):
+        provider.launch(LaunchRequest("two", scene.record.name, NEAR, 1))
+    scene.cloud.silent = set()
+    monkeypatch.setattr(remote, "find_head", lambda *_: None)  # not listed yet
+    provider.launch(LaunchRequest("three", scene.record.name, NEAR, 1))
+    monkeypatch.setattr(remote, "find_head", find_head)
+    monkeypatch.setattr(remote, "head_address", lambda *_: "10.0.0.2:6379")
+    for name in ("four", "five"):
+        provider.launch(LaunchRequest(name, scene.record.name, NEAR, 1))
+    assert addresses == [None, "10.0.0.2:6379"]
 
 
 @pytest.mark.parametrize("sent_s_ago", [0.0, 1.0])
