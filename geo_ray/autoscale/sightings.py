@@ -19,6 +19,7 @@ from geo_ray.autoscale.memory import (
     outstanding,
     pool_key,
     taken_in,
+    unbooked_unix_s,
 )
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.pool.cooldown import cool_down, did_not_join, gave, joined
@@ -155,7 +156,7 @@ class Sightings:
             elif not (machine.request_id or "").startswith(self._prefix):
                 continue
             elif machine.pool.region in self._memory.unseen:
-                self._memory.duties[machine.id] = taken_in(machine, self._now_s)
+                self._memory.duties[machine.id] = taken_in(self._memory, machine, self._now_s)
                 self._look_at(self._memory.duties[machine.id], machine)
             else:
                 self._turn_away(machine)
@@ -326,7 +327,7 @@ class Sightings:
             if machine.state in _ALIVE:
                 alive.add(machine.id)
                 if known is None and usd is not None:
-                    since_s = min(machine.launched_unix_s, self._now_s)
+                    since_s = unbooked_unix_s(self._memory, machine, self._now_s)
                     known = Duty(machine, HEAD, usd, since_s, self._now_s, None, has_joined=True)
                     heads[machine.id] = known
                 if known is not None:
