@@ -89,6 +89,7 @@ class Scene:
     chosen_zone: str = "r-1c"  # by the cloud, where a request names none
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)  # machines that the cloud does not end
 
     def __post_init__(self) -> None:
         for each in self.target.pools():
@@ -173,7 +174,7 @@ class Scene:
             case Drain(machine_id=name, until_unix_s=until_s):
                 self.leaves[name] = until_s
             case End(machine_id=name, only_idle=only_idle):
-                if not (only_idle and name in self.begun):
+                if not (only_idle and name in self.begun) and name not in self.kept:
                     self.machines.pop(name, None)
 
 

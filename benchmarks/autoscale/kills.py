@@ -22,6 +22,7 @@ from geo_ray.autoscale.replay.compare import MemoryStore
 from geo_ray.autoscale.replay.market_trace import MarketTrace
 from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.replay.world import SimJob, SimWorld
+from geo_ray.autoscale.sightings import UNWANTED
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clock import VirtualClock
 from geo_ray.errors import ClusterError, LeaseLostError, RunDirectoryError
@@ -290,7 +291,8 @@ class MortalCluster:
             if each.ended_unix_s is not None:
                 continue
             node = self.world.seen([each.machine]).get(each.machine.id)
-            if each.machine.id not in duties:
+            duty = duties.get(each.machine.id)
+            if duty is None or duty.reason == UNWANTED:
                 self.wasted.append(each.machine.id)
             elif node is not None and node.is_busy and node.leaves_unix_s is None:
                 self.rude.append(each.machine.id)

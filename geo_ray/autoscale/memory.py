@@ -173,6 +173,8 @@ class AutoscalerMemory:
             machines may still come: clouds list new ones late.
         unseen: by the cloud's name, regions that were silent when this began, as what there was
             before could not be read: machines of theirs are taken in once they answer.
+        booked_unix_s: where what there was before could not be read: until when all costs are in
+            the ledger in one sum, whatever machine they were of.
     """
 
     epoch: int = 0
@@ -187,6 +189,7 @@ class AutoscalerMemory:
     heads: dict[str, Duty] = field(default_factory=dict)
     called_off: dict[str, float] = field(default_factory=dict)
     unseen: tuple[str, ...] = ()
+    booked_unix_s: float = 0.0
 
     def copied(self) -> AutoscalerMemory:
         """Return a copy that shares nothing that changes."""
@@ -219,9 +222,14 @@ class AutoscalerMemory:
         return self.regions.setdefault(name, RegionMemory())
 
 
-def taken_in(machine: Machine, now_unix_s: float) -> Duty:
+def unbooked_unix_s(memory: AutoscalerMemory, machine: Machine, now_unix_s: float) -> float:
+    """Return since when a machine that comes into the books costs, and that is not in them yet."""
+    return min(max(machine.launched_unix_s, memory.booked_unix_s), now_unix_s)
+
+
+def taken_in(memory: AutoscalerMemory, machine: Machine, now_unix_s: float) -> Duty:
     """Return a machine that is there, with what can be known where no journal tells of it."""
-    since_s = min(machine.launched_unix_s, now_unix_s)
+    since_s = unbooked_unix_s(memory, machine, now_unix_s)
     return Duty(machine, _TAKEN_IN, 0.0, since_s, now_unix_s, now_unix_s)
 
 

@@ -27,6 +27,7 @@ from geo_ray.autoscale.posts import Post, PostChoice, PostKeeper
 from geo_ray.autoscale.sightings import (
     NO_NODE_CAME,
     REPLACED,
+    UNWANTED,
     Sightings,
     burn_usd_per_hour,
 )
@@ -43,6 +44,7 @@ _PRICES_S: Final = 60.0
 _PRICES_LOOKS: Final = 4
 
 STRANGER: Final = "not in the plan"
+_AT_ONCE: Final = (NO_NODE_CAME, UNWANTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class AutoscalePolicy:
         if observed.machines is None:
             burn = burn_usd_per_hour(memory, target, now_s)
             return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
-        orphans = Sightings(self._config, target, memory, observed, self.prefix).take_in()
+        Sightings(self._config, target, memory, observed, self.prefix).take_in()
         pace = run_pace(self._config, target, memory, observed)
         if pace.reason == UNKNOWN:  # nothing but the books, and the budget
             return Decided(memory, (), pace, burn_usd_per_hour(memory, target, now_s))
@@ -154,7 +156,7 @@ class AutoscalePolicy:
             *sorted(demand.notes),
             *sorted(set(too_dear)),
         )
-        return Decided(memory, (*actions, *orphans), pace, burn, tuple(shown), notes)
+        return Decided(memory, tuple(actions), pace, burn, tuple(shown), notes)
 
     # ------------------------------------------------------------------ what is needed
 
@@ -217,7 +219,9 @@ class AutoscalePolicy:
         self, memory: AutoscalerMemory, region: str, role: MachineRole
     ) -> tuple[list[Duty], list[Intent]]:
         duties = [
-            each for each in memory.duties.values() if _place(each.machine.labels) == (region, role)
+            each
+            for each in memory.duties.values()
+            if _place(each.machine.labels) == (region, role) and each.reason != UNWANTED
         ]
         intents = [
             each
@@ -289,7 +293,7 @@ class AutoscalePolicy:
         found: list[Action] = []
         for duty in memory.duties.values():
             parting, node = duty.parting, observed.node(duty.machine.id)
-            if parting is None or parting.until_unix_s is None or parting.reason == NO_NODE_CAME:
+            if parting is None or parting.until_unix_s is None or parting.reason in _AT_ONCE:
                 continue
             if not (node.is_ready and node.is_busy) or node.leaves_unix_s is not None:
                 continue
@@ -367,7 +371,7 @@ class AutoscalePolicy:
                 continue
             node = observed.node(duty.machine.id)
             is_over = observed.now_unix_s >= parting.until_unix_s
-            if is_over or not node.is_busy or parting.reason == NO_NODE_CAME:
+            if is_over or not node.is_busy or parting.reason in _AT_ONCE:
                 region = duty.machine.labels.get(REGION_LABEL, "")
                 found.append(End(duty.machine.id, region, parting.reason, parting.only_idle))
         return found

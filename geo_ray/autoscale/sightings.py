@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from geo_ray.autoscale.actions import End
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.memory import (
     AutoscalerMemory,
@@ -20,6 +19,7 @@ from geo_ray.autoscale.memory import (
     outstanding,
     pool_key,
     taken_in,
+    unbooked_unix_s,
 )
 from geo_ray.autoscale.observed import Observed
 from geo_ray.autoscale.pool.cooldown import cool_down, did_not_join, gave, joined
@@ -35,6 +35,7 @@ NOTICE = "the cloud takes it back"
 DRAINED = "its node is being drained"
 LIFE = "it ends by itself soon"
 NO_NODE_CAME = "its node is not there"
+UNWANTED = "nobody waits for it any more"
 HEAD = "the head"
 REPLACED = (NOTICE, DRAINED, LIFE)
 """Why a machine goes whatever runs there: another one takes its place."""
@@ -62,8 +63,8 @@ class Sightings:
         self._config, self._target, self._memory = config, target, memory
         self._observed, self._now_s, self._prefix = observed, observed.now_unix_s, prefix
 
-    def take_in(self) -> list[End]:
-        """Return the machines that nobody is responsible for, and are to be ended."""
+    def take_in(self) -> None:
+        """Change the memory."""
         for pool in self._target.pools():
             self._memory.pool(pool)  # a quota is of all zones, those without a price included
         for pool, stock in self._observed.stocks.items():
@@ -71,13 +72,12 @@ class Sightings:
                 self._memory.pool(pool).usd_per_hour = stock.usd_per_hour
         self._take_resources()
         self._take_failures()
-        orphans = self._take_machines()
+        self._take_machines()
         for machine_id in list(self._memory.duties):
             duty = self._memory.duties[machine_id]
             self._book(duty, duty.seen_unix_s)
         self._take_heads()
         self._give_up_intents()
-        return orphans
 
     def _take_resources(self) -> None:
         """Note what machines of a type have, the least of those that are there now."""
@@ -140,8 +140,7 @@ class Sightings:
 
     # ------------------------------------------------------------------ machines
 
-    def _take_machines(self) -> list[End]:
-        orphans = []
+    def _take_machines(self) -> None:
         for listed in self._observed.machines or ():
             machine = self._counted(listed)
             known = self._memory.duties.get(machine.id)
@@ -157,11 +156,10 @@ class Sightings:
             elif not (machine.request_id or "").startswith(self._prefix):
                 continue
             elif machine.pool.region in self._memory.unseen:
-                self._memory.duties[machine.id] = taken_in(machine, self._now_s)
+                self._memory.duties[machine.id] = taken_in(self._memory, machine, self._now_s)
                 self._look_at(self._memory.duties[machine.id], machine)
             else:
-                region = machine.labels.get(REGION_LABEL, "")
-                orphans.append(End(machine.id, region, "nobody waits for it any more"))
+                self._turn_away(machine)
         silent = self._observed.silent
         self._memory.unseen = tuple(each for each in self._memory.unseen if each in silent)
         for duty in list(self._memory.duties.values()):
@@ -169,7 +167,16 @@ class Sightings:
                 self._goes_on(duty)
             elif self._now_s - duty.seen_unix_s >= self._config.retry.missing_s:
                 self._is_gone(duty, duty.seen_unix_s)
-        return orphans
+
+    def _turn_away(self, machine: Machine) -> None:
+        """Let a machine end that nobody waits for; it costs until it has, whatever the cloud says.
+
+        What it has cost before is not booked: it may be in the books already, where lists had
+        lost it for a while, or be an earlier cluster's of the name.
+        """
+        duty = Duty(machine, UNWANTED, 0.0, self._now_s, self._now_s, self._now_s)
+        duty.parting = Parting(UNWANTED, self._now_s)
+        self._memory.duties[machine.id] = duty
 
     def _goes_on(self, duty: Duty) -> None:
         """Take a machine of a silent region to run on: it is paid, and no time runs against it."""
@@ -320,7 +327,7 @@ class Sightings:
             if machine.state in _ALIVE:
                 alive.add(machine.id)
                 if known is None and usd is not None:
-                    since_s = min(machine.launched_unix_s, self._now_s)
+                    since_s = unbooked_unix_s(self._memory, machine, self._now_s)
                     known = Duty(machine, HEAD, usd, since_s, self._now_s, None, has_joined=True)
                     heads[machine.id] = known
                 if known is not None:

@@ -20,7 +20,7 @@ from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, ou
 from geo_ray.autoscale.observed import NodeSeen, Observed
 from geo_ray.autoscale.pool.offers import PoolOffer
 from geo_ray.autoscale.posts import CHEAPER, DEADLINE, TOO_MANY, PostChoice
-from geo_ray.autoscale.sightings import LIFE, REPLACED
+from geo_ray.autoscale.sightings import LIFE, REPLACED, UNWANTED
 from geo_ray.autoscale.target import (
     REGION_LABEL,
     ROLE_LABEL,
@@ -393,7 +393,7 @@ class DemandKeeper:
         return [
             duty
             for duty in self._memory.duties.values()
-            if _place(duty.machine.labels) == (region.name, role)
+            if _place(duty.machine.labels) == (region.name, role) and duty.reason != UNWANTED
         ]
 
     def _coming(self, region: RegionTarget, role: MachineRole) -> list[tuple[Intent, int]]:

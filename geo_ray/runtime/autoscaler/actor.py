@@ -23,6 +23,7 @@ from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.loop import Reconciler, TickResult
 from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.policy import AutoscalePolicy
+from geo_ray.autoscale.spent import SpentNote, SpentNotes, read_spent
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus, told
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.autoscale.told_target import read_told, write_told
@@ -34,7 +35,7 @@ from geo_ray.providers.base import MachineProvider
 from geo_ray.runtime.autoscaler.named_run import NamedRun
 from geo_ray.runtime.autoscaler.ray_nodes import RayNodes
 from geo_ray.runtime.autoscaler.run_work import RunWork
-from geo_ray.runtime.autoscaler.unread import memory_of, put_aside
+from geo_ray.runtime.autoscaler.unread import all_spent, memory_of, put_aside
 from geo_ray.runtime.cluster.detached import Handle, detached_actor
 from geo_ray.runtime.cluster.served import NAME_PREFIX, ServedRegions
 
@@ -119,10 +120,12 @@ class AutoscalerActor:
     _has_recalled: bool = False
     _lost: tuple[str, ...] = ()
     _work: _ClusterWork = field(init=False)
+    _spent: SpentNotes = field(init=False)
 
     def __post_init__(self) -> None:
         run, idle_s = self.order.run, self.order.config.calm.idle_s
         self._work = _ClusterWork(None if run is None else RunWork(run, idle_s), EndlessWork())
+        self._spent = SpentNotes(self.order.store, self.order.made)
         threading.Thread(target=self._live, name="autoscaler", daemon=True).start()
 
     def status(self) -> AutoscalerStatus:
@@ -257,20 +260,40 @@ class AutoscalerActor:
     def _mend_journal(self, prefix: str) -> None:
         """Go on with the machines that are there, if the journal cannot be read."""
         order = self.order
+        cost = ""
 
         def there() -> AutoscalerMemory:
+            nonlocal cost
+            now_s = time.time()
+            spent, cost = self._spent_before(now_s)
             try:
                 found, silent = order.provider.list_machines(order.cluster), frozenset[str]()
             except RegionsSilentError as error:
                 found, silent = error.found, frozenset(error.silent)
-            return memory_of(found, prefix, time.time(), silent)
+            return memory_of(found, prefix, now_s, silent, spent)
 
         aside = put_aside(order.store, there)
         if aside is not None:
             self._miss(
                 f"the journal could not be read and is kept as {aside}: its machines go on, and "
-                "what they have cost until then is not known"
+                f"what they have cost until then is {cost}"
             )
+
+    def _spent_before(self, now_unix_s: float) -> tuple[SpentNote | None, str]:
+        """Return what counts as spent where the journal cannot be read, and how to say that."""
+        order = self.order
+        spent = read_spent(order.store, order.made)
+        if spent is not None:
+            return spent, f"{spent.paid_usd:.4g} USD, as was noted beside it"
+        with self._telling:
+            self._recall()
+        budget_usd = (self._target or order.target).budget_usd
+        if budget_usd is None:
+            return None, "not known"
+        return all_spent(order.made, budget_usd, now_unix_s), (
+            f"not known: it counts as the whole budget of {budget_usd:.4g} USD, and nothing is "
+            "rented before `geo-ray up` raises that (`plan.budget_usd`) by what may still be spent"
+        )
 
     def _miss(self, what: str) -> None:
         """Tell what is lost, for as long as this lives."""
@@ -286,6 +309,11 @@ class AutoscalerActor:
         ]
         for action in result.decided.actions:
             self._actions.append(told(action, now_s))
+        errors = result.errors
+        try:
+            self._spent.write(result.decided.memory, now_s)
+        except GeoRayError as error:
+            errors += (f"what was spent is in the journal alone: {error}",)
         self._status = AutoscalerStatus(
             True,
             now_s,
@@ -294,7 +322,7 @@ class AutoscalerActor:
             tuple(result.decided.memory.ledger.by_region_and_reason()),
             observed.left_s,
             tuple(self._actions),
-            (*self._lost, *self._work.notes(), *result.errors),
+            (*self._lost, *self._work.notes(), *errors),
             result.decided.notes[:_NOTES],
             result.decided.pace.saves,
         )

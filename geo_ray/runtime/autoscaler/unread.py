@@ -1,7 +1,9 @@
 """A journal that cannot be read: torn, of another release, or not one at all.
 
 What it said is lost, and nothing may depend on that: machines are what the clouds list. So it is
-put aside, for whoever wants to look at it, and another one begins with the machines that are there.
+put aside, for whoever wants to look at it, and another one begins with the machines that are there,
+and with what all have cost, which is noted beside it, too. Where even that is not known a budget
+counts as used up: it is a promise, and nobody can say any more that it is kept.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from typing import Final
 
 from geo_ray.autoscale.journal import JOURNAL_KEY
 from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_memory, taken_in
+from geo_ray.autoscale.spent import SpentNote
 from geo_ray.errors import RunDirectoryError
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.providers.base import Machine, MachineState
 
+BEFORE: Final = "before the journal was lost"
 _ALIVE: Final = (MachineState.PENDING, MachineState.RUNNING)
 
 
@@ -79,19 +83,34 @@ def put_aside(
 
 
 def memory_of(
-    machines: Sequence[Machine], prefix: str, now_unix_s: float, silent: Collection[str] = ()
+    machines: Sequence[Machine],
+    prefix: str,
+    now_unix_s: float,
+    silent: Collection[str] = (),
+    spent: SpentNote | None = None,
 ) -> AutoscalerMemory:
     """Return what can be known without a journal: which machines there are, and since when.
 
-    They go on with what they do. What they were rented at is not known, nor what others have cost.
+    They go on with what they do. What they were rented at is not known.
 
     Args:
         machines: of the cluster, as listed.
         prefix: of the ids of the autoscaler's own requests.
         now_unix_s: the present time.
         silent: by the cloud's name, regions that do not say what there is.
+        spent: what all have cost, as far as that was noted; None: it is not known, and machines
+            are paid since they are there.
     """
     own = [m for m in machines if m.state in _ALIVE and (m.request_id or "").startswith(prefix)]
-    return AutoscalerMemory(
-        duties={each.id: taken_in(each, now_unix_s) for each in own}, unseen=tuple(sorted(silent))
-    )
+    memory = AutoscalerMemory(unseen=tuple(sorted(silent)))
+    if spent is not None:
+        memory.booked_unix_s = spent.until_unix_s
+        memory.ledger.add("", BEFORE, 0.0, spent.paid_usd, spent.paid_usd)
+        memory.pace.stopped_at_usd = spent.stopped_at_usd
+    memory.duties |= {each.id: taken_in(memory, each, now_unix_s) for each in own}
+    return memory
+
+
+def all_spent(made: int, budget_usd: float, now_unix_s: float) -> SpentNote:
+    """Return what counts as spent where that is not known: all that might be."""
+    return SpentNote(made, budget_usd, now_unix_s, stopped_at_usd=budget_usd)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from geo_ray.autoscale.pace import BUDGET
-from geo_ray.autoscale.sightings import HEAD, NO_NODE_CAME
+from geo_ray.autoscale.sightings import HEAD, NO_NODE_CAME, UNWANTED
 from geo_ray.autoscale.target import ROLE_LABEL, HeadTarget
 from geo_ray.providers.base import Machine, MachineState, Market, Pool
 from tests.autoscale_support import (
     AGED,
+    CONFIG,
     ON_DEMAND_A,
     SMALL,
     SPOT_A,
     SPOT_B,
     Scene,
     drains,
+    ends,
     launches,
     region,
     target,
@@ -169,6 +172,59 @@ def test_what_waits_and_costs_too_much_keeps_nothing_smaller_from_being_rented()
     assert not launches(decided) and any("are not rented" in note for note in decided.notes)
     scene.pending = (waiting(CPU=4.0),)
     assert len(launches(scene.look())) == 1
+
+
+# ------------------------------------------------------------------ what nobody waits for
+
+
+def refused(**fields: Any) -> Scene:
+    """Three machines that come after they were called off, and that the cloud does not end."""
+    scene = Scene(deaf={SPOT_A, SPOT_B}, **fields)
+    (launch,) = launches(scene.look())
+    scene.target = replace(scene.target, regions=(region(rows_per_s=0.0),))
+    scene.looks(int(CONFIG.calm.idle_s / 10) + 2)
+    assert not scene.memory.intents
+    scene.deaf.clear()
+    scene._do(launch)
+    scene.kept = set(scene.machines)
+    return scene
+
+
+def test_what_nobody_waits_for_is_in_the_books_as_long_as_the_cloud_does_not_end_it() -> None:
+    scene = refused()
+    for decided in scene.looks(360):
+        assert {end.machine_id for end in ends(decided)} == scene.kept
+        assert not launches(decided) and not drains(decided)
+        assert decided.usd_per_hour == pytest.approx(0.9)
+    ((name, reason, row),) = scene.memory.ledger.by_region_and_reason()
+    assert (name, reason) == ("r", UNWANTED)
+    assert row.paid_usd == pytest.approx(0.9, rel=0.01)
+    scene.kept = set()
+    scene.looks(2)
+    assert not scene.machines and scene.look().usd_per_hour > 0
+    scene.looks(10)
+    assert not scene.memory.duties and scene.memory.ledger.paid_usd < 0.93
+
+
+def test_the_budget_has_them_in_it() -> None:
+    scene = refused(target=target(budget_usd=1.0))
+    decided = scene.looks(400)[-1]
+    assert decided.pace.reason == BUDGET
+    assert len(ends(decided)) == 3
+
+
+def test_they_do_nobodys_work() -> None:
+    """Nor does what is wanted meanwhile wait for them."""
+    scene = refused()
+    scene.look()
+    scene.target = target()
+    (launch,) = launches(scene.look())
+    assert launch.request.count == 3
+    scene.looks(3)
+    assert len(scene.machines) == 6
+    assert not any(launches(decided) for decided in scene.looks(20))
+    scene.usd[SPOT_B] = 0.1  # nor do they keep the others from being exchanged
+    assert any(launches(decided) for decided in scene.looks(60))
 
 
 # ------------------------------------------------------------------ what never joins
