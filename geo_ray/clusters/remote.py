@@ -69,23 +69,24 @@ class RemoteProvider:
         return self._listing().stock(pools)
 
     def _listing(self) -> MachineProvider:
-        if self._opened is None:
+        found = self._opened
+        if found is None:
             record = self.state.known()
-            self._opened = open_clouds(record, self.state, longest_s=record.autoscale.answer_s)
-        return self._opened
+            longest_s = record.autoscale.answer_s
+            self._opened = found = open_clouds(record, self.state, longest_s=longest_s)
+        return found
 
     def _launching(self) -> MachineProvider:
         """The clouds with the head's address, which new machines join; kept once it is known."""
+        found = self._listing()
         if not self._knows_head:
             record = self.state.known()
-            head = find_head(listed_for_head(self._listing(), record), record)
+            head = find_head(listed_for_head(found, record), record)
             address = head_address(head, record)
-            if address is None:
-                return self._listing()
-            self._opened = open_clouds(record, self.state, address, record.autoscale.answer_s)
-            self._knows_head = True
-        assert self._opened is not None
-        return self._opened
+            if address is not None:
+                found = open_clouds(record, self.state, address, record.autoscale.answer_s)
+                self._opened, self._knows_head = found, True
+        return found
 
 
 @dataclass(slots=True)
