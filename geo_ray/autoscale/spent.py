@@ -17,7 +17,7 @@ SPENT_KEY: Final = "spent.json"
 
 
 @dataclass(frozen=True, slots=True)
-class SpentNote:
+class SpentRecord:
     """See the module's docstring.
 
     Attributes:
@@ -33,10 +33,10 @@ class SpentNote:
     stopped_at_usd: float | None = None
 
 
-_READER: Final = TypeAdapter(SpentNote)
+_READER: Final = TypeAdapter(SpentRecord)
 
 
-def read_spent(store: ConditionalStore, made: int) -> SpentNote | None:
+def read_spent(store: ConditionalStore, made: int) -> SpentRecord | None:
     """Return what was noted; None: nothing of this cluster that can be read.
 
     Raises:
@@ -52,7 +52,7 @@ def read_spent(store: ConditionalStore, made: int) -> SpentNote | None:
     return note if note.made == made else None
 
 
-class SpentNotes:
+class SpentRecorder:
     """Writes what was spent, whenever it is more.
 
     Args:
@@ -63,7 +63,7 @@ class SpentNotes:
     def __init__(self, store: ConditionalStore, made: int) -> None:
         self._store, self._made = store, made
         self._tag: str | None = None
-        self._last: SpentNote | None = None
+        self._last: SpentRecord | None = None
 
     def write(self, memory: AutoscalerMemory, now_unix_s: float) -> None:
         """Note what is in the books, once they are written themselves.
@@ -75,7 +75,7 @@ class SpentNotes:
         last = self._last
         if last is not None and (last.paid_usd, last.stopped_at_usd) == (paid_usd, stopped_usd):
             return
-        note = SpentNote(self._made, paid_usd, now_unix_s, stopped_usd)
+        note = SpentRecord(self._made, paid_usd, now_unix_s, stopped_usd)
         tag, self._tag, self._last = self._tag, None, None
         if tag is None:
             found = self._store.read(SPENT_KEY)

@@ -23,7 +23,7 @@ from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.loop import Reconciler, TickResult
 from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.spent import SpentNote, SpentNotes, read_spent
+from geo_ray.autoscale.spent import SpentRecord, SpentRecorder, read_spent
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus, told
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.autoscale.told_target import read_told, write_told
@@ -120,12 +120,12 @@ class AutoscalerActor:
     _has_recalled: bool = False
     _lost: tuple[str, ...] = ()
     _work: _ClusterWork = field(init=False)
-    _spent: SpentNotes = field(init=False)
+    _spent: SpentRecorder = field(init=False)
 
     def __post_init__(self) -> None:
         run, idle_s = self.order.run, self.order.config.calm.idle_s
         self._work = _ClusterWork(None if run is None else RunWork(run, idle_s), EndlessWork())
-        self._spent = SpentNotes(self.order.store, self.order.made)
+        self._spent = SpentRecorder(self.order.store, self.order.made)
         threading.Thread(target=self._live, name="autoscaler", daemon=True).start()
 
     def status(self) -> AutoscalerStatus:
@@ -279,7 +279,7 @@ class AutoscalerActor:
                 f"what they have cost until then is {cost}"
             )
 
-    def _spent_before(self, now_unix_s: float) -> tuple[SpentNote | None, str]:
+    def _spent_before(self, now_unix_s: float) -> tuple[SpentRecord | None, str]:
         """Return what counts as spent where the journal cannot be read, and how to say that."""
         order = self.order
         spent = read_spent(order.store, order.made)

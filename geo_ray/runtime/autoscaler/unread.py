@@ -15,7 +15,7 @@ from typing import Final
 
 from geo_ray.autoscale.journal import JOURNAL_KEY
 from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_memory, taken_in
-from geo_ray.autoscale.spent import SpentNote
+from geo_ray.autoscale.spent import SpentRecord
 from geo_ray.errors import RunDirectoryError
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.providers.base import Machine, MachineState
@@ -87,7 +87,7 @@ def memory_of(
     prefix: str,
     now_unix_s: float,
     silent: Collection[str] = (),
-    spent: SpentNote | None = None,
+    spent: SpentRecord | None = None,
 ) -> AutoscalerMemory:
     """Return what can be known without a journal: which machines there are, and since when.
 
@@ -111,6 +111,6 @@ def memory_of(
     return memory
 
 
-def all_spent(made: int, budget_usd: float, now_unix_s: float) -> SpentNote:
+def all_spent(made: int, budget_usd: float, now_unix_s: float) -> SpentRecord:
     """Return what counts as spent where that is not known: all that might be."""
-    return SpentNote(made, budget_usd, now_unix_s, stopped_at_usd=budget_usd)
+    return SpentRecord(made, budget_usd, now_unix_s, stopped_at_usd=budget_usd)

@@ -17,7 +17,7 @@ from geo_ray.autoscale.pace import BUDGET
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.spent import SPENT_KEY, SpentNote, SpentNotes, read_spent
+from geo_ray.autoscale.spent import SPENT_KEY, SpentRecord, SpentRecorder, read_spent
 from geo_ray.autoscale.target import ROLE_LABEL, ClusterTarget, HeadTarget
 from geo_ray.clock import VirtualClock
 from geo_ray.lease.local_store import LocalConditionalStore
@@ -97,7 +97,7 @@ def test_what_was_noted_as_spent_has_the_head_and_the_machines_that_are_there_in
     scene.looks(361)
     paid_usd = scene.memory.ledger.paid_usd
     assert paid_usd == pytest.approx(1.9, rel=0.01)
-    spent = SpentNote(1, paid_usd, scene.now_s)
+    spent = SpentRecord(1, paid_usd, scene.now_s)
     scene.memory = memory_of(list(scene.machines.values()), PREFIX, scene.now_s, spent=spent)
     assert scene.memory.ledger.paid_usd == paid_usd
     scene.looks(360)
@@ -251,7 +251,7 @@ def test_without_a_budget_machines_are_paid_since_they_are_there(
 
 def test_what_was_spent_is_noted_by_whoever_writes_the_journal(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
-    first, second = SpentNotes(store, 2), SpentNotes(store, 2)
+    first, second = SpentRecorder(store, 2), SpentRecorder(store, 2)
     memory, later = AutoscalerMemory(), AutoscalerMemory()
     memory.ledger.add("east", "the plan", 1.0, 3.0, 2.0)
     later.ledger.add("east", "the plan", 2.0, 6.0, 4.0)
