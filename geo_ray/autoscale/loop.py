@@ -6,6 +6,10 @@ one, or the same one started anew, finds in the journal what was under way, send
 trace, and ends what nobody waits for. Only who holds the lease acts.
 
 Clouds are asked as far as they answer: what fails in one region is of that region alone.
+
+Times of day may be set, as by NTP after a start. A process has a clock beside that is not: where
+the two disagree the look is left out, since it may be for a moment; if they still do at the next
+one, what was noted is set with the clock. So no machine pays, or is late, for hours that were not.
 """
 
 from __future__ import annotations
@@ -15,18 +19,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from geo_ray.autoscale.actions import Action, Drain, End, Launch
 from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.memory import AutoscalerMemory
+from geo_ray.autoscale.memory import AutoscalerMemory, set_with_clock
 from geo_ray.autoscale.observed import NodeSeen, Observed, RegionSilence
+from geo_ray.autoscale.pace import UNKNOWN, RunPace
 from geo_ray.autoscale.policy import AutoscalePolicy, Decided
+from geo_ray.autoscale.sightings import burn_usd_per_hour
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.errors import ClusterError, GeoRayError, ProviderRefusedError, RegionsSilentError
 from geo_ray.providers.base import LaunchFailure, Machine, MachineProvider, Pool, Shortage, Stock
 
+_SET_S: Final = 1.0
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -100,12 +107,15 @@ class Reconciler:
     _stocks: dict[Pool, Stock] = field(default_factory=dict)
     _stocks_unix_s: float = -math.inf
     _silent: dict[str, RegionSilence] = field(default_factory=dict)
+    _looked: tuple[float, float] | None = None  # when the last look was, by both clocks
+    _is_set: bool = False  # whether they disagreed then
 
-    def tick(self, now_unix_s: float) -> TickResult:
+    def tick(self, now_unix_s: float, steady_s: float | None = None) -> TickResult:
         """Look once, and do what is to be done.
 
         Args:
             now_unix_s: the present time.
+            steady_s: the same by a clock that is never set; None: there is none.
 
         Raises:
             LeaseLostError: another autoscaler acts.
@@ -114,15 +124,33 @@ class Reconciler:
         self.fence()
         memory = self.journal.read()
         errors: list[str] = []
+        set_s = self._set_s(now_unix_s, steady_s)
+        if set_s:
+            errors.append(f"the clock was set by {set_s:+.0f} s since the last look")
+        self._is_set = bool(set_s) and not self._is_set
+        if self._is_set:
+            burn = burn_usd_per_hour(memory, self.target, now_unix_s)
+            nothing = Decided(memory, (), RunPace(0.0, reason=UNKNOWN), burn)
+            return TickResult(nothing, Observed(now_unix_s, None), tuple(errors))
+        memory = set_with_clock(memory, set_s) if set_s else memory
         observed = self._observe(now_unix_s, memory, errors)
         decided = self.policy.decide(self.target, memory, observed)
         self.journal.write(decided.memory)
+        self._looked = None if steady_s is None else (now_unix_s, steady_s)
         if observed.machines is not None:
             self._failures.clear()  # they are in the journal
         for action in decided.actions:
             self.fence()
             self._attempt(errors, partial(self._act, action, decided.memory))
         return TickResult(decided, observed, tuple(errors))
+
+    def _set_s(self, now_unix_s: float, steady_s: float | None) -> float:
+        """Return by how much the clock was set since the last look that counted."""
+        if steady_s is None or self._looked is None:
+            return 0.0
+        before_unix_s, before_s = self._looked
+        set_s = (now_unix_s - before_unix_s) - (steady_s - before_s)
+        return set_s if abs(set_s) >= _SET_S else 0.0
 
     # ------------------------------------------------------------------ what is seen
 
@@ -154,7 +182,7 @@ class Reconciler:
             seen = replace(seen, pending=self.nodes.pending())
 
         def stocks() -> None:
-            if now_unix_s < self._stocks_unix_s + self.policy.prices_every_s:
+            if 0 <= now_unix_s - self._stocks_unix_s < self.policy.prices_every_s:
                 return
             pools = [each for each in self.target.pools() if each.region not in self._silent]
             found, why = _asked(lambda: self.provider.stock(pools), everywhere)

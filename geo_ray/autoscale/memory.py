@@ -222,6 +222,37 @@ class AutoscalerMemory:
         return self.regions.setdefault(name, RegionMemory())
 
 
+def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
+    """Return a copy by a clock that was set: all that was noted by it is as long ago as before.
+
+    What clouds have noted (when a machine began, when it ends) is by their own clocks.
+    """
+
+    def at(when_unix_s: float) -> float:
+        return when_unix_s + by_s if when_unix_s else 0.0  # 0: never
+
+    def since(when_unix_s: float | None) -> float | None:
+        return None if when_unix_s is None else at(when_unix_s)
+
+    memory = memory.copied()
+    memory.booked_unix_s = at(memory.booked_unix_s)
+    memory.called_off = {key: at(when) for key, when in memory.called_off.items()}
+    for intent in memory.intents.values():
+        intent.since_unix_s, intent.sent_unix_s = at(intent.since_unix_s), at(intent.sent_unix_s)
+    for duty in (*memory.duties.values(), *memory.heads.values()):
+        duty.paid_unix_s, duty.seen_unix_s = at(duty.paid_unix_s), at(duty.seen_unix_s)
+        duty.unready_unix_s, duty.idle_unix_s = since(duty.unready_unix_s), since(duty.idle_unix_s)
+        if duty.parting is not None:
+            duty.parting.until_unix_s = since(duty.parting.until_unix_s)
+    for region in memory.regions.values():
+        region.moved_unix_s = at(region.moved_unix_s)
+        region.surplus_unix_s = since(region.surplus_unix_s)
+    for pool in memory.pools.values():
+        pool.until_unix_s, pool.taken_unix_s = at(pool.until_unix_s), at(pool.taken_unix_s)
+        pool.as_of_unix_s = at(pool.as_of_unix_s)
+    return memory
+
+
 def unbooked_unix_s(memory: AutoscalerMemory, machine: Machine, now_unix_s: float) -> float:
     """Return since when a machine that comes into the books costs, and that is not in them yet."""
     return min(max(machine.launched_unix_s, memory.booked_unix_s), now_unix_s)

@@ -70,6 +70,7 @@ class Sightings:
         for pool, stock in self._observed.stocks.items():
             if stock.usd_per_hour is not None:
                 self._memory.pool(pool).usd_per_hour = stock.usd_per_hour
+        self._hold_back()
         self._take_resources()
         self._take_failures()
         self._take_machines()
@@ -78,6 +79,16 @@ class Sightings:
             self._book(duty, duty.seen_unix_s)
         self._take_heads()
         self._give_up_intents()
+
+    def _hold_back(self) -> None:
+        """Let nothing be noted for later than now: that was by a clock that was ahead."""
+        for duty in (*self._memory.duties.values(), *self._memory.heads.values()):
+            duty.paid_unix_s = min(duty.paid_unix_s, self._now_s)
+            duty.seen_unix_s = min(duty.seen_unix_s, self._now_s)
+            if duty.unready_unix_s is not None:
+                duty.unready_unix_s = min(duty.unready_unix_s, self._now_s)
+            if duty.idle_unix_s is not None:
+                duty.idle_unix_s = min(duty.idle_unix_s, self._now_s)
 
     def _take_resources(self) -> None:
         """Note what machines of a type have, the least of those that are there now."""

@@ -8,6 +8,7 @@ or where Ray believes one dead that only stands still.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -236,7 +237,7 @@ class AutoscalerActor:
                     with self._telling:
                         self._recall()
                 loop.target = self._target or order.target
-                self._tell(loop.tick(time.time()))
+                self._tell(loop.tick(time.time(), _steady_s()))
             except LeaseLostError:
                 raise
             except Exception as error:  # whatever it is: machines cost money, so it looks again
@@ -326,6 +327,11 @@ class AutoscalerActor:
             result.decided.notes[:_NOTES],
             result.decided.pace.saves,
         )
+
+
+def _steady_s() -> float:
+    """Return seconds of a clock that is never set; it goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 def autoscaler_name(cluster: str, made: int = 1) -> str:
