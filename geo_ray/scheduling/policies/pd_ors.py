@@ -147,7 +147,7 @@ class _PdOrs:
 
     def _readmit(self, job: ClusterJob, view: SlotView) -> Admission:
         """Plan a job that was taken on before and is another one now, whatever it is worth."""
-        self._board.learn(job)
+        self._board.learn(job, is_new=False)
         self._promise(job, {})
         if job.id in view.lost:
             payoff = self._keep_place(job.id, view)

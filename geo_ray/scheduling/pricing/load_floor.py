@@ -48,19 +48,22 @@ class LoadFloor:
         self.price_R = np.zeros(len(cluster.resources))
 
     def learn(self, job: ClusterJob) -> None:
-        """Take in a job that has come, or comes again as another than it was."""
+        """Take in a job that has come; nothing is bid where there was no room at all."""
         from scipy.optimize import linprog  # slow to import
 
-        self._bids.pop(job.id, None)
         if len(self._bids) == _RECENT:
             del self._bids[next(iter(self._bids))]
         self._bids[job.id] = self._bid(job)
         bids = list(self._bids.values())
         since = slice(min(bid.slot for bid in bids), job.arrival_slot + 1)
+        capacity_R = self._cluster.capacity_TSR[since].sum(axis=(0, 1))
+        if not capacity_R.any():
+            self.price_R = np.zeros(len(capacity_R))
+            return
         done = linprog(
             [-bid.worth for bid in bids],
             A_ub=np.stack([bid.units_R for bid in bids], axis=1),
-            b_ub=self._cluster.capacity_TSR[since].sum(axis=(0, 1)),
+            b_ub=capacity_R,
             bounds=(0, 1),
             method="highs",
         )

@@ -54,8 +54,13 @@ class PriceBoard:
         self._units = float(cluster.capacity_TSR[0].sum()) * cluster.slots
         self._link = LinkUsed(float(cluster.inside_mbps_S.max()), is_inside=True)
 
-    def learn(self, job: ClusterJob) -> None:
-        """Take in the bounds of a job that has come."""
+    def learn(self, job: ClusterJob, *, is_new: bool = True) -> None:
+        """Take in the bounds of a job that has come.
+
+        Args:
+            job: the job.
+            is_new: whether it adds to the load; one that was taken on before does not once more.
+        """
         demands, batch = job.demands, job.speed.batch.rows
         workers = min(demands.most_workers, batch)
         servers = demands.servers(workers)
@@ -71,7 +76,7 @@ class PriceBoard:
         self._top_R[paid] = np.maximum(self._top_R[paid], best / used_R[paid])
         last = job.utility.of(self._cluster.slots - job.arrival_slot)
         self._low = min(self._low, last / (2 * self._units))
-        if self._load_share:
+        if self._load_share and is_new:
             self._floor.learn(job)
 
     @property

@@ -162,9 +162,20 @@ def test_the_load_bids_a_resource_up_to_what_the_last_job_with_room_is_worth() -
     assert floor.price_R[1] == pytest.approx(1.0 / 2)
 
 
-def test_a_job_that_comes_again_bids_once() -> None:
+def test_a_job_that_was_taken_on_before_adds_nothing_to_the_load() -> None:
+    """As when a live queue begins an era: all that go on come at once."""
     cluster = cluster_of(np.full((4, 1, 2), 3.0), (0,))
-    floor = LoadFloor(cluster)
-    for _ in range(5):
-        floor.learn(job_of(rows=800.0, most=1, per_server=1))
+    plain, board = PriceBoard(cluster), PriceBoard(cluster, load_share=0.5)
+    for number in range(5):
+        job = job_of(f"j{number}", rows=800.0, most=1, per_server=1)
+        for each in (plain, board):
+            each.learn(job, is_new=False)
+    assert np.array_equal(board.bounds[1], plain.bounds[1])
+    board.learn(job_of("new", rows=9000.0, most=1, per_server=1))
+    assert (board.bounds[1] > plain.bounds[1]).any()
+
+
+def test_nothing_is_bid_where_there_was_no_room_at_all() -> None:
+    floor = LoadFloor(cluster_of(np.zeros((4, 1, 2)), (0,)))
+    floor.learn(job_of(rows=800.0, most=1, per_server=1))
     assert floor.price_R.tolist() == [0.0] * 4
