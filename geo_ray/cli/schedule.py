@@ -115,7 +115,8 @@ def schedule(
         raise click.UsageError("--machine and --at go together")
     names = [part.strip() for part in policies.split(",") if part.strip()]
     what = f"{jobs} made-up jobs" if trace is None else f"the jobs of {trace}"
-    click.echo(f"replaying {what} under {', '.join(names)}", err=True)
+    then = ", then looking for what no policy can exceed" if bound else ""
+    click.echo(f"replaying {what} under {', '.join(names)}{then}", err=True)
     import json
     from dataclasses import asdict
 
