@@ -38,6 +38,7 @@ from geo_ray.runtime.driver.train import Resumption
 from geo_ray.runtime.driver.train import train as train_to_end
 from geo_ray.sim.run import simulate as simulate_to_end
 from geo_ray.stores.uri import is_s3
+from geo_ray.util.terminal import terminal_outlived
 
 
 def train(
@@ -61,8 +62,9 @@ def train(
     watches again.
 
     In the main thread, Ctrl-C saves a checkpoint and raises `InterruptedRunError`; a second one
-    stops at once. In other threads no signal handler is installed. A process that is connected to
-    Ray already trains on that cluster with ``cluster: {kind: existing}``, and stays connected.
+    stops at once. A terminal that is closed costs only what it would have shown. In other threads
+    no signal handler is installed. A process that is connected to Ray already trains on that
+    cluster with ``cluster: {kind: existing}``, and stays connected.
 
     Args:
         config: a file, a mapping, or what `load_config` gave; None only with ``resume``.
@@ -93,7 +95,7 @@ def train(
             f"checkpoint {checkpoint} of which run?", fix="Name the run to resume, too."
         )
     seeker: LeaseSeeker | None = None
-    with own_threads_kept():
+    with own_threads_kept(), terminal_outlived():
         if resume is None and source is not None:
             resume = run_to_go_on_with(source, changes)
         if resume is not None:

@@ -134,6 +134,8 @@ def failure_of(error: exceptions.RayError) -> RayFailure:
             return RayFailure(FailureKind.BUG, f"an actor could not be made: {_last_line(text)}")
         if _NODE_DIED in text:
             kind = FailureKind.NODE_GONE
+    if isinstance(error, exceptions.ActorUnavailableError):
+        return RayFailure(kind, "the connection to it broke")
     cause = _actor_cause(text) if isinstance(error, exceptions.RayActorError) else _first_line(text)
     cause = cause or type(error).__name__
     if kind is FailureKind.BUG:

@@ -51,7 +51,7 @@ INSTANCES: list[tuple[exceptions.RayError, FailureKind, str]] = [
     (died("its worker process has died. Exit type: SYSTEM_ERROR"), FailureKind.PROCESS_DIED, "its"),
     (died("because its node has died. Node Id: 1"), FailureKind.NODE_GONE, "its node has died"),
     (init_failed(), FailureKind.BUG, "could not be made: KeyError: 'x'"),
-    (exceptions.ActorUnavailableError("lost", b"\1" * 16), FailureKind.PROCESS_DIED, "lost"),
+    (exceptions.ActorUnavailableError("lost", b"\1" * 16), FailureKind.PROCESS_DIED, "broke"),
     (exceptions.WorkerCrashedError(), FailureKind.PROCESS_DIED, "died unexpectedly"),
     (exceptions.AsyncioActorExit("over"), FailureKind.PROCESS_DIED, "over"),
     (exceptions.TaskCancelledError(), FailureKind.PROCESS_DIED, "Cancel"),
