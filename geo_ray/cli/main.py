@@ -12,7 +12,7 @@ import click
 
 from geo_ray.errors import GeoRayError, InterruptedRunError
 from geo_ray.util.nearest import nearest
-from geo_ray.util.terminal import outliving, terminal_outlived
+from geo_ray.util.terminal import terminal_outlived
 from geo_ray.version import __version__
 
 BEGAN_UNIX_S = time.time()
@@ -55,8 +55,6 @@ _VERBS_THAT_OUTLIVE = frozenset(
     ("train", "simulate", "compare", "tune", "program", "profile", "up", "down")
 )
 """Verbs that do something beside showing it: they go on if nobody reads what they show."""
-
-_CLOSED_PIPE = 141  # as a shell says it of a process that SIGPIPE ended
 
 
 class _Verbs(click.Group):
@@ -106,9 +104,6 @@ def _main(arguments: list[str]) -> Any:
     try:
         # click's own mode would turn Ctrl-C into "Aborted!" with exit code 1
         return root.main(args=arguments, prog_name="geo-ray", standalone_mode=False)
-    except BrokenPipeError:  # of a verb that only shows something, as in `geo-ray status | head`
-        outliving(sys.stdout).flush()
-        sys.exit(_CLOSED_PIPE)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
