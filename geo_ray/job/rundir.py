@@ -16,6 +16,7 @@ from geo_ray.job.follow_plan import changes_of, check_model
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.stores.uri import is_s3, join
+from geo_ray.util.atomic_file import make_directory, save_text
 
 CONFIG_FILE = "config.lock.yaml"
 PLAN_FILE = "plan.json"
@@ -91,12 +92,12 @@ def create(
     """
     run = _begin(experiment, base_dir.absolute())
     path = run.path
-    _write(path / CONFIG_FILE, dump_yaml(experiment))
+    save_text(path / CONFIG_FILE, dump_yaml(experiment))
     plan = plan_of(experiment, run.base_dir) | {"reason": reason, "address": run.address}
     if followed is not None:
         plan |= {"predicted_seconds": followed.total_s, "predicted_usd": followed.total_usd}
-        _write(path / FOLLOWED_FILE, followed.model_dump_json(indent=2) + "\n")
-    _write(path / PLAN_FILE, json.dumps(plan, indent=2) + "\n")
+        save_text(path / FOLLOWED_FILE, followed.model_dump_json(indent=2) + "\n")
+    save_text(path / PLAN_FILE, json.dumps(plan, indent=2) + "\n")
     return run
 
 
@@ -139,8 +140,7 @@ def _begin(experiment: Experiment, base_dir: Path) -> RunDirectory:
             number += 1
             continue
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
+            make_directory(path)
             return RunDirectory(path, base_dir)
         except FileExistsError as error:
             if not path.is_dir():
@@ -234,9 +234,9 @@ def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -
     Raises:
         RunDirectoryError: the directory cannot be written.
     """
-    _write(run.path / CONFIG_FILE, dump_yaml(experiment))
+    save_text(run.path / CONFIG_FILE, dump_yaml(experiment))
     if plan is not None:
-        _write(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
+        save_text(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
 
 
 def check_drift(saved: Experiment, wanted: Experiment, *, allow: bool) -> None:
@@ -271,10 +271,3 @@ def plan_of(experiment: Experiment, base_dir: Path) -> dict[str, object]:
         "predicted_seconds": None,
         "predicted_usd": None,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
