@@ -38,6 +38,7 @@ from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.server.effects import Assignment
 from geo_ray.training.server.pulls import Pull
 from geo_ray.training.server.region_model import Concurrently
+from geo_ray.training.server.work_times import READING
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
@@ -229,6 +230,9 @@ class WorkerLoop:
         rank: this worker's rank.
         evals: how it evaluates.
         step_s: how long the step over some rows is padded to; None for no padding.
+
+    Attributes:
+        doing: what it is doing, for whoever waits for it; any thread may read it.
     """
 
     def __init__(
@@ -250,6 +254,7 @@ class WorkerLoop:
         self._rank = rank
         self._evals = evals
         self._step_s = step_s
+        self.doing = "starting"
 
     def run(self) -> int:
         """Work until sent home.
@@ -289,12 +294,15 @@ class WorkerLoop:
             answer = self._ask(report_meta(report), push=True, share=answer.share)
 
     def _step(self, answer: Assignment, span: Span) -> StepResult:
+        self.doing = READING
         if not answer.parts:
             (columns,) = self._ahead.take([span])
+            self.doing = "computing"
             with _blamed_on_task():
                 return self._worker.step(columns, span)
         spans = [part.span for part in answer.parts]
         rows = dict(zip(spans, self._ahead.take(spans), strict=True))
+        self.doing = "computing"
         with _blamed_on_task():
             return coded_step(self._worker, answer.parts, span, lambda part: rows[part])
 
