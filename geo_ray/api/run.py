@@ -278,7 +278,12 @@ def open_run(path: FilePath | Run) -> Run:
             f"{directory.path} has no events: the run has not begun",
             fix="Look at what the command that started it printed.",
         )
-    return Run(directory, experiment, _so_far(experiment, read_events(directory.path / EVENTS_FILE)), finished=False)
+    return Run(
+        directory,
+        experiment,
+        _so_far(experiment, read_events(directory.path / EVENTS_FILE)),
+        finished=False,
+    )
 
 
 def report(run: FilePath | Run, out: FilePath | None = None) -> Path:
