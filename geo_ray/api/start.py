@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.base import expanded
 from geo_ray.config.experiment import Experiment, RunConfig
-from geo_ray.config.load import digest, load_tree, override_notes, read_text
+from geo_ray.config.load import dump_yaml, load_tree, override_notes, read_text
 from geo_ray.config.overrides import apply_overrides
 from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
@@ -239,11 +239,11 @@ def resumed_run(
     if wanted.cluster.kind == "local":
         check_device(wanted)
     check_own_certificates(wanted, goes_on=True)
-    # Compared with what is on the disk: a file that may have changed has another digest there.
-    written = rundir.reopen(path, to_look_at=True, near=near)[1]
     away = _away(wanted, overrides, is_given=config is not None)
-    is_changed = has_moved or digest(wanted) != digest(written)
-    return ReadyRun(run, wanted, is_changed, note="\n".join(notes), away=away)
+    # Compared with what is on the disk: a file that may have changed has another digest there.
+    written = read_text(run.path / rundir.CONFIG_FILE)
+    is_changed = dump_yaml(wanted) != written
+    return ReadyRun(run, wanted, is_changed or has_moved, note="\n".join(notes), away=away)
 
 
 def _schedule_notes(saved: Experiment, wanted: Experiment) -> list[str]:

@@ -207,8 +207,8 @@ def reopen(
     Args:
         path: the directory.
         allowed: files of the user's, as the configuration names them, that may have changed since.
-        to_look_at: also if that file is not there any more; nothing can be run with the
-            configuration then.
+        to_look_at: only read the run: import nothing that its configuration names. Nothing can be
+            run with the configuration then.
         near: where to look for files before all other places.
 
     Returns:
