@@ -70,6 +70,12 @@ class CheckpointConfig(StrictModel):
     part_timeout_s: float = Field(
         600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
     )
+    retry_s: float = Field(
+        600.0,
+        ge=0,
+        description="for so long a store or a disk that takes nothing is tried again at the end of "
+        "a run, for the last checkpoint and the model; while the run trains, without end",
+    )
     restarts: int = Field(
         3,
         ge=0,

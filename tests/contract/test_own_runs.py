@@ -14,7 +14,7 @@ from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
-from geo_ray.errors import ConfigDriftError, GeoRayError, OwnCodeError
+from geo_ray.errors import ConfigDriftError, ConfigError, GeoRayError, OwnCodeError
 from geo_ray.job import rundir
 from geo_ray.job.resumption import codecs_of
 from geo_ray.lease.local_store import LOCK_SUFFIX
@@ -78,7 +78,7 @@ def test_a_run_can_be_looked_at_whatever_became_of_the_files(change, place, monk
         assert done.exit_code == 0, (done.output, done.exception)
     with pytest.raises(GeoRayError, match=r"own_strategy\.py"):  # but nothing runs with it
         geo_ray.simulate(found.experiment, base_dir=place)
-    with pytest.raises(ConfigDriftError, match="not there any more"):
+    with pytest.raises(ConfigError, match="was not imported"):
         _ = found.experiment.strategy.traits
 
 
