@@ -19,8 +19,8 @@ from geo_ray.queue.actions import (
     ChangeMember,
     EndSubmission,
     Submit,
+    is_submission_of,
     submission_name,
-    submission_prefix,
 )
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.job_spec import (
@@ -215,7 +215,7 @@ class SimWorld:
         for each in state.living():
             if each.attempt is None:
                 continue
-            name = submission_name(self.config.name, each.name, each.attempt.number)
+            name = submission_name(self.config.name, each.id, each.attempt.number)
             mine.add(name)
             found, run = self.submissions.get(name), self.runs.get(each.name, SimRun())
             if found is None:
@@ -231,11 +231,12 @@ class SimWorld:
                 "TASK" if found.end == "failed" else None,
                 "it broke" if found.end == "failed" else "",
             )
-        prefix = submission_prefix(self.config.name)
         strays = [
             name
             for name, each in self.submissions.items()
-            if name.startswith(prefix) and not each.is_over and name not in mine
+            if is_submission_of(self.config.name, name)
+            and not each.is_over
+            and name not in mine
         ]
         return QueueSeen(unix_s, dict(self.room), attempts, tuple(strays))
 
@@ -260,7 +261,7 @@ class SimWorld:
 
     def _submit(self, action: Submit) -> None:
         request = action.request
-        name = submission_name(self.config.name, request.name, action.attempt)
+        name = submission_name(self.config.name, action.id, action.attempt)
         if name in self.submissions:
             return  # as the job server does
         spec = request.spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -19,12 +20,14 @@ class Submit:
     """Give a job's attempt to the job server, which takes each of a name once.
 
     Attributes:
+        id: of the job.
         request: the job.
         attempt: its number.
         workers: by region.
         averager: its region.
     """
 
+    id: str
     request: JobRequest
     attempt: int
     workers: Mapping[str, int]
@@ -83,13 +86,19 @@ Action = Submit | AskStop | EndSubmission | ChangeMember | AskMachines
 
 
 def submission_name(queue: str, job: str, attempt: int) -> str:
-    """Return what the job server calls an attempt."""
-    return f"{submission_prefix(queue)}{job}.{attempt}"
+    """Return the job server's name of an attempt.
+
+    Args:
+        queue: its name.
+        job: id of the job.
+        attempt: its number.
+    """
+    return f"geoq-{queue}.{job}.{attempt}"
 
 
-def submission_prefix(queue: str) -> str:
-    """Return what all names of a queue's submissions begin with."""
-    return f"geoq-{queue}."
+def is_submission_of(queue: str, name: str) -> bool:
+    """Whether a submission is one of a queue, and not of one whose name only begins like it."""
+    return re.fullmatch(rf"geoq-{re.escape(queue)}\.[^.]+\.[0-9a-f]{{8}}\.\d+", name) is not None
 
 
 def actions_of(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[Action]:
@@ -105,14 +114,14 @@ def actions_of(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[
         attempt, one = job.attempt, seen.attempts.get(job.name)
         if attempt is None or one is None:
             continue
-        name = submission_name(config.name, job.name, attempt.number)
+        name = submission_name(config.name, job.id, attempt.number)
         if attempt.leave is not None:
             if one.state != "going":
                 continue
             late = seen.unix_s - attempt.leave_unix_s > config.patience.save_s
             found.append(AskStop(job.name) if one.trains and not late else EndSubmission(name))
         elif one.state == "unknown":
-            found.append(Submit(job.request, attempt.number, attempt.workers, attempt.averager))
+            found.append(Submit(job.id, job.request, attempt.number, attempt.workers, attempt.averager))
         elif one.trains:
             for region, stands in one.members.items():
                 if region in attempt.workers and stands in ("absent", "left", "did not join"):

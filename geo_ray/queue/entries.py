@@ -24,6 +24,7 @@ class OpenedEntry(StrictModel):
     kind: Literal["opened"] = "opened"
     unix_s: float
     epoch: int
+    queue_id: str = Field(min_length=1, description="random identity, made when first served")
     config: QueueConfig
 
 

@@ -9,6 +9,7 @@ goes on reads the journal, sees what is there, and does what is missing.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -128,11 +129,19 @@ class QueueLoop:
         self._journal, self.state = journal, state
         entries: list[AnyEntry] = []
         if before != self.config or state.epoch != self.epoch:
-            entries.append(OpenedEntry(unix_s=unix_s, epoch=self.epoch, config=self.config))
+            entries.append(self._opened(unix_s))
         if before is None or not _same_slots(before, self.config):
             entries.append(EraEntry(unix_s=unix_s, number=state.era.number + 1))
         self._add(entries)
         self._looked_unix_s = unix_s
+
+    def _opened(self, unix_s: float) -> OpenedEntry:
+        return OpenedEntry(
+            unix_s=unix_s,
+            epoch=self.epoch,
+            queue_id=self.state.queue_id or secrets.token_hex(16),
+            config=self.config,
+        )
 
     def _note_time(self, unix_s: float) -> None:
         """Note a time in which nobody looked: it was suspended, or its clock was set.
@@ -143,7 +152,7 @@ class QueueLoop:
         gap_s, self._looked_unix_s = unix_s - self._looked_unix_s, unix_s
         entries: list[AnyEntry] = []
         if not -_BACK_S <= gap_s <= _GAP_S:
-            entries.append(OpenedEntry(unix_s=unix_s, epoch=self.epoch, config=self.config))
+            entries.append(self._opened(unix_s))
         era = self.state.era
         if unix_s < self._began_unix_s(era) - _BACK_S:
             entries.append(EraEntry(unix_s=unix_s, number=era.number + 1))

@@ -24,6 +24,7 @@ class QueueJobRow(StrictModel):
     """A job."""
 
     name: str
+    id: str = Field(description="name of its run directory in the queue's `runs`")
     tenant: str
     state: Literal["waiting", "running", "leaving", "ended"]
     outcome: str | None = Field(description="how it ended; null: it has not")
@@ -110,6 +111,7 @@ def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> Qu
     worth, course, end = job.request.worth, job.course, job.end
     return QueueJobRow(
         name=job.name,
+        id=job.id,
         tenant=job.tenant,
         state=job.phase,
         outcome=None if end is None else end.outcome,

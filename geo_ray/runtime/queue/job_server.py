@@ -50,8 +50,8 @@ class QueueJobServer:
     save_s: float
     _client: JobSubmissionClient | None = field(default=None)
 
-    def submissions(self, prefix: str) -> dict[str, SubmissionTold]:
-        """Return the submissions whose names begin so.
+    def submissions(self) -> dict[str, SubmissionTold]:
+        """Return the job server's named submissions, of whomever they are.
 
         Raises:
             ClusterError: the job server does not answer.
@@ -66,7 +66,7 @@ class QueueJobServer:
         return {
             job.submission_id: _told(job)
             for job in listed
-            if job.submission_id is not None and job.submission_id.startswith(prefix)
+            if job.submission_id is not None
         }
 
     def submit(

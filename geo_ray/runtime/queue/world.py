@@ -12,7 +12,7 @@ from typing import Any, Final
 import ray
 
 from geo_ray.errors import ClusterError, GeoRayError
-from geo_ray.job.queued.tree import run_tree, runs_of
+from geo_ray.job.queued.tree import run_of, run_tree
 from geo_ray.queue.actions import (
     Action,
     AskMachines,
@@ -20,8 +20,8 @@ from geo_ray.queue.actions import (
     ChangeMember,
     EndSubmission,
     Submit,
+    is_submission_of,
     submission_name,
-    submission_prefix,
 )
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.seen import QueueSeen, SubmissionSeen
@@ -55,16 +55,19 @@ class RayQueueWorld:
 
     def see(self, state: QueueState, unix_s: float) -> QueueSeen:
         """See `QueueWorld`."""
-        prefix = submission_prefix(self.config.name)
-        there = self.server.submissions(prefix)
+        there = {
+            name: told
+            for name, told in self.server.submissions().items()
+            if is_submission_of(self.config.name, name)
+        }
         attempts, mine = {}, set()
         for job in state.living():
             if job.attempt is None:
                 continue
-            name = submission_name(self.config.name, job.name, job.attempt.number)
+            name = submission_name(self.config.name, job.id, job.attempt.number)
             mine.add(name)
             run = self._runs.setdefault(
-                job.name, QueuedRun(runs_of(self.config), job.name, job.request.spec)
+                job.name, QueuedRun(run_of(self.config, job.id), job.request.spec)
             )
             attempts[job.name] = _seen(there.get(name), run)
         self._runs = {name: run for name, run in self._runs.items() if name in attempts}
@@ -74,9 +77,9 @@ class RayQueueWorld:
     def act(self, action: Action) -> None:
         """See `QueueWorld`."""
         match action:
-            case Submit(request=request, attempt=attempt):
-                name = submission_name(self.config.name, request.name, attempt)
-                tree = run_tree(request, action.workers, action.averager, self.config)
+            case Submit(id=job_id, request=request, attempt=attempt):
+                name = submission_name(self.config.name, job_id, attempt)
+                tree = run_tree(request, job_id, action.workers, action.averager, self.config)
                 self.server.submit(name, tree, request.working_dir, self.config.name)
             case AskStop(job=job):
                 if self._is_due(action, _MEMBERS_AGAIN_S):
