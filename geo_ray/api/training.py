@@ -127,8 +127,10 @@ def train(
             _tidied(ready.run, watch, is_new=resume is None),
             watch.over(ready.experiment) as watched,
         ):
-            goes_on = None if resume is None else Resumption(
-                checkpoint, away=ready.away, begins=again is not None
+            goes_on = (
+                None
+                if resume is None
+                else Resumption(checkpoint, away=ready.away, begins=again is not None)
             )
             stands = ready.experiment.cluster.kind == "existing"
             if detach and ready.run.address is not None:

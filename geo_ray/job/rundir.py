@@ -114,15 +114,6 @@ def address_in(path: Path) -> str | None:
     return None if address is None else str(address)
 
 
-def name_in(path: Path) -> str | None:
-    """Return the `name` that the configuration of a directory's run had; None: there is no run."""
-    try:
-        name = json.loads((path / PLAN_FILE).read_text()).get("name")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return name if isinstance(name, str) else None
-
-
 def local_root(experiment: Experiment) -> Path:
     """Where this machine keeps what is of no single run, such as profiles."""
     return Path("runs" if is_s3(experiment.run.dir) else experiment.run.dir)
@@ -303,7 +294,6 @@ def plan_of(experiment: Experiment, base_dir: Path) -> dict[str, object]:
     """What runs where, as plain values for ``plan.json``."""
     chosen = experiment.model_dump(include={"strategy", "codec"})
     return {
-        "name": experiment.name,
         "base_dir": str(base_dir),
         "averager_region": experiment.averager_region,
         **chosen,

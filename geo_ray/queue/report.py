@@ -139,6 +139,11 @@ def _stretch(each: JobStretch) -> StretchRow:
 def _told(job: QueuedJob, state: QueueState) -> str:
     if job.end is not None:
         return job.end.told
+    problem = f"; trouble: {job.course.problem}" if job.course.problem else ""
+    return _stands(job, state) + problem
+
+
+def _stands(job: QueuedJob, state: QueueState) -> str:
     attempt = job.attempt
     if attempt is not None and attempt.leave is not None:
         return f"is saved: {attempt.leave.why}, {attempt.leave.told}"

@@ -75,6 +75,7 @@ class JobCourse:
         expected: share of its work that it would have done by its own numbers.
         mark: when and at which share its present speed began to be observed; None: not yet.
         seen_unix_s: when its share was last written down.
+        problem: what goes wrong with it at present; "" for nothing.
     """
 
     done: float = 0.0
@@ -88,6 +89,7 @@ class JobCourse:
     expected: float = 0.0
     mark: tuple[float, float] | None = None
     seen_unix_s: float = 0.0
+    problem: str = ""
 
 
 @dataclass(slots=True)
@@ -332,6 +334,10 @@ class QueueState:
                 course.attained_s += sum(given.workers.values()) * slot_s
 
     def _see(self, entry: SeenEntry) -> None:
+        for name, problem in entry.problems.items():
+            self.jobs[name].course.problem = problem
+        if not entry.done:
+            return
         self.seen_unix_s = entry.unix_s
         for name, done in entry.done.items():
             course = self.jobs[name].course

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geo_ray.errors import RunDirectoryError
-from geo_ray.job.rundir import PLAN_FILE, name_in
+from geo_ray.job.rundir import PLAN_FILE
 from geo_ray.lease.record import LEASE_KEY
 from geo_ray.observe.events.log import EVENTS_FILE
 from geo_ray.planning.plan import Plan
@@ -48,8 +48,7 @@ class FoundRun:
 def runs_named(path: Path, since_unix_s: float = 0.0) -> list[FoundRun]:
     """Return the runs that have a directory's name, or would have it if it had been free.
 
-    A run ``trial-2`` counts only if its configuration has the name ``trial``: another one's may
-    have the name ``trial-2``.
+    A run of another name may be among them: ``trial-2`` may be called so.
 
     Args:
         path: ``run.dir/name``.
@@ -65,7 +64,7 @@ def runs_named(path: Path, since_unix_s: float = 0.0) -> list[FoundRun]:
     found = []
     try:
         for each in path.parent.iterdir():
-            if name.fullmatch(each.name) and name_in(each) == path.name:
+            if name.fullmatch(each.name):
                 with suppress(FileNotFoundError, NotADirectoryError):  # none, or not a whole one
                     found.append(_seen(each))
     except FileNotFoundError:

@@ -23,6 +23,7 @@ _ENDS: Final[dict[str, RunEnd]] = {
     Ending.STOPPED.value: "stopped",
     Ending.FAILED.value: "failed",
 }
+_MOST_EVENTS: Final = 20_000
 _GONE: Final = ("lost", "left", "absent", "joining", "did not join")
 
 
@@ -40,6 +41,11 @@ class QueuedRun:
         self._members: MembersFold | None = None
         self._joined: dict[str, int] = {}  # how many steps newcomers have behind them
 
+    @property
+    def is_read(self) -> bool:
+        """Whether all of its log was read: a look reads a part of it, however long it is."""
+        return self._reader is None or self._reader.read_share >= 1.0
+
     def seen(self) -> SubmissionSeen:
         """Return how it stands, for a submission that goes on.
 
@@ -50,13 +56,15 @@ class QueuedRun:
         self._reader = self._reader or self._opened()
         if self._reader is None:
             return SubmissionSeen("going")
-        status = self._reader.read()
+        status = self._reader.read(_MOST_EVENTS)  # a look must end soon, whatever the log has
         now, names = self._members, self._reader.experiment.region_names
         members = {} if now is None else {name: now.of(name).state for name in names}
         regions = [each for each in status.regions if each.steps is not None]
         there = [each for each in regions if members.get(each.name) not in _GONE] or regions
         done = None
-        if there and self._spec.anywhere and len(self._spec.regions) > 1:
+        if not self.is_read:
+            pass  # what is read so far is less than what was done
+        elif there and self._spec.anywhere and len(self._spec.regions) > 1:
             done = sum(each.samples for each in regions) / self._spec.rows
         elif there:
             steps = {each.name: max(each.step, self._joined.get(each.name, 0)) for each in there}
@@ -115,4 +123,3 @@ class QueuedRun:
 
     def _address(self) -> str | None:
         return self._place if is_s3(self._place) else None
-
