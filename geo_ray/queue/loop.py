@@ -53,7 +53,7 @@ from geo_ray.queue.seen import QueueSeen
 from geo_ray.queue.slots import ERA_SLOTS, QueueSlots
 from geo_ray.queue.state import EraState, QueuedJob, QueueState
 from geo_ray.queue.taking import taken
-from geo_ray.queue.watching import Progress, impatience, over, progress, starts
+from geo_ray.queue.watching import JobProgressSeen, impatience, over, progress, starts
 
 _SEEN_EVERY_S: Final = 30.0
 _GAP_S: Final = 120.0  # between two looks, after which nothing is known of the time between
@@ -230,7 +230,7 @@ class QueueLoop:
             return []
 
     def _observe(self, seen: QueueSeen, problems: dict[str, str], *, is_border: bool) -> None:
-        found: dict[str, Progress] = {}
+        found: dict[str, JobProgressSeen] = {}
         for job in self.state.living():
             with _contained(job, problems):
                 one = progress(job, self.config, seen)

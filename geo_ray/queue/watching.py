@@ -170,7 +170,7 @@ def _code(why: LeaveWhy) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgressSeen:
     """What is observed of a job that trains.
 
     Attributes:
@@ -184,7 +184,7 @@ class Progress:
     expected: float | None = None
 
 
-def progress(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> Progress | None:
+def progress(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> JobProgressSeen | None:
     """Return what is observed of a job; None: nothing."""
     attempt, one = job.attempt, seen.attempts.get(job.name)
     if attempt is None or one is None or one.done is None:
@@ -192,15 +192,15 @@ def progress(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> Progress |
     course, spec, done = job.course, job.request.spec, min(1.0, one.done)
     per_s = share_per_s(spec, attempt.workers, attempt.averager, config)
     if course.mark is None or per_s <= 0:
-        return Progress(done)
+        return JobProgressSeen(done)
     mark_s, mark_done = course.mark
     since_s = seen.unix_s - max(mark_s, course.seen_unix_s)
     expected = course.expected + max(0.0, since_s) * per_s
     took_s, grew = seen.unix_s - mark_s, one.done - mark_done
     if took_s < _LEAST_S or grew < _LEAST_SHARE:
-        return Progress(done, None, expected)
+        return JobProgressSeen(done, None, expected)
     factor = grew / took_s / per_s
-    return Progress(done, min(_MOST_FACTOR, max(1 / _MOST_FACTOR, factor)), expected)
+    return JobProgressSeen(done, min(_MOST_FACTOR, max(1 / _MOST_FACTOR, factor)), expected)
 
 
 def impatience(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]:
