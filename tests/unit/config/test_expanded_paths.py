@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from train_support import experiment_of
 
-from geo_ray.api.start import run_to_go_on_with
+from geo_ray.api.start import run_to_resume
 from geo_ray.config.base import expanded
 from geo_ray.config.source import ConfigText
 
@@ -55,4 +55,4 @@ def test_a_run_is_found_again_below_home(home: Path) -> None:
     saved.mkdir(parents=True)
     (saved / "manifest.json").write_text("{}")
     text = "name: a\nrun: {dir: '~/runs', again: resume}\n"
-    assert run_to_go_on_with(ConfigText(text, home), ()) == home / "runs" / "a"
+    assert run_to_resume(ConfigText(text, home), ()) == home / "runs" / "a"
