@@ -11,7 +11,7 @@ from pathlib import Path
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
 from geo_ray.api.run import Run, directory_of, open_run
-from geo_ray.api.start import new_run, resumed_run, run_to_go_on_with
+from geo_ray.api.start import new_run, resumed_run, run_to_resume
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, GeoRayError, LeaseLostError, RunHeldError
@@ -96,8 +96,8 @@ def train(
         )
     seeker: LeaseSeeker | None = None
     with own_threads_kept(), terminal_outlived():
-        if resume is None and source is not None:
-            resume = run_to_go_on_with(source, changes)
+        again = run_to_resume(source, changes) if resume is None and source is not None else None
+        resume = resume or again
         if resume is not None:
             address = _address_of(resume)
             path = directory_of(resume) if address is None else copy_path(address, "driven")
@@ -118,6 +118,7 @@ def train(
                     followed,
                     allow_drift=allow_drift,
                     checkpoint=checkpoint,
+                    begins=again is not None,
                 )
             except GeoRayError as error:
                 raise name_run(error, path) from error.__cause__
@@ -129,7 +130,11 @@ def train(
             _tidied(ready.run, watch, is_new=resume is None),
             watch.over(ready.experiment) as watched,
         ):
-            goes_on = None if resume is None else Resumption(checkpoint, away=ready.away)
+            goes_on = (
+                None
+                if resume is None
+                else Resumption(checkpoint, away=ready.away, begins=again is not None)
+            )
             stands = ready.experiment.cluster.kind == "existing"
             if detach and ready.run.address is not None:
                 raise ConfigError(
@@ -259,7 +264,8 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
     try:
         yield
     except (LeaseLostError, RunHeldError):
-        raise  # the run is another's
+        is_new = False  # the run is another's
+        raise
     except GeoRayError as error:
         if has_begun(run.path) and (run.path / REPORT_FILE).exists():
             watch.tell(f"report   {short_path(run.path / REPORT_FILE)}")

@@ -71,6 +71,7 @@ class Resumption:
             where it pauses for any.
         away: regions that are not to take part: who resumes says so, or they were asked to leave
             since.
+        begins: whether a run that never saved starts from the beginning.
         cause: why the processes that the run had do not go on, if they might have.
         log_bytes: what the run's log had when this was asked for.
     """
@@ -78,6 +79,7 @@ class Resumption:
     checkpoint: int | None = None
     waits: bool = False
     away: frozenset[str] = frozenset()
+    begins: bool = False
     cause: str | None = None
     log_bytes: int = 0
 
@@ -102,7 +104,9 @@ class Resumption:
                 there.add(event["region"])
             elif event.kind == "region_drained" and event["cause"] == "asked":
                 there.discard(event["region"])
-        return Resumption(away=self.away.difference(there)) if has_begun else self
+        if not has_begun:
+            return self
+        return Resumption(away=self.away.difference(there), begins=self.begins)
 
 
 def train(
@@ -311,9 +315,13 @@ def _train_on(
 
 def _find_checkpoint(
     store: CheckpointStore, resume: Resumption, reporting: Reporting
-) -> Checkpoint:
+) -> Checkpoint | None:
+    """Return what to resume from; None: the run has saved nothing and may begin again."""
     if resume.cause is not None:
         reporting.status(f"the run's processes do not go on: {resume.cause}")
+    if resume.begins and resume.checkpoint is None and not store.ids():
+        reporting.status("the run has saved nothing yet: starting from the beginning")
+        return None
     found = store.latest() if resume.checkpoint is None else store.open(resume.checkpoint)
     for problem in found.problems:
         reporting.status(f"passed over {problem}")
