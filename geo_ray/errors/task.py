@@ -37,9 +37,9 @@ class TaskOutputError(TaskError):
     code = "TASK_OUTPUT"
     causes = (
         "A loss that is a vector, an integer or detached from the parameters; an evaluation that "
-        "does not return one-dimensional float64 sums; a model whose parameters are not fp32, have "
-        "no shape yet, share memory or cannot be saved; a loss scaled by a GradScaler; any exception "
-        "of the task's methods."
+        "does not return one-dimensional float64 sums; a model whose parameters are not fp32, "
+        "have no shape yet, share memory or cannot be saved; a loss that a GradScaler scales; an "
+        "exception in a method."
     )
     advice = "Mend what the message names; the loss is a scalar that depends on the parameters."
     more = "`evaluate` returns sums over the rows of a batch; docs/tasks.md has an example of each."
