@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from geo_ray.data.files.options import Format, ReadOptions
-from geo_ray.data.files.site import Site, load_site
+from geo_ray.data.files.site import SiteFile, load_site
 from geo_ray.data.nearby import listed, missing_path
 from geo_ray.errors import ConfigError, ShardMissingError, StoreError
 from geo_ray.stores.base import Store, open_store
@@ -84,7 +84,7 @@ class InputFiles:
     options: ReadOptions
     name: str
     left_out: tuple[LeftOut, ...] = ()
-    site: Site | None = None
+    site: SiteFile | None = None
 
 
 def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:

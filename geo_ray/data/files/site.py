@@ -82,7 +82,7 @@ class SiteColumn(StrictModel):
         return self
 
 
-class Site(StrictModel):
+class SiteFile(StrictModel):
     """All columns of a site that differ from the shared ones."""
 
     version: Literal[1] = Field(default=1, description="version of this format")
@@ -91,7 +91,7 @@ class Site(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _one_column_per_name(self) -> Site:
+    def _one_column_per_name(self) -> SiteFile:
         names = Counter(self.shared_name(name) for name in self.columns)
         twice = [name for name, n in names.items() if n > 1]
         if twice:
@@ -109,7 +109,7 @@ class Site(StrictModel):
         return renamed | {name for name in shared if self.shared_name(name) == name}
 
 
-def load_site(path: Path) -> Site:
+def load_site(path: Path) -> SiteFile:
     """Read a site file.
 
     Raises:
@@ -121,9 +121,9 @@ def load_site(path: Path) -> Site:
         )
     tree = parse_yaml(read_text(path), str(path))
     try:
-        return Site.model_validate_json(json.dumps(tree.value, allow_nan=False))
+        return SiteFile.model_validate_json(json.dumps(tree.value, allow_nan=False))
     except ValidationError as error:
-        lines = explain(error, Site, tree.origins)
+        lines = explain(error, SiteFile, tree.origins)
         raise ConfigError(
             "\n    ".join([f"{path}: this site file makes no sense:", *lines]),
             fix="Correct the keys; docs/data.md lists them.",
@@ -151,7 +151,7 @@ class SiteReader:
     """
 
     def __init__(
-        self, site: Site, origin: str, decimal: str = ".", thousands: str | None = None
+        self, site: SiteFile, origin: str, decimal: str = ".", thousands: str | None = None
     ) -> None:
         self._site = site
         self._origin = origin

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from geo_ray.data.columns import ColumnType, counts_text, parse_types
-from geo_ray.data.files.site import Site, SiteReader
+from geo_ray.data.files.site import SiteFile, SiteReader
 from geo_ray.data.nearby import listed
 from geo_ray.data.prepare.advice import ColumnFacts, shown
 from geo_ray.data.prepare.config import Preparation, Source
@@ -109,7 +109,7 @@ class Preparer:
         only: Sequence[str] | None = None,
         decimal: str = ".",
         thousands: str | None = None,
-        site: Site | None = None,
+        site: SiteFile | None = None,
     ) -> None:
         self._decimal = decimal
         self._thousands = thousands
