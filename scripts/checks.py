@@ -8,6 +8,7 @@ all parts clean up and end.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,9 +86,16 @@ class Part:
         """Returns one line on how it went and, if pytest ran, the line it closed with."""
         word = "ok" if self.status == 0 else f"FAILED (exit status {self.status})"
         own = f"{word:6} {self.name}: {self.wall_s:.0f} s, {self.cpu_s:.0f} s of CPU"
-        output = os.pread(self._output.fileno(), 1 << 30, 0).decode(errors="replace")
-        lines = output.splitlines()
+        lines = self._lines()
         return f"{own}\n{lines[-1]}" if lines and "==" in lines[-1] else own
+
+    def skipped(self) -> list[str]:
+        """Returns what pytest's short summary says of the tests that were skipped."""
+        plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in self._lines()]
+        return [line.removeprefix("SKIPPED ") for line in plain if line.startswith("SKIPPED [")]
+
+    def _lines(self) -> list[str]:
+        return os.pread(self._output.fileno(), 1 << 30, 0).decode(errors="replace").splitlines()
 
 
 Lane = dict[str, Sequence[str]]  # commands by name, run in this order
@@ -130,7 +138,14 @@ class Checks:
             part.send(signal.SIGKILL)
 
     def sum_up(self) -> bool:
-        """Prints how each part went, those that failed last; says whether all went well."""
+        """Prints the skipped tests and how each part went, failures last.
+
+        Returns:
+            Whether all parts passed.
+        """
+        if skipped := [line for part in self._parts for line in part.skipped()]:
+            print("---------- skipped tests")
+            print(*skipped, sep="\n")
         print("---------- all parts")
         for part in sorted(self._parts, key=lambda part: part.status != 0):
             print(part.result())

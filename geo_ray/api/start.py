@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -19,8 +18,6 @@ from geo_ray.errors import ConfigError
 from geo_ray.job import rundir
 from geo_ray.job.auto import load_experiment
 from geo_ray.job.build import check_device
-from geo_ray.job.checkpoints import has_checkpoint
-from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.follow_plan import changes_of, check_model, emulation_of
 from geo_ray.job.resumption import check_resumable
 from geo_ray.job.rundir import RunDirectory
@@ -93,17 +90,23 @@ def new_run(
         RunDirectoryError: the directory cannot be made.
     """
     experiment, reason = checked_run(config, overrides, plan, tell, emulated=emulated)
-    run = rundir.create(experiment, config.parent, reason, plan)
+    exact = experiment.run.again == "resume" and not emulated
+    run = rundir.create(experiment, config.parent, reason, plan, exact=exact)
     return ReadyRun(run, experiment, note=_name_note(run, experiment, emulated=emulated))
 
 
-def run_to_go_on_with(config: ConfigSource, overrides: tuple[str, ...]) -> Path | str | None:
-    """The run that a configuration goes on with, as `run.again` says; None: it begins a new one.
+def run_to_resume(config: ConfigSource, overrides: tuple[str, ...]) -> Path | str | None:
+    """Return the run that a configuration with ``run.again: resume`` continues.
 
-    That is the last of its name that has saved a checkpoint.
+    It is the run in ``run.dir/name`` and no other: runs are not searched by counting names, as
+    another configuration may have made ``name-2``.
+
+    Returns:
+        Its directory or address; None if the configuration begins a new run.
 
     Raises:
         ConfigError: the configuration is wrong.
+        StoreError: the bucket does not answer or refuses.
     """
     tree = apply_overrides(parse_yaml(read_text(config), str(config)), overrides)
     keys = tree.value if isinstance(tree.value, dict) else {}
@@ -112,20 +115,9 @@ def run_to_go_on_with(config: ConfigSource, overrides: tuple[str, ...]) -> Path 
         return None
     place, name = section.get("dir", RunConfig().dir), keys.get("name")
     if not isinstance(place, str) or not isinstance(name, str):
-        return None  # whoever reads all of it says what is wrong
-    found: Path | str | None = None
-    for number in count(1):
-        each = name if number == 1 else f"{name}-{number}"
-        if is_s3(place):
-            address = join(place, each)
-            if not RunObjects(address).is_there():
-                return found
-            found = address
-        elif not (Path(place) / each).is_dir():
-            return found
-        elif has_checkpoint(Path(place) / each):
-            found = Path(place) / each
-    return found
+        return None  # the full validation says what is wrong
+    found = join(place, name) if is_s3(place) else Path(place) / name
+    return found if rundir.is_run(found) else None
 
 
 def checked_run(
@@ -176,6 +168,7 @@ def resumed_run(
     *,
     allow_drift: bool,
     checkpoint: int | None = None,
+    begins: bool = False,
 ) -> ReadyRun:
     """Open the directory of an earlier run, to go on with it; changes nothing in it.
 
@@ -186,6 +179,7 @@ def resumed_run(
         plan: to follow from now on.
         allow_drift: take the configuration although it differs from the run's.
         checkpoint: to go on from; None: the newest that is whole and healthy.
+        begins: whether a run that never saved may start from the beginning.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -202,7 +196,7 @@ def resumed_run(
                 fix="Leave out the configuration and the overrides, or the plan.",
             )
         changed = rundir.following(run, experiment, plan)
-        check_resumable(run, experiment, changed, checkpoint)
+        check_resumable(run, experiment, changed, checkpoint, begins=begins)
         check_own_certificates(changed, goes_on=True)
         return ReadyRun(run, changed, True, plan)
     wanted = experiment
@@ -218,7 +212,7 @@ def resumed_run(
             allow_drift=allow_drift,
         )
         rundir.check_drift(experiment, wanted, allow=allow_drift)
-    check_resumable(run, experiment, wanted, checkpoint)
+    check_resumable(run, experiment, wanted, checkpoint, begins=begins)
     if wanted.cluster.kind == "local":
         check_device(wanted)
     check_own_certificates(wanted, goes_on=True)

@@ -120,8 +120,9 @@ class RunConfig(StrictModel):
     )
     again: Literal["new", "resume"] = Field(
         "new",
-        description="what `geo-ray train CONFIG` does where there is a run of that name: make "
-        "another one with a number, or go on with it, as a job that is submitted again does",
+        description="what `geo-ray train CONFIG` does where `run.dir` has a run of that `name`: "
+        "new makes another one with a number; resume continues exactly that one, from its newest "
+        "checkpoint or, if it has none, from the beginning",
     )
     unattended_s: float | None = Field(
         3600.0,

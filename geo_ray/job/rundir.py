@@ -9,10 +9,11 @@ from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import diff, digest, dump_yaml, load_tree
-from geo_ray.errors import ConfigDriftError, RunDirectoryError
+from geo_ray.errors import ConfigDriftError, RunDirectoryError, RunHeldError
 from geo_ray.job.far.copy import empty_copy
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.follow_plan import changes_of, check_model
+from geo_ray.lease.record import LEASE_KEY
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.stores.uri import is_s3, join
@@ -74,6 +75,8 @@ def create(
     base_dir: Path,
     reason: str | None = None,
     followed: Plan | None = None,
+    *,
+    exact: bool = False,
 ) -> RunDirectory:
     """Make the directory of a new run: ``run.dir/name``, or ``name-2`` and so on if that is taken.
 
@@ -84,12 +87,14 @@ def create(
         base_dir: where relative paths of its configuration start.
         reason: why strategy and codec are what they are, if they were chosen by `auto`.
         followed: the plan of `geo-ray plan` that the experiment follows; kept beside it.
+        exact: ``run.dir/name`` or nothing. One whose making was interrupted is completed; two
+            processes that make it at once are told apart by its lease.
 
     Raises:
         RunDirectoryError: if it cannot be written.
         StoreError: the bucket does not answer or refuses.
     """
-    run = _begin(experiment, base_dir.absolute())
+    run = _begin(experiment, base_dir.absolute(), exact=exact)
     path = run.path
     _write(path / CONFIG_FILE, dump_yaml(experiment))
     plan = plan_of(experiment, run.base_dir) | {"reason": reason, "address": run.address}
@@ -126,7 +131,18 @@ def discard(run: RunDirectory) -> None:
     shutil.rmtree(run.path, ignore_errors=True)
 
 
-def _begin(experiment: Experiment, base_dir: Path) -> RunDirectory:
+def is_run(place: Path | str) -> bool:
+    """Whether there is a run in a directory or at an address, made to the end.
+
+    Raises:
+        StoreError: the bucket does not answer or refuses.
+    """
+    if isinstance(place, str):
+        return PLAN_FILE in RunObjects(place).files()
+    return (place / PLAN_FILE).is_file()
+
+
+def _begin(experiment: Experiment, base_dir: Path, *, exact: bool) -> RunDirectory:
     root = Path(experiment.run.dir).absolute()
     number = 1
     while True:
@@ -134,8 +150,10 @@ def _begin(experiment: Experiment, base_dir: Path) -> RunDirectory:
         path = root / name
         if is_s3(experiment.run.dir):
             address = join(experiment.run.dir, name)
-            if RunObjects(address).begin():
+            if RunObjects(address).begin() or (exact and not is_run(address)):
                 return RunDirectory(empty_copy(address), base_dir, address)
+            if exact:
+                raise _made_elsewhere(address)
             number += 1
             continue
         try:
@@ -143,14 +161,35 @@ def _begin(experiment: Experiment, base_dir: Path) -> RunDirectory:
             path.mkdir()
             return RunDirectory(path, base_dir)
         except FileExistsError as error:
-            if not path.is_dir():
+            is_foreign = exact and not is_run(path) and not _is_half_made(path)
+            if is_foreign or not path.is_dir():
                 raise RunDirectoryError(
-                    f"{path} is in the way: {error.strerror}",
+                    f"{path} is in the way: "
+                    + ("it has files of something else" if is_foreign else str(error.strerror)),
                     fix="Move it away, or choose another `name` or `run.dir`.",
                 ) from error
+            if exact and not is_run(path):
+                return RunDirectory(path, base_dir)
+            if exact:
+                raise _made_elsewhere(str(path)) from error
             number += 1
         except OSError as error:
             raise RunDirectoryError(f"cannot make {path}: {error.strerror}") from error
+
+
+def _is_half_made(path: Path) -> bool:
+    """Whether a directory has nothing but what is written before a run's plan."""
+    first = (CONFIG_FILE, FOLLOWED_FILE, LEASE_KEY)
+    try:
+        return all(each.name.lstrip(".").startswith(first) for each in path.iterdir())
+    except NotADirectoryError:
+        return False
+
+
+def _made_elsewhere(name: str) -> RunHeldError:
+    return RunHeldError(
+        f"another process has just made {name}", fix="Run the command again to continue that run."
+    )
 
 
 def following(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
@@ -191,8 +230,8 @@ def reopen(
     Args:
         path: the directory.
         allow_drift: also if a file with the user's strategy or codec has changed since.
-        to_look_at: also if that file is not there any more; nothing can be run with the
-            configuration then.
+        to_look_at: only read the run: import nothing that its configuration names. Nothing can be
+            run with the configuration then.
 
     Returns:
         Its paths, and its configuration.

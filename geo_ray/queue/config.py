@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
@@ -62,7 +62,19 @@ class TenantConfig(StrictModel):
     most_jobs: int = Field(100, ge=0, description="jobs that have not ended")
     most_workers: int | None = Field(None, ge=1, description="at the same time; null: any number")
     most_worth: float | None = Field(None, gt=0, description="of a job; null: any")
+    working_dirs: str | None = Field(
+        None,
+        description="absolute directory of the queue's machine with the code of this tenant's "
+        "jobs (`--working-dir`); null: its jobs bring no code",
+    )
     operator: bool = Field(False, description="may also move and cancel the jobs of others")
+
+    @field_validator("working_dirs")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and (not value.startswith("/") or ".." in value.split("/")):
+            raise ValueError("give an absolute directory without `..`, such as /srv/code/vision")
+        return value
 
 
 class PatienceConfig(StrictModel):

@@ -20,6 +20,7 @@ from geo_ray.job.checkpoints import check_unused, places_of
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.far.mirror import mirrored
+from geo_ray.job.live.report import reported
 from geo_ray.job.rundir import RunDirectory, followed_plan, lease_of
 from geo_ray.job.start.evaluation import check_evaluation
 from geo_ray.job.start.members import kept_rows, left_out, lost_before, without_lost
@@ -70,6 +71,7 @@ class Resumption:
             where it pauses for any.
         away: regions that are not to take part: who resumes says so, or they were asked to leave
             since.
+        begins: whether a run that never saved starts from the beginning.
         cause: why the processes that the run had do not go on, if they might have.
         log_bytes: what the run's log had when this was asked for.
     """
@@ -77,6 +79,7 @@ class Resumption:
     checkpoint: int | None = None
     waits: bool = False
     away: frozenset[str] = frozenset()
+    begins: bool = False
     cause: str | None = None
     log_bytes: int = 0
 
@@ -101,7 +104,9 @@ class Resumption:
                 there.add(event["region"])
             elif event.kind == "region_drained" and event["cause"] == "asked":
                 there.discard(event["region"])
-        return Resumption(away=self.away.difference(there)) if has_begun else self
+        if not has_begun:
+            return self
+        return Resumption(away=self.away.difference(there), begins=self.begins)
 
 
 def train(
@@ -133,6 +138,7 @@ def train(
     with (
         driving(seeker or seeker_of(run.path, reporting.status, lease_of(run))) as held,
         mirrored(run.address, run.path, held.epoch, held.check),
+        reported(run.path),
         ExitStack() as stack,
     ):
         told = replace(reporting, status=_noting(held, reporting.status))
@@ -304,9 +310,13 @@ def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Sum
 
 def _find_checkpoint(
     store: CheckpointStore, resume: Resumption, reporting: Reporting
-) -> Checkpoint:
+) -> Checkpoint | None:
+    """Return what to resume from; None: the run has saved nothing and may begin again."""
     if resume.cause is not None:
         reporting.status(f"the run's processes do not go on: {resume.cause}")
+    if resume.begins and resume.checkpoint is None and not store.ids():
+        reporting.status("the run has saved nothing yet: starting from the beginning")
+        return None
     found = store.latest() if resume.checkpoint is None else store.open(resume.checkpoint)
     for problem in found.problems:
         reporting.status(f"passed over {problem}")

@@ -112,3 +112,11 @@ def test_ctrl_c_lets_all_parts_clean_up(
     assert process.returncode == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "gone-a", "gone-b"]
     assert out.count("cleaned\n") == 2
+
+
+def test_skipped_tests_are_listed_before_the_parts(start: Start) -> None:
+    skip = "printf '\\033[33mSKIPPED\\033[0m [2] tests/x.py:7: no browser\\n== 2 skipped ==\\n'"
+    out, _ = start([[{"a": skip}, {"b": "true"}]]).communicate()
+    said, summary = out.split("---------- all parts\n")
+    assert said.endswith("---------- skipped tests\n[2] tests/x.py:7: no browser\n")
+    assert "SKIPPED" not in summary
