@@ -49,6 +49,7 @@ from geo_ray.errors import ConfigError
 from geo_ray.stores.base import open_store
 from geo_ray.stores.uri import is_s3, join, local_path
 from geo_ray.tasks.base import SelfContained, Task
+from geo_ray.tasks.guard import checked_dataset
 from geo_ray.tasks.load import TaskConfig, load_task, option_for
 
 Split: TypeAlias = str | Mapping[str, Any] | SplitConfig
@@ -311,7 +312,7 @@ def _own_data(task: Task, use: str, seed: int) -> _Rows:
             f"--task: {use} brings no data of its own",
             fix="Name your files with --input (files=SourceFiles(...)).",
         )
-    made = task.dataset(seed)
+    made = checked_dataset(task, seed)
     return _Rows({"train": made.train, "heldout": made.heldout})
 
 

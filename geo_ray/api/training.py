@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def train(
     resume: FilePath | Run | None = None,
     checkpoint: int | None = None,
     plan: FollowedPlan | None = None,
-    allow_drift: bool = False,
+    allow_changes: Sequence[str] = (),
     on_event: OnEvent | None = None,
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
@@ -72,7 +72,8 @@ def train(
         resume: the earlier run, to go on with from its newest whole and healthy checkpoint.
         checkpoint: with ``resume``: id of another one, as `geo_ray.checkpoints` lists them.
         plan: to follow, as `geo_ray.plan` gives it or saves it.
-        allow_drift: resume although the configuration differs from the run's.
+        allow_changes: what may differ from the run when it is resumed: dotted keys, each with all
+            keys below it, and files with classes of yours. Keys of ``overrides`` may, too.
         on_event: given every event, in this thread; what it raises ends the run.
         progress: True shows the run on standard error, "plain" does it in lines.
         base_dir: where relative paths in a mapping or an experiment start; default: the working
@@ -116,8 +117,9 @@ def train(
                     source,
                     changes,
                     followed,
-                    allow_drift=allow_drift,
+                    allowed=allow_changes,
                     checkpoint=checkpoint,
+                    base_dir=None if base_dir is None else Path(base_dir),
                     begins=again is not None,
                 )
             except GeoRayError as error:
@@ -252,8 +254,8 @@ def _noting(note: str, watched: Watched) -> OnEvent:
     """Tells a note when the run begins: one that does not begin is not made."""
 
     def on_event(event: Event) -> None:
-        if note and event.kind == "run_started":
-            watched.note(note)
+        for line in note.splitlines() if event.kind == "run_started" else ():
+            watched.note(line)
 
     return on_event
 
@@ -282,7 +284,7 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
     """
     fix = error.fix
     if "--resume RUN" in fix and not has_checkpoint(run_dir):
-        fix = fix.replace("--resume RUN --allow-drift", "CONFIG").replace("--resume RUN", "CONFIG")
+        fix = fix.replace("--resume RUN", "CONFIG")
         fix = fix.replace("Resume with", "Start again with")
         fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
     shown = rundir.address_in(run_dir) or str(short_path(run_dir))

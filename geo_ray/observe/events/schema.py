@@ -174,7 +174,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "rows": _whole,  # of a step of theirs
     },
     "step_refused": {"region": _text, "step": _whole, "cause": _text},
-    "state_changed": {"region": _text, "step": _whole, "names": _text},
+    "state_changed": {"region": _text, "step": _whole, "how": _text, "names": _text},
     "noise": {
         "region": _or_null(_text),  # null: of all regions together
         "step": _whole,

@@ -263,7 +263,8 @@ def _train(
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
         saver = Saver(store, experiment, digest(experiment), spec.epoch, health, lease.epoch)
         stage = Stage(group, experiment, run, task, saver, reporting, lease)
-        return _train_on(stage, gone, resume)
+        step = None if found is None else found.manifest.step
+        return _train_on(stage, gone, resume, step)
     except (LeaseLostError, BrokenError):
         raise  # what lies there is another's by now, or the run goes on
     except BaseException as error:
@@ -275,7 +276,9 @@ def _train(
         maker.remove(placed)
 
 
-def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Summary:
+def _train_on(
+    stage: Stage, gone: GoneRegions, resume: Resumption | None, resumed_step: int | None
+) -> Summary:
     actors, experiment, reporting = stage.actors, stage.experiment, stage.reporting
     log_path = stage.own_log()
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
@@ -290,6 +293,8 @@ def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Sum
             about: dict[str, object] = {"startup_s": startup_s}
             if resume is not None and resume.cause is not None:
                 about["cause"] = resume.cause
+            if resumed_step is not None:
+                about["resumed_step"] = resumed_step
             recorder.started(experiment, stage.run.path.name, before_s, simulated=False, **about)
             keeper = BestKeeper.of(experiment, stage.task, stage.run)
             evals = evals_of(stage, recorder, keeper)
