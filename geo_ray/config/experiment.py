@@ -12,7 +12,7 @@ from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.annotations import MessageWords
 from geo_ray.config.auto import OR_AUTO
-from geo_ray.config.base import StrictModel
+from geo_ray.config.base import PathText, StrictModel
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.config.emulate import EmulateConfig
 from geo_ray.config.own import only_recorded
@@ -47,7 +47,7 @@ class GenerateConfig(StrictModel):
 class DataConfig(StrictModel):
     """Where the rows come from; exactly one of `manifest` and `generate`."""
 
-    manifest: str | None = Field(None, description="path or s3:// address of a manifest")
+    manifest: PathText | None = Field(None, description="path or s3:// address of a manifest")
     generate: GenerateConfig | None = Field(None, description="generate the task's own data")
     batch_size: int = Field(32, ge=1, description="rows per worker and step")
     leave_out: tuple[str, ...] = Field(
@@ -69,6 +69,12 @@ class CheckpointConfig(StrictModel):
     keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
     part_timeout_s: float = Field(
         600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
+    )
+    retry_s: float = Field(
+        600.0,
+        ge=0,
+        description="for so long a store or a disk that takes nothing is tried again at the end of "
+        "a run, for the last checkpoint and the model; while the run trains, without end",
     )
     restarts: int = Field(
         3,
@@ -110,8 +116,10 @@ class CheckpointConfig(StrictModel):
 class RunConfig(StrictModel):
     """Where a run leaves its files."""
 
-    dir: str = Field(
-        "runs", description="directory, or s3:// address, that holds one directory per run"
+    dir: PathText = Field(
+        "runs",
+        description="directory, or s3:// address, that holds one directory per run; `~` and "
+        "`${VARIABLE}` are replaced",
     )
     driver: Literal["process", "actor"] = Field(
         "process",
@@ -120,8 +128,9 @@ class RunConfig(StrictModel):
     )
     again: Literal["new", "resume"] = Field(
         "new",
-        description="what `geo-ray train CONFIG` does where there is a run of that name: make "
-        "another one with a number, or go on with it, as a job that is submitted again does",
+        description="what `geo-ray train CONFIG` does where `run.dir` has a run of that `name`: "
+        "new makes another one with a number; resume continues exactly that one, from its newest "
+        "checkpoint or, if it has none, from the beginning",
     )
     unattended_s: float | None = Field(
         3600.0,

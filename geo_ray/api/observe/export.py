@@ -16,6 +16,7 @@ from geo_ray.observe.events.log import EVENTS_FILE, last_time_s, read_events
 from geo_ray.observe.export.config import ObserveConfig
 from geo_ray.observe.export.exporter import ExportOrder
 from geo_ray.observe.export.open import open_exporters
+from geo_ray.observe.report.ending import has_begun
 
 
 def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
@@ -40,7 +41,7 @@ def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
     config = load_text(text, [], ObserveConfig, "observe")
     directory, _ = rundir.reopen(directory_of(run), to_look_at=True)
     log = directory.path / EVENTS_FILE
-    if not log.exists():
+    if not has_begun(directory.path):
         raise RunDirectoryError(
             f"{directory.path} has no events: the run has not begun",
             fix="Look at what the command that started it printed.",

@@ -1,7 +1,8 @@
 """What an event of a run may be: its kinds and the fields of each.
 
 One line of `events.jsonl` is one JSON object ``{"t_s": ..., "kind": ..., ...}``. ``t_s`` is in
-seconds since the run began. Every field of a kind must be there; further fields are kept.
+seconds since the run began. Every field of a kind must be there. A field of `OPTIONAL_FIELDS` may
+be missing, and is checked if it is there; further fields are kept.
 """
 
 from __future__ import annotations
@@ -164,7 +165,10 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "checkpoint": {"id": _name, "step": _whole, "bytes": _whole},
     "checkpoint_failed": {"cause": _text},
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},
-    "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},
+    "worker_requested": {"region": _text, "worker": _name, "epoch": _whole},  # a replacement
+    "worker_started": {"region": _text, "worker": _name, "epoch": _whole},  # its process runs
+    "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},  # it works
+    "process_silent": {"region": _text, "process": _text, "silent_s": _number},
     "worker_left": {"region": _text, "worker": _name, "cause": _text},
     "team": {  # who takes part, in regions that go on while workers are missing
         "region": _text,
@@ -173,7 +177,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "rows": _whole,  # of a step of theirs
     },
     "step_refused": {"region": _text, "step": _whole, "cause": _text},
-    "state_changed": {"region": _text, "step": _whole, "names": _text},
+    "state_changed": {"region": _text, "step": _whole, "how": _text, "names": _text},
     "noise": {
         "region": _or_null(_text),  # null: of all regions together
         "step": _whole,
@@ -186,12 +190,14 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "region_lost": {"region": _text, "cause": _text},
     "run_paused": {"cause": _text},
     "run_went_on": {},
+    "bridge_requested": {"region": _text, "cause": _text},
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
     "driver_attached": {"epoch": _whole, "silent_s": _number},  # holder of the lease; since then
     "region_drained": {"region": _text, "cause": _text},  # "asked" or "notice"
     "members_accepted": {"verb": _text, "region": _text, "request": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
     "region_joining": {"region": _text},  # its processes are being started
+    "region_started": {"region": _text, "took_s": _number},  # they run; it joins at a border
     "join_failed": {"region": _text, "cause": _text},
     "region_joined": {
         "region": _text,
@@ -232,6 +238,19 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "wan": {"src": _text, "dst": _text, "bytes_by_class": _table(_whole)},
     "run_finished": {"summary": _table(finite)},
     "run_failed": {"code": _text, "message": _text, "fix": _text},
+}
+
+OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
+    "run_started": {
+        "averager": _or_null(_text),
+        "steps": _table(_whole),
+        "links": _or_null(_text),
+        "codec": _table(_or_null(_text)),
+        "startup_s": _number,
+        "cause": _or_null(_text),
+    },
+    "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},
+    "eval": {"final": _flag},
 }
 
 FAULT_KINDS = (
@@ -284,9 +303,10 @@ def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:
     if _number(t_s) is None:
         raise InvariantError(f"event {kind!r} has the time {t_s!r}")
     values: dict[str, Any] = {}
+    optional = OPTIONAL_FIELDS.get(kind, {})
     for name, value in fields.items():
         try:
-            values[name] = known.get(name, finite)(value)
+            values[name] = (known.get(name) or optional.get(name, finite))(value)
         except TypeError as error:
             raise InvariantError(
                 f"event {kind!r}: {name} is {value!r} ({type(value).__name__}), not {error}"
