@@ -6,16 +6,19 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import diff, digest, dump_yaml, load_tree
+from geo_ray.config.recorded import RecordedConfig
 from geo_ray.errors import ConfigDriftError, RunDirectoryError
 from geo_ray.job.far.copy import empty_copy
 from geo_ray.job.far.objects import RunObjects
-from geo_ray.job.follow_plan import changes_of, check_model
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.stores.uri import is_s3, join
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and readers of a run do without it
+    from geo_ray.config.experiment import Experiment
 
 CONFIG_FILE = "config.lock.yaml"
 PLAN_FILE = "plan.json"
@@ -164,6 +167,9 @@ def following(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experime
     Raises:
         PlanError: the plan is for something else.
     """
+    from geo_ray.config.experiment import Experiment
+    from geo_ray.job.follow_plan import changes_of, check_model
+
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     own = plan.model_copy(update={"base_steps": steps, "steps": steps, "lr_gain": 1.0})
     changed = load_tree(
@@ -202,6 +208,35 @@ def reopen(
         ConfigError: if its configuration cannot be read.
         ConfigDriftError: if a file with the user's strategy or codec has changed since.
     """
+    from geo_ray.config.experiment import Experiment
+
+    run = _opened(path)
+    experiment = load_tree(
+        run.path / CONFIG_FILE,
+        [],
+        Experiment,
+        base_dir=run.base_dir,
+        allow_drift=allow_drift,
+        to_look_at=to_look_at,
+    )
+    return run, experiment
+
+
+def look(path: Path) -> tuple[RunDirectory, RecordedConfig]:
+    """Open the directory of a run to read it; imports no PyTorch and no code of the user.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        RunDirectoryError: if ``path`` is no run directory.
+        ConfigError: if its configuration cannot be read.
+    """
+    run = _opened(path)
+    return run, load_tree(run.path / CONFIG_FILE, [], RecordedConfig)
+
+
+def _opened(path: Path) -> RunDirectory:
     path = path.absolute()
     if not path.is_dir():
         raise RunDirectoryError(
@@ -216,11 +251,7 @@ def reopen(
             f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
             fix="Name a directory that `geo-ray train` made, such as runs/quickstart.",
         ) from error
-    file = path / CONFIG_FILE
-    experiment = load_tree(
-        file, [], Experiment, base_dir=base_dir, allow_drift=allow_drift, to_look_at=to_look_at
-    )
-    return RunDirectory(path, base_dir, None if address is None else str(address)), experiment
+    return RunDirectory(path, base_dir, None if address is None else str(address))
 
 
 def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -> None:

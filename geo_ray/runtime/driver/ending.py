@@ -55,7 +55,7 @@ def finish(
     """
     startup_s, now_s = times_s
     actors.dismiss_workers()
-    places = places_of(run, experiment)
+    places = places_of(run, experiment.checkpoint)
     home, folder = actors.home.region, places.model_folder(str(run.path))
     if places.far:
         folder.clear()  # of an end before this one that was not come to
