@@ -203,7 +203,7 @@ def cluster_at(cluster: FilePath) -> ClusterState:
     """The state of a cluster by its folder or its configuration."""
     name = os.fspath(cluster)
     if not is_s3(name) and name.endswith((".yaml", ".yml")):
-        experiment = load_tree(Path(name), (), Experiment)
+        experiment = load_tree(Path(name), (), Experiment, to_look_at=True)
         section = experiment.provider or ProviderConfig()
         return ClusterState.below(section.state, experiment.name)
     return ClusterState.at(name)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.api.watch import RunWatch, ShowProgress, console_of_progress
 
 _FIRST_LINE_S = 2.0
 _LINE_EVERY_S = 10.0
@@ -31,7 +30,7 @@ def progress_bar(
         unit: of what.
         shown: as for `geo_ray.train`.
     """
-    console = Console(stderr=True)
+    console = console_of_progress()
     if not shown:
         yield _nothing
     elif shown == "plain" or not console.is_terminal:

@@ -248,8 +248,8 @@ class Run:
 def open_run(path: FilePath | Run) -> Run:
     """Open the directory of a run: finished, cut off, or still going.
 
-    What the run has written down is enough: a file with a strategy or codec of the user's may have
-    been changed or removed since.
+    Imports nothing that the run's configuration names: a file with a strategy or codec of the
+    user's may have been changed or removed since. `Run.model` and `Run.export` do import the task.
 
     Raises:
         RunDirectoryError: there is no run, or nothing has happened in it yet.

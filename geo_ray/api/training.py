@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
@@ -21,13 +21,14 @@ from geo_ray.job.checkpoints import has_checkpoint
 from geo_ray.job.far.copy import copy_path, driven_copy
 from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.far.objects import RunObjects
-from geo_ray.job.live.report import write_run_report
+from geo_ray.job.live.report import reported
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.driving import seeker_of
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
+from geo_ray.observe.report.report import REPORT_FILE
 from geo_ray.runtime.cluster.connect import ConnectedCluster
 from geo_ray.runtime.driver.drive import Driven, attach, drive
 from geo_ray.runtime.driver.drive import watch as follow_driver
@@ -37,6 +38,7 @@ from geo_ray.runtime.driver.train import Resumption
 from geo_ray.runtime.driver.train import train as train_to_end
 from geo_ray.sim.run import simulate as simulate_to_end
 from geo_ray.stores.uri import is_s3
+from geo_ray.util.terminal import terminal_outlived
 
 
 def train(
@@ -60,8 +62,9 @@ def train(
     watches again.
 
     In the main thread, Ctrl-C saves a checkpoint and raises `InterruptedRunError`; a second one
-    stops at once. In other threads no signal handler is installed. A process that is connected to
-    Ray already trains on that cluster with ``cluster: {kind: existing}``, and stays connected.
+    stops at once. A terminal that is closed costs only what it would have shown. In other threads
+    no signal handler is installed. A process that is connected to Ray already trains on that
+    cluster with ``cluster: {kind: existing}``, and stays connected.
 
     Args:
         config: a file, a mapping, or what `load_config` gave; None only with ``resume``.
@@ -92,7 +95,7 @@ def train(
             f"checkpoint {checkpoint} of which run?", fix="Name the run to resume, too."
         )
     seeker: LeaseSeeker | None = None
-    with own_threads_kept():
+    with own_threads_kept(), terminal_outlived():
         if resume is None and source is not None:
             resume = run_to_go_on_with(source, changes)
         if resume is not None:
@@ -155,7 +158,7 @@ def train(
                 summary = train_to_end(
                     ready.experiment, ready.run, reporting, resume=goes_on, seeker=seeker
                 )
-    return _ended(Run(ready.run, ready.experiment, summary, finished=True))
+    return Run(ready.run, ready.experiment, summary, finished=True)
 
 
 def _address_of(run: FilePath | Run) -> str | None:
@@ -183,7 +186,7 @@ def _watched_if_living(
     is_there, summary = attach(run.path, experiment, watched)
     if not is_there:
         return None
-    return open_run(path) if summary is None else _ended(Run(run, experiment, summary))
+    return open_run(path) if summary is None else Run(run, experiment, summary)
 
 
 def simulate(
@@ -218,11 +221,12 @@ def simulate(
         with (
             _tidied(ready.run, watch, is_new=True),
             mirrored(ready.run.address, ready.run.path, 1, lambda: None),
+            reported(ready.run.path),
             watch.over(ready.experiment) as watched,
         ):
             sinks = (_noting(ready.note, watched), *watched.sinks)
             summary = simulate_to_end(ready.experiment, ready.run, watched.status, sinks)
-    return _ended(Run(ready.run, ready.experiment, summary, finished=True))
+    return Run(ready.run, ready.experiment, summary, finished=True)
 
 
 def _noting(note: str, watched: Watched) -> OnEvent:
@@ -235,22 +239,16 @@ def _noting(note: str, watched: Watched) -> OnEvent:
     return on_event
 
 
-def _ended(run: Run) -> Run:
-    write_run_report(run.path, run=run.record)
-    return run
-
-
 @contextmanager
 def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[None]:
-    """Leave a report of a run that fails, and no directory of one that did not begin."""
+    """Name the report of a run that fails, and leave no directory of one that did not begin."""
     try:
         yield
     except (LeaseLostError, RunHeldError):
         raise  # the run is another's
     except GeoRayError as error:
-        if has_begun(run.path):
-            with suppress(GeoRayError):  # the run's own error matters more
-                watch.tell(f"report   {short_path(write_run_report(run.path))}")
+        if has_begun(run.path) and (run.path / REPORT_FILE).exists():
+            watch.tell(f"report   {short_path(run.path / REPORT_FILE)}")
         raise name_run(error, run.path) from error.__cause__
     finally:
         if is_new and not has_begun(run.path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.progress import Progress
+from geo_ray.util.terminal import outliving
 
 if TYPE_CHECKING:
     from geo_ray.config.experiment import Experiment
@@ -53,7 +55,7 @@ class RunWatch:
     def tell(self, text: str) -> None:
         """Say a line to people, if they are shown the run."""
         if self.progress:
-            Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+            console_of_progress().print(text, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def over(self, experiment: Experiment) -> Iterator[Watched]:
@@ -65,10 +67,15 @@ class RunWatch:
         train = experiment.train
         most = 1 if train.mode == "sync" else max(r.workers for r in experiment.regions)
         plain = True if self.progress == "plain" else None
-        console = Console(stderr=True)
+        console = console_of_progress()
         with Progress(train.steps * most, experiment.present_names, console, plain) as shown:
             yield Watched(shown.status, shown.awaiting, (shown.feed, *sinks), shown.note)
             shown.status("")
+
+
+def console_of_progress() -> Console:
+    """Standard error for people; if they close it, nothing else ends."""
+    return Console(file=outliving(sys.stderr))
 
 
 def _with_copies(on_event: OnEvent) -> OnEvent:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import click
 
 from geo_ray.errors import GeoRayError, InterruptedRunError
 from geo_ray.util.nearest import nearest
+from geo_ray.util.terminal import terminal_outlived
 from geo_ray.version import __version__
 
 BEGAN_UNIX_S = time.time()
@@ -47,6 +49,12 @@ _VERBS = {
     "up": ("geo_ray.cli.clusters.up", "up"),
     "down": ("geo_ray.cli.clusters.down", "down"),
 }
+
+
+_VERBS_THAT_OUTLIVE = frozenset(
+    ("train", "simulate", "compare", "tune", "program", "profile", "up", "down")
+)
+"""Verbs that do something beside showing it: they go on if nobody reads what they show."""
 
 
 class _Verbs(click.Group):
@@ -86,6 +94,13 @@ def root(context: click.Context) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; errors are printed with their fix and give the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    outlives = terminal_outlived() if _VERBS_THAT_OUTLIVE.intersection(given[:1]) else nullcontext()
+    with outlives:
+        return _main(given)
+
+
+def _main(arguments: list[str]) -> Any:
     try:
         # click's own mode would turn Ctrl-C into "Aborted!" with exit code 1
         return root.main(args=arguments, prog_name="geo-ray", standalone_mode=False)

@@ -62,7 +62,7 @@ def load_tree(
         advice: where its keys are described; None if `geo-ray config schema` does.
         base_dir: where relative paths to the user's classes start; default: the file's directory.
         allow_drift: take them although their files are not those that the file tells of.
-        to_look_at: what the file says of them is enough; see `geo_ray.config.own.context`.
+        to_look_at: import none of them; see `geo_ray.config.own.context`.
 
     Raises:
         ConfigError: naming the file and every key that is wrong; nothing else escapes.

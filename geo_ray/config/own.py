@@ -3,8 +3,10 @@
 The class is a pydantic model as those of this library are: its fields are its options, strictly
 checked. ``use`` is `path/to/file.py:Class`, relative to the configuration's directory, or
 `package.module:Class`. The digest of the file becomes a part of the section, ``sha256``; so the
-configuration of a run tells with which content it was made, every process of the run checks that
-it has the same, and a run is not resumed with another one unnoticed.
+configuration of a run tells with which content it was made. A process of the run compares the
+digest before it imports the file, and a run is not resumed with another content unnoticed.
+
+A process that only reads a run imports nothing: it takes a `SavedClass` from the section.
 
 Whoever reads a configuration says where relative paths start with pydantic's validation context:
 see `context`.
@@ -57,9 +59,9 @@ class OwnClass(StrictModel):
 
 
 class SavedClass(OwnClass):
-    """What a run has written down of a class that is not there any more as it was.
+    """The section of a class that was not imported.
 
-    Enough to look at the run; nothing can be run with it.
+    Enough to show a run; nothing can be run with it.
     """
 
     kind: str = Field(description="its name in the run's events")
@@ -69,11 +71,11 @@ class SavedClass(OwnClass):
         """Only the class itself knows them.
 
         Raises:
-            ConfigDriftError: always.
+            ConfigError: always.
         """
-        raise ConfigDriftError(
-            f"{self.use} is not there any more as the run was made with it",
-            fix="Restore the file.",
+        raise ConfigError(
+            f"{self.use} was not imported: commands that read a run execute none of its code",
+            fix="Load the run's config.lock.yaml with geo_ray.load_config, which imports it.",
         )
 
 
@@ -85,8 +87,8 @@ def context(
     Args:
         base_dir: where relative paths start.
         allow_drift: take a class although its file has another digest than the section says.
-        to_look_at: take what the section says for a class that is not there as it was; the
-            configuration can be looked at, and nothing can be run with it.
+        to_look_at: import nothing, and make a `SavedClass` of each section; the configuration can
+            be shown, and nothing can be run with it.
     """
     return {_BASE_DIR: base_dir, _ALLOW_DRIFT: allow_drift, _TO_LOOK_AT: to_look_at}
 
@@ -155,18 +157,14 @@ class OwnLoader:
             return value
         section = OwnClass.model_validate(value)
         where = info.context or context(Path())
-        try:
-            return self._object(section, where)
-        except (GeoRayError, ValueError):
-            if not where[_TO_LOOK_AT]:
-                raise
+        if where[_TO_LOOK_AT]:
             written = {"kind": section.use.rpartition(":")[2]} | section.model_dump()
             return SavedClass.model_validate(written)
+        return self._object(section, where)
 
     def _object(self, section: OwnClass, where: Mapping[str, Any]) -> StrictModel:
         base_dir = where[_BASE_DIR]
-        kind = self.find(section.use, base_dir)
-        digest = source_digest(kind, section.use, base_dir)
+        digest = source_digest(section.use, base_dir, self.wanted)
         if section.sha256 not in (None, digest) and not where[_ALLOW_DRIFT]:
             otherwise = (
                 "; or resume with the present one: geo-ray train --resume RUN --allow-drift."
@@ -178,6 +176,7 @@ class OwnLoader:
                 "configuration was made with",
                 fix=f"Restore the file here and on every node{otherwise}",
             )
+        kind = self.find(section.use, base_dir)
         named = _named(kind, section.use, digest, self._guarded)
         options = dict(section.model_extra or {})
         unknown = [key for key in options if key not in kind.model_fields]
@@ -201,6 +200,12 @@ class OwnLoader:
             raise ConfigError(
                 f"{name} is no class of options",
                 fix="Derive it from geo_ray.config.base.StrictModel; its fields are its options.",
+            )
+        where = use.rpartition(":")[0]
+        if not where.endswith(".py") and kind.__module__ != where:
+            raise ConfigError(
+                f"{name} is defined in {kind.__module__}, and the digest would be that of {where}",
+                fix=f"Write use: {kind.__module__}:{kind.__name__}.",
             )
         members = dict(inspect.getmembers_static(kind)) | kind.model_fields
         asked = {k: v for k, v in vars(self.protocol).items() if not k.startswith("_")}

@@ -87,7 +87,7 @@ def decide(
         RunDirectoryError: there is no run.
         PlanError: it follows no plan, or as for `replanned`.
     """
-    run, _ = rundir.reopen(run_dir)
+    run, _ = rundir.reopen(run_dir, to_look_at=True)
     present = rundir.followed_plan(run)
     if present is None:
         raise PlanError(

@@ -197,8 +197,8 @@ def reopen(
     Args:
         path: the directory.
         allow_drift: also if a file with the user's strategy or codec has changed since.
-        to_look_at: also if that file is not there any more; nothing can be run with the
-            configuration then.
+        to_look_at: only read the run: import nothing that its configuration names. Nothing can be
+            run with the configuration then.
 
     Returns:
         Its paths, and its configuration.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
 from geo_ray.errors import GeoRayError
 from geo_ray.util.blame import import_advice, summary
 from geo_ray.util.nearest import nearest
-from geo_ray.util.user_file import import_file
+from geo_ray.util.user_file import import_file, read_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,7 @@ def find_class(
     where, colon, attribute = names.get(use, use).rpartition(":")
     what = wanted.what
     if not colon:
-        if use.endswith(".py"):
-            raise wanted.error_class(
-                f"{what} {use!r} names a file but no class", fix=f"Write {use}:Class."
-            )
-        raise wanted.error_class(
-            f"there is no built-in {what} {use!r}{or_meant(use, names)}",
-            fix=f"Name a built-in {what}, package.module:Class, or path/to/file.py:Class.",
-        )
+        raise _no_class(use, wanted, names)
     if where.endswith(".py"):
         module = import_file(base_dir / where, what, wanted.error_class)
     else:
@@ -75,11 +69,31 @@ def find_class(
     return found
 
 
-def source_digest(kind: type, use: str, base_dir: Path) -> str:
-    """SHA-256 (hex) of the file that defines a class which `find_class` found."""
-    where = use.rpartition(":")[0]
-    path = base_dir / where if where.endswith(".py") else Path(inspect.getfile(kind))
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def source_digest(use: str, base_dir: Path, wanted: UserClass) -> str:
+    """Compute the SHA-256 (hex) of the file that `find_class` would run; runs nothing.
+
+    Args:
+        use: as for `find_class`.
+        base_dir: as for `find_class`.
+        wanted: as for `find_class`.
+
+    Raises:
+        GeoRayError: of `UserClass.error_class`; there is no such file or module.
+    """
+    where, colon, _ = use.rpartition(":")
+    if not colon:
+        raise _no_class(use, wanted, {})
+    if where.endswith(".py"):
+        path = (base_dir / where).absolute()
+    else:
+        spec = _module_spec(where, use, wanted)
+        if not spec.has_location or spec.origin is None:
+            raise wanted.error_class(
+                f"{wanted.what} {use!r}: {where} is no module with a file of its own",
+                fix="Name the module that defines the class, or a .py file.",
+            )
+        path = Path(spec.origin)
+    return hashlib.sha256(read_source(path, wanted.what, wanted.error_class)).hexdigest()
 
 
 def or_meant(word: str, valid: Iterable[str]) -> str:
@@ -89,6 +103,41 @@ def or_meant(word: str, valid: Iterable[str]) -> str:
         return ""
     near = nearest(word, choices, least=0.5)
     return f"; did you mean {near!r}?" if near else f"; there is: {', '.join(choices)}"
+
+
+def _no_class(use: str, wanted: UserClass, built_in: Iterable[str]) -> GeoRayError:
+    what = wanted.what
+    if use.endswith(".py"):
+        return wanted.error_class(
+            f"{what} {use!r} names a file but no class", fix=f"Write {use}:Class."
+        )
+    return wanted.error_class(
+        f"there is no built-in {what} {use!r}{or_meant(use, built_in)}",
+        fix=f"Name a built-in {what}, package.module:Class, or path/to/file.py:Class.",
+    )
+
+
+def _module_spec(name: str, use: str, wanted: UserClass) -> ModuleSpec:
+    """Find a module as the import system does; in contrast to it, import no package on the way."""
+    package, _, last = name.rpartition(".")
+    places = None
+    if package:
+        places = _module_spec(package, use, wanted).submodule_search_locations
+        if places is None:
+            raise _no_module(name, use, wanted)
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    found = (find(name, places, None) for find in finders if find is not None)
+    spec: ModuleSpec | None = next((each for each in found if each is not None), None)
+    if spec is None or not last:
+        raise _no_module(name, use, wanted)
+    return spec
+
+
+def _no_module(name: str, use: str, wanted: UserClass) -> GeoRayError:
+    return wanted.error_class(
+        f"{wanted.what} {use!r}: there is no module {name!r}",
+        fix="Install the package here and on every node, or name a .py file.",
+    )
 
 
 def _import_module(name: str, use: str, wanted: UserClass) -> ModuleType:
@@ -101,10 +150,7 @@ def _import_module(name: str, use: str, wanted: UserClass) -> ModuleType:
             and error.name
             and f"{name}.".startswith(f"{error.name}.")
         ):
-            raise wanted.error_class(
-                f"{what} {use!r}: there is no module {error.name!r}",
-                fix="Install the package here and on every node, or name a .py file.",
-            ) from error
+            raise _no_module(error.name, use, wanted) from error
         raise wanted.error_class(
             f"{what} {use!r}: importing {name} failed: {summary(error)}", fix=import_advice(error)
         ) from error

@@ -45,18 +45,7 @@ def import_file(
             that the file raises passes as it is.
     """
     path = path.absolute()
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-        if isinstance(error, FileNotFoundError):
-            near = nearest(path.name, sorted(each.name for each in path.parent.glob("*.py")))
-            problem = f"does not exist; did you mean {near}?" if near else "does not exist"
-        raise error_class(
-            f"{what} file {path} {problem}",
-            fix="Correct the path. A relative one starts at the configuration file's directory; "
-            "on a command line without a configuration, at the working directory.",
-        ) from error
+    source = read_source(path, what, error_class)
     name = "geo_ray_user_" + hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:16]
     if name in sys.modules:
         return sys.modules[name]
@@ -80,3 +69,28 @@ def import_file(
             fix=import_advice(error),
         ) from error
     return module
+
+
+def read_source(path: Path, what: str, error_class: type[GeoRayError]) -> bytes:
+    """Read a user's file without running it.
+
+    Args:
+        path: the file, absolute.
+        what: as for `import_file`.
+        error_class: as for `import_file`.
+
+    Raises:
+        GeoRayError: the file cannot be read; names the nearest file.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        if isinstance(error, FileNotFoundError):
+            near = nearest(path.name, sorted(each.name for each in path.parent.glob("*.py")))
+            problem = f"does not exist; did you mean {near}?" if near else "does not exist"
+        raise error_class(
+            f"{what} file {path} {problem}",
+            fix="Correct the path. A relative one starts at the configuration file's directory; "
+            "on a command line without a configuration, at the working directory.",
+        ) from error

@@ -35,6 +35,24 @@ SHARED_GENERATORS = {
 ALLOWED = {("geo_ray.job.model_file", "torch.save")}  # writes tensors alone, and reads nothing
 
 
+# Modules of a driver's process that start threads by themselves, and why they may.
+STARTS_THREADS = {
+    "geo_ray.runtime.cluster.ray_threads": "joins all that it starts before Ray is shut down",
+    "geo_ray.runtime.cluster.head_watch": "joined by its context manager",
+    "geo_ray.runtime.steward.line": "joined by `leave`",
+    "geo_ray.runtime.driver.stage": "writes models, and is joined by `EvalNotes.end`",
+    "geo_ray.runtime.control.saver": "writes checkpoints; does not call Ray",
+    "geo_ray.runtime.control.link_notes": "writes a file; does not call Ray",
+    "geo_ray.runtime.control.membership.plan_watch": "plans; does not call Ray",
+    "geo_ray.runtime.driver.driver_actor": "an actor, whose process never shuts Ray down",
+    "geo_ray.runtime.steward.steward_actor": "an actor, whose process never shuts Ray down",
+}
+OF_A_DRIVER = tuple(
+    f"geo_ray.runtime.{each}." for each in ("cluster", "control", "driver", "steward")
+)
+THREADS = {"threading.Thread", "threading.Timer", "ThreadPoolExecutor", "Workers"}
+
+
 def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
@@ -78,6 +96,25 @@ def is_program(file: Any) -> bool:
 
 def test_only_programs_print(library: list[Any]) -> None:
     assert not [text for file in library if not is_program(file) for text in prints(file)]
+
+
+def threads_started(file: Any) -> list[str]:
+    if not file.name.startswith(OF_A_DRIVER) or file.name in STARTS_THREADS:
+        return []
+    return [
+        f"{file.name}:{node.lineno} starts a thread; let `RayThreads` start it"
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call) and dotted(node.func) in THREADS
+    ]
+
+
+def test_threads_of_a_driver_end_before_it_disconnects_from_ray(
+    library: list[Any], source_file: Any
+) -> None:
+    assert not [text for file in library for text in threads_started(file)]
+    assert {file.name for file in library} >= STARTS_THREADS.keys()
+    started = source_file.parse("geo_ray.runtime.control.x", "threading.Thread(target=f).start()")
+    assert len(threads_started(started)) == 1
 
 
 def shared_generator_uses(file: Any) -> list[str]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
+from geo_ray.api.run import open_run
 from geo_ray.cli.main import root
 from geo_ray.comparison.variants import Case, experiment_of, parse_variant
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import describe, digest, dump_yaml, json_schema, load_tree
+from geo_ray.config.load import describe, diff, digest, dump_yaml, json_schema, load_tree
 from geo_ray.config.own import context
 from geo_ray.contract.load import checked, load
 from geo_ray.errors import ConfigDriftError, ConfigError
 from geo_ray.job import rundir
+from geo_ray.job.live.reader import LiveReader
+from geo_ray.queue.job_spec import JobSpec
 from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.runtime.queue.queued_run import QueuedRun
 from geo_ray.sim.run import simulate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -281,6 +288,87 @@ def test_a_run_is_not_resumed_with_another_content(place):
     file.unlink()
     with pytest.raises(ConfigError, match="does not exist"):
         rundir.reopen(run.path, allow_drift=True)
+
+
+@pytest.fixture
+def spied(place: Path) -> tuple[Path, Path]:
+    """A finished run whose strategy and codec files now write a file when they are imported."""
+    experiment = of(place)
+    run = rundir.create(experiment, place)
+    simulate(experiment, run, lambda _: None)
+    proof = place / "proof"
+    for file in ("own_strategy.py", "own_codec.py"):
+        (place / file).write_text(f"open({str(proof)!r}, 'w').close()\nraise SystemExit(7)\n")
+    return run.path, proof
+
+
+READ_ONLY = ("status", "status --json", "members", "checkpoints", "report", "watch --terminal")
+
+
+def test_what_only_reads_a_run_imports_nothing_of_it(spied, monkeypatch):
+    run, proof = spied
+    monkeypatch.chdir(run.parent)
+    for command in READ_ONLY:
+        name, *options = command.split()
+        said = CliRunner().invoke(root, [name, str(run), *options])
+        assert said.exit_code == 0 and not proof.exists(), (command, said.output)
+    assert open_run(run).table().num_rows == 2
+    live = LiveReader(lambda: run)
+    assert live.read(100_000) == 1.0 and live.view().status.strategy == "halfway"
+    spec = JobSpec.model_construct(anywhere=False, regions={})
+    seen = QueuedRun(str(run.parent), run.name, spec).seen()
+    assert seen.end == "finished" and seen.done == 1.0
+    assert not proof.exists()
+
+
+def test_a_read_only_configuration_is_that_of_the_run(place):
+    run = rundir.create(of(place), place)
+    read, loaded = rundir.reopen(run.path, to_look_at=True)[1], rundir.reopen(run.path)[1]
+    assert digest(read) == digest(loaded) and diff(read, loaded) == []
+    with pytest.raises(ConfigError, match="was not imported"):
+        _ = read.strategy.traits
+
+
+def test_a_changed_file_is_refused_before_it_is_imported(spied):
+    run, proof = spied
+    with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):
+        rundir.reopen(run)
+    text = json.dumps(yaml.safe_load((run / "config.lock.yaml").read_text()))
+    place = str(run.parents[1])
+    with pytest.raises(ConfigDriftError):  # what an actor on any node does
+        _ = RunSpec(text, place, place, "", "run").experiment
+    assert not proof.exists()
+
+
+def test_a_module_is_hashed_before_its_package_is_imported(place, monkeypatch):
+    package = place / "site" / "own_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    strategy = package / "halves.py"
+    strategy.write_text((EXAMPLES / "own_strategy.py").read_text())
+    monkeypatch.syspath_prepend(str(place / "site"))
+    text = (place / "own.yaml").read_text().replace(STRATEGY, "own_package.halves:Halfway")
+    (place / "own.yaml").write_text(text)
+    run = rundir.create(of(place), place)
+    assert rundir.reopen(run.path)[1] == of(place)
+    for name in [name for name in sys.modules if name.startswith("own_package")]:
+        monkeypatch.delitem(sys.modules, name)
+    for file in (package / "__init__.py", strategy):
+        file.write_text("raise SystemExit(7)\n")
+    with pytest.raises(ConfigDriftError, match=r"own_package\.halves:Halfway"):
+        rundir.reopen(run.path)
+    strategy.unlink()
+    with pytest.raises(ConfigError, match=r"no module 'own_package\.halves'"):
+        rundir.reopen(run.path)
+
+
+def test_a_class_that_a_module_only_imports_is_named_where_it_is_defined(place, monkeypatch):
+    (place / "own_halves.py").write_text((EXAMPLES / "own_strategy.py").read_text())
+    (place / "own_names.py").write_text("from own_halves import Halfway\n")
+    monkeypatch.syspath_prepend(str(place))
+    with pytest.raises(ConfigError, match="is defined in own_halves") as caught:
+        load("own_names:Halfway", [], place)
+    assert "own_halves:Halfway" in caught.value.fix
 
 
 def test_it_is_simulated_and_compared(place):

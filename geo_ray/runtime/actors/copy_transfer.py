@@ -23,12 +23,12 @@ from typing import Any, Final
 import ray
 
 from geo_ray.errors import CheckpointCorruptError, GeoRayError, LinkDownError
+from geo_ray.runtime.cluster.ray_failures import failure_of
 from geo_ray.runtime.messages.exchange import read_refusal, refusal_meta
 from geo_ray.runtime.paths.base import Routes
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.message import BACKGROUND, CONTROL, Message
 from geo_ray.transport.wire.meta import Meta
-from geo_ray.util.blame import summary
 
 PIECE_BYTES: Final = 4 << 20
 PIECES_AHEAD: Final = 4  # for all shards of a region together
@@ -145,13 +145,10 @@ def answer_of(asked: Any, timeout_s: float | None = None) -> Any:
     """
     try:
         return ray.get(asked, timeout=timeout_s)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, GeoRayError):
-            raise cause from error
-        raise LinkDownError(f"an actor failed: {summary(cause)}") from error
     except ray.exceptions.RayError as error:
-        raise LinkDownError(f"an actor does not answer: {summary(error)}") from error
+        failure = failure_of(error)
+        told = failure.raised or LinkDownError(f"an actor does not answer: {failure.cause}")
+        raise told from error
 
 
 @dataclass(frozen=True, slots=True)

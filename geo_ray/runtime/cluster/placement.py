@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.demand import Bundle, RegionDemand, Role, describe_amounts
 from geo_ray.runtime.cluster.head_watch import head_answers
 from geo_ray.runtime.cluster.labels import REGION_LABEL, TYPE_LABEL, Selector, in_region, of_type
+from geo_ray.runtime.cluster.ray_threads import check_not_closing
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, Placed
 
     Raises:
         PlacementError: if a region cannot be placed in time; nothing stays reserved.
+        RegionLostError: the run ends, in a thread of a `RayThreads`.
     """
     deadline = time.monotonic() + timeout_s
     placed: dict[str, PlacedRegion] = {}
@@ -81,10 +82,11 @@ def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, Placed
             )
         for demand in demands:
             for group in placed[demand.region].groups:
-                # Ray waits whole seconds, so this may take up to one second longer than asked for
-                left_s = max(1, math.ceil(deadline - time.monotonic()))
-                if not group.wait(timeout_seconds=left_s):
-                    raise _failure(demands, placed, timeout_s)
+                # Ray waits whole seconds, so this may take up to one second longer than asked for.
+                while not group.wait(timeout_seconds=1):
+                    check_not_closing()
+                    if time.monotonic() >= deadline:
+                        raise _failure(demands, placed, timeout_s)
     except RayError as error:
         remove(placed)
         raise PlacementError(f"Ray refuses the placement: {error}") from error

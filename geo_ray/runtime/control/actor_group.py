@@ -17,6 +17,7 @@ from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.demand import Role
 from geo_ray.runtime.cluster.head_watch import head_answers
 from geo_ray.runtime.cluster.placement import PlacedRegion, server_nodes
+from geo_ray.runtime.cluster.ray_threads import RayThreads
 from geo_ray.runtime.control.calls import Handle, Tell, collect, kill, tell_nobody
 from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
@@ -66,6 +67,7 @@ class ActorGroup:
         maker: makes its processes, and owns them.
         driver: who commands them: epoch of its lease.
         desk: takes parts of checkpoints in.
+        threads: start every thread of this process that calls them.
     """
 
     spec: RunSpec
@@ -74,6 +76,7 @@ class ActorGroup:
     maker: ProcessMaker = field(default_factory=OwnProcesses, repr=False)
     driver: int = 0
     desk: PartDesk | None = None
+    threads: RayThreads = field(default_factory=RayThreads, repr=False)
     bridges: dict[str, Handle] = field(default_factory=dict)
     primaries: dict[str, Handle] = field(default_factory=dict)
     shard_servers: dict[str, list[Handle]] = field(default_factory=dict)
@@ -394,6 +397,7 @@ class ActorGroup:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them, if they are ours; never raises."""
+        self.threads.close()
         if not self.maker.is_ours():
             return
         servers = list(self.servers().values())
@@ -461,4 +465,4 @@ def notices_of(actors: ActorGroup) -> DrainNotices:
         placed = dict(actors.placed)  # others change it meanwhile
         return {region: server_nodes(placed[region]) for region in placed}
 
-    return DrainNotices(ray_private.draining_nodes, where)
+    return DrainNotices(ray_private.draining_nodes, where, actors.threads)

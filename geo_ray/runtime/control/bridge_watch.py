@@ -17,12 +17,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import GeoRayError, RegionLostError
+from geo_ray.runtime.cluster.ray_threads import check_not_closing
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.calls import Handle, collect, kill
 from geo_ray.runtime.control.restarts import Restarts
@@ -98,7 +100,6 @@ class BridgeWatch:
     emit: Callable[..., None]
     tell: Callable[[str], None]
     lose: Callable[[str, str], None]
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "bridges"))
     _open: dict[str, _Replacing] = field(default_factory=dict)
     _linked_s: dict[str, float] = field(default_factory=dict)  # since when others are there
     _refused: set[str] = field(default_factory=set)  # that are out of reach, and stay
@@ -171,7 +172,6 @@ class BridgeWatch:
 
     def close(self) -> None:
         """The run is over: what is on its way ends."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
         for found in self._open.values():
             found.fresh.add_done_callback(_end)
 
@@ -192,7 +192,8 @@ class BridgeWatch:
             actors.standby = None
             actors.bridges[actors.home.region].report_dead.remote(region, True)
         primary, host = actors.primaries[region], actors.home.region
-        fresh = self._pool.submit(self._bring_up, region, primary, host, actors.next_epoch())
+        bring_up = partial(self._bring_up, region, primary, host, actors.next_epoch())
+        fresh = actors.threads.submit(f"bridge-{region}", bring_up)
         self._open[region] = _Replacing(cause, primary, host, fresh)
         return True
 
@@ -244,6 +245,7 @@ class BridgeWatch:
             home: AveragerHome = _await(self._host(host).home.remote())
             if home.region == host:
                 return home
+            check_not_closing()
             if time.monotonic() > until_s:
                 raise RegionLostError(f"the averager has not moved to region '{host}'")
             time.sleep(_LOOK_S)

@@ -8,7 +8,9 @@ from typing import Any
 import ray
 
 from geo_ray.clock import Clock, SystemClock
-from geo_ray.errors import GeoRayError, RegionLostError
+from geo_ray.errors import RegionLostError
+from geo_ray.runtime.cluster.ray_failures import failure_of
+from geo_ray.runtime.cluster.ray_threads import check_not_closing, is_ray_thread
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 Ref = Any
@@ -38,32 +40,28 @@ def collect(
     Raises:
         GeoRayError: the one that an actor raised.
         RegionLostError: if an actor died or did not answer in time.
+        HeadLostError: if Ray itself does not answer.
+        InvariantError: for every other failure of a call.
     """
     late: list[str] = []
     try:
-        if heard is not None:
-            late = watch(refs, timeout_s, heard, _ended, SystemClock())
+        if heard is not None or is_ray_thread():
+            late = watch(refs, timeout_s, heard or _show_nobody, _ended, SystemClock())
         values = ray.get(list(refs.values()), timeout=0 if late else timeout_s)
-    except ray.exceptions.RayTaskError as error:
-        raise reason_of(error) from error
-    except ray.exceptions.RayActorError as error:
-        raise RegionLostError(f"an actor is lost: {error}") from error
     except ray.exceptions.GetTimeoutError as error:
         who = f": {', '.join(late)}" if late else ""
         raise RegionLostError(f"actors did not answer within {timeout_s:g} s{who}") from error
+    except ray.exceptions.RayError as error:
+        raise failure_of(error).as_error() from error
     return dict(zip(refs, values, strict=True))
-
-
-def cause_of(error: Exception) -> str:
-    """Why an actor is lost, by the first line of what Ray says; as a part of a sentence."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")
 
 
 def watch(
     refs: Mapping[Any, Ref], timeout_s: float, heard: Heard, wait: Wait, clock: Clock
 ) -> list[str]:
     """Wait for calls, telling every so often which are awaited.
+
+    In a thread of a `RayThreads` the wait ends early when that is closed.
 
     Args:
         refs: the calls by key.
@@ -78,6 +76,7 @@ def watch(
     deadline_s = clock.now_s() + timeout_s
     awaited = {ref: str(key) for key, ref in refs.items()}
     while True:
+        check_not_closing()
         left_s = deadline_s - clock.now_s()
         heard(len(refs) - len(awaited), len(refs), list(awaited.values()))
         if not awaited or left_s <= 0:
@@ -86,20 +85,16 @@ def watch(
             del awaited[ref]
 
 
+def _show_nobody(done: int, total: int, names: Sequence[str]) -> None:
+    """A `Heard` that shows nothing."""
+
+
 def _ended(refs: Sequence[Ref], timeout_s: float) -> Sequence[Ref]:
     """Those that have ended in this time; an error that one ended with is raised."""
     done: Sequence[Ref]
     done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
     ray.get(list(done))
     return done
-
-
-def reason_of(error: ray.exceptions.RayTaskError) -> GeoRayError:
-    """The error of geo_ray's tree that an actor raised, or one that quotes another's."""
-    cause = error.cause
-    if isinstance(cause, GeoRayError):
-        return cause
-    return RegionLostError(f"an actor failed: {type(cause).__name__}: {cause}")
 
 
 def kill(handle: Handle) -> None:

@@ -188,6 +188,13 @@ class Controller:
         self._note_wan(answers, force=True)
         self.policy.check_end(_phases(answers))
 
+    def close(self) -> None:
+        """End what this has begun; afterwards no other thread of this process calls Ray."""
+        self.bridges.close()
+        self.members.close()
+        self.plans.close()
+        self.actors.threads.close()
+
     def _drain(self) -> Answers:
         """Take in the last events; wait for the parts of an open checkpoint that will come."""
         deadline_s = time.monotonic() + HALT_DEADLINE_S

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+from geo_ray.runtime.cluster.ray_threads import RayThreads
 
 Key = TypeVar("Key")
 log = logging.getLogger(__name__)
@@ -35,13 +37,15 @@ class DrainNotices:
         ask: gives when nodes that are being drained will be gone, in unix ms (0: nobody knows), by
             their ids.
         where: gives the ids of the nodes of each region's servers and bridge.
+        threads: starts the thread that asks.
     """
 
     ask: Callable[[], Mapping[str, int]]
     where: Callable[[], Mapping[str, Collection[str]]] = dict
+    threads: RayThreads = field(default_factory=RayThreads)
     _told: _Told = _Told()
     _asked_s: float | None = None
-    _asking: threading.Thread | None = None
+    _asking: Future[None] | None = None
 
     def concern(self, nodes: Mapping[Key, str], now_s: float) -> list[Key]:
         """Those of ``nodes`` that are being drained, as far as Ray has told.
@@ -53,10 +57,9 @@ class DrainNotices:
             now_s: the present time.
         """
         due = self._asked_s is None or now_s - self._asked_s >= EVERY_S
-        if due and (self._asking is None or not self._asking.is_alive()):
+        if due and (self._asking is None or self._asking.done()):
             self._asked_s = now_s
-            self._asking = threading.Thread(target=self._ask, name="drain-notices", daemon=True)
-            self._asking.start()
+            self._asking = self.threads.submit("drain-notices", self._ask)
         return [key for key, node in nodes.items() if node in self._told.nodes]
 
     @property

@@ -10,7 +10,7 @@ import ray
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import LeaseLostError
-from geo_ray.runtime.control.calls import cause_of
+from geo_ray.runtime.cluster.ray_failures import failure_of
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 Key = tuple[str, str]
@@ -49,6 +49,8 @@ class Polls:
 
         Raises:
             LeaseLostError: they listen to another driver by now.
+            HeadLostError: Ray itself does not answer.
+            InvariantError: for every other failure of a call.
         """
         now_s = self.clock.now_s()
         kept = {k: q for k, q in self._open.items() if handles.get(k) is q.handle}
@@ -66,10 +68,11 @@ class Polls:
                 try:
                     answers[key] = ray.get(question.ref)
                 except ray.exceptions.RayError as error:
-                    cause = getattr(error, "cause", None)
-                    if isinstance(cause, LeaseLostError):
-                        raise cause from error
-                    lost[key] = cause_of(error)
+                    failure = failure_of(error)
+                    was_overtaken = isinstance(failure.raised, LeaseLostError)
+                    if was_overtaken or not (failure.is_lost or failure.raised):
+                        raise failure.as_error() from error
+                    lost[key] = failure.cause
             elif now_s - question.asked_s >= self.timeout_s:
                 del kept[key]
                 lost[key] = f"it did not answer within {self.timeout_s:g} s"

@@ -13,8 +13,8 @@ from typing import Any
 import ray
 
 from geo_ray.errors import GeoRayError
+from geo_ray.runtime.cluster.ray_failures import failure_of
 from geo_ray.runtime.control.actor_group import ActorGroup
-from geo_ray.runtime.control.calls import cause_of, reason_of
 from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.notices import DrainNotices
 from geo_ray.runtime.control.policy import RunPolicy
@@ -75,13 +75,10 @@ class WorkerWatch:
             worker = busy[ref]
             try:
                 steps = int(ray.get(ref))
-            except ray.exceptions.RayTaskError as error:
-                self.hear_all()  # the events that led to it, or a better reason
-                reason = reason_of(error)
-                self._lost(worker, reason.message, reason)
-            except ray.exceptions.RayActorError as error:
-                self.hear_all()  # perhaps its region is lost altogether
-                self._lost(worker, cause_of(error), None)
+            except ray.exceptions.RayError as error:
+                self.hear_all()  # events that led to it; perhaps its whole region is lost
+                failure = failure_of(error)
+                self._lost(worker, failure.cause, None if failure.is_lost else failure.as_error())
             else:
                 self._home(worker, steps)
         now_s = time.monotonic()

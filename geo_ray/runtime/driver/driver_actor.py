@@ -23,11 +23,8 @@ from geo_ray.errors import (
     GeoRayError,
     InterruptedRunError,
     InvariantError,
-    LeaseLostError,
-    RunHeldError,
 )
 from geo_ray.job import rundir
-from geo_ray.job.live.report import write_run_report
 from geo_ray.observe.events.log import EVENTS_FILE, EventTail
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
@@ -126,9 +123,6 @@ class DriverActor:
             )
         except BaseException as raised:  # who watches is told, whatever it is
             error = raised
-        if not isinstance(error, (LeaseLostError, RunHeldError)) and has_begun(order.run.path):
-            with suppress(GeoRayError):  # nobody may be there to have it written
-                write_run_report(order.run.path)
         with self._lock:
             self._summary, self._error = summary, _carried(error)
             self._over_s = time.monotonic()

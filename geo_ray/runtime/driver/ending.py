@@ -1,4 +1,19 @@
-"""The end of a run: its model, its summary."""
+"""The end of a run: its model, its summary, and the order of all steps.
+
+The steps are these, in this order, whether the run is finished, stopped or has failed:
+
+1. Stop: `Controller.close` ends every other thread of the driver that calls Ray; then the best
+   model is written to its end.
+2. Model: `finish` has it written, unless the run did not come to its end.
+3. Summary: `finish` writes the summary, then the event ``run_finished``; of a run that failed,
+   `note_failure` writes ``run_failed``.
+4. Processes: actors end, their places and a cluster that was made for the run are given back.
+5. Report: `reported` writes the page.
+6. Lease: `mirrored` copies the rest to the run's bucket, and `driving` gives the lease back.
+
+Every step replaces what it writes as a whole. So a driver that ends between two of them costs
+nothing: the run has its last checkpoint since before step 1, and `--resume` comes to the same end.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +95,11 @@ def finish(
     recorder.check()
     aside = keep_longer(run.model, summary.steps)
     save_trained(task, experiment.seed, tensors["params"], run.model, about, tensors.get("carried"))
-    recorder.emit(
+    save_summary(summary, run.path)
+    recorder.emit(  # last: a run that has this event is not resumed
         "run_finished",
         now_s,
         summary=summary.model_dump(),
         digests={region: value for region, (_, value) in written.items()},
     )
-    save_summary(summary, run.path)
     return FinishedRun(summary, aside)

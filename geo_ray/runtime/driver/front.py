@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geo_ray.errors import (
     DriverLostError,
+    GeoRayError,
     HeadLostError,
     InvariantError,
     RayUnreachableError,
@@ -35,7 +36,8 @@ from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.runtime.cluster.address import wait_for_ray
 from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.control.calls import cause_of, kill
+from geo_ray.runtime.cluster.ray_failures import failure_of
+from geo_ray.runtime.control.calls import kill
 from geo_ray.runtime.driver.driver_actor import DriverActor
 from geo_ray.runtime.driver.order import DriveOrder, DriverTold, driver_name
 from geo_ray.runtime.driver.run_cluster import Reporting
@@ -211,7 +213,7 @@ class RunFront:
             told: DriverTold = ray.get(ref, timeout=0)
         except GetTimeoutError:
             return None
-        except RayActorError as error:
+        except RayError as error:
             if self._signals > 1:
                 raise KeyboardInterrupt from error
             if not self._is_coming_back(error):
@@ -223,23 +225,30 @@ class RunFront:
             return None
         return told
 
-    def _is_coming_back(self, error: RayActorError) -> bool:
-        """Whether the driver was killed and is being started again."""
-        if not isinstance(error, ActorUnavailableError):
+    def _is_coming_back(self, error: RayError) -> bool:
+        """Whether the driver was killed and is being started again.
+
+        A call that was under way may fail with what killed the driver, such as `OutOfMemoryError`;
+        only `ActorDiedError` says that Ray does not start it again.
+        """
+        if isinstance(error, ActorDiedError) or not failure_of(error).is_lost:
             return False
         if self._away_s is None:
             self._away_s = time.monotonic()
             self._reporting.status("the run's driver was killed: it is started again")
         return time.monotonic() - self._away_s < _AGAIN_S
 
-    def _lost(self, error: RayActorError) -> DriverLostError | HeadLostError:
+    def _lost(self, error: RayError) -> GeoRayError:
         try:
             wait_for_ray(self._cluster.address, _HEAD_S)
         except RayUnreachableError:
             return HeadLostError(
                 f"the Ray head at {self._cluster.address} is gone, and with it the run's driver"
             )
-        return DriverLostError(f"the run's driver is gone: {cause_of(error)}")
+        failure = failure_of(error)
+        if failure.is_lost:
+            return DriverLostError(f"the run's driver is gone: {failure.cause}")
+        return failure.as_error()
 
     def _tell(self, told: DriverTold) -> None:
         self._next = told.next

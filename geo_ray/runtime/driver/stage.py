@@ -152,9 +152,7 @@ def drive_to_end(stage: Stage, controller: Controller, startup_s: float) -> Summ
         is_lost = True
         raise
     finally:
-        controller.bridges.close()
-        controller.members.close()
-        controller.plans.close()
+        controller.close()
         if not is_lost:
             controller.evals.end(lambda: time.time() - origin_unix_s)
     reporting.status("writing the model and the summary")

@@ -20,6 +20,7 @@ from geo_ray.job.checkpoints import check_unused, places_of, store_of
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.far.mirror import mirrored
+from geo_ray.job.live.report import reported
 from geo_ray.job.rundir import RunDirectory, followed_plan, lease_of
 from geo_ray.job.start.evaluation import check_evaluation
 from geo_ray.job.start.members import kept_rows, left_out, lost_before, without_lost
@@ -133,6 +134,7 @@ def train(
     with (
         driving(seeker or seeker_of(run.path, reporting.status, lease_of(run))) as held,
         mirrored(run.address, run.path, held.epoch, held.check),
+        reported(run.path),
         ExitStack() as stack,
     ):
         told = replace(reporting, status=_noting(held, reporting.status))

@@ -21,6 +21,7 @@ from geo_ray.config.load import digest
 from geo_ray.errors import LeaseLostError
 from geo_ray.job.eval_notes import EvalMark
 from geo_ray.observe.events.schema import Event
+from geo_ray.runtime.cluster.ray_failures import failure_of
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.calls import Handle
 from geo_ray.runtime.desk.part_desk import PartDesk
@@ -165,9 +166,9 @@ def _attended(
             continue
         try:
             told[key] = ray.get(call)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, LeaseLostError):
-                raise error.cause from error
-        except ray.exceptions.RayActorError:
-            continue
+        except ray.exceptions.RayError as error:
+            failure = failure_of(error)
+            was_overtaken = isinstance(failure.raised, LeaseLostError)
+            if was_overtaken or not (failure.is_lost or failure.raised):
+                raise failure.as_error() from error
     return told

@@ -137,8 +137,9 @@ class StewardLine:
             return  # it has ended, or is another's
 
     def leave(self) -> None:
-        """Be heard no more."""
+        """Send no more heartbeats."""
         self._over.set()
+        self._hearing.join()
 
     # ------------------------------------------------------------------ processes and keys
 

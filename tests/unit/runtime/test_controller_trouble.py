@@ -6,6 +6,7 @@ Only the actors are not there: of each, a list has what it was asked.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -28,7 +29,14 @@ from geo_ray.job.recorder import Recorder
 from geo_ray.observe.events.log import EventLog
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.control import actor_group, bridge_watch, checkpoint_watch, controller
+from geo_ray.runtime.cluster.ray_threads import check_not_closing
+from geo_ray.runtime.control import (
+    actor_group,
+    bridge_watch,
+    checkpoint_watch,
+    controller,
+    worker_watch,
+)
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
 from geo_ray.runtime.control.bridge_watch import AWAY_S
 from geo_ray.runtime.control.controller import Controller
@@ -586,3 +594,46 @@ def test_a_driver_that_was_overtaken_asks_nobody_and_replaces_nobody(
     with pytest.raises(LeaseLostError):
         run.controller._poll()
     assert run.polls.news and "eu" in run.actors.bridges and run.kinds() == []
+
+
+def test_a_worker_that_ray_ended_for_want_of_memory_is_replaced(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`OutOfMemoryError` and `NodeDiedError` are no `RayActorError`, and mean the same."""
+    replaced: list[GroupWorker] = []
+    monkeypatch.setattr(WorkerWatch, "_replace", lambda self, worker: replaced.append(worker))
+    monkeypatch.setattr(WorkerWatch, "_heed", lambda self, now_s: None)
+    monkeypatch.setattr(worker_watch.ray, "wait", lambda refs, **_: (refs, []))
+    for error in (
+        ray.exceptions.OutOfMemoryError("the node is running low on memory\nNode: 1"),
+        ray.exceptions.NodeDiedError("the node is gone"),
+    ):
+        monkeypatch.setattr(worker_watch.ray, "get", partial(_raise, error))
+        worker = GroupWorker("eu", 0, 1, None, ref="work")
+        run.actors.workers = {("eu", 0): worker}
+        run.controller.workers.collect(0.0)
+        assert replaced.pop() is worker and worker.ref is None
+    causes = [event.fields["cause"] for event in run.events if event.kind == "worker_lost"]
+    assert causes == ["the node is running low on memory", "the node is gone"]
+
+
+def _raise(error: Exception, *_: object) -> None:
+    raise error
+
+
+def test_at_the_end_no_thread_calls_ray_any_more(run: Run) -> None:
+    """A region that is being brought back, a bridge that is replaced: both wait for Ray."""
+    asked = threading.Event()
+
+    def bring_up() -> None:
+        asked.set()
+        while True:
+            check_not_closing()
+            time.sleep(0.01)
+
+    found = run.actors.threads.submit("join-eu", bring_up)
+    assert asked.wait(10.0)
+    run.controller.close()
+    assert isinstance(found.exception(0.0), RegionLostError)
+    assert not [each for each in threading.enumerate() if each.name.startswith("ray-")]
+    run.controller.close()

@@ -15,7 +15,7 @@ def settled(notices: DrainNotices, now_s: float) -> list[str]:
     """What is known once Ray has answered the question that is asked now."""
     notices.concern(NODES, now_s)
     assert notices._asking is not None
-    notices._asking.join(10.0)
+    notices._asking.result(10.0)
     return notices.concern(NODES, now_s)
 
 

@@ -9,9 +9,11 @@ for.
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from geo_ray.runtime.actors.parts import Handed
 from geo_ray.runtime.cluster.demand import RegionDemand
@@ -20,6 +22,7 @@ from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.calls import Handle, collect
 from geo_ray.transport.wire.sockets import Address
 
+T = TypeVar("T")
 _PLACE_S: Final = 120.0
 _START_S: Final = 300.0
 _LINK_S: Final = 30.0
@@ -46,14 +49,10 @@ class Joining:
     origin_unix_s: float
     asked_s: float = field(default_factory=time.monotonic)
     is_asked: bool = False
-    _pool: ThreadPoolExecutor = field(init=False)
     _up: Future[ActorGroup] = field(init=False)
     _begun: Future[int] | None = None
     _own: dict[str, PlacedRegion] = field(default_factory=dict)
     _linked: dict[str, Handle] = field(default_factory=dict)  # bridges, by region
-
-    def __post_init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, f"join-{self.region}")
 
     def bring_up(self, placed: PlacedRegion | None, demand: RegionDemand) -> None:
         """Begin to place and start its processes.
@@ -62,7 +61,7 @@ class Joining:
             placed: its place, if it was here before.
             demand: what it asks for.
         """
-        self._up = self._pool.submit(self._bring_up, placed, demand)
+        self._up = self._submit(partial(self._bring_up, placed, demand))
 
     @property
     def is_up(self) -> bool:
@@ -108,7 +107,7 @@ class Joining:
 
     def begin_as(self, handed: Handed) -> None:
         """Begin, on a thread, to let it go on from a copy of another region."""
-        self._begun = self._pool.submit(self._begin_as, handed)
+        self._begun = self._submit(partial(self._begin_as, handed))
 
     @property
     def begun(self) -> int | None:
@@ -123,12 +122,10 @@ class Joining:
 
     def give_up(self) -> None:
         """End its processes, whatever they do."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
         self._up.add_done_callback(self._end)
 
-    def finish(self) -> None:
-        """It is a member like all others."""
-        self._pool.shutdown(wait=False)
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        return self.actors.threads.submit(f"join-{self.region}", work)
 
     def _bring_up(self, placed: PlacedRegion | None, demand: RegionDemand) -> ActorGroup:
         actors = self.actors

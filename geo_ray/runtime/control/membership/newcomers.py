@@ -229,7 +229,6 @@ class Newcomers:
         took_s = time.monotonic() - copy.at_s
         self.hooks.tell("")  # no longer on its way; the event says the rest
         self.hooks.emit("region_joined", region=region, **about, bytes=size_bytes, took_s=took_s)
-        joining.finish()
         self._forget(joining)
         self.over(region, True)
 
