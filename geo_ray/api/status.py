@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, Protocol, get_args
 
+from geo_ray.api.inputs import FilePath
 from geo_ray.api.tables import Table
 from geo_ray.clock import SystemClock
 from geo_ray.config.recorded import RecordedConfig
@@ -39,13 +40,17 @@ from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb, ask
 from geo_ray.stores.uri import is_s3
 
-if TYPE_CHECKING:
-    from geo_ray.api.inputs import FilePath
-    from geo_ray.api.run import Run
-
 _LOOK_EVERY_S = 0.25
 _LOOK_FAR_EVERY_S = 2.0  # each look is paid for
 _MOST_EVENTS = 1_000_000
+
+
+class OpenedRun(Protocol):
+    """A run that is given as a value, such as a `Run`."""
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
 
 
 def status(run: FilePath) -> RunStatus:
@@ -169,7 +174,7 @@ def change_members(
     return "unanswered" if answer is None else "begun"
 
 
-def checkpoints(run: FilePath | Run) -> Table:
+def checkpoints(run: FilePath | OpenedRun) -> Table:
     """The checkpoints of a run, a row each, oldest first.
 
     ``state`` is ``healthy`` for what a resume takes, ``diverged`` for one that was taken while the
@@ -206,7 +211,7 @@ def checkpoints(run: FilePath | Run) -> Table:
     return Table(rows, kinds)
 
 
-def report(run: FilePath | Run, out: FilePath | None = None) -> Path:
+def report(run: FilePath | OpenedRun, out: FilePath | None = None) -> Path:
     """Write the HTML page about a run and give its path.
 
     Args:
@@ -221,7 +226,7 @@ def report(run: FilePath | Run, out: FilePath | None = None) -> Path:
     return write_run_report(directory_of(run), None if out is None else Path(out))
 
 
-def stop(run: FilePath | Run) -> None:
+def stop(run: FilePath | OpenedRun) -> None:
     """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
 
     Args:
@@ -235,7 +240,7 @@ def stop(run: FilePath | Run) -> None:
     pass_on(directory.address, directory.path)
 
 
-def directory_of(run: FilePath | Run) -> Path:
+def directory_of(run: FilePath | OpenedRun) -> Path:
     """The directory of a run that is given as such, or by its directory or address.
 
     Of a run in a bucket it is this machine's copy, as the run is now.
@@ -249,7 +254,7 @@ def directory_of(run: FilePath | Run) -> Path:
     return seen_copy(run) if isinstance(run, str) and is_s3(run) else Path(run)
 
 
-def _begun(run: FilePath | Run) -> tuple[RunDirectory, RecordedConfig]:
+def _begun(run: FilePath | OpenedRun) -> tuple[RunDirectory, RecordedConfig]:
     """Paths and configuration of a run that has begun.
 
     Raises:

@@ -30,7 +30,7 @@ def test_shards_are_checked_and_a_report_is_written_anew(tmp_path: Path) -> None
     manifest = str(next(run.path.rglob("manifest.json")))
     good = geo_ray.check_data(manifest)
     good.raise_if_bad()
-    assert good.bad == () and good.table()["error"].null_count == len(good.verdicts)
+    assert good.bad == () and set(good.table()["error"]) == {None}
     assert repr(good).startswith("<DataCheck: 0 of ")
     shard = next(run.path.rglob("*.parquet"))
     shard.write_bytes(shard.read_bytes()[:-9] + b"wrong end")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from job_support import experiment
 
@@ -67,3 +68,38 @@ def test_they_import_neither_pytorch_nor_ray(tmp_path: Path) -> None:
     assert "nothing to stop" in said["stop"], said
     assert "nothing was asked" in said["members drain eu"], said
     assert not set(HEAVY) & set(loaded)
+
+
+ENDING = """
+import atexit, sys, threading, time
+from geo_ray.cli.main import main
+
+class Slow:
+    def __del__(self):
+        print("torn down")
+
+def late():
+    time.sleep(0.1)
+    atexit.register(print, "handler ran")  # as what a command imports does
+    print("thread ended")
+
+sys.slow = Slow()
+threading.Thread(target=late).start()
+sys.argv = ["geo-ray", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--version"], 0), (["status", "nowhere"], 8), (["nothing"], 2)]
+)
+def test_a_command_ends_without_tearing_the_interpreter_down(
+    words: list[str], code: int, tmp_path: Path
+) -> None:
+    """Threads are joined and exit handlers run; only the destruction of objects is left out."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == code, done.stderr
+    said = done.stdout.splitlines()
+    assert "thread ended" in said and "handler ran" in said and "torn down" not in said
