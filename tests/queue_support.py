@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from geo_ray.errors import ClusterError
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.store import ConditionalStore
@@ -19,8 +21,8 @@ from geo_ray.queue.actions import (
     ChangeMember,
     EndSubmission,
     Submit,
+    is_submission_of,
     submission_name,
-    submission_prefix,
 )
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.job_spec import (
@@ -93,11 +95,32 @@ def job(
     )
     return JobRequest(
         name=name,
-        config={"name": name},
+        config=config_of(name, spec),
         spec=spec,
         worth=JobWorth(worth=worth, deadline_s=deadline_s, urgency=urgency),
         working_dir=working_dir,
     )
+
+
+def config_of(name: str, spec: JobSpec) -> dict[str, JsonValue]:
+    """The configuration that takes what a spec says."""
+    regions: list[JsonValue] = [
+        {
+            "name": region,
+            "workers": each.workers,
+            "cpus_per_worker": each.cpus,
+            "gpus_per_worker": each.gpus,
+            "cpus_per_server": each.server_cpus / 2,
+        }
+        for region, each in spec.regions.items()
+    ]
+    return {"name": name, "regions": regions, "data": {"batch_size": 16}}
+
+
+def with_spec(request: JobRequest, **changes: Any) -> JobRequest:
+    """A job whose spec, and configuration with it, says something else."""
+    spec = request.spec.model_copy(update=changes)
+    return request.model_copy(update={"spec": spec, "config": config_of(request.name, spec)})
 
 
 @dataclass
@@ -131,6 +154,7 @@ class SimWorld:
         room: what nodes have.
         speed: of jobs, to what they say; 0 stands still.
         fails: attempts of a job that fail after a second of training.
+        fail_code: of the error that they end with.
         acts: what was done.
         before_act: called before anything is done; may raise.
     """
@@ -141,6 +165,7 @@ class SimWorld:
     save_s: float = 1.0
     speed: dict[str, float] = field(default_factory=dict)
     fails: dict[str, int] = field(default_factory=dict)
+    fail_code: str | None = "TASK"
     runs: dict[str, SimRun] = field(default_factory=dict)
     submissions: dict[str, SimSubmission] = field(default_factory=dict)
     acts: list[Action] = field(default_factory=list)
@@ -215,7 +240,7 @@ class SimWorld:
         for each in state.living():
             if each.attempt is None:
                 continue
-            name = submission_name(self.config.name, each.name, each.attempt.number)
+            name = submission_name(self.config.name, each.id, each.attempt.number)
             mine.add(name)
             found, run = self.submissions.get(name), self.runs.get(each.name, SimRun())
             if found is None:
@@ -228,14 +253,13 @@ class SimWorld:
                 trains,
                 dict(run.members),
                 found.end,
-                "TASK" if found.end == "failed" else None,
+                self.fail_code if found.end == "failed" else None,
                 "it broke" if found.end == "failed" else "",
             )
-        prefix = submission_prefix(self.config.name)
         strays = [
             name
             for name, each in self.submissions.items()
-            if name.startswith(prefix) and not each.is_over and name not in mine
+            if is_submission_of(self.config.name, name) and not each.is_over and name not in mine
         ]
         return QueueSeen(unix_s, dict(self.room), attempts, tuple(strays))
 
@@ -260,7 +284,7 @@ class SimWorld:
 
     def _submit(self, action: Submit) -> None:
         request = action.request
-        name = submission_name(self.config.name, request.name, action.attempt)
+        name = submission_name(self.config.name, action.id, action.attempt)
         if name in self.submissions:
             return  # as the job server does
         spec = request.spec
@@ -282,6 +306,7 @@ class SimQueue:
     epoch: int = 0
     asked: int = 0
     loop: QueueLoop | None = None
+    queue_id: str = "queue-of-tests"
 
     @property
     def store(self) -> ConditionalStore:
@@ -289,7 +314,9 @@ class SimQueue:
 
     def open(self) -> QueueLoop:
         self.epoch += 1
-        self.loop = QueueLoop(self.config, self.store, self.world, self.epoch, lambda: None)
+        self.loop = QueueLoop(
+            self.config, self.store, self.world, self.epoch, lambda: None, self.queue_id
+        )
         return self.loop
 
     def die(self) -> None:
@@ -311,7 +338,7 @@ class SimQueue:
         return self.loop.state
 
     def ask(self, tenant: str, request: AnyRequest, token: str | None = None) -> str:
-        signed = inbox.signed(request, self.config.name, token or TOKENS[tenant])
+        signed = inbox.signed(request, self.queue_id, token or TOKENS[tenant])
         inbox.post(self.store, tenant, signed)
         return request.id
 

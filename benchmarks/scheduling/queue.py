@@ -156,7 +156,7 @@ class Trouble:
         killed = state.jobs.get(KILLED)
         if not self._has_killed and killed is not None and 0.3 < killed.course.done < 1.0:
             self._has_killed = True
-            found = LocalConditionalStore(self._runs / KILLED).read(LEASE_KEY)
+            found = LocalConditionalStore(self._runs / killed.id).read(LEASE_KEY)
             if found is not None:
                 owner = decode_record(found.data).owner
                 support.say(f"killing {owner.text}, which drives {KILLED}")

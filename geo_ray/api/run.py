@@ -29,6 +29,7 @@ from geo_ray.observe.events.columns import RunRecord
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.schema import EVENT_FIELDS, Event
 from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
+from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import REPORT_FILE, load_record
 from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
 from geo_ray.runtime.actors.parts import wire_tensors
@@ -258,10 +259,14 @@ def open_run(path: FilePath | Run) -> Run:
     summary = load_summary(directory.path)
     if summary is not None:
         return Run(directory, experiment, summary)
-    log = directory.path / EVENTS_FILE
-    if not log.exists():
+    if not has_begun(directory.path):
         raise not_begun(directory)
-    return Run(directory, experiment, _so_far(experiment, read_events(log)), finished=False)
+    return Run(
+        directory,
+        experiment,
+        _so_far(experiment, read_events(directory.path / EVENTS_FILE)),
+        finished=False,
+    )
 
 
 def _opened(store: CheckpointStore, id: int) -> Checkpoint:

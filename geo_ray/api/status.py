@@ -30,10 +30,9 @@ from geo_ray.job.checkpoints import regions_in, store_of
 from geo_ray.job.far.copy import pass_on, seen_copy
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.job.status import Beside, StatusReader
-from geo_ray.observe.events.log import EVENTS_FILE
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.totals import RunTotals
-from geo_ray.observe.report.ending import Ending
+from geo_ray.observe.report.ending import Ending, has_begun
 from geo_ray.observe.status.members import MembersFold
 from geo_ray.observe.status.record import RunStatus as RunStatus
 from geo_ray.runtime.control import stop_requests
@@ -261,7 +260,7 @@ def _begun(run: FilePath | OpenedRun) -> tuple[RunDirectory, RecordedConfig]:
         RunDirectoryError: there is no run, or nothing has happened in it yet.
     """
     directory, config = rundir.look(directory_of(run))
-    if not (directory.path / EVENTS_FILE).exists():
+    if not has_begun(directory.path):
         raise not_begun(directory)
     return directory, config
 

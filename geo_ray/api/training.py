@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
 from geo_ray.api.run import Run, open_run
-from geo_ray.api.start import new_run, resumed_run, run_to_go_on_with
+from geo_ray.api.start import new_run, resumed_run, run_to_resume
 from geo_ray.api.status import directory_of
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
@@ -48,7 +48,7 @@ def train(
     resume: FilePath | Run | None = None,
     checkpoint: int | None = None,
     plan: FollowedPlan | None = None,
-    allow_drift: bool = False,
+    allow_changes: Sequence[str] = (),
     on_event: OnEvent | None = None,
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
@@ -72,7 +72,8 @@ def train(
         resume: the earlier run, to go on with from its newest whole and healthy checkpoint.
         checkpoint: with ``resume``: id of another one, as `geo_ray.checkpoints` lists them.
         plan: to follow, as `geo_ray.plan` gives it or saves it.
-        allow_drift: resume although the configuration differs from the run's.
+        allow_changes: what may differ from the run when it is resumed: dotted keys, each with all
+            keys below it, and files with classes of yours. Keys of ``overrides`` may, too.
         on_event: given every event, in this thread; what it raises ends the run.
         progress: True shows the run on standard error, "plain" does it in lines.
         base_dir: where relative paths in a mapping or an experiment start; default: the working
@@ -96,8 +97,8 @@ def train(
         )
     seeker: LeaseSeeker | None = None
     with own_threads_kept(), terminal_outlived():
-        if resume is None and source is not None:
-            resume = run_to_go_on_with(source, changes)
+        again = run_to_resume(source, changes) if resume is None and source is not None else None
+        resume = resume or again
         if resume is not None:
             address = _address_of(resume)
             path = directory_of(resume) if address is None else copy_path(address, "driven")
@@ -116,8 +117,10 @@ def train(
                     source,
                     changes,
                     followed,
-                    allow_drift=allow_drift,
+                    allowed=allow_changes,
                     checkpoint=checkpoint,
+                    base_dir=None if base_dir is None else Path(base_dir),
+                    begins=again is not None,
                 )
             except GeoRayError as error:
                 raise name_run(error, path) from error.__cause__
@@ -129,7 +132,11 @@ def train(
             _tidied(ready.run, watch, is_new=resume is None),
             watch.over(ready.experiment) as watched,
         ):
-            goes_on = None if resume is None else Resumption(checkpoint, away=ready.away)
+            goes_on = (
+                None
+                if resume is None
+                else Resumption(checkpoint, away=ready.away, begins=again is not None)
+            )
             stands = ready.experiment.cluster.kind == "existing"
             if detach and ready.run.address is not None:
                 raise ConfigError(
@@ -233,8 +240,8 @@ def _noting(note: str, watched: Watched) -> OnEvent:
     """Tells a note when the run begins: one that does not begin is not made."""
 
     def on_event(event: Event) -> None:
-        if note and event.kind == "run_started":
-            watched.note(note)
+        for line in note.splitlines() if event.kind == "run_started" else ():
+            watched.note(line)
 
     return on_event
 
@@ -245,7 +252,8 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
     try:
         yield
     except (LeaseLostError, RunHeldError):
-        raise  # the run is another's
+        is_new = False  # the run is another's
+        raise
     except GeoRayError as error:
         if has_begun(run.path) and (run.path / REPORT_FILE).exists():
             watch.tell(f"report   {short_path(run.path / REPORT_FILE)}")
@@ -262,7 +270,7 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
     """
     fix = error.fix
     if "--resume RUN" in fix and not has_checkpoint(run_dir):
-        fix = fix.replace("--resume RUN --allow-drift", "CONFIG").replace("--resume RUN", "CONFIG")
+        fix = fix.replace("--resume RUN", "CONFIG")
         fix = fix.replace("Resume with", "Start again with")
         fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
     shown = rundir.address_in(run_dir) or str(short_path(run_dir))

@@ -37,7 +37,12 @@ from geo_ray.cli.paths import (
     help="With --resume: from this checkpoint; `geo-ray checkpoints RUN` lists them.",
 )
 @click.option(
-    "--allow-drift", is_flag=True, help="Resume although CONFIG differs; the run keeps it."
+    "--allow-change",
+    "allow_changes",
+    multiple=True,
+    metavar="KEY|FILE",
+    help="With --resume: KEY, or a key below it, may be another in CONFIG than in the run; or FILE "
+    "with a class of yours may have changed. Keys of --set may differ anyway.",
 )
 @plan_option
 @steps_hint
@@ -57,7 +62,7 @@ def train(
     overrides: tuple[str, ...],
     resume_dir: RunRef | None,
     checkpoint: int | None,
-    allow_drift: bool,
+    allow_changes: tuple[str, ...],
     plan_file: Path | None,
     dry_run: bool,
     detach: bool,
@@ -92,7 +97,7 @@ def train(
         resume=resume_dir,
         checkpoint=checkpoint,
         plan=plan_file,
-        allow_drift=allow_drift,
+        allow_changes=allow_changes,
         progress="plain" if plain else True,
         began_unix_s=min(entry.BEGAN_UNIX_S, time.time()),
         detach=detach,

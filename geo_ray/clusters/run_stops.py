@@ -41,8 +41,8 @@ class RunStops:
                 if epoch is None or self._asked.get(path) == epoch:
                     continue
                 stop_requests.ask(path)
-            except GeoRayError as error:
-                _log.warning("the run in %s is not stopped: %s", path, error.message)
+            except Exception as error:  # of this run alone, whatever it is
+                _log.warning("the run in %s is not stopped: %s", path, error)
                 continue
             self._asked[path] = epoch
             asked.append(path)
@@ -54,8 +54,8 @@ class RunStops:
             try:
                 if self._readers[path].read().is_going is not False:
                     return True
-            except GeoRayError as error:
-                _log.warning("how the run in %s stands is not known: %s", path, error.message)
+            except Exception as error:  # as above
+                _log.warning("how the run in %s stands is not known: %s", path, error)
         return False
 
     def _there(self) -> list[Path]:

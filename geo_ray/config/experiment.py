@@ -11,7 +11,7 @@ from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.annotations import MessageWords
 from geo_ray.config.auto import OR_AUTO
-from geo_ray.config.base import StrictModel
+from geo_ray.config.base import PathText, StrictModel
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.config.emulate import EmulateConfig, emulated_links
 from geo_ray.config.own import only_recorded
@@ -45,7 +45,7 @@ class GenerateConfig(StrictModel):
 class DataConfig(StrictModel):
     """Where the rows come from; exactly one of `manifest` and `generate`."""
 
-    manifest: str | None = Field(None, description="path or s3:// address of a manifest")
+    manifest: PathText | None = Field(None, description="path or s3:// address of a manifest")
     generate: GenerateConfig | None = Field(None, description="generate the task's own data")
     batch_size: int = Field(32, ge=1, description="rows per worker and step")
     leave_out: tuple[str, ...] = Field(

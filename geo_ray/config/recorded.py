@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from geo_ray.config.base import StrictModel
+from geo_ray.config.base import PathText, StrictModel
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.config.emulate import EmulateConfig, emulated_links
 from geo_ray.config.region import Name, RegionConfig, with_copies
@@ -28,6 +28,12 @@ class CheckpointConfig(StrictModel):
     keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
     part_timeout_s: float = Field(
         600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
+    )
+    retry_s: float = Field(
+        600.0,
+        ge=0,
+        description="for so long a store or a disk that takes nothing is tried again at the end of "
+        "a run, for the last checkpoint and the model; while the run trains, without end",
     )
     restarts: int = Field(
         3,
@@ -69,8 +75,10 @@ class CheckpointConfig(StrictModel):
 class RunConfig(StrictModel):
     """Where a run leaves its files."""
 
-    dir: str = Field(
-        "runs", description="directory, or s3:// address, that holds one directory per run"
+    dir: PathText = Field(
+        "runs",
+        description="directory, or s3:// address, that holds one directory per run; `~` and "
+        "`${VARIABLE}` are replaced",
     )
     driver: Literal["process", "actor"] = Field(
         "process",
@@ -79,8 +87,9 @@ class RunConfig(StrictModel):
     )
     again: Literal["new", "resume"] = Field(
         "new",
-        description="what `geo-ray train CONFIG` does where there is a run of that name: make "
-        "another one with a number, or go on with it, as a job that is submitted again does",
+        description="what `geo-ray train CONFIG` does where `run.dir` has a run of that `name`: "
+        "new makes another one with a number; resume continues exactly that one, from its newest "
+        "checkpoint or, if it has none, from the beginning",
     )
     unattended_s: float | None = Field(
         3600.0,

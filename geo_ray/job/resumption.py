@@ -25,7 +25,12 @@ from geo_ray.observe.metrics.totals import RunTotals
 
 
 def check_resumable(
-    run: RunDirectory, saved: Experiment, wanted: Experiment, checkpoint: int | None = None
+    run: RunDirectory,
+    saved: Experiment,
+    wanted: Experiment,
+    checkpoint: int | None = None,
+    *,
+    begins: bool = False,
 ) -> None:
     """Refuse to resume where nothing would come of it.
 
@@ -34,6 +39,7 @@ def check_resumable(
         saved: the configuration that the run went by.
         wanted: the one to go on with.
         checkpoint: the one that the user has named; then also a finished run goes on from there.
+        begins: whether a run that never saved may start from the beginning.
 
     Raises:
         RunFinishedError: it is finished and ``wanted`` asks for no more, or it has no checkpoint
@@ -53,8 +59,8 @@ def check_resumable(
     is_more = checkpoint is not None or _asks_for_more(saved, wanted)
     if totals.finished is not None and not (has_checkpoint and is_more):
         raise _finished(run, saved, totals, has_checkpoint=has_checkpoint)
-    if not has_checkpoint and checkpoint is None and _may_live(run, saved, totals):
-        return  # its processes may wait for another driver
+    if not has_checkpoint and checkpoint is None and (begins or _may_live(run, saved, totals)):
+        return  # it starts from the beginning, or its processes may wait for another driver
     if not has_checkpoint:
         raise CheckpointMissingError(
             f"{run.path} ended before its first checkpoint",
@@ -196,7 +202,7 @@ def _finished(
     if totals.stop_cause is not None:
         further = "--set train.target=null"
     if has_checkpoint:
-        fix = f"To train it further: `geo-ray train --resume RUN --allow-drift {further}`."
+        fix = f"To train it further: `geo-ray train --resume RUN {further}`."
     else:
         fix = (
             "It took no checkpoint to go on from. For a longer run, which saves more often: "

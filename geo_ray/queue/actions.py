@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +12,7 @@ from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.job_spec import JobRequest
 from geo_ray.queue.seen import QueueSeen
-from geo_ray.queue.state import QueueState
+from geo_ray.queue.state import QueuedJob, QueueState
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,16 @@ class Submit:
     """Give a job's attempt to the job server, which takes each of a name once.
 
     Attributes:
+        id: of the job.
+        tenant: whose it is.
         request: the job.
         attempt: its number.
         workers: by region.
         averager: its region.
     """
 
+    id: str
+    tenant: str
     request: JobRequest
     attempt: int
     workers: Mapping[str, int]
@@ -83,46 +88,52 @@ Action = Submit | AskStop | EndSubmission | ChangeMember | AskMachines
 
 
 def submission_name(queue: str, job: str, attempt: int) -> str:
-    """Return what the job server calls an attempt."""
-    return f"{submission_prefix(queue)}{job}.{attempt}"
-
-
-def submission_prefix(queue: str) -> str:
-    """Return what all names of a queue's submissions begin with."""
-    return f"geoq-{queue}."
-
-
-def actions_of(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[Action]:
-    """Return what is to be done now.
+    """Return the job server's name of an attempt.
 
     Args:
-        state: of the queue.
+        queue: its name.
+        job: id of the job.
+        attempt: its number.
+    """
+    return f"geoq-{queue}.{job}.{attempt}"
+
+
+def is_submission_of(queue: str, name: str) -> bool:
+    """Whether a submission is one of a queue, and not of one whose name only begins like it."""
+    return re.fullmatch(rf"geoq-{re.escape(queue)}\.[^.]+\.[0-9a-f]{{8}}\.\d+", name) is not None
+
+
+def actions_of(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[Action]:
+    """Return what must be done now for a job.
+
+    Args:
+        job: which.
         config: the queue.
         seen: what is seen.
     """
-    found: list[Action] = [EndSubmission(name) for name in seen.strays]
-    for job in state.living():
-        attempt, one = job.attempt, seen.attempts.get(job.name)
-        if attempt is None or one is None:
-            continue
-        name = submission_name(config.name, job.name, attempt.number)
-        if attempt.leave is not None:
-            if one.state != "going":
-                continue
-            late = seen.unix_s - attempt.leave_unix_s > config.patience.save_s
-            found.append(AskStop(job.name) if one.trains and not late else EndSubmission(name))
-        elif one.state == "unknown":
-            found.append(Submit(job.request, attempt.number, attempt.workers, attempt.averager))
-        elif one.trains:
-            for region, stands in one.members.items():
-                if region in attempt.workers and stands in ("absent", "left", "did not join"):
-                    found.append(ChangeMember(job.name, "add", region))
-                elif region not in attempt.workers and stands == "member":
-                    found.append(ChangeMember(job.name, "drain", region))
-                elif region not in attempt.workers and stands == "lost":
-                    found.append(ChangeMember(job.name, "remove", region))  # it is not to come back
-    if config.autoscaler is not None:
-        found.append(AskMachines(target_of(state, config)))
+    attempt, one = job.attempt, seen.attempts.get(job.name)
+    if attempt is None or one is None:
+        return []
+    name = submission_name(config.name, job.id, attempt.number)
+    if attempt.leave is not None:
+        if one.state != "going":
+            return []
+        late = seen.unix_s - attempt.leave_unix_s > config.patience.save_s
+        return [AskStop(job.name) if one.trains and not late else EndSubmission(name)]
+    if one.state == "unknown":
+        return [
+            Submit(
+                job.id, job.tenant, job.request, attempt.number, attempt.workers, attempt.averager
+            )
+        ]
+    found: list[Action] = []
+    for region, stands in one.members.items() if one.trains else ():
+        if region in attempt.workers and stands in ("absent", "left", "did not join"):
+            found.append(ChangeMember(job.name, "add", region))
+        elif region not in attempt.workers and stands == "member":
+            found.append(ChangeMember(job.name, "drain", region))
+        elif region not in attempt.workers and stands == "lost":
+            found.append(ChangeMember(job.name, "remove", region))  # it must not come back
     return found
 
 

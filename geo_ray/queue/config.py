@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from geo_ray.config.annotations import MessageWords
-from geo_ray.config.base import StrictModel
+from geo_ray.config.base import PathText, StrictModel
 from geo_ray.config.region import Name
 from geo_ray.errors import ScheduleInputError
 from geo_ray.providers.base import Market
@@ -62,7 +62,19 @@ class TenantConfig(StrictModel):
     most_jobs: int = Field(100, ge=0, description="jobs that have not ended")
     most_workers: int | None = Field(None, ge=1, description="at the same time; null: any number")
     most_worth: float | None = Field(None, gt=0, description="of a job; null: any")
+    working_dirs: str | None = Field(
+        None,
+        description="absolute directory of the queue's machine with the code of this tenant's "
+        "jobs (`--working-dir`); null: its jobs bring no code",
+    )
     operator: bool = Field(False, description="may also move and cancel the jobs of others")
+
+    @field_validator("working_dirs")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and (not value.startswith("/") or ".." in value.split("/")):
+            raise ValueError("give an absolute directory without `..`, such as /srv/code/vision")
+        return value
 
 
 class PatienceConfig(StrictModel):
@@ -95,8 +107,10 @@ class QueueConfig(StrictModel):
     start_s: float = Field(
         30.0, ge=0, description="from a job's submission to its first step, as the queue reckons"
     )
-    state: str = Field("queues", description="directory, or s3:// address, with a folder a queue")
-    runs: str = Field(description="`run.dir` of its jobs: a directory of all nodes, or s3://")
+    state: PathText = Field(
+        "queues", description="directory, or s3:// address, with a folder a queue"
+    )
+    runs: PathText = Field(description="`run.dir` of its jobs: a directory of all nodes, or s3://")
     regions: dict[Name, QueueRegion] = Field(min_length=1)
     link: QueueLink = Field(QueueLink(), description="between regions that `links` does not name")
     links: dict[str, QueueLink] = Field({}, description="by pair, as in `us/eu`")

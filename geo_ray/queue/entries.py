@@ -24,6 +24,7 @@ class OpenedEntry(StrictModel):
     kind: Literal["opened"] = "opened"
     unix_s: float
     epoch: int
+    queue_id: str = Field(min_length=1, description="random identity, made when first served")
     config: QueueConfig
 
 
@@ -136,10 +137,13 @@ class SeenEntry(StrictModel):
 
     kind: Literal["seen"] = "seen"
     unix_s: float
-    done: dict[str, float] = Field(description="share of its work, by job")
+    done: dict[str, float] = Field({}, description="share of its work, by job")
     factors: dict[str, float] = Field({}, description="of their speed")
     expected: dict[str, float] = Field(
         {}, description="share that they would have done by their own numbers, since they came"
+    )
+    problems: dict[str, str] = Field(
+        {}, description="what went wrong with a job and with no other; empty: it is over"
     )
 
 

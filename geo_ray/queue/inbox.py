@@ -39,19 +39,24 @@ def box_key(tenant: str) -> str:
     return f"inbox-{tenant}.z"
 
 
-def signed(request: AnyRequest, queue: str, token: str) -> SignedRequest:
+def signed(request: AnyRequest, queue_id: str, token: str) -> SignedRequest:
     """Sign a request.
+
+    Args:
+        request: what is asked.
+        queue_id: identity of the queue that may hear it, as its journal has it.
+        token: of the tenant.
 
     Raises:
         QueueDeniedError: it is no token.
     """
     text = _REQUEST.dump_json(request).decode()
-    return SignedRequest(id=request.id, text=text, signature=sign(token, queue, text))
+    return SignedRequest(id=request.id, text=text, signature=sign(token, queue_id, text))
 
 
-def opened(found: SignedRequest, queue: str, key: str) -> AnyRequest | None:
+def opened(found: SignedRequest, queue_id: str, key: str) -> AnyRequest | None:
     """Return what is asked; None: it makes no sense, or the tenant did not say so."""
-    if not is_signed(key, queue, found.text, found.signature):
+    if not is_signed(key, queue_id, found.text, found.signature):
         return None
     try:
         request = _REQUEST.validate_json(found.text)

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from geo_ray.config.base import StrictModel
-from geo_ray.config.region import Name
+from geo_ray.config.region import Name, RegionConfig
 
 _NAME: Final = r"^[a-z0-9]([a-z0-9_-]{0,38}[a-z0-9])?$"
 JobName = Annotated[str, Field(pattern=_NAME)]
@@ -45,6 +45,22 @@ class RegionNeeds(StrictModel):
     server_cpus: float = Field(
         ge=0, le=_MOST_UNITS, description="of the region's servers and bridge together"
     )
+
+    @classmethod
+    def of(cls, region: RegionConfig, batch_size: int) -> RegionNeeds:
+        """Return what a region of a configuration takes.
+
+        Args:
+            region: as configured.
+            batch_size: `data.batch_size`.
+        """
+        return cls(
+            workers=region.workers,
+            rows=region.rows_per_step(batch_size),
+            cpus=region.cpus_per_worker,
+            gpus=region.gpus_per_worker,
+            server_cpus=region.cpus_per_server * (region.ps_shards + 1),
+        )
 
     def cpus_of(self, workers: int) -> float:
         """Return what so many workers need, with the servers beside them."""

@@ -8,29 +8,56 @@ goes on reads the journal, sees what is there, and does what is missing.
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Sequence
+import math
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from geo_ray.errors import GeoRayError, LeaseLostError
+from geo_ray.errors import (
+    GeoRayError,
+    InvariantError,
+    JobFailedError,
+    LeaseLostError,
+    QueueJournalError,
+    QueueRequestError,
+    RunDirectoryError,
+)
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.queue import inbox
-from geo_ray.queue.actions import Action, actions_of
+from geo_ray.queue.actions import (
+    Action,
+    AskMachines,
+    EndSubmission,
+    Submit,
+    actions_of,
+    target_of,
+)
 from geo_ray.queue.border import begun_slot
 from geo_ray.queue.config import QueueConfig
-from geo_ray.queue.entries import AnyEntry, EraEntry, OpenedEntry
+from geo_ray.queue.entries import (
+    AnyEntry,
+    EndedEntry,
+    EraEntry,
+    GoneEntry,
+    OpenedEntry,
+    SeenEntry,
+)
 from geo_ray.queue.fitting import NowSeen
 from geo_ray.queue.job_spec import AnyRequest
 from geo_ray.queue.journal import QueueJournal
 from geo_ray.queue.seen import QueueSeen
 from geo_ray.queue.slots import ERA_SLOTS, QueueSlots
-from geo_ray.queue.state import EraState, QueueState
+from geo_ray.queue.state import EraState, QueuedJob, QueueState
 from geo_ray.queue.taking import taken
-from geo_ray.queue.watching import impatience, over, progress, starts
+from geo_ray.queue.watching import JobProgressSeen, impatience, over, progress, starts
 
 _SEEN_EVERY_S: Final = 30.0
 _GAP_S: Final = 120.0  # between two looks, after which nothing is known of the time between
+_MOST_TOLD: Final = 300  # characters of what went wrong with a job
 _BACK_S: Final = 1.0  # that clocks are set back all the time
 _log = logging.getLogger(__name__)
 
@@ -63,6 +90,7 @@ class QueueLoop:
         world: the cluster.
         epoch: how manieth holder of the queue's lease this is.
         fence: raises `LeaseLostError` if another one may act.
+        new_id: identity that the queue gets if it was never served before.
     """
 
     config: QueueConfig
@@ -70,10 +98,12 @@ class QueueLoop:
     world: QueueWorld
     epoch: int
     fence: Callable[[], None]
+    new_id: str = field(default_factory=lambda: secrets.token_hex(16))
     state: QueueState = field(default_factory=QueueState)
     _journal: QueueJournal | None = None
     _slots: QueueSlots | None = None
     _looked_unix_s: float = 0.0
+    _told_unix_s: float = -math.inf
 
     def tick(self, unix_s: float) -> tuple[str, ...]:
         """Look once; return what could not be done.
@@ -98,26 +128,28 @@ class QueueLoop:
             raise
         except GeoRayError as error:
             return (*errors, str(error))
-        self._add(over(self.state, self.config, seen))
+        problems = {name: one.problem for name, one in seen.attempts.items() if one.problem}
+        for job in self.state.living():
+            with _contained(job, problems):
+                self._add(over(job, self.config, seen))
         is_border = self._is_border(seen)
-        self._observe(seen, is_border=is_border)
-        self._add(impatience(self.state, self.config, seen))
+        self._observe(seen, problems, is_border=is_border)
+        for job in self.state.living():
+            with _contained(job, problems):
+                self._add(impatience(job, self.config, seen))
         if is_border:
             self._border(seen)
         self._add(starts(self.state, self.config, seen))
-        for action in actions_of(self.state, self.config, seen):
-            self.fence()
-            try:
-                self.world.act(action)
-            except LeaseLostError:
-                raise
-            except GeoRayError as error:
-                _log.warning("queue: %s", error.message)
-                errors.append(str(error))
-            except Exception as error:  # of one job, whatever it is: the others go on
-                _log.exception("queue: %s could not be done", type(action).__name__)
-                errors.append(f"{type(action).__name__}: {error!r}")
-        return tuple(errors)
+        for name in seen.strays:
+            self._act(EndSubmission(name), errors)
+        for job in self.state.living():
+            with _contained(job, problems):
+                for action in actions_of(job, self.config, seen):
+                    self._act_for(job, action, unix_s, problems)
+        if self.config.autoscaler is not None:
+            self._act(AskMachines(target_of(self.state, self.config)), errors)
+        self._note_problems(problems, unix_s)
+        return (*errors, *(f"job {name}: {problem}" for name, problem in problems.items()))
 
     # ------------------------------------------------------------------ its parts
 
@@ -128,11 +160,19 @@ class QueueLoop:
         self._journal, self.state = journal, state
         entries: list[AnyEntry] = []
         if before != self.config or state.epoch != self.epoch:
-            entries.append(OpenedEntry(unix_s=unix_s, epoch=self.epoch, config=self.config))
+            entries.append(self._opened(unix_s))
         if before is None or not _same_slots(before, self.config):
             entries.append(EraEntry(unix_s=unix_s, number=state.era.number + 1))
         self._add(entries)
         self._looked_unix_s = unix_s
+
+    def _opened(self, unix_s: float) -> OpenedEntry:
+        return OpenedEntry(
+            unix_s=unix_s,
+            epoch=self.epoch,
+            queue_id=self.state.queue_id or self.new_id,
+            config=self.config,
+        )
 
     def _note_time(self, unix_s: float) -> None:
         """Note a time in which nobody looked: it was suspended, or its clock was set.
@@ -143,7 +183,7 @@ class QueueLoop:
         gap_s, self._looked_unix_s = unix_s - self._looked_unix_s, unix_s
         entries: list[AnyEntry] = []
         if not -_BACK_S <= gap_s <= _GAP_S:
-            entries.append(OpenedEntry(unix_s=unix_s, epoch=self.epoch, config=self.config))
+            entries.append(self._opened(unix_s))
         era = self.state.era
         if unix_s < self._began_unix_s(era) - _BACK_S:
             entries.append(EraEntry(unix_s=unix_s, number=era.number + 1))
@@ -163,7 +203,7 @@ class QueueLoop:
                 if each.id in self.state.answers:
                     continue
                 key = self.config.tenants[tenant].key
-                request = inbox.opened(each, self.config.name, key)
+                request = inbox.opened(each, self.state.queue_id, key)
                 if request is None:
                     errors.append(
                         f"a request of tenant {tenant} is not signed by its token, or makes no "
@@ -178,28 +218,86 @@ class QueueLoop:
             try:
                 if box:
                     inbox.remove(self.store, tenant, {each.id for each in box})
-            except GeoRayError as error:  # what is left there counts once all the same
-                errors.append(f"the box of tenant {tenant}: {error.message}")
+            except Exception as error:  # what is left there counts once all the same
+                errors.append(f"the box of tenant {tenant}: {_told(error)}")
 
     def _box(self, tenant: str, errors: list[str]) -> list[inbox.SignedRequest]:
         """What is in a box; it is its tenant's, who may have seen to it that it is of no use."""
         try:
             return inbox.look(self.store, tenant)
-        except GeoRayError as error:
-            errors.append(f"the box of tenant {tenant}: {error.message}")
+        except Exception as error:  # of this tenant alone
+            errors.append(f"the box of tenant {tenant}: {_told(error)}")
             return []
 
-    def _observe(self, seen: QueueSeen, *, is_border: bool) -> None:
-        entry = progress(self.state, self.config, seen)
-        if entry is None:
+    def _observe(self, seen: QueueSeen, problems: dict[str, str], *, is_border: bool) -> None:
+        found: dict[str, JobProgressSeen] = {}
+        for job in self.state.living():
+            with _contained(job, problems):
+                one = progress(job, self.config, seen)
+                if one is not None:
+                    found[job.name] = one
+        if not found:
             return
+        courses = {name: self.state.jobs[name].course for name in found}
         first = any(
-            self.state.jobs[name].course.mark is None and done > self.state.jobs[name].course.done
-            for name, done in entry.done.items()
+            courses[name].mark is None and one.done > courses[name].done
+            for name, one in found.items()
         )
         every_s = min(_SEEN_EVERY_S, self.config.slot_s)
         if is_border or first or seen.unix_s - self.state.seen_unix_s >= every_s:
+            entry = SeenEntry(
+                unix_s=seen.unix_s,
+                done={name: one.done for name, one in found.items()},
+                factors={n: one.factor for n, one in found.items() if one.factor is not None},
+                expected={n: one.expected for n, one in found.items() if one.expected is not None},
+            )
             self._add([entry])
+
+    def _act(self, action: Action, errors: list[str]) -> None:
+        """Do what is of no single job; what fails is tried again at the next look."""
+        self.fence()
+        try:
+            self.world.act(action)
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            errors.append(_told(error))
+            _log.warning("queue: %s", errors[-1])
+
+    def _act_for(
+        self, job: QueuedJob, action: Action, unix_s: float, problems: dict[str, str]
+    ) -> None:
+        """Do something for a job: what fails is tried again, but for a start that is refused."""
+        self.fence()
+        try:
+            self.world.act(action)
+        except LeaseLostError:
+            raise
+        except QueueRequestError as error:
+            problems[job.name] = _told(error)
+            if isinstance(action, Submit):
+                self._add(_refused(job, error, unix_s))
+        except Exception as error:
+            problems[job.name] = _told(error)
+            _log.warning("queue: job %s: %s", job.name, problems[job.name])
+
+    def _note_problems(self, problems: dict[str, str], unix_s: float) -> None:
+        """Write down what goes wrong with single jobs, for `geo-ray queue list`.
+
+        A message that changes all the time is written as seldom as progress is.
+        """
+        changed = {}
+        for job in self.state.living():
+            text = problems.get(job.name, "")[:_MOST_TOLD]
+            before = job.course.problem
+            if text != before and (not text or not before or self._is_time_to_tell(unix_s)):
+                changed[job.name] = text
+        if changed:
+            self._told_unix_s = unix_s
+            self._add([SeenEntry(unix_s=unix_s, problems=changed)])
+
+    def _is_time_to_tell(self, unix_s: float) -> bool:
+        return not 0 <= unix_s - self._told_unix_s < _SEEN_EVERY_S
 
     def _is_border(self, seen: QueueSeen) -> bool:
         if not any(any(units) for units in seen.room.values()) and not self.state.era.slots:
@@ -210,14 +308,51 @@ class QueueLoop:
     def _border(self, seen: QueueSeen) -> None:
         if self._slot_of(seen.unix_s) >= ERA_SLOTS:
             self._add([EraEntry(unix_s=seen.unix_s, number=self.state.era.number + 1)])
-        if self._slots is None or self._slots.number != self.state.era.number:
-            self._slots = QueueSlots(self.config, self.state.era, self.state.jobs)
         slot, now = self._slot_of(seen.unix_s), NowSeen(seen.unix_s, seen.room)
         try:
-            self._add(begun_slot(self.state, self.config, self._slots, slot, now))
+            self._add(self._decided(slot, now))
+        except (LeaseLostError, RunDirectoryError):
+            raise
+        except Exception as error:  # of one job that has just come, as all others were decided on
+            culprits = self._culprits(slot, now)
+            if not culprits:
+                raise
+            _log.exception("queue: no decision with %s", ", ".join(culprits))
+            for name in culprits:
+                problem = InvariantError(f"the policy fails on it: {error!r}")
+                self._add(_refused(self.state.jobs[name], problem, seen.unix_s))
+            self._add(self._decided(slot, now))
+
+    def _decided(self, slot: int, now: NowSeen) -> list[AnyEntry]:
+        """Ask the era's policy; one that cannot be made again from the journal ends its era."""
+        try:
+            if self._slots is None or self._slots.number != self.state.era.number:
+                self._slots = QueueSlots(self.config, self.state.era, self.state.jobs)
+        except Exception:
+            _log.exception("queue: the policy's memory cannot be made again: a new era begins")
+            self._add([EraEntry(unix_s=now.unix_s, number=self.state.era.number + 1)])
+            self._slots, slot = QueueSlots(self.config, self.state.era, self.state.jobs), 0
+        try:
+            return begun_slot(self.state, self.config, self._slots, slot, now)
         except BaseException:
             self._slots = None  # it was asked what nobody has written down
             raise
+
+    def _culprits(self, slot: int, now: NowSeen) -> list[str]:
+        """Return the jobs that the policy is shown for the first time and cannot decide on."""
+        new = [job.name for job in self.state.living() if job.name not in self.state.era.known]
+        found = []
+        for name in new:
+            alone = copy.deepcopy(self.state)
+            for other in new:
+                if other != name:
+                    del alone.jobs[other]
+            try:
+                slots = QueueSlots(self.config, alone.era, alone.jobs)
+                begun_slot(alone, self.config, slots, slot, now)
+            except Exception:
+                found.append(name)
+        return found
 
     def _slot_of(self, unix_s: float) -> int:
         return max(0, int((unix_s - self.state.era.began_unix_s) / self.config.slot_s))
@@ -226,6 +361,42 @@ class QueueLoop:
         if entries and self._journal is not None:
             self._journal.add(entries)
             self.state.feed(entries)
+
+
+@contextmanager
+def _contained(job: QueuedJob, problems: dict[str, str]) -> Iterator[None]:
+    """Note what goes wrong with one job; what is wrong with the journal is raised."""
+    try:
+        yield
+    except (LeaseLostError, QueueJournalError, RunDirectoryError):
+        raise
+    except Exception as error:
+        _log.exception("queue: job %s", job.name)
+        problems[job.name] = _told(error)
+
+
+def _refused(job: QueuedJob, error: GeoRayError, unix_s: float) -> list[AnyEntry]:
+    """End a job that cannot be started, whatever is tried."""
+    entries: list[AnyEntry] = []
+    if job.attempt is not None:
+        entries.append(
+            GoneEntry(
+                unix_s=unix_s,
+                job=job.name,
+                attempt=job.attempt.number,
+                how="failed",
+                code=error.code,
+                told=error.message[:_MOST_TOLD],
+            )
+        )
+    told = f"it cannot start: {error.code}: {error.message[:_MOST_TOLD]}"
+    code = JobFailedError.code
+    ended = EndedEntry(unix_s=unix_s, job=job.name, outcome="failed", code=code, told=told)
+    return [*entries, ended]
+
+
+def _told(error: Exception) -> str:
+    return error.message if isinstance(error, GeoRayError) else f"{type(error).__name__}: {error}"
 
 
 def _same_slots(before: QueueConfig, now: QueueConfig) -> bool:

@@ -24,6 +24,7 @@ class QueueJobRow(StrictModel):
     """A job."""
 
     name: str
+    id: str = Field(description="name of its run directory in the queue's `runs`")
     tenant: str
     state: Literal["waiting", "running", "leaving", "ended"]
     outcome: str | None = Field(description="how it ended; null: it has not")
@@ -110,6 +111,7 @@ def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> Qu
     worth, course, end = job.request.worth, job.course, job.end
     return QueueJobRow(
         name=job.name,
+        id=job.id,
         tenant=job.tenant,
         state=job.phase,
         outcome=None if end is None else end.outcome,
@@ -137,6 +139,11 @@ def _stretch(each: JobStretch) -> StretchRow:
 def _told(job: QueuedJob, state: QueueState) -> str:
     if job.end is not None:
         return job.end.told
+    problem = f"; trouble: {job.course.problem}" if job.course.problem else ""
+    return _stands(job, state) + problem
+
+
+def _stands(job: QueuedJob, state: QueueState) -> str:
     attempt = job.attempt
     if attempt is not None and attempt.leave is not None:
         return f"is saved: {attempt.leave.why}, {attempt.leave.told}"

@@ -24,6 +24,7 @@ class SubmissionSeen:
         end: how its run has ended, if it is over; None: without a word.
         code: of the error that ended it.
         told: its message.
+        problem: why its run cannot be read; "" if it can.
     """
 
     state: SubmissionState
@@ -33,6 +34,7 @@ class SubmissionSeen:
     end: RunEnd | None = None
     code: str | None = None
     told: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

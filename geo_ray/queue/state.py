@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -74,6 +75,7 @@ class JobCourse:
         expected: share of its work that it would have done by its own numbers.
         mark: when and at which share its present speed began to be observed; None: not yet.
         seen_unix_s: when its share was last written down.
+        problem: what goes wrong with it at present; "" for nothing.
     """
 
     done: float = 0.0
@@ -87,6 +89,7 @@ class JobCourse:
     expected: float = 0.0
     mark: tuple[float, float] | None = None
     seen_unix_s: float = 0.0
+    problem: str = ""
 
 
 @dataclass(slots=True)
@@ -121,6 +124,7 @@ class QueuedJob:
     """A job of the queue.
 
     Attributes:
+        id: name of its run directory and part of its submissions' names; no other job has it.
         request: as it was submitted, and moved since.
         tenant: whose it is.
         came_unix_s: when it was taken in.
@@ -133,6 +137,7 @@ class QueuedJob:
         ended_slot_s: length of the queue's slots when it ended.
     """
 
+    id: str
     request: JobRequest
     tenant: str
     came_unix_s: float
@@ -195,6 +200,8 @@ class QueueState:
     Attributes:
         config: as it was last served.
         epoch: how manieth holder served it last.
+        queue_id: random identity that the queue got when it was first served.
+        taken: jobs that were accepted so far.
         jobs: all of them by name, in the order in which they came.
         answers: to all requests that were taken in or refused, by id.
         attempts: submissions so far, by job.
@@ -206,6 +213,8 @@ class QueueState:
 
     config: QueueConfig | None = None
     epoch: int = 0
+    queue_id: str = ""
+    taken: int = 0
     jobs: dict[str, QueuedJob] = field(default_factory=dict)
     answers: dict[str, TakenEntry] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
@@ -231,6 +240,7 @@ class QueueState:
         match entry:
             case OpenedEntry():
                 self.config, self.epoch = entry.config, entry.epoch
+                self.queue_id = entry.queue_id
             case TakenEntry():
                 self._take(entry)
             case EraEntry():
@@ -270,8 +280,14 @@ class QueueState:
             case SubmitRequest(job=request):
                 order = max((job.order for job in self.jobs.values()), default=0.0) + 1.0
                 course = JobCourse(moved_unix_s=entry.unix_s)
+                self.taken += 1
                 self.jobs[request.name] = QueuedJob(
-                    request, entry.tenant, entry.unix_s, order, course
+                    job_id(request.name, self.queue_id, self.taken),
+                    request,
+                    entry.tenant,
+                    entry.unix_s,
+                    order,
+                    course,
                 )
             case MoveRequest() as move:
                 self._move(move)
@@ -318,6 +334,10 @@ class QueueState:
                 course.attained_s += sum(given.workers.values()) * slot_s
 
     def _see(self, entry: SeenEntry) -> None:
+        for name, problem in entry.problems.items():
+            self.jobs[name].course.problem = problem
+        if not entry.done:
+            return
         self.seen_unix_s = entry.unix_s
         for name, done in entry.done.items():
             course = self.jobs[name].course
@@ -391,6 +411,21 @@ class QueueState:
             course.stretches[-1].until_unix_s = unix_s
         if workers is not None:
             course.stretches.append(JobStretch(unix_s, workers))
+
+
+def job_id(name: str, queue_id: str, number: int) -> str:
+    """Return the id of a queue's accepted job: ``NAME.XXXXXXXX``.
+
+    The queue derives it, so a tenant can choose neither another job's id nor that of a job of an
+    earlier queue of the same name. A job's name has no dot, hence no two names share an id.
+
+    Args:
+        name: of the job.
+        queue_id: of the queue.
+        number: 1-based index among the jobs that the queue has accepted.
+    """
+    digest = hashlib.sha256(f"{queue_id}\n{number}".encode()).hexdigest()
+    return f"{name}.{digest[:8]}"
 
 
 def state_of(entries: Iterable[AnyEntry]) -> QueueState:

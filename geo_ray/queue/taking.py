@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Final
 
-from geo_ray.errors import GeoRayError, QueueDeniedError, QueueRequestError, TenantQuotaError
-from geo_ray.queue.config import QueueConfig
+from pydantic import BaseModel, Field, ValidationError
+
+from geo_ray.config.region import RegionConfig
+from geo_ray.errors import (
+    GeoRayError,
+    InvariantError,
+    QueueDeniedError,
+    QueueRequestError,
+    TenantQuotaError,
+)
+from geo_ray.queue.config import QueueConfig, TenantConfig
 from geo_ray.queue.entries import ENTRIES, AnyEntry, EndedEntry, LeaveEntry, TakenEntry
-from geo_ray.queue.job_spec import AnyRequest, CancelRequest, MoveRequest, SubmitRequest
+from geo_ray.queue.job_spec import (
+    AnyRequest,
+    CancelRequest,
+    JobRequest,
+    MoveRequest,
+    RegionNeeds,
+    SubmitRequest,
+)
 from geo_ray.queue.packed import MOST_PACKED_BYTES, pack
 from geo_ray.queue.state import QueuedJob, QueueState
 
@@ -39,8 +57,9 @@ def taken(
                 return [entry, *_cancelled(job, tenant, unix_s)]
             case MoveRequest():
                 _check_move(state, config, tenant, request)
-    except GeoRayError as error:
-        refused = {"code": error.code, "refused": error.message[:_TOLD]}
+    except Exception as error:  # of this request alone, whatever it is
+        told = error if isinstance(error, GeoRayError) else InvariantError(repr(error))
+        refused = {"code": told.code, "refused": told.message[:_TOLD]}
         return [entry.model_copy(update={**refused, "request": _named(request)})]
     return [entry]
 
@@ -77,6 +96,8 @@ def _check_submit(
             f"job {job.name} has data in {', '.join(unknown)}; the queue has "
             f"{', '.join(config.regions)}"
         )
+    _check_spec(job)
+    _check_code(job, tenant, quota)
     living = sum(each.tenant == tenant for each in state.living())
     if living >= quota.most_jobs:
         raise TenantQuotaError(f"tenant {tenant} has {living} of {quota.most_jobs} jobs")
@@ -92,6 +113,68 @@ def _check_submit(
             f"{quota.most_workers}"
         )
     _check_size(config, request)
+
+
+class _DataSize(BaseModel):
+    batch_size: int = Field(32, ge=1)
+
+
+class _Taken(BaseModel):
+    """The keys of a configuration that say what Ray is asked for."""
+
+    regions: tuple[RegionConfig, ...]
+    data: _DataSize = _DataSize()
+
+
+def _check_spec(job: JobRequest) -> None:
+    """Refuse a job that would take other resources than the schedulers are told.
+
+    The tenant writes both. What runs is the configuration, so room and quotas must go by that.
+    """
+    spec = job.spec
+    try:
+        config = _Taken.model_validate_json(json.dumps(job.config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise QueueRequestError(
+            f"the configuration of job {job.name} makes no sense: {where}: {first['msg']}"
+        ) from None
+    needs = {each.name: RegionNeeds.of(each, config.data.batch_size) for each in config.regions}
+    if any(each.copies > 1 or each.label != each.name for each in config.regions):
+        raise QueueRequestError(
+            f"job {job.name}: regions of a job in a queue are regions of its cluster, each once"
+        )
+    if needs.keys() != spec.regions.keys() or len(needs) < len(config.regions):
+        raise QueueRequestError(
+            f"job {job.name} says that its regions are {', '.join(spec.regions)}; those of its "
+            f"configuration are {', '.join(each.name for each in config.regions)}"
+        )
+    for name, real in needs.items():
+        for key, value in real.model_dump().items():
+            said = getattr(spec.regions[name], key)
+            if said != value:
+                raise QueueRequestError(
+                    f"job {job.name} says {key} {said:g} of region {name}, and its configuration "
+                    f"takes {value:g}",
+                    fix="Submit it with `geo-ray queue submit`, which derives these numbers.",
+                )
+
+
+def _check_code(job: JobRequest, tenant: str, quota: TenantConfig) -> None:
+    """Refuse code from anywhere but the tenant's own directory."""
+    path, root = job.working_dir, quota.working_dirs
+    if path is None:
+        return
+    if root is None:
+        raise QueueDeniedError(
+            f"jobs of tenant {tenant} may bring no code of their own",
+            fix="Let the queue's operator set tenants.NAME.working_dirs.",
+        )
+    if ".." in path.split("/") or not Path(path).is_relative_to(root):
+        raise QueueDeniedError(
+            f"the code of tenant {tenant} must lie below {root}, and {path} does not"
+        )
 
 
 def _check_size(config: QueueConfig, request: SubmitRequest) -> None:

@@ -33,27 +33,27 @@ def key_of(token: str) -> str:
     return _private(token).public_key().public_bytes_raw().hex()
 
 
-def sign(token: str, queue: str, text: str) -> str:
-    """Sign a request for one queue.
+def sign(token: str, queue_id: str, text: str) -> str:
+    """Sign a request for one queue, and for no other of the same name.
 
     Raises:
         QueueDeniedError: it is no token.
     """
-    return _private(token).sign(_said(queue, text)).hex()
+    return _private(token).sign(_said(queue_id, text)).hex()
 
 
-def is_signed(key: str, queue: str, text: str, signature: str) -> bool:
-    """Whether who has the token of ``key`` signed this for this queue."""
+def is_signed(key: str, queue_id: str, text: str, signature: str) -> bool:
+    """Whether the holder of the token of ``key`` signed this for this queue."""
     try:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
-        public.verify(bytes.fromhex(signature), _said(queue, text))
+        public.verify(bytes.fromhex(signature), _said(queue_id, text))
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def _said(queue: str, text: str) -> bytes:
-    return f"geo_ray-queue\n{queue}\n{text}".encode()
+def _said(queue_id: str, text: str) -> bytes:
+    return f"geo_ray-queue\n{queue_id}\n{text}".encode()
 
 
 def _private(token: str) -> Ed25519PrivateKey:

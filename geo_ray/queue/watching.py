@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from geo_ray.errors import (
+    CertificateError,
     ClusterError,
+    ConfigDriftError,
+    ConfigError,
+    DataError,
     DeadlineExceededError,
     DriverLostError,
+    GeoRayError,
     HeadLostError,
     JobFailedError,
     JobOverranError,
     JobStalledError,
     LeaseLostError,
     LinkDownError,
+    OwnCodeError,
     PlacementError,
+    PlanError,
+    QueueRequestError,
     RayUnreachableError,
     RegionLostError,
     RunHeldError,
     StoreError,
+    TaskLoadError,
     WorkerLostError,
 )
+from geo_ray.errors.base import every_class
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.entries import (
     AnyEntry,
@@ -60,27 +71,36 @@ _BLAMELESS: Final = frozenset(
     )
 )
 """Codes of what ends a run through no fault of its own; so does what is killed, without a word."""
+_REFUSALS: Final = (
+    CertificateError,
+    ConfigDriftError,
+    ConfigError,
+    DataError,
+    OwnCodeError,
+    PlanError,
+    QueueRequestError,
+    TaskLoadError,
+)
+"""What refuses a configuration, its code or its data before any of it trains."""
 _LEAST_S: Final = 3.0  # that a speed is observed for before it is believed
 _LEAST_SHARE: Final = 0.005
 _MOST_FACTOR: Final = 100.0
 
 
-def over(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]:
-    """Return what is to be written down of attempts that are over.
+def over(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]:
+    """Return what must be written down of a job's attempt that is over; nothing if it is not.
 
     Args:
-        state: of the queue.
+        job: which.
         config: the queue.
         seen: what is seen.
     """
-    found: list[AnyEntry] = []
-    for job in state.living():
-        attempt, one = job.attempt, seen.attempts.get(job.name)
-        if attempt is None or one is None:
-            continue
-        if one.state == "over" or (one.state == "unknown" and attempt.leave is not None):
-            found += _over(job, attempt, one, config, seen.unix_s)
-    return found
+    attempt, one = job.attempt, seen.attempts.get(job.name)
+    if attempt is None or one is None:
+        return []
+    if one.state == "over" or (one.state == "unknown" and attempt.leave is not None):
+        return _over(job, attempt, one, config, seen.unix_s)
+    return []
 
 
 def _over(
@@ -118,18 +138,30 @@ def _over(
     how = {"how": "lost" if is_lost else "failed", "code": seen.code, "told": told}
     entries.append(gone.model_copy(update=how))
     failures = len(job.course.failures) + 1
-    if failures >= config.patience.attempts:
-        entries.append(
-            EndedEntry(
-                unix_s=unix_s,
-                job=job.name,
-                outcome="failed",
-                code=JobFailedError.code,
-                told=f"{failures} attempts failed, the last one: "
-                f"{seen.code + ': ' if seen.code else ''}{told}",
-            )
+    has_begun = attempt.begun_unix_s is not None or job.course.done > 0
+    if not has_begun and is_refusal(seen.code):
+        why = "it cannot start"
+    elif failures >= config.patience.attempts:
+        why = f"{failures} attempts failed, the last one"
+    else:
+        return entries
+    code = f"{seen.code}: " if seen.code else ""
+    entries.append(
+        EndedEntry(
+            unix_s=unix_s,
+            job=job.name,
+            outcome="failed",
+            code=JobFailedError.code,
+            told=f"{why}: {code}{told}",
         )
+    )
     return entries
+
+
+def is_refusal(code: str | None) -> bool:
+    """Whether an error means that another start would fail in the same way."""
+    kind = next((each for each in every_class() if each.code == code), GeoRayError)
+    return issubclass(kind, _REFUSALS) and kind.code not in _BLAMELESS
 
 
 def _code(why: LeaveWhy) -> str | None:
@@ -137,57 +169,63 @@ def _code(why: LeaveWhy) -> str | None:
     return codes.get(why)
 
 
-def progress(state: QueueState, config: QueueConfig, seen: QueueSeen) -> SeenEntry | None:
-    """Return what is observed of jobs that train; None: nothing."""
-    done, factors, expected = {}, {}, {}
-    for job in state.living():
-        attempt, one = job.attempt, seen.attempts.get(job.name)
-        if attempt is None or one is None or one.done is None:
-            continue
-        course, spec = job.course, job.request.spec
-        done[job.name] = min(1.0, one.done)
-        per_s = share_per_s(spec, attempt.workers, attempt.averager, config)
-        if course.mark is None or per_s <= 0:
-            continue
-        mark_s, mark_done = course.mark
-        since_s = seen.unix_s - max(mark_s, course.seen_unix_s)
-        expected[job.name] = course.expected + max(0.0, since_s) * per_s
-        took_s, grew = seen.unix_s - mark_s, one.done - mark_done
-        if took_s >= _LEAST_S and grew >= _LEAST_SHARE:
-            factor = grew / took_s / per_s
-            factors[job.name] = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, factor))
-    if not done:
+@dataclass(frozen=True, slots=True)
+class JobProgressSeen:
+    """What is observed of a job that trains.
+
+    Attributes:
+        done: share of its work.
+        factor: of its speed; None: not known yet.
+        expected: share that it would have done by its own numbers; None: as before.
+    """
+
+    done: float
+    factor: float | None = None
+    expected: float | None = None
+
+
+def progress(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> JobProgressSeen | None:
+    """Return what is observed of a job; None: nothing."""
+    attempt, one = job.attempt, seen.attempts.get(job.name)
+    if attempt is None or one is None or one.done is None:
         return None
-    return SeenEntry(unix_s=seen.unix_s, done=done, factors=factors, expected=expected)
+    course, spec, done = job.course, job.request.spec, min(1.0, one.done)
+    per_s = share_per_s(spec, attempt.workers, attempt.averager, config)
+    if course.mark is None or per_s <= 0:
+        return JobProgressSeen(done)
+    mark_s, mark_done = course.mark
+    since_s = seen.unix_s - max(mark_s, course.seen_unix_s)
+    expected = course.expected + max(0.0, since_s) * per_s
+    took_s, grew = seen.unix_s - mark_s, one.done - mark_done
+    if took_s < _LEAST_S or grew < _LEAST_SHARE:
+        return JobProgressSeen(done, None, expected)
+    factor = grew / took_s / per_s
+    return JobProgressSeen(done, min(_MOST_FACTOR, max(1 / _MOST_FACTOR, factor)), expected)
 
 
-def impatience(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]:
-    """Return which jobs are to be ended: that overran what they said, or do not get on.
+def impatience(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]:
+    """Return whether a job must be ended: it overran what it said, or makes no progress.
 
     Args:
-        state: of the queue.
+        job: which.
         config: the queue.
         seen: what is seen.
     """
-    found: list[AnyEntry] = []
-    patience = config.patience
-    for job in state.living():
-        attempt, course = job.attempt, job.course
-        if attempt is None or attempt.leave is not None:
-            continue
-        why: LeaveWhy | None = None
-        told = ""
-        if course.expected > patience.overrun:
-            why = "overran"
-            told = (
-                f"it has done {course.done:.0%} in {course.expected:.1f} times what it said that "
-                "all of it takes"
-            )
-        elif seen.unix_s - course.moved_unix_s > patience.stall_s:
-            why, told = "stalled", f"no step in {patience.stall_s:g} s"
-        if why is not None:
-            found.append(LeaveEntry(unix_s=seen.unix_s, job=job.name, why=why, told=told))
-    return found
+    attempt, course, patience = job.attempt, job.course, config.patience
+    if attempt is None or attempt.leave is not None:
+        return []
+    why: LeaveWhy
+    if course.expected > patience.overrun:
+        why = "overran"
+        told = (
+            f"it has done {course.done:.0%} in {course.expected:.1f} times what it said that "
+            "all of it takes"
+        )
+    elif seen.unix_s - course.moved_unix_s > patience.stall_s:
+        why, told = "stalled", f"no step in {patience.stall_s:g} s"
+    else:
+        return []
+    return [LeaveEntry(unix_s=seen.unix_s, job=job.name, why=why, told=told)]
 
 
 def starts(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]:

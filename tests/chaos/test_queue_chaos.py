@@ -78,9 +78,8 @@ def test_a_queue_whose_actor_dies_all_the_time(ray_cluster: LocalCluster, tmp_pa
     with connect(ExistingClusterConfig(address=ray_cluster.address), [], namespace="looks") as at:
         jobs = JobSubmissionClient(f"http://{at.dashboard}").list_jobs()
     names = sorted(str(each.submission_id) for each in jobs)
-    assert [name for name in names if name.startswith("geoq-dies.")] == [
-        "geoq-dies.a.1",
-        "geoq-dies.b.1",
-    ]
-    for name in ("a", "b"):
-        assert geo_ray.open_run(tmp_path / "runs" / "dies" / name).summary.steps == 60
+    ids = sorted(row.id for row in rows)
+    mine = [name for name in names if name.startswith("geoq-dies.")]
+    assert mine == [f"geoq-dies.{each}.1" for each in ids]
+    for each in ids:
+        assert geo_ray.open_run(tmp_path / "runs" / "dies" / each).summary.steps == 60

@@ -30,6 +30,7 @@ from geo_ray.observe.events.log import EVENTS_FILE, EventLog, read_events
 from geo_ray.runtime.control.membership.member_requests import take
 
 pytestmark = pytest.mark.timeout(900)
+FIRST_WRITTEN = ("/files/", "/events/")
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,42 @@ def test_a_copy_has_what_the_driver_has_written(uri: str, tmp_path: Path) -> Non
     assert (copy.path / "logs" / "a.txt").read_text() == "second, longer"
     assert (copy.path / "model.safetensors").read_bytes() == b"m" * (9 << 20)
     assert len([*RunObjects(uri)._versions()]) == 2  # older ones are removed
+
+
+def test_a_run_that_has_written_nothing_yet_has_an_empty_log(uri: str) -> None:
+    assert said(seen_copy(uri)) == said(driven_copy(uri)) == []
+
+
+def test_a_reader_of_events_also_has_the_configuration(
+    endpoint: str, uri: str, tmp_path: Path
+) -> None:
+    with proxy_before(endpoint) as proxy:
+        through = uri.replace(quote(endpoint, safe=""), quote(proxy.endpoint, safe=""))
+        driver = Driver(through, tmp_path / "driver", 1)
+        driver.write("one")
+        (driver.path / "config.lock.yaml").write_text("{}")
+        driver.mirror.start()
+        driver.mirror.close()
+        written = [r.path for r in proxy.seen if r.method == "PUT"]
+    first = [next(n for n, path in enumerate(written) if part in path) for part in FIRST_WRITTEN]
+    assert first == sorted(first)
+    assert (seen_copy(uri) / "config.lock.yaml").read_text() == "{}"
+
+
+def test_a_version_that_was_replaced_meanwhile_is_missing_and_no_full_disk(
+    uri: str, tmp_path: Path
+) -> None:
+    driver, objects = Driver(uri, tmp_path / "driver", 1), RunObjects(uri)
+    for text in ("first", "second"):
+        (driver.path / "summary.json").write_text(text)
+        driver.mirror.tick()
+        listed = objects.files()["summary.json"]
+        if text == "first":
+            replaced = listed
+    with pytest.raises(FileNotFoundError):
+        objects.get_file(replaced, tmp_path / "copy.json")
+    objects.get_file(listed, tmp_path / "copy.json")
+    assert (tmp_path / "copy.json").read_text() == "second"
 
 
 def test_many_small_pieces_are_put_together(uri: str, tmp_path: Path) -> None:

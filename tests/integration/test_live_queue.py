@@ -68,10 +68,11 @@ def test_a_job_runs_grows_smaller_and_is_saved(ray_cluster: LocalCluster, tmp_pa
     try:
         answer = geo_ray.submit_job(place, JOB, user=USER, wait_s=LONGEST_S)
         assert answer.is_taken
-        run = tmp_path / "runs" / "live" / "long"
 
         def row() -> Any:
             return geo_ray.queue_report(place).job("long")
+
+        run = tmp_path / "runs" / "live" / row().id
 
         def states() -> dict[str, str]:
             return {r["region"]: r["state"] for r in geo_ray.members(run).to_pylist()}

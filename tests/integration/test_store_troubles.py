@@ -196,15 +196,17 @@ def test_trouble_for_a_while_costs_a_run_nothing(
 ) -> None:
     uri = new_prefix(endpoint).replace("?", "/tiny?")
     assert RunObjects(uri).begin()
-    mirror = Mirror(RunObjects(through(proxy, uri)), tmp_path, 1, lambda: None)
+    path = tmp_path / "run"  # not around the copies of this machine
+    path.mkdir()
+    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
     mirror.start()
-    with EventLog(tmp_path / EVENTS_FILE) as log:
+    with EventLog(path / EVENTS_FILE) as log:
         log.write("stop_requested", 0.0, cause="before")
         eventually(lambda: "before" in (seen_copy(uri) / EVENTS_FILE).read_text(), "a copy")
         asked = len(proxy.seen)
         proxy.trouble = lambda request: kind if request.method == "PUT" or kind == "slow" else None
         log.write("stop_requested", 0.0, cause="meanwhile")
-        (tmp_path / "summary.json").write_text("{}")
+        (path / "summary.json").write_text("{}")
         eventually(lambda: len([r for r in proxy.seen[asked:] if r.method == "PUT"]) >= 2, "tries")
         proxy.trouble = lambda _: None
         log.write("stop_requested", 0.0, cause="after")
@@ -243,12 +245,14 @@ def test_pieces_that_could_not_be_put_together_are_later(
     uri = new_prefix(endpoint).replace("?", "/tiny?")
     objects = RunObjects(through(proxy, uri))
     assert objects.begin()
-    mirror = Mirror(objects, tmp_path, 1, lambda: None)
+    path = tmp_path / "run"
+    path.mkdir()
+    mirror = Mirror(objects, path, 1, lambda: None)
     line = b'{"a":1}\n'
 
     def write(times: int) -> None:
         for _ in range(times):
-            with (tmp_path / EVENTS_FILE).open("ab") as file:
+            with (path / EVENTS_FILE).open("ab") as file:
                 file.write(line)
             mirror.tick()
 

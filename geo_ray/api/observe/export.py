@@ -14,6 +14,7 @@ from geo_ray.observe.events.log import EVENTS_FILE, last_time_s, read_events
 from geo_ray.observe.export.config import ObserveConfig
 from geo_ray.observe.export.exporter import ExportOrder
 from geo_ray.observe.export.open import open_exporters
+from geo_ray.observe.report.ending import has_begun
 
 if TYPE_CHECKING:
     from geo_ray.api.inputs import FilePath
@@ -41,7 +42,7 @@ def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
     config = load_text(text, [], ObserveConfig, "observe")
     directory, _ = rundir.look(directory_of(run))
     log = directory.path / EVENTS_FILE
-    if not log.exists():
+    if not has_begun(directory.path):
         raise not_begun(directory)
     newest_unix_s = min(time.time(), log.stat().st_mtime)
     origin_unix_s = newest_unix_s - last_time_s(log)

@@ -211,15 +211,15 @@ def _id() -> str:
 
 def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float) -> QueueAnswer:
     place = place_of(queue)
-    name = place.uri.partition("?")[0].rstrip("/").rpartition("/")[2]
     if not place.is_there():
         raise QueueMissingError(f"there is no queue in {place.shown}")
     store = place.store()
     journal, state = QueueJournal(store), QueueState()
     state.feed(journal.read())
-    if state.config is not None:
-        _check_known(state.config, user)
-    inbox.post(store, user.tenant, inbox.signed(request, name, user.token))
+    if state.config is None:
+        raise QueueMissingError(f"the queue in {place.shown} was never served")
+    _check_known(state.config, user)
+    inbox.post(store, user.tenant, inbox.signed(request, state.queue_id, user.token))
     deadline_s = time.monotonic() + wait_s
     while True:
         state.feed(journal.read())

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from geo_ray.cli.data.options import names_of, read_options
 from geo_ray.cli.paths import loading
-from geo_ray.cli.tables.data import shown_time
+from geo_ray.cli.tables.data import MOST_LEFT_OUT, left_out_lines, shown_time
 
 _DAY_S = 86_400
 
@@ -75,6 +75,8 @@ def stats(
     )
     found = geo_ray.data_stats(source, region, wanted, read=read, progress=True)
     found.save(out)
+    for line in left_out_lines(found.left_out, MOST_LEFT_OUT):
+        click.echo(line, err=True)
     _show(found.statistics)
     click.echo(f"Statistics: {out}")
 

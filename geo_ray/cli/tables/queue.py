@@ -80,7 +80,7 @@ def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
     lines = [
         f"job      {row.name} of tenant {row.tenant}: {state}"
         + (f", {row.told}" if row.told else ""),
-        f"run      {report.runs}/{row.name}",
+        f"run      {report.runs}/{row.id}",
         worth_line(row)
         + ("" if row.utility is None else f"; was worth {number_text(row.utility)}"),
         f"done     {row.done:.1%}, {row.factor:.2f} times as fast as said",

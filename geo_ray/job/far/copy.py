@@ -86,11 +86,12 @@ class Copy:
 
     def _pull_events(self) -> bool:
         is_cut = False
+        log = self.path / EVENTS_FILE
+        _touch(log)
         for _ in range(_TRIES):
             segments = self.objects.segments()
             pieces, firsts = chain(segments), first_bytes(segments)
-            log = self.path / EVENTS_FILE
-            has = log.stat().st_size if log.exists() else 0
+            has = log.stat().st_size
             keep = min([has, *(first for e, first in firsts.items() if e not in self._epochs)])
             if not pieces:
                 return is_cut
@@ -153,8 +154,18 @@ class Copy:
             yield
 
 
+def _touch(log: Path) -> None:
+    try:
+        log.touch()
+    except OSError as error:
+        raise unwritable(log, error) from error
+
+
 def seen_copy(uri: str, *, models: bool = False) -> Path:
     """The copy of a run to look at, as it is now.
+
+    A run exists from the moment its name is taken, before it has written anything. Its copy always
+    has an events file, which is empty until the first event has reached the bucket.
 
     Raises:
         StoreError, RunDirectoryError: as for `Copy.pull`.

@@ -73,6 +73,8 @@ class Mirror:
             )
         self._known = self._objects.files()
         self._objects.take_requests()  # they were made of a run that is over
+        self._check()
+        self._send_files()  # before the first event: a reader of events also has the configuration
         self.tick()
         self._thread.start()
 

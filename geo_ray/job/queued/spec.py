@@ -45,16 +45,7 @@ def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
     task = load_task(experiment.task, base_dir)
     num_params = parameter_count(task, experiment.seed)
     size = experiment.data.batch_size
-    regions = {
-        each.name: RegionNeeds(
-            workers=each.workers,
-            rows=each.rows_per_step(size),
-            cpus=each.cpus_per_worker,
-            gpus=each.gpus_per_worker,
-            server_cpus=each.cpus_per_server * (each.ps_shards + 1),
-        )
-        for each in experiment.regions
-    }
+    regions = {each.name: RegionNeeds.of(each, size) for each in experiment.regions}
     workers = sum(each.workers for each in experiment.regions)
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     least = experiment.members.min or len(regions)

@@ -15,7 +15,7 @@ from geo_ray.training.averager.config import AUTO
 
 
 def run_tree(
-    request: JobRequest, workers: Workers, averager: str, queue: QueueConfig
+    request: JobRequest, job_id: str, workers: Workers, averager: str, queue: QueueConfig
 ) -> dict[str, JsonValue]:
     """Return the configuration of a job with what it was given.
 
@@ -23,6 +23,7 @@ def run_tree(
 
     Args:
         request: the job.
+        job_id: its id, which names its run directory.
         workers: by region; regions that are left out are absent, and may join later.
         averager: where it lives.
         queue: whose job it is.
@@ -41,10 +42,10 @@ def run_tree(
             region |= {"batch_sizes": split_rows(needs.rows, count), "nodes": None}
         regions.append(region)
     tree["regions"] = regions
-    tree["name"] = request.name
+    tree["name"] = job_id
     tree["cluster"] = {"kind": "existing"}
     tree["run"] = dict(tree.get("run") or {}) | {
-        "dir": runs_of(queue),
+        "dir": _runs_of(queue),
         "again": "resume",
         "driver": "process",
     }
@@ -68,8 +69,13 @@ def _averager(section: dict[str, Any], home: str, workers: Workers) -> dict[str,
     return section
 
 
-def runs_of(queue: QueueConfig) -> str:
-    """Return `run.dir` of a queue's jobs."""
+def run_of(queue: QueueConfig, job_id: str) -> str:
+    """Return the run directory, or its address, of all attempts of a queue's job."""
+    runs = _runs_of(queue)
+    return join(runs, job_id) if is_s3(runs) else str(Path(runs) / job_id)
+
+
+def _runs_of(queue: QueueConfig) -> str:
     if is_s3(queue.runs):
         return join(queue.runs, queue.name)
     return str(Path(queue.runs).absolute() / queue.name)

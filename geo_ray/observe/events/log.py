@@ -22,6 +22,7 @@ from geo_ray.observe.events.schema import EVENT_FIELDS, Event, conform
 from geo_ray.util.atomic_file import TEMPORARY_SUFFIX
 
 EVENTS_FILE = "events.jsonl"
+_MOST_LINE_BYTES = 16 * 1024 * 1024
 _ROW = TypeAdapter(dict[str, Any])  # a quarter of `json`'s time, and there may be millions
 
 
@@ -255,9 +256,14 @@ def _new_lines(path: Path, offset_bytes: int) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             file.seek(offset_bytes)
-            for line in file:
+            while line := file.readline(_MOST_LINE_BYTES):
                 if line.endswith(b"\n"):
                     yield line
+                elif len(line) == _MOST_LINE_BYTES:
+                    raise RunDirectoryError(
+                        f"{path} has a line of more than {_MOST_LINE_BYTES} bytes",
+                        fix="Remove that line: no event is that long.",
+                    )
     except FileNotFoundError:
         return
     except OSError as error:

@@ -1,7 +1,8 @@
 """What an event of a run may be: its kinds and the fields of each.
 
 One line of `events.jsonl` is one JSON object ``{"t_s": ..., "kind": ..., ...}``. ``t_s`` is in
-seconds since the run began. Every field of a kind must be there; further fields are kept.
+seconds since the run began. Every field of a kind must be there. A field of `OPTIONAL_FIELDS` may
+be missing, and is checked if it is there; further fields are kept.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "rows": _whole,  # of a step of theirs
     },
     "step_refused": {"region": _text, "step": _whole, "cause": _text},
-    "state_changed": {"region": _text, "step": _whole, "names": _text},
+    "state_changed": {"region": _text, "step": _whole, "how": _text, "names": _text},
     "noise": {
         "region": _or_null(_text),  # null: of all regions together
         "step": _whole,
@@ -234,6 +235,19 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_failed": {"code": _text, "message": _text, "fix": _text},
 }
 
+OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
+    "run_started": {
+        "averager": _or_null(_text),
+        "steps": _table(_whole),
+        "links": _or_null(_text),
+        "codec": _table(_or_null(_text)),
+        "startup_s": _number,
+        "cause": _or_null(_text),
+    },
+    "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},
+    "eval": {"final": _flag},
+}
+
 FAULT_KINDS = (
     "worker_lost",
     "worker_replaced",
@@ -284,9 +298,10 @@ def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:
     if _number(t_s) is None:
         raise InvariantError(f"event {kind!r} has the time {t_s!r}")
     values: dict[str, Any] = {}
+    optional = OPTIONAL_FIELDS.get(kind, {})
     for name, value in fields.items():
         try:
-            values[name] = known.get(name, finite)(value)
+            values[name] = (known.get(name) or optional.get(name, finite))(value)
         except TypeError as error:
             raise InvariantError(
                 f"event {kind!r}: {name} is {value!r} ({type(value).__name__}), not {error}"

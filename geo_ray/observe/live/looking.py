@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, InvariantError
 from geo_ray.observe.live.board import Board
 from geo_ray.observe.live.page import reading_sections, waiting_sections
 
@@ -84,8 +84,10 @@ class Looking(Generic[S]):
                 self._look()
             except GeoRayError as error:
                 self._put(waiting_sections(self._run, f"{error.code}: {error.message}", error.fix))
-            except Exception:  # one look that fails is not the last
+            except Exception as error:  # one look that fails is not the last
                 _log.exception("a look at %s failed", self._run)
+                what = f"{InvariantError.code}: {type(error).__name__}: {error}"
+                self._put(waiting_sections(self._run, what, InvariantError.advice))
             self._wake.wait(self._pause_s())
 
     def _pause_s(self) -> float:

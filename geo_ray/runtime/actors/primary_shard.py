@@ -42,6 +42,7 @@ from geo_ray.runtime.messages.exchange import (
     read_stats,
 )
 from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.compute.state_guard import CHANGE_KINDS
 from geo_ray.training.lazy_copy import Unread
 from geo_ray.training.server.effects import (
     Assignment,
@@ -211,7 +212,8 @@ class PrimaryShard:
             return {}, None
         if operation == "state_changed":
             step, names = fields.count(meta, "version"), fields.text(meta, "names")
-            self._event_buffer.add("state_changed", step=step, names=names)
+            how = fields.one_of(CHANGE_KINDS)(meta, "how")
+            self._event_buffer.add("state_changed", step=step, how=how, names=names)
             return {}, None
         if operation == "precise":
             return {}, self._await_statistics(bytes(payload or b""))

@@ -28,7 +28,7 @@ from geo_ray.autoscale.spent import SpentRecord, SpentRecorder, read_spent
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus, told
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.autoscale.told_target import read_told, write_told
-from geo_ray.errors import GeoRayError, LeaseLostError, RegionsSilentError, RunHeldError
+from geo_ray.errors import GeoRayError, LeaseLostError, RegionsSilentError
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.lease.store import ConditionalStore
@@ -194,26 +194,20 @@ class AutoscalerActor:
     def _live(self) -> None:
         while True:
             try:
-                keeper = LeaseSeeker(self.order.store, self.order.cluster, _log.info).take()
-            except RunHeldError as error:
-                self._status = AutoscalerStatus(False, errors=(str(error),))
+                self._hold()
+            except Exception as error:  # the thread must live: machines cost money
+                told = str(error) if isinstance(error, GeoRayError) else repr(error)
+                _log.warning("autoscaler: %s", told)
+                self._status = AutoscalerStatus(False, errors=(told,))
                 time.sleep(_AGAIN_S)
-                continue
-            except GeoRayError as error:
-                _log.warning("autoscaler: %s", error.message)
-                time.sleep(_AGAIN_S)
-                continue
-            try:
-                self._look_after(keeper)
-            except LeaseLostError as error:
-                _log.warning("autoscaler: %s", error.message)
-                self._status = AutoscalerStatus(False, errors=(str(error),))
-            except GeoRayError as error:  # before the first look: no cloud, or no store, answers
-                _log.warning("autoscaler: %s", error.message)
-                self._status = AutoscalerStatus(False, errors=(str(error),))
-                time.sleep(_AGAIN_S)
-            finally:
-                keeper.close()
+
+    def _hold(self) -> None:
+        """Take the cluster's lease and look after its machines until the lease is lost."""
+        keeper = LeaseSeeker(self.order.store, self.order.cluster, _log.info).take()
+        try:
+            self._look_after(keeper)
+        finally:
+            keeper.close()
 
     def _look_after(self, keeper: LeaseKeeper) -> None:
         order = self.order

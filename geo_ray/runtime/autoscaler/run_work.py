@@ -127,8 +127,8 @@ class RunWork:
             return known
         try:
             reader = StatusReader(found.path)
-        except GeoRayError as error:  # nobody trains by what cannot be read
-            _log.warning("%s is not followed: %s", found.path, error.message)
+        except Exception as error:  # nobody trains by what cannot be read
+            _log.warning("%s is not followed: %s", found.path, error)
             return None
         if reader.config.name != self._run.path.name:
             return None  # called so by itself

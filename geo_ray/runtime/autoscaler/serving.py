@@ -98,8 +98,11 @@ class ServedCluster:
                 return
             for job in set(going) - asked:
                 tell(f"stopping job {job}, which saves its run first")
-                client.stop_job(job)
                 asked.add(job)
+                try:
+                    client.stop_job(job)
+                except Exception as error:  # of this job alone: it may have just ended
+                    tell(f"job {job} cannot be stopped: {error}")
             tell(None)
             time.sleep(_LOOK_S)
 

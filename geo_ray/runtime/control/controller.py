@@ -110,6 +110,7 @@ class Controller:
             1 if members.brings_back else self.experiment.members.min or 1,
             train.restart_window_s,
             checkpoint.part_timeout_s,
+            checkpoint.retry_s,
         )
         self.policy = RunPolicy(limits, time.monotonic())
         self.checkpoints = CheckpointWatch(
@@ -197,7 +198,8 @@ class Controller:
 
     def _drain(self) -> Answers:
         """Take in the last events; wait for the parts of an open checkpoint that will come."""
-        deadline_s = time.monotonic() + HALT_DEADLINE_S
+        longest_s = max(HALT_DEADLINE_S, self.experiment.checkpoint.retry_s)
+        deadline_s = time.monotonic() + longest_s
         while True:
             answers = self._poll(_POLL_TIMEOUT_S)
             more = self._handle_all(answers)
@@ -208,7 +210,7 @@ class Controller:
             if not more and not awaited:
                 break
             if time.monotonic() > deadline_s:
-                raise self.policy.not_saved(f"its parts were not there after {HALT_DEADLINE_S:g} s")
+                raise self.policy.not_saved(f"its parts were not there after {longest_s:g} s")
             if not more:
                 time.sleep(0.05)
         self.saver.abandon()
@@ -217,18 +219,23 @@ class Controller:
     def _save_end(self) -> Answers:
         """One last checkpoint: whoever trains further later goes on from the very end."""
         self.status("saving the last checkpoint")
-        before = self.policy.newest_saved
-        deadline_s = time.monotonic() + HALT_DEADLINE_S
+        before, began_s = self.policy.newest_saved, time.monotonic()
+        is_failing = False
         while True:
-            if self.saver.open_id is None and not self.members.is_leaving:
+            now_s, is_open = time.monotonic(), self.saver.open_id is not None
+            if not is_open and not self.members.is_leaving and self.policy.may_retry(now_s):
                 self.checkpoints.begin(halt=False, is_over=True)
             answers = self._poll(_POLL_TIMEOUT_S)
             self._handle_all(answers)
             if self.policy.newest_saved != before:
                 return answers
-            if time.monotonic() > deadline_s:
-                late = f"its parts were not there after {HALT_DEADLINE_S:g} s"
-                self.checkpoints.give_up(late)
+            if self.policy.is_failing and not is_failing:
+                is_failing = True
+                self.status("saving the last checkpoint again and again (Ctrl-C: without it)")
+            least_s = 0.0 if is_failing and self.interrupted.is_set() else HALT_DEADLINE_S
+            until_s = self.policy.saves_until_s(began_s) if least_s else 0.0
+            if time.monotonic() > max(began_s + least_s, until_s):
+                self.checkpoints.give_up("the last checkpoint could not be saved in time")
                 return answers
             time.sleep(0.02 if self.saver.open_id is not None else 0.3)
 

@@ -71,6 +71,7 @@ class Resumption:
             where it pauses for any.
         away: regions that are not to take part: who resumes says so, or they were asked to leave
             since.
+        begins: whether a run that never saved starts from the beginning.
         cause: why the processes that the run had do not go on, if they might have.
         log_bytes: what the run's log had when this was asked for.
     """
@@ -78,6 +79,7 @@ class Resumption:
     checkpoint: int | None = None
     waits: bool = False
     away: frozenset[str] = frozenset()
+    begins: bool = False
     cause: str | None = None
     log_bytes: int = 0
 
@@ -102,7 +104,9 @@ class Resumption:
                 there.add(event["region"])
             elif event.kind == "region_drained" and event["cause"] == "asked":
                 there.discard(event["region"])
-        return Resumption(away=self.away.difference(there)) if has_begun else self
+        if not has_begun:
+            return self
+        return Resumption(away=self.away.difference(there), begins=self.begins)
 
 
 def train(
@@ -259,7 +263,8 @@ def _train(
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
         saver = Saver(store, experiment, digest(experiment), spec.epoch, health, lease.epoch)
         stage = Stage(group, experiment, run, task, saver, reporting, lease)
-        return _train_on(stage, gone, resume)
+        step = None if found is None else found.manifest.step
+        return _train_on(stage, gone, resume, step)
     except (LeaseLostError, BrokenError):
         raise  # what lies there is another's by now, or the run goes on
     except BaseException as error:
@@ -271,7 +276,9 @@ def _train(
         maker.remove(placed)
 
 
-def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Summary:
+def _train_on(
+    stage: Stage, gone: GoneRegions, resume: Resumption | None, resumed_step: int | None
+) -> Summary:
     actors, experiment, reporting = stage.actors, stage.experiment, stage.reporting
     log_path = stage.own_log()
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
@@ -286,6 +293,8 @@ def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Sum
             about: dict[str, object] = {"startup_s": startup_s}
             if resume is not None and resume.cause is not None:
                 about["cause"] = resume.cause
+            if resumed_step is not None:
+                about["resumed_step"] = resumed_step
             recorder.started(experiment, stage.run.path.name, before_s, simulated=False, **about)
             keeper = BestKeeper.of(experiment, stage.task, stage.run)
             evals = evals_of(stage, recorder, keeper)
@@ -306,9 +315,13 @@ def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Sum
 
 def _find_checkpoint(
     store: CheckpointStore, resume: Resumption, reporting: Reporting
-) -> Checkpoint:
+) -> Checkpoint | None:
+    """Return what to resume from; None: the run has saved nothing and may begin again."""
     if resume.cause is not None:
         reporting.status(f"the run's processes do not go on: {resume.cause}")
+    if resume.begins and resume.checkpoint is None and not store.ids():
+        reporting.status("the run has saved nothing yet: starting from the beginning")
+        return None
     found = store.latest() if resume.checkpoint is None else store.open(resume.checkpoint)
     for problem in found.problems:
         reporting.status(f"passed over {problem}")

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.errors import GeoRayError, LeaseLostError
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.queue.config import QueueConfig
@@ -95,23 +95,21 @@ class QueueActor:
         place = QueuePlace.of(self.order.config)
         while not self._ends:
             try:
-                place.make()
-                keeper = LeaseSeeker(place.store(), self.order.config.name, _log.info).take()
-            except RunHeldError as error:
-                self._served = QueueServed(False, errors=(str(error),))
+                self._hold(place)
+            except Exception as error:  # the thread must live: nobody else serves the queue
+                told = str(error) if isinstance(error, GeoRayError) else repr(error)
+                _log.warning("queue: %s", told)
+                self._served = QueueServed(False, errors=(told,))
                 self._wake.wait(_AGAIN_S)
-                continue
-            except GeoRayError as error:
-                _log.warning("queue: %s", error.message)
-                self._wake.wait(_AGAIN_S)
-                continue
-            try:
-                self._serve(place, keeper)
-            except LeaseLostError as error:
-                _log.warning("queue: %s", error.message)
-                self._served = QueueServed(False, errors=(str(error),))
-            finally:
-                keeper.close()
+
+    def _hold(self, place: QueuePlace) -> None:
+        """Take the queue's lease and serve it until the lease is lost or the actor ends."""
+        place.make()
+        keeper = LeaseSeeker(place.store(), self.order.config.name, _log.info).take()
+        try:
+            self._serve(place, keeper)
+        finally:
+            keeper.close()
 
     def _serve(self, place: QueuePlace, keeper: LeaseKeeper) -> None:
         order = self.order

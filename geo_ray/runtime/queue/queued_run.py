@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Final
 
 from geo_ray.errors import RunDirectoryError
 from geo_ray.job.far.copy import pass_on, seen_copy
-from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.status import Beside, StatusReader
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.totals import RunTotals
@@ -19,13 +16,14 @@ from geo_ray.queue.job_spec import JobSpec
 from geo_ray.queue.seen import RunEnd, SubmissionSeen
 from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb, ask
-from geo_ray.stores.uri import is_s3, join
+from geo_ray.stores.uri import is_s3
 
 _ENDS: Final[dict[str, RunEnd]] = {
     Ending.FINISHED.value: "finished",
     Ending.STOPPED.value: "stopped",
     Ending.FAILED.value: "failed",
 }
+_MOST_EVENTS: Final = 20_000
 _GONE: Final = ("lost", "left", "absent", "joining", "did not join")
 
 
@@ -33,22 +31,20 @@ class QueuedRun:
     """See the module.
 
     Args:
-        runs: `run.dir` of the queue's jobs.
-        name: of the job.
-        spec: what it is.
+        place: its directory or address, which no other job has.
+        spec: of the job.
     """
 
-    def __init__(self, runs: str, name: str, spec: JobSpec) -> None:
-        self._runs, self._name, self._spec = runs, name, spec
+    def __init__(self, place: str, spec: JobSpec) -> None:
+        self._place, self._spec = place, spec
         self._reader: StatusReader | None = None
-        self._place: str | None = None
         self._members: MembersFold | None = None
         self._joined: dict[str, int] = {}  # how many steps newcomers have behind them
 
     @property
-    def place(self) -> str | None:
-        """Its directory or address; None: it has not begun."""
-        return self._place
+    def is_read(self) -> bool:
+        """Whether all of its log was read: a look reads a part of it, however long it is."""
+        return self._reader is None or self._reader.read_share >= 1.0
 
     def seen(self) -> SubmissionSeen:
         """Return how it stands, for a submission that goes on.
@@ -57,20 +53,18 @@ class QueuedRun:
             RunDirectoryError: it cannot be read.
             StoreError: the bucket does not answer.
         """
-        place = newest_run(self._runs, self._name)
-        if place is None:
+        self._reader = self._reader or self._opened()
+        if self._reader is None:
             return SubmissionSeen("going")
-        if place != self._place or self._reader is None:
-            self._place, self._reader = place, self._opened(place)
-            if self._reader is None:
-                return SubmissionSeen("going")
-        status = self._reader.read()
+        status = self._reader.read(_MOST_EVENTS)  # a look must end soon, whatever the log has
         now, names = self._members, self._reader.config.region_names
         members = {} if now is None else {name: now.of(name).state for name in names}
         regions = [each for each in status.regions if each.steps is not None]
         there = [each for each in regions if members.get(each.name) not in _GONE] or regions
         done = None
-        if there and self._spec.anywhere and len(self._spec.regions) > 1:
+        if not self.is_read:
+            pass  # what is read so far is less than what was done
+        elif there and self._spec.anywhere and len(self._spec.regions) > 1:
             done = sum(each.samples for each in regions) / self._spec.rows
         elif there:
             steps = {each.name: max(each.step, self._joined.get(each.name, 0)) for each in there}
@@ -105,12 +99,11 @@ class QueuedRun:
         ask(path, MemberRequest(verb=verb, region=region))
         pass_on(self._address(), path)
 
-    def _opened(self, place: str) -> StatusReader | None:
+    def _opened(self) -> StatusReader | None:
         try:
-            path = seen_copy(place) if is_s3(place) else Path(place)
-            return StatusReader(path, beside=self._beside)
+            return StatusReader(self._path(), beside=self._beside)
         except RunDirectoryError:
-            return None  # it is being made
+            return None  # there is none yet, or it is being made
 
     def _beside(self) -> Beside:
         fold, self._joined = MembersFold(), {}
@@ -126,24 +119,7 @@ class QueuedRun:
         return feed
 
     def _path(self) -> Path:
-        if self._place is None:
-            raise RunDirectoryError(f"the run of job {self._name} has not begun")
         return seen_copy(self._place) if is_s3(self._place) else Path(self._place)
 
     def _address(self) -> str | None:
-        return self._place if self._place is not None and is_s3(self._place) else None
-
-
-def newest_run(runs: str, name: str) -> str | None:
-    """Return the newest run of a name: the one that a job of that name goes on with, or makes."""
-    found = None
-    for number in count(1):
-        each = name if number == 1 else f"{name}-{number}"
-        place = join(runs, each) if is_s3(runs) else str(Path(runs) / each)
-        is_there: Callable[[], bool] = (
-            RunObjects(place).is_there if is_s3(runs) else Path(place).is_dir
-        )
-        if not is_there():
-            return found
-        found = place
-    return found
+        return self._place if is_s3(self._place) else None

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import ray
 
-from geo_ray.errors import ClusterError, GeoRayError
-from geo_ray.job.queued.tree import run_tree, runs_of
+from geo_ray.errors import ClusterError, GeoRayError, QueueRequestError, RunFinishedError
+from geo_ray.job.queued.tree import run_of, run_tree
 from geo_ray.queue.actions import (
     Action,
     AskMachines,
@@ -20,8 +20,8 @@ from geo_ray.queue.actions import (
     ChangeMember,
     EndSubmission,
     Submit,
+    is_submission_of,
     submission_name,
-    submission_prefix,
 )
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.seen import QueueSeen, SubmissionSeen
@@ -30,7 +30,7 @@ from geo_ray.runtime.autoscaler.actor import find_autoscaler
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.runtime.cluster.served import NAMESPACE
-from geo_ray.runtime.queue.job_server import QueueJobServer, SubmissionTold
+from geo_ray.runtime.queue.job_server import JobCode, QueueJobServer, SubmissionTold
 from geo_ray.runtime.queue.queued_run import QueuedRun
 
 _ANSWER_S: Final = 10.0
@@ -55,16 +55,19 @@ class RayQueueWorld:
 
     def see(self, state: QueueState, unix_s: float) -> QueueSeen:
         """See `QueueWorld`."""
-        prefix = submission_prefix(self.config.name)
-        there = self.server.submissions(prefix)
+        there = {
+            name: told
+            for name, told in self.server.submissions().items()
+            if is_submission_of(self.config.name, name)
+        }
         attempts, mine = {}, set()
         for job in state.living():
             if job.attempt is None:
                 continue
-            name = submission_name(self.config.name, job.name, job.attempt.number)
+            name = submission_name(self.config.name, job.id, job.attempt.number)
             mine.add(name)
             run = self._runs.setdefault(
-                job.name, QueuedRun(runs_of(self.config), job.name, job.request.spec)
+                job.name, QueuedRun(run_of(self.config, job.id), job.request.spec)
             )
             attempts[job.name] = _seen(there.get(name), run)
         self._runs = {name: run for name, run in self._runs.items() if name in attempts}
@@ -74,10 +77,15 @@ class RayQueueWorld:
     def act(self, action: Action) -> None:
         """See `QueueWorld`."""
         match action:
-            case Submit(request=request, attempt=attempt):
-                name = submission_name(self.config.name, request.name, attempt)
-                tree = run_tree(request, action.workers, action.averager, self.config)
-                self.server.submit(name, tree, request.working_dir, self.config.name)
+            case Submit(id=job_id, request=request, attempt=attempt):
+                name = submission_name(self.config.name, job_id, attempt)
+                try:
+                    tree = run_tree(request, job_id, action.workers, action.averager, self.config)
+                except Exception as error:  # of what its tenant has sent
+                    raise QueueRequestError(
+                        f"the configuration of job {request.name} makes no sense: {error!r}"
+                    ) from error
+                self.server.submit(name, tree, self._code_of(action), action.tenant)
             case AskStop(job=job):
                 if self._is_due(action, _MEMBERS_AGAIN_S):
                     self._runs[job].ask_stop()
@@ -90,6 +98,15 @@ class RayQueueWorld:
             case AskMachines():
                 if self._is_due(action, _MACHINES_AGAIN_S):
                     self._follow(action)
+
+    def _code_of(self, action: Submit) -> JobCode | None:
+        """Return a job's own code, as its tenant may bring it now."""
+        path, tenant = action.request.working_dir, self.config.tenants.get(action.tenant)
+        if path is None:
+            return None
+        if tenant is None or tenant.working_dirs is None:
+            raise QueueRequestError(f"jobs of tenant {action.tenant} may bring no code any more")
+        return JobCode(tenant.working_dirs, path)
 
     def _is_due(self, action: Action, again_s: float) -> bool:
         """Whether an action is to be done now, and not only again so soon."""
@@ -140,13 +157,16 @@ def _seen(told: SubmissionTold | None, run: QueuedRun) -> SubmissionSeen:
         return SubmissionSeen("unknown")
     try:
         seen = run.seen()
-    except GeoRayError as error:  # of this run alone; the others go on
-        _log.warning("queue: %s", error.message)
-        seen = SubmissionSeen("going", code=error.code, told=error.message)
-    if not told.is_over:
+    except Exception as error:  # of this run alone, whatever it is: the others go on
+        message = error.message if isinstance(error, GeoRayError) else repr(error)
+        _log.warning("queue: %s", message)
+        seen = SubmissionSeen("going", problem=message)
+    if not told.is_over or (not told.succeeded and not run.is_read):
         return replace(seen, end=None, code=None, told="")
-    end = "finished" if told.succeeded else seen.end
-    # The run's own words may be of an attempt before, which was asked to stop.
-    code = seen.code if end == "failed" else None
-    words = seen.told if end == "failed" else told.told
-    return replace(seen, state="over", trains=False, end=end, code=code, told=words)
+    # The run's own words may be of an attempt before: what this one has printed comes first.
+    if told.succeeded or told.code == RunFinishedError.code:
+        return replace(seen, state="over", trains=False, end="finished", code=None, told=told.told)
+    ended = replace(seen, state="over", trains=False)
+    if told.code is not None:
+        return replace(ended, end="failed", code=told.code, told=told.told)
+    return ended if seen.end == "failed" else replace(ended, code=None, told=told.told)

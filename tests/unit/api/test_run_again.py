@@ -1,4 +1,4 @@
-"""Which run a configuration goes on with when the same command is given again."""
+"""`run.again: resume` continues the run of exactly that name, and no other."""
 
 from __future__ import annotations
 
@@ -7,50 +7,89 @@ from typing import Any
 
 import pytest
 
-from geo_ray.api.start import run_to_go_on_with
+from geo_ray.api.start import run_to_resume
+from geo_ray.config.experiment import Experiment
 from geo_ray.config.source import override_items, text_of
+from geo_ray.errors import CheckpointMissingError, RunDirectoryError, RunHeldError
+from geo_ray.job import rundir
 from geo_ray.job.far.objects import RunObjects
+from geo_ray.job.resumption import check_resumable
 from geo_ray.stores.uri import join
+from tests.job_support import experiment as any_experiment
 from tests.s3_support import new_prefix, s3_server, set_credentials
 
 
 def found(tmp_path: Path, *overrides: str, **run: Any) -> Path | str | None:
     tree = {"name": "job", "run": {"dir": str(tmp_path / "runs")} | run}
-    return run_to_go_on_with(text_of(tree, tmp_path), override_items(overrides))
+    return run_to_resume(text_of(tree, tmp_path), override_items(overrides))
 
 
-def saved(tmp_path: Path, name: str, checkpoint: int | None) -> Path:
-    path = tmp_path / "runs" / name
-    path.mkdir(parents=True)
-    if checkpoint is not None:
-        folder = path / "checkpoints" / f"ckpt-{checkpoint:08d}"
-        folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text("{}")
-    return path
+def experiment(tmp_path: Path, name: str = "job") -> Experiment:
+    plain = any_experiment()
+    run = plain.run.model_copy(update={"dir": str(tmp_path / "runs"), "again": "resume"})
+    return plain.model_copy(update={"name": name, "run": run})
 
 
 def test_a_new_run_is_made_unless_the_configuration_says_otherwise(tmp_path: Path) -> None:
-    path = saved(tmp_path, "job", 1)
+    run = rundir.create(experiment(tmp_path), tmp_path)
     assert found(tmp_path) is None
     assert found(tmp_path, again="new") is None
-    assert found(tmp_path, again="resume") == path
+    assert found(tmp_path, again="resume") == run.path
     assert found(tmp_path, "run.again=new", again="resume") is None
 
 
-def test_the_last_run_of_the_name_that_has_saved_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_of_another_configuration_is_never_continued(tmp_path: Path) -> None:
+    rundir.create(experiment(tmp_path), tmp_path)
+    rundir.create(experiment(tmp_path, "job-2"), tmp_path)
+    assert found(tmp_path, again="resume") == tmp_path / "runs" / "job"
+
+
+def test_a_run_that_never_saved_begins_again_in_its_own_directory(tmp_path: Path) -> None:
     assert found(tmp_path, again="resume") is None
-    saved(tmp_path, "job", None)
-    assert found(tmp_path, again="resume") is None, "it has saved nothing"
-    second = saved(tmp_path, "job-2", 3)
-    saved(tmp_path, "job-3", None)
-    saved(tmp_path, "job-5", 9)  # of another name: job-4 is not there
-    assert found(tmp_path, again="resume") == second
+    wanted = experiment(tmp_path)
+    run = rundir.create(wanted, tmp_path, exact=True)
+    assert found(tmp_path, again="resume") == run.path
+    check_resumable(run, wanted, wanted, begins=True)
+    with pytest.raises(CheckpointMissingError):
+        check_resumable(run, wanted, wanted)
+
+
+def test_a_directory_whose_making_was_interrupted_is_completed(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "job"
+    path.mkdir(parents=True)
+    (path / rundir.CONFIG_FILE).write_text("name: jo")
+    assert found(tmp_path, again="resume") is None
+    run = rundir.create(experiment(tmp_path), tmp_path, exact=True)
+    assert run.path == path
+    assert rundir.reopen(path)[1].name == "job"
+
+
+def test_a_run_that_another_process_has_just_made_is_its(tmp_path: Path) -> None:
+    rundir.create(experiment(tmp_path), tmp_path, exact=True)
+    with pytest.raises(RunHeldError, match="has just made"):
+        rundir.create(experiment(tmp_path), tmp_path, exact=True)
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "job"
+    path.mkdir(parents=True)
+    (path / "thesis.tex").write_text("chapter 1")
+    with pytest.raises(RunDirectoryError, match="in the way"):
+        rundir.create(experiment(tmp_path), tmp_path, exact=True)
+    assert [each.name for each in path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_run_in_a_bucket_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_credentials(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with s3_server() as server:
         prefix = new_prefix(server)
         assert found(tmp_path, again="resume", dir=prefix) is None
-        assert RunObjects(join(prefix, "job")).begin()
+        objects = RunObjects(join(prefix, "job"))
+        assert objects.begin()
+        assert found(tmp_path, again="resume", dir=prefix) is None, "its making was interrupted"
+        wanted = experiment(tmp_path)
+        run_config = wanted.run.model_copy(update={"dir": prefix})
+        run = rundir.create(wanted.model_copy(update={"run": run_config}), tmp_path, exact=True)
+        objects.put_file(1, 1, rundir.PLAN_FILE, run.path / rundir.PLAN_FILE)
         assert found(tmp_path, again="resume", dir=prefix) == join(prefix, "job")

@@ -95,7 +95,8 @@ def test_every_strategy_can_be_named(kind):
     ("override", "expected"),
     [
         ("train.stpes=3", "train.stpes.*did you mean steps"),
-        ("train.lr=3", "train.lr.*did you mean optimizer.*lr"),
+        ("train.lr=3", r"train.lr.*did you mean optimizer.lr\?"),
+        ("train.accumulate=3", "did you mean strategy.accumulate, a key of fedssgd alone"),
         ("strategy.intervall=3", "strategy.intervall.*did you mean interval"),
         ("strategy.kind=smaa", "strategy.kind.*did you mean sma"),
         ("strategy.alpha=0.5", r"strategy.alpha.*unknown key"),

@@ -111,13 +111,17 @@ def tree_of(workers: dict[str, int], averager: str, *overrides: str, **hints: An
     found = experiment(*overrides, *(["train.count=together"] if hints else []))
     spec = spec_of(found, ROOT / "configs", JobHints(rows_per_s=100.0, **hints))
     request = JobRequest(name="mine", config=config_tree(found), spec=spec)
-    tree = run_tree(request, workers, averager, queue())
+    tree = run_tree(request, "mine.0123abcd", workers, averager, queue())
     return load_tree(text_of(tree, ROOT / "configs"), (), Experiment)
 
 
 def test_a_step_has_as_many_rows_whoever_computes_them() -> None:
     made = tree_of({"us-east": 3, "ap-south": 1}, "ap-south")
-    assert (made.name, made.cluster.kind, made.run.again) == ("mine", "existing", "resume")
+    assert (made.name, made.cluster.kind, made.run.again) == (
+        "mine.0123abcd",
+        "existing",
+        "resume",
+    )
     assert made.run.dir.endswith("/runs/q")
     us, eu, asia = made.regions
     assert us.batch_sizes == (11, 11, 10)

@@ -336,11 +336,11 @@ def test_another_configuration_begins_an_era(tmp_path: Path) -> None:
 def test_what_runs_and_is_nobodys_attempt_is_ended(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     request = job("a", seconds=100.0)
-    queue.world.act(Submit(request, 7, {"us": 1}, "us"))
+    queue.world.act(Submit("a.0123abcd", "red", request, 7, {"us": 1}, "us"))
     queue.submit("red", request)
     queue.tick()
     queue.run(5.0)
-    assert queue.world.submissions["geoq-q.a.7"].is_over
+    assert queue.world.submissions["geoq-q.a.0123abcd.7"].is_over
     assert len(queue.world.living("a")) == 1
 
 

@@ -191,7 +191,7 @@ def test_a_queue_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (found,) = place.read().jobs.values()
     assert found.end is not None
     assert found.end.outcome == "finished"
-    assert queue.world.submissions.keys() == {"geoq-q.a.1"}
+    assert queue.world.submissions.keys() == {f"geoq-q.{found.id}.1"}
 
 
 def test_a_long_journal_has_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def outcomes(queue: SimQueue) -> dict[str, str | None]:
 
 def put(queue: SimQueue, text: str, id: str = "bad") -> None:
     """What a tenant signs, whatever it is."""
-    signature = sign(TOKENS["red"], queue.config.name, text)
+    signature = sign(TOKENS["red"], queue.queue_id, text)
     inbox.post(queue.store, "red", inbox.SignedRequest(id=id, text=text, signature=signature))
 
 
@@ -76,7 +76,8 @@ def test_a_job_that_is_too_large_to_be_written_down_is_refused(
     queue = sim_queue(tmp_path)
     queue.tick()
     monkeypatch.setattr("geo_ray.queue.taking.MOST_JOB_BYTES", 600)
-    big = job("big").model_copy(update={"config": {str(i): i**9 for i in range(200)}})
+    big = job("big")
+    big = big.model_copy(update={"config": big.config | {str(i): i**9 for i in range(200)}})
     asked = queue.submit("red", big)
     queue.submit("red", job("small", seconds=10.0))
     queue.run(40.0)
@@ -88,7 +89,8 @@ def test_a_job_that_is_too_large_to_be_written_down_is_refused(
 def test_what_is_refused_is_not_written_down_whole(tmp_path: Path) -> None:
     """Else whoever is refused again and again fills the journal."""
     queue = sim_queue(tmp_path)
-    full = job("a").model_copy(update={"config": {"notes": "x" * 5000}})
+    full = job("a")
+    full = full.model_copy(update={"config": full.config | {"notes": "x" * 5000}})
     queue.submit("red", full)
     again = queue.submit("red", full)
     queue.tick()
@@ -288,7 +290,7 @@ def test_who_was_overtaken_does_not_write_on_in_the_next_piece(
     old, new = (QueueJournal(LocalConditionalStore(tmp_path)) for _ in range(2))
     old.add([entry(1)])
     new.read()
-    new.add([OpenedEntry(unix_s=2.0, epoch=2, config=queue_config())])
+    new.add([OpenedEntry(unix_s=2.0, epoch=2, queue_id="x", config=queue_config())])
     with pytest.raises(LeaseLostError):
         old.add([entry(2, 6000)])
     new.add([entry(3)])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from geo_ray.errors import GeoRayError, RegionLostError
+from geo_ray.errors import GeoRayError, InvariantError, RegionLostError
 from geo_ray.runtime.actors.parts import Handed
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.calls import Handle
@@ -137,6 +137,8 @@ class Newcomers:
                     ready.append(joining)
             except GeoRayError as error:
                 self.call_off(region, error)
+            except Exception as error:  # of this region alone: the run and the others go on
+                self.call_off(region, InvariantError(f"{type(error).__name__}: {error}"))
         self._link()
         entering = self._entering
         if ready and may_enter and not entering:
