@@ -112,6 +112,7 @@ def go_on(
             controller.links.go_on(living.sent)
             controller.checkpoints.traffic.go_on(living.sent)
             gone = living.book.gone.but_for(set(away).difference(actors.primaries))
+            controller.workers.go_on(living.requested)
             # Who was lost before a resume is absent, and that has not waited.
             controller.members.go_on(gone, unhurried=experiment.members.absent)
             for region in sorted(set(away).intersection(actors.primaries)):
