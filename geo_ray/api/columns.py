@@ -321,12 +321,13 @@ def data_stats(
     needed: tuple[str, ...] = ()
     if prepare is not None:
         preparation = load_preparation(prepare)
-        needed = needs_of(preparation).numbers
+        needs = needs_of(preparation)
+        needed = needs.numbers
         tried = untrained(preparation)
         findings = Findings(parse_types(tried.types), written=written, ignored=_UNKNOWABLE)
         options = found.options
         preparer = Preparer(tried, decimal=options.decimal, thousands=options.thousands)
-        trial = Trial(preparer, findings)
+        trial = Trial(preparer, findings, needs.formats)
     with reading_files(len(found.files), progress) as on_read:
         survey = survey_files(found, names, tuple(wanted.words), on_read, trial)
     for error in survey.unreadable:

@@ -115,6 +115,11 @@ def _frequent(column: ColumnSurvey) -> str:
         return ""
     if column.kind == "int" and not few:
         return ""
+    numbers = column.families["int"] + column.families["float"]
+    if column.marks or column.formats or numbers > column.families["text"] > 0:  # a measure
+        return ", ".join(
+            f"{word} {rows:,}" for word, rows in column.texts.most_common(_MOST_VALUES)
+        )
     top = column.seen.most_common(_MOST_VALUES)
     shown = ", ".join(f"{word[:_MOST_LETTERS]} {rows:,}" for word, rows in top)
     if column.is_many:
