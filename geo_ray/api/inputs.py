@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from geo_ray.api.auto import load_experiment
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import json_schema, load_tree, read_text
 from geo_ray.config.source import ConfigSource, ConfigText, override_items, text_of
-from geo_ray.job.auto import load_experiment
 from geo_ray.tasks.load import TaskConfig
 
 FilePath: TypeAlias = str | os.PathLike[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-_MOST_METRICS = 6  # in one line
+_MOST_METRICS = 5  # in one line
 
 
 def number_text(value: float | None) -> str:

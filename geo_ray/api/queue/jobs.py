@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from geo_ray.api.auto import load_experiment
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.queue.serve import place_of
 from geo_ray.config.source import override_items
 from geo_ray.errors import QueueDeniedError, QueueMissingError, QueueRequestError
 from geo_ray.errors.base import from_code
-from geo_ray.job.auto import load_experiment
 from geo_ray.job.live.queue_reader import QueueLiveReader
 from geo_ray.job.queued.spec import JobHints as JobHints
 from geo_ray.job.queued.spec import spec_of
