@@ -88,10 +88,10 @@ class NonFiniteError(TaskError):
         "`step_refused` event."
     )
     advice = (
-        "Lower `optimizer.lr` or clip gradients: `geo-ray train --resume RUN --allow-drift "
+        "Lower `optimizer.lr` or clip gradients: `geo-ray train --resume RUN "
         "--set train.clip_norm=1.0`."
     )
     more = (
-        "A run that goes on with a changed key needs `--allow-drift`. If single samples are bad, "
-        "take them out of the data: the `step_refused` events name the region and the step."
+        "If single samples are bad, take them out of the data: the `step_refused` events name the "
+        "region and the step."
     )
