@@ -21,6 +21,7 @@ def config() -> None:
 def show(file: Path, overrides: tuple[str, ...]) -> None:
     """Print FILE as it would run, defaults included, and its digest."""
     loading()
+    from geo_ray.api.auto import load_experiment
     from geo_ray.config.load import digest, dump_yaml, override_notes
 
     experiment, advice = load_experiment(file, overrides)
