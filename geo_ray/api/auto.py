@@ -109,7 +109,7 @@ def load_experiment(
     plain = [*overrides, "strategy={kind: bsp}"]
     known = load_text(text, plain, Experiment, str(path), where=where)
     situation = measure(known, wanted, base_dir)
-    trial, vetoed, notes = Trial(known, base_dir), list[tuple[Family, int]](), list[str]()
+    trial, vetoed, notes = ChoiceTrial(known, base_dir), list[tuple[Family, int]](), list[str]()
     while True:
         choice = advise(situation, vetoed)
         found = sections(choice, situation)
@@ -124,7 +124,7 @@ def load_experiment(
             vetoed += [(c.family, c.interval) for c in candidates(situation) if c.interval > 1]
 
 
-class Trial:
+class ChoiceTrial:
     """Tries choices in short simulations on this machine.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from geo_ray.api.auto import Trial, load_experiment
+from geo_ray.api.auto import ChoiceTrial, load_experiment
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_text
 from geo_ray.planning.advisor import Choice
@@ -36,7 +36,10 @@ def test_momentum_in_regions_and_averager_is_not_chosen(tmp_path: Path) -> None:
 
 def test_a_choice_that_does_not_train_is_vetoed(tmp_path: Path) -> None:
     plain = load_text(TEXT, ["strategy={kind: bsp}"], Experiment, "test")
-    trial, choice = Trial(plain, tmp_path), Choice("async_local_sgd", 16, None, 0.9, 0.1, 0.019)
+    trial, choice = (
+        ChoiceTrial(plain, tmp_path),
+        Choice("async_local_sgd", 16, None, 0.9, 0.1, 0.019),
+    )
     for outer, is_good in (({}, False), ({"lr": 1.0, "momentum": 0.0}, True)):
         strategy = json.dumps({"kind": "async_local_sgd", "interval": 16, "outer": outer})
         tried = load_text(TEXT, [f"strategy={strategy}"], Experiment, "test")
@@ -50,6 +53,6 @@ def test_what_is_not_tried_says_why(tmp_path: Path) -> None:
     wide = "task.options={width: 128}"
     choice = Choice("diloco", 512, None, 0.9, 0.1, 0.05)
     plain = load_text(TEXT, ["strategy={kind: bsp}", long, wide], Experiment, "test")
-    assert Trial(plain, tmp_path).run(plain, choice) == (
+    assert ChoiceTrial(plain, tmp_path).run(plain, choice) == (
         True, "It was not tried in a simulation, which would take long for this model.",
     )  # fmt: skip
