@@ -10,26 +10,32 @@ from pathlib import Path
 
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
-from geo_ray.api.run import Run, directory_of, open_run
+from geo_ray.api.run import Run, open_run
 from geo_ray.api.start import new_run, resumed_run, run_to_resume
+from geo_ray.api.status import directory_of
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
-from geo_ray.errors import ConfigError, GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.errors import (
+    ConfigError,
+    GeoRayError,
+    LeaseLostError,
+    RunFinishedError,
+    RunHeldError,
+)
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import has_checkpoint
-from geo_ray.job.far.copy import copy_path, driven_copy, pass_on
+from geo_ray.job.far.copy import copy_path, driven_copy, is_ahead
 from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.live.report import reported
 from geo_ray.job.rundir import RunDirectory
-from geo_ray.lease.driving import seeker_of
+from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import REPORT_FILE
 from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.driver.drive import Driven, attach, drive
 from geo_ray.runtime.driver.drive import watch as follow_driver
 from geo_ray.runtime.driver.front import Handle, is_driven
@@ -109,6 +115,7 @@ def train(
             leases = None if address is None else RunObjects(address).lease()
             seeker = seeker_of(path, watch.tell, leases)
             seeker.wait()  # before anything is judged that a living run changes
+            was_here = address is not None and is_ahead(RunObjects(address), path)
             if address is not None:
                 driven_copy(address)
             try:
@@ -122,6 +129,10 @@ def train(
                     base_dir=None if base_dir is None else Path(base_dir),
                     begins=again is not None,
                 )
+            except RunFinishedError as error:
+                if address is not None and was_here:
+                    _copy_rest(address, path, seeker)
+                raise name_run(error, path) from error.__cause__
             except GeoRayError as error:
                 raise name_run(error, path) from error.__cause__
         elif source is not None:
@@ -168,6 +179,16 @@ def train(
     return Run(ready.run, ready.experiment, summary, finished=True)
 
 
+def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
+    """Copy to its bucket the end of a finished run that was driven on this machine.
+
+    Raises:
+        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `mirrored`.
+    """
+    with driving(seeker) as held, mirrored(address, path, held.epoch, held.check):
+        pass
+
+
 def _address_of(run: FilePath | Run) -> str | None:
     """Of a run in a bucket, however it is named; None: it is in none."""
     if isinstance(run, Run):
@@ -194,20 +215,6 @@ def _watched_if_living(
     if not is_there:
         return None
     return open_run(path) if summary is None else Run(run, experiment, summary)
-
-
-def stop(run: FilePath | Run) -> None:
-    """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
-
-    Args:
-        run: its directory.
-
-    Raises:
-        RunDirectoryError: there is no run, or nothing can be written there.
-    """
-    directory = open_run(run).directory
-    stop_requests.ask(directory.path)
-    pass_on(directory.address, directory.path)
 
 
 def simulate(

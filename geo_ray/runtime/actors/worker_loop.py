@@ -35,6 +35,7 @@ from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.server.effects import Assignment
 from geo_ray.training.server.pulls import Pull
 from geo_ray.training.server.region_model import Concurrently
+from geo_ray.training.server.work_times import READING
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
@@ -226,6 +227,9 @@ class WorkerLoop:
         rank: this worker's rank.
         evals: how it evaluates.
         step_s: how long the step over some rows is padded to; None for no padding.
+
+    Attributes:
+        doing: what it is doing, for whoever waits for it; any thread may read it.
     """
 
     def __init__(
@@ -247,6 +251,7 @@ class WorkerLoop:
         self._rank = rank
         self._evals = evals
         self._step_s = step_s
+        self.doing = "starting"
 
     def run(self) -> int:
         """Work until sent home.
@@ -286,11 +291,14 @@ class WorkerLoop:
             answer = self._ask(report_meta(report), push=True, share=answer.share)
 
     def _step(self, answer: Assignment, span: Span) -> StepResult:
+        self.doing = READING
         if not answer.parts:
             (columns,) = self._ahead.take([span])
+            self.doing = "computing"
             return self._worker.step(columns, span)
         spans = [part.span for part in answer.parts]
         rows = dict(zip(spans, self._ahead.take(spans), strict=True))
+        self.doing = "computing"
         return coded_step(self._worker, answer.parts, span, lambda part: rows[part])
 
     def _tell_changed(self, answer: Assignment) -> None:

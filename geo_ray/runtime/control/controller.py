@@ -23,6 +23,8 @@ from geo_ray.runtime.control.actor_group import ActorGroup, notices_of
 from geo_ray.runtime.control.bridge_watch import BridgeWatch
 from geo_ray.runtime.control.calls import collect
 from geo_ray.runtime.control.checkpoint_watch import CheckpointWatch
+from geo_ray.runtime.control.hang_watch import HangWatch
+from geo_ray.runtime.control.hangs import Hangs
 from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
@@ -70,6 +72,7 @@ class Controller:
         policy: decides what is done about trouble.
         checkpoints: has them made.
         workers: watches over them.
+        hang_watch: finds processes that have stopped or hang.
         bridges: replaces those that die.
         members: changes which regions take part.
         quorum: decides when the run pauses.
@@ -97,6 +100,7 @@ class Controller:
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
     _statistics: StatisticsBoard = field(init=False)
     _skews: Skews = field(default_factory=Skews)
+    hang_watch: HangWatch = field(init=False)
     _phases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,6 +141,9 @@ class Controller:
         leaves = self.members.leaves_on_notice
         self.workers = WorkerWatch(
             self.actors, self.policy, self._emit, self._hear_all, notices, leaves
+        )
+        self.hang_watch = HangWatch(
+            self.actors, Hangs(train.step_timeout_s), self._emit, self.status
         )
         self.bridges = BridgeWatch(
             self.actors,
@@ -181,13 +188,24 @@ class Controller:
             self.checkpoints.traffic.resumed(parts, self.actors.home.region)
         while self.workers.are_out:
             self.workers.collect(_TICK_S)
-            self._handle_all(self._poll())
+            answers = self._poll()
+            self._handle_all(answers)
+            self._replace_hung(answers)
             self._keep_time()
         answers = self._drain()
         if not self.policy.is_halting and self.experiment.checkpoint.every_s is not None:
             answers = self._save_end()
         self._note_wan(answers, force=True)
         self.policy.check_end(_phases(answers))
+
+    def _replace_hung(self, answers: Answers) -> None:
+        """Name processes that do not go on; replace workers among them after a while."""
+        if self.quorum.is_paused:
+            return
+        statuses = {r: a["status"] for (role, r), a in answers.items() if role == "ps"}
+        silent_s = {(_named(role), r): s for (role, r), s in self._polls.silent_s().items()}
+        for worker, cause in self.hang_watch.look(statuses, silent_s):
+            self.workers.replace_hung(worker, cause)
 
     def close(self) -> None:
         """End what this has begun; afterwards no other thread of this process calls Ray."""

@@ -103,6 +103,8 @@ class RunPolicy:
         self._saved_since: int | None = None  # newest checkpoint completed after the request
         self.stopping: str | None = None
         self._progress_s = self._told_s = now_s
+        self._progress = 0  # steps and exchanges that were told of
+        self._begun_with = self._saved_with = -1  # of these, when a checkpoint began
         self._stuck: dict[str, int] = {}
         self._stuck_s = now_s
 
@@ -217,6 +219,7 @@ class RunPolicy:
     def on_progress(self, now_s: float) -> None:
         """A region has made a step or an exchange, or has evaluated."""
         self._progress_s = self._told_s = now_s
+        self._progress += 1
 
     def stalled(self, now_s: float) -> float | None:
         """Seconds without progress anywhere, if the user should hear of it (again); else None.
@@ -259,7 +262,8 @@ class RunPolicy:
         """Whether to begin a checkpoint now.
 
         Checkpoints take half of the time at most: the next one waits, after one that took long, for
-        as long again.
+        as long again. There is none while nothing happens: it would hold the same state as the
+        newest, and push older ones out.
 
         Args:
             now_s: the present time.
@@ -285,10 +289,13 @@ class RunPolicy:
             return None
         if now_s < max(self._retry_at_s, self._saved_s + max(every_s, 2 * self._took_s)):
             return None
+        if self._saved_with == self._progress:
+            return None
         return self._save(now_s, halt=False)
 
     def _save(self, now_s: float, *, halt: bool) -> Save:
         self._saved_s = self._part_s = self._open_s = now_s
+        self._begun_with = self._progress
         if halt and not self._halts:  # one that is made again gets no more time
             self._halt_until_s = now_s + HALT_DEADLINE_S
         self._halts = halt
@@ -320,6 +327,7 @@ class RunPolicy:
     def saved(self, checkpoint: int) -> None:
         """Checkpoint ``checkpoint`` is complete."""
         self.newest_saved = checkpoint
+        self._saved_with = self._begun_with
         self._took_s = self._open_s - self._saved_s
         self._failed_saves, self._failing_s, self._failure = 0, None, None
         # One that was open when the halt came lets the regions go on: another has to follow.

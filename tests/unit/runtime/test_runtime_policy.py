@@ -149,11 +149,28 @@ def test_saves_come_by_time_one_at_a_time() -> None:
     assert policy(every_s=None).due(1e9, is_open=False) is None
 
 
+def test_while_nothing_happens_no_checkpoint_pushes_older_ones_out() -> None:
+    run = policy(every_s=10.0)
+    assert run.due(110.0, is_open=False) == Save(halt=False), "the state is not saved yet"
+    run.on_progress(110.5)  # in mid-save: the next one has more
+    run.saved(1)
+    assert run.due(120.0, is_open=False) == Save(halt=False)
+    run.saved(2)
+    assert run.due(130.0, is_open=False) is None and run.due(999.0, is_open=False) is None
+    run.on_progress(1000.0)
+    assert run.due(1000.0, is_open=False) == Save(halt=False)
+    assert run.due(1011.0, is_open=False) == Save(halt=False), "the one before was not saved"
+    run.saved(4)
+    run.halt(InterruptedRunError("stop"), 1012.0)
+    assert run.due(1012.0, is_open=False) == Save(halt=True), "regions stand still after it"
+
+
 def test_checkpoints_that_take_long_take_half_of_the_time() -> None:
     run = policy(every_s=10.0)
     assert run.due(110.0, is_open=False) == Save(halt=False)
     assert run.due(118.0, is_open=True) is None
     run.saved(1)
+    run.on_progress(119.0)
     assert run.due(125.9, is_open=False) is None  # 8 s, then 8 s without
     assert run.due(126.0, is_open=False) == Save(halt=False)
     assert run.due(129.0, is_open=True) is None
