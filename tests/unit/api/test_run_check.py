@@ -102,5 +102,5 @@ def test_metrics_and_regions_are_held_against_data_that_are_here(here: Path) -> 
     target = {"metric": "acuracy", "value": 0.9, "direction": "at_least"}
     with pytest.raises(errors.ConfigError, match="acuracy"):
         geo_ray.check_run("trial.yaml", data | {"train.target": target})
-    with pytest.raises(errors.ManifestError, match=r"did you mean us"):
+    with pytest.raises(errors.ShardEmptyError, match=r"did you mean us"):
         geo_ray.check_run("trial.yaml", data | {"regions.1.name": "uss"})
