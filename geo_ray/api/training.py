@@ -22,6 +22,7 @@ from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.live.report import reported
 from geo_ray.job.rundir import RunDirectory
+from geo_ray.job.status import StatusReader
 from geo_ray.lease.driving import seeker_of
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.schema import Event
@@ -199,6 +200,8 @@ def _watched_if_living(
 def stop(run: FilePath | Run) -> None:
     """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
 
+    Nothing is asked of a run that nobody drives, unless its processes wait for a driver.
+
     Args:
         run: its directory.
 
@@ -206,6 +209,9 @@ def stop(run: FilePath | Run) -> None:
         RunDirectoryError: there is no run, or nothing can be written there.
     """
     directory = open_run(run).directory
+    found = StatusReader(directory.path).read()
+    if found.is_going is False and found.waits_s is None:
+        return
     stop_requests.ask(directory.path)
     pass_on(directory.address, directory.path)
 
