@@ -14,16 +14,22 @@ from geo_ray.api.run import Run, directory_of, open_run
 from geo_ray.api.start import new_run, resumed_run, run_to_resume
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
-from geo_ray.errors import ConfigError, GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.errors import (
+    ConfigError,
+    GeoRayError,
+    LeaseLostError,
+    RunFinishedError,
+    RunHeldError,
+)
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import has_checkpoint
-from geo_ray.job.far.copy import copy_path, driven_copy, pass_on
+from geo_ray.job.far.copy import copy_path, driven_copy, is_ahead, pass_on
 from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.live.report import reported
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.job.status import StatusReader
-from geo_ray.lease.driving import seeker_of
+from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
@@ -110,6 +116,7 @@ def train(
             leases = None if address is None else RunObjects(address).lease()
             seeker = seeker_of(path, watch.tell, leases)
             seeker.wait()  # before anything is judged that a living run changes
+            was_here = address is not None and is_ahead(RunObjects(address), path)
             if address is not None:
                 driven_copy(address)
             try:
@@ -123,6 +130,10 @@ def train(
                     base_dir=None if base_dir is None else Path(base_dir),
                     begins=again is not None,
                 )
+            except RunFinishedError as error:
+                if address is not None and was_here:
+                    _copy_rest(address, path, seeker)
+                raise name_run(error, path) from error.__cause__
             except GeoRayError as error:
                 raise name_run(error, path) from error.__cause__
         elif source is not None:
@@ -167,6 +178,16 @@ def train(
                     ready.experiment, ready.run, reporting, resume=goes_on, seeker=seeker
                 )
     return Run(ready.run, ready.experiment, summary, finished=True)
+
+
+def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
+    """Copy to its bucket the end of a finished run that was driven on this machine.
+
+    Raises:
+        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `mirrored`.
+    """
+    with driving(seeker) as held, mirrored(address, path, held.epoch, held.check):
+        pass
 
 
 def _address_of(run: FilePath | Run) -> str | None:

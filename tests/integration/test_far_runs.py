@@ -349,6 +349,47 @@ class Machine:
 
 
 @pytest.mark.slow
+def test_a_run_whose_bucket_stays_away_trains_to_its_end_and_keeps_its_model_here(
+    endpoint: str, tmp_path: Path
+) -> None:
+    train = {"steps": 40, "eval_every": 20, "step_timeout_s": 60}
+    dir = new_prefix(endpoint)
+    with proxy_before(endpoint) as proxy:
+        config = experiment_of(
+            tmp_path,
+            name="far",
+            cluster={"kind": "local"},
+            train=train,
+            run={"dir": dir.replace(quote(endpoint, safe=""), quote(proxy.endpoint, safe=""))},
+            emulate={"step_s": 0.25},
+            checkpoint={"every_s": 0.5, "retry_s": 2.0},
+        )
+        uri = config.run.dir.replace("?", "/far?")
+        machine, other = Machine(tmp_path / "machine"), Machine(tmp_path / "other")
+        trains = machine.start("train", str(write_config(tmp_path, config)), "--plain")
+        try:
+            eventually(lambda: trains.poll() is not None or begun(uri), "the run begins")
+            proxy.trouble = lambda _: "403"
+            out, err = trains.communicate(timeout=250)
+        finally:
+            trains.kill()
+            trains.wait()
+        assert trains.returncode == StoreError.exit_code, (out, err)
+        assert f"geo-ray train --resume '{uri}'" in err
+        (model,) = machine.place.rglob("far/model.safetensors")
+        assert str(model) in err
+        log = model.parent / EVENTS_FILE
+        assert log.read_text().count('"kind":"checkpoint_failed"') > 3
+        assert '"kind":"run_finished"' in log.read_text()
+
+        proxy.trouble = lambda _: None
+        again = machine.start("train", "--resume", uri, "--plain")
+        assert "[RUN_FINISHED]" in again.communicate(timeout=100)[1]
+        other.run("export", uri, "--out", str(tmp_path / "m.safetensors"))
+        assert geo_ray.status(uri).phase == "finished"
+
+
+@pytest.mark.slow
 def test_a_run_is_watched_stopped_and_resumed_from_machines_that_share_nothing(
     endpoint: str, tmp_path: Path
 ) -> None:

@@ -14,8 +14,8 @@ from geo_ray.clock import VirtualClock
 from geo_ray.errors import LeaseLostError, RunDirectoryError, StoreError
 from geo_ray.job.far import mirror as mirrors
 from geo_ray.job.far import objects as far_objects
-from geo_ray.job.far.copy import driven_copy, seen_copy
-from geo_ray.job.far.mirror import Mirror
+from geo_ray.job.far.copy import driven_copy, is_ahead, seen_copy
+from geo_ray.job.far.mirror import Mirror, mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.record import LEASE_KEY, decode_record
@@ -237,6 +237,50 @@ def test_trouble_to_the_end_is_told_and_nothing_is_lost(
     again.start()
     again.close()
     assert "said late" in (seen_copy(uri) / EVENTS_FILE).read_text()
+
+
+def test_the_end_is_copied_as_soon_as_the_bucket_is_back(
+    endpoint: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    uri = new_prefix(endpoint).replace("?", "/tiny?")
+    assert RunObjects(uri).begin()
+    path, told = driven_copy(uri), list[str]()
+    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
+    mirror.start()
+    proxy.trouble = lambda _: "403"
+    with EventLog(path / EVENTS_FILE) as log:
+        log.write("stop_requested", 0.0, cause="said late")
+
+    def tell(text: str) -> None:
+        told.append(text)
+        proxy.trouble = lambda _: None
+
+    mirror.close(600.0, tell)
+    assert "tried again for" in told[0]
+    assert "said late" in (seen_copy(uri) / EVENTS_FILE).read_text()
+
+
+def test_a_model_that_did_not_reach_the_bucket_is_kept_and_sent_later(
+    endpoint: str, proxy: Proxy
+) -> None:
+    """All events did, so the log alone does not tell."""
+    uri = new_prefix(endpoint).replace("?", "/tiny?")
+    assert RunObjects(uri).begin()
+    path = driven_copy(uri)
+    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
+    mirror.start()
+    proxy.trouble = lambda request: "403" if "/files/" in request.path else None
+    (path / "model.safetensors").write_bytes(b"weights")
+    with EventLog(path / EVENTS_FILE) as log:
+        log.write("stop_requested", 0.0, cause="at the end")
+    with pytest.raises(StoreError, match=r"with its model .*model\.safetensors"):
+        mirror.close()
+    assert is_ahead(RunObjects(uri), path) and driven_copy(uri) == path
+    assert (path / "model.safetensors").read_bytes() == b"weights"
+    proxy.trouble = lambda _: None
+    with mirrored(uri, path, 2, lambda: None):
+        pass
+    assert (seen_copy(uri, models=True) / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_pieces_that_could_not_be_put_together_are_later(

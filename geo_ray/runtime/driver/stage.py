@@ -38,7 +38,7 @@ from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.plan_watch import PlanFor
 from geo_ray.runtime.control.metrics import RayMetrics
 from geo_ray.runtime.control.saver import Saver
-from geo_ray.runtime.driver.ending import finish
+from geo_ray.runtime.driver.ending import Retrying, finish
 from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.tasks.base import Task
 
@@ -172,14 +172,21 @@ def drive_to_end(stage: Stage, controller: Controller, startup_s: float) -> Summ
         if not is_lost:
             controller.evals.end(lambda: time.time() - origin_unix_s)
     reporting.status("writing the model and the summary")
-    finished = finish(
-        stage.actors,
-        stage.experiment,
-        stage.run,
-        stage.task,
-        controller.recorder,
-        (startup_s, time.time() - origin_unix_s),
-    )
+    with interruptible(reporting.interruption):
+        finished = finish(
+            stage.actors,
+            stage.experiment,
+            stage.run,
+            stage.task,
+            controller.recorder,
+            (startup_s, time.time() - origin_unix_s),
+            Retrying(
+                stage.experiment.checkpoint.retry_s,
+                reporting.status,
+                reporting.interruption,
+                is_store_away=controller.policy.is_failing,
+            ),
+        )
     if finished.aside is not None:
         reporting.status(f"the model before was of more steps: it is {finished.aside.name} now")
     return finished.summary

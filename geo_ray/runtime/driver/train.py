@@ -147,7 +147,11 @@ def train(
     restarts = Restarts(limit, experiment.train.restart_window_s, "checkpoint.restarts")
     with (
         driving(seeker or seeker_of(run.path, reporting.status, lease_of(run))) as held,
-        mirrored(run.address, run.path, held.epoch, held.check),
+        mirrored(
+            *(run.address, run.path, held.epoch, held.check),
+            retry_s=experiment.checkpoint.retry_s,
+            tell=reporting.status,
+        ),
         reported(run.path),
         ExitStack() as stack,
     ):
