@@ -12,7 +12,7 @@ from pathlib import Path
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath, NamedTask, task_config
 from geo_ray.api.progress import reading_files
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import ShowProgress
 from geo_ray.data.columns import parse_types
 from geo_ray.data.files.find import LeftOut, find_files
@@ -42,7 +42,6 @@ from geo_ray.data.prepare.written import written_sources
 from geo_ray.data.prepare.yaml_line import source_text
 from geo_ray.errors import ConfigError
 from geo_ray.observe.text import number_text
-from geo_ray.tasks.load import load_task, option_for
 from geo_ray.util.atomic_file import save_text
 
 _UNKNOWABLE: tuple[Kind, ...] = ("inexact", "is_list", "is_single")
@@ -95,7 +94,7 @@ class DataSurvey:
             }
             for name, column in self.survey.columns.items()
         ]
-        return table_of(rows, kinds | {"treatment": str, "remark": str})
+        return Table(rows, kinds | {"treatment": str, "remark": str})
 
     def treatment_text(self, column: str) -> str:
         """The usual treatment of a column, as a preparation file has it."""
@@ -156,8 +155,12 @@ def inspect_data(
             f"--draft: {path} is already there",
             fix="Choose another name, or add --force (force=True).",
         )
-    named = None if task is None else task_config(task)
-    loaded = None if named is None else load_task(named, Path.cwd())
+    named = loaded = None
+    if task is not None:
+        from geo_ray.tasks.load import load_task, option_for  # PyTorch takes seconds to import
+
+        named = task_config(task)
+        loaded = load_task(named, Path.cwd())
     found = find_files(os.fspath(source), read)
     with reading_files(len(found.files), progress) as on_read:
         survey = survey_files(found, on_read=on_read)
@@ -264,7 +267,7 @@ class DataStatistics:
             }
             for name, known in self.statistics.columns.items()
         ]
-        return table_of(rows, kinds | {"mean": float, "deviation": float, "words": int})
+        return Table(rows, kinds | {"mean": float, "deviation": float, "words": int})
 
     def __repr__(self) -> str:
         known = self.statistics
@@ -318,12 +321,13 @@ def data_stats(
     needed: tuple[str, ...] = ()
     if prepare is not None:
         preparation = load_preparation(prepare)
-        needed = needs_of(preparation).numbers
+        needs = needs_of(preparation)
+        needed = needs.numbers
         tried = untrained(preparation)
         findings = Findings(parse_types(tried.types), written=written, ignored=_UNKNOWABLE)
         options = found.options
         preparer = Preparer(tried, decimal=options.decimal, thousands=options.thousands)
-        trial = Trial(preparer, findings)
+        trial = Trial(preparer, findings, needs.formats)
     with reading_files(len(found.files), progress) as on_read:
         survey = survey_files(found, names, tuple(wanted.words), on_read, trial)
     for error in survey.unreadable:

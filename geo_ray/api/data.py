@@ -14,7 +14,7 @@ from geo_ray.api.columns import DataStatistics
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath, NamedTask, task_config
 from geo_ray.api.progress import progress_bar, reading_files
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.config.experiment import GenerateConfig
 from geo_ray.config.load import load_tree
@@ -108,7 +108,7 @@ class RegionData:
 
     def table(self) -> Table:
         """A row per shard."""
-        return table_of([_row(shard) for shard in self.manifest.shards], _KINDS)
+        return Table([_row(shard) for shard in self.manifest.shards], _KINDS)
 
     def __repr__(self) -> str:
         shards = self.manifest.shards
@@ -253,7 +253,7 @@ class DataCheck:
             | {"error": None if verdict.error is None else verdict.error.message}
             for verdict in self.verdicts
         ]
-        return table_of(rows, _KINDS | {"error": str})
+        return Table(rows, _KINDS | {"error": str})
 
     def __repr__(self) -> str:
         return f"<DataCheck: {len(self.bad)} of {len(self.verdicts)} shards are bad>"

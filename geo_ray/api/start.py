@@ -10,9 +10,10 @@ from typing import Final, TypeAlias
 
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.base import expanded
-from geo_ray.config.experiment import Experiment, RunConfig
+from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import dump_yaml, load_tree, override_notes, read_text
 from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.recorded import RunConfig
 from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError

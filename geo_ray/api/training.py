@@ -10,8 +10,9 @@ from pathlib import Path
 
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
-from geo_ray.api.run import Run, directory_of, open_run
+from geo_ray.api.run import Run, open_run
 from geo_ray.api.start import new_run, resumed_run, run_to_resume
+from geo_ray.api.status import directory_of
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
 from geo_ray.errors import (
@@ -23,12 +24,11 @@ from geo_ray.errors import (
 )
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import has_checkpoint
-from geo_ray.job.far.copy import copy_path, driven_copy, is_ahead, pass_on
+from geo_ray.job.far.copy import copy_path, driven_copy, is_ahead
 from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.live.report import reported
 from geo_ray.job.rundir import RunDirectory
-from geo_ray.job.status import StatusReader
 from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.schema import Event
@@ -36,7 +36,6 @@ from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import REPORT_FILE
 from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.driver.drive import Driven, attach, drive
 from geo_ray.runtime.driver.drive import watch as follow_driver
 from geo_ray.runtime.driver.front import Handle, is_driven
@@ -216,25 +215,6 @@ def _watched_if_living(
     if not is_there:
         return None
     return open_run(path) if summary is None else Run(run, experiment, summary)
-
-
-def stop(run: FilePath | Run) -> None:
-    """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
-
-    Nothing is asked of a run that nobody drives, unless its processes wait for a driver.
-
-    Args:
-        run: its directory.
-
-    Raises:
-        RunDirectoryError: there is no run, or nothing can be written there.
-    """
-    directory = open_run(run).directory
-    found = StatusReader(directory.path).read()
-    if found.is_going is False and found.waits_s is None:
-        return
-    stop_requests.ask(directory.path)
-    pass_on(directory.address, directory.path)
 
 
 def simulate(

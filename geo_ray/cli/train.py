@@ -8,7 +8,14 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.follow import plan_option, steps_hint
-from geo_ray.cli.paths import RunRef, RunReference, check_config, config_file, run_directory
+from geo_ray.cli.paths import (
+    RunRef,
+    RunReference,
+    check_config,
+    config_file,
+    loading,
+    run_directory,
+)
 
 
 @click.command()
@@ -74,6 +81,7 @@ def train(
         raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
     if dry_run and resume_dir is not None:
         raise click.UsageError("--dry-run checks a new run: leave --resume out")
+    loading("PyTorch and Ray")
     if config is not None and resume_dir is None:
         check_config(config, overrides)
     if dry_run and config is not None:

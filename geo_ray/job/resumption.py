@@ -49,7 +49,7 @@ def check_resumable(
             regions or shards.
     """
     totals = _totals(run)
-    store = store_of(run, saved)
+    store = store_of(run, saved.checkpoint)
     has_checkpoint = bool(store.ids())
     if totals.started is not None and totals.started["simulated"]:
         raise CheckpointMissingError(

@@ -9,18 +9,20 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import changes, dump_yaml, load_tree
+from geo_ray.config.recorded import RecordedConfig
 from geo_ray.errors import ConfigDriftError, ConfigError, RunDirectoryError, RunHeldError
 from geo_ray.job.far.copy import empty_copy
 from geo_ray.job.far.objects import RunObjects
-from geo_ray.job.follow_plan import changes_of, check_model
 from geo_ray.lease.record import LEASE_KEY
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.stores.uri import is_s3, join
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and readers of a run do without it
+    from geo_ray.config.experiment import Experiment
 
 CONFIG_FILE = "config.lock.yaml"
 PLAN_FILE = "plan.json"
@@ -210,6 +212,9 @@ def following(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experime
     Raises:
         PlanError: the plan is for something else.
     """
+    from geo_ray.config.experiment import Experiment
+    from geo_ray.job.follow_plan import changes_of, check_model
+
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     own = plan.model_copy(update={"base_steps": steps, "steps": steps, "lr_gain": 1.0})
     changed = load_tree(
@@ -258,12 +263,9 @@ def reopen(
         ConfigError: if its configuration cannot be read, or a file that it names is not found.
         ConfigDriftError: if a file with the user's task, strategy or codec has changed since.
     """
-    path = path.absolute()
-    if not path.is_dir():
-        raise RunDirectoryError(
-            f"{path} is a file, no run" if path.exists() else f"there is no run {path}",
-            fix="Name a directory that `geo-ray train` or `geo-ray simulate` has made.",
-        )
+    from geo_ray.config.experiment import Experiment
+
+    path = _existing(path)
     origin, address = _read_origin(path)
     file = path / CONFIG_FILE
     saved = load_tree(file, [], Experiment, base_dir=origin.base_dir, to_look_at=True)
@@ -283,6 +285,32 @@ def reopen(
     drift = any(name in allowed for name in files)
     experiment = load_tree(file, [], Experiment, base_dir=run.base_dir, allow_drift=drift)
     return run, experiment
+
+
+def look(path: Path) -> tuple[RunDirectory, RecordedConfig]:
+    """Open the directory of a run to read it; imports neither PyTorch nor code of the user.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        RunDirectoryError: if ``path`` is no run directory.
+        ConfigError: if its configuration cannot be read.
+    """
+    path = _existing(path)
+    origin, address = _read_origin(path)
+    config = load_tree(path / CONFIG_FILE, [], RecordedConfig)
+    return RunDirectory(path, origin.base_dir, address), config
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    if not path.is_dir():
+        raise RunDirectoryError(
+            f"{path} is a file, no run" if path.exists() else f"there is no run {path}",
+            fix="Name a directory that `geo-ray train` or `geo-ray simulate` has made.",
+        )
+    return path
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,7 +321,7 @@ def test_a_simulated_run_is_seen_from_its_address(endpoint: str, tmp_path: Path)
     assert seen.path != done.path and [*seen.events()] == [*done.events()]
     assert seen.summary == done.summary and seen.model() is not None
     assert geo_ray.status(uri).phase == "finished"
-    assert geo_ray.members(uri).column("state").to_pylist() == ["member"] * 2
+    assert geo_ray.members(uri)["state"] == ["member"] * 2
     again = geo_ray.simulate(experiment_of(tmp_path, run={"dir": dir}), base_dir=tmp_path)
     assert again.name == "tiny-2"
 

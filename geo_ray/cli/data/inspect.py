@@ -13,6 +13,7 @@ from rich.table import Table
 
 from geo_ray.cli.data.options import read_options
 from geo_ray.cli.data.task import named_task
+from geo_ray.cli.paths import loading
 from geo_ray.cli.tables.data import left_out_lines, shown_time
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def inspect(
 
     Their types, missing values, and usual treatments.
     """
+    loading("Arrow" if use is None else "PyTorch")
     import geo_ray
 
     if draft_file is not None and use is None:
@@ -113,6 +115,11 @@ def _frequent(column: ColumnSurvey) -> str:
         return ""
     if column.kind == "int" and not few:
         return ""
+    numbers = column.families["int"] + column.families["float"]
+    if column.marks or column.formats or numbers > column.families["text"] > 0:  # a measure
+        return ", ".join(
+            f"{word} {rows:,}" for word, rows in column.texts.most_common(_MOST_VALUES)
+        )
     top = column.seen.most_common(_MOST_VALUES)
     shown = ", ".join(f"{word[:_MOST_LETTERS]} {rows:,}" for word, rows in top)
     if column.is_many:

@@ -9,6 +9,7 @@ import click
 
 from geo_ray.cli.data.options import is_default, read_options
 from geo_ray.cli.data.task import named_task, pairs_of
+from geo_ray.cli.paths import loading
 from geo_ray.cli.tables.data import MOST_LEFT_OUT, left_out_lines, print_table
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def shard(
 
     Each region's in its own directory or store.
     """
+    loading()
     import geo_ray
     from geo_ray.data.prepare.saved import label_words
 

@@ -28,6 +28,7 @@ from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.data.nearby import listed, missing_path, nearest
 from geo_ray.data.prepare.numbers import (
     TimeFormat,
+    as_times,
     decoded,
     is_text,
     to_numbers,
@@ -249,12 +250,9 @@ class SiteReader:
     def _times(self, name: str, array: pa.Array, cast: TimeFormat, first_row: int) -> pa.Array:
         if not is_text(array.type) and not pa.types.is_integer(array.type):
             return array
-        times = to_numbers(array, cast)
-        assert times is not None  # noqa: S101  (text and integers are read)
-        self._refuse(name, f"has times not written as {cast.time}", array, times.bad, first_row)
-        micros = np.rint(times.values * 1e6).astype(np.int64)
-        kind = pa.timestamp("us", "UTC")
-        return pa.array(micros, mask=times.null | times.bad).cast(kind)
+        times, bad_N = as_times(array, cast)
+        self._refuse(name, f"has times not written as {cast.time}", array, bad_N, first_row)
+        return times
 
     def _converted(self, name: str, array: pa.Array, unit: Unit, first_row: int) -> pa.Array:
         numbers = to_numbers(with_points(array, *self._marks))

@@ -221,6 +221,18 @@ def to_numbers(array: pa.Array, cast: Cast = "number") -> Numbers | None:
     return None if seconds is None else _of_floats(seconds)
 
 
+def as_times(array: pa.Array, cast: TimeFormat) -> tuple[pa.Array, Array]:
+    """Text, or whole numbers such as 20260131, as Arrow times in UTC.
+
+    Returns:
+        Times (N,), and (N,) which values are not written so; those are null.
+    """
+    times = _of_times_in_text(pc.utf8_trim_whitespace(array.cast(pa.string())), cast)
+    micros = np.rint(times.values * 1e6).astype(np.int64)
+    made = pa.array(micros, mask=times.null | times.bad).cast(pa.timestamp("us", "UTC"))
+    return made, times.bad
+
+
 def parse_time(word: str, cast: Cast = "time") -> float | None:
     """Seconds since 1970 of a time or date, taken as UTC if it names no zone.
 

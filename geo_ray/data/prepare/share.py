@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from geo_ray.data.nearby import listed, nearest
 from geo_ray.data.prepare.config import Fill, Preparation, Source
+from geo_ray.data.prepare.numbers import TimeFormat
 from geo_ray.data.prepare.statistics import (
     ColumnKind,
     ColumnStatistics,
@@ -27,11 +28,13 @@ class Needs:
         columns: all columns of the files that it needs any of.
         words: those whose words must be counted.
         numbers: those whose mean must be known.
+        formats: those that are times, and how they are written.
     """
 
     columns: tuple[str, ...]
     words: tuple[str, ...]
     numbers: tuple[str, ...]
+    formats: Mapping[str, TimeFormat]
 
 
 def needs_of(preparation: Preparation) -> Needs:
@@ -42,7 +45,8 @@ def needs_of(preparation: Preparation) -> Needs:
     numbers = dict.fromkeys(
         s.column for s in sources if s.missing == "mean" or isinstance(s.scale, str)
     )
-    return Needs(tuple(columns), tuple(words), tuple(numbers))
+    formats = {s.column: s.cast for s in sources if isinstance(s.cast, TimeFormat)}
+    return Needs(tuple(columns), tuple(words), tuple(numbers), formats)
 
 
 def untrained(preparation: Preparation) -> Preparation:

@@ -180,8 +180,9 @@ def _of_text(name: str, column: ColumnSurvey) -> Suggestion:
 
 def _nulls_remark(column: ColumnSurvey) -> str:
     words = " ".join(f"--null {shlex.quote(word)}" for word in column.texts)
+    example = next(iter(column.texts))
     return (
-        f"{sum(column.texts.values()):,} values are text such as {column.example!r}; if that means "
+        f"{sum(column.texts.values()):,} values are text such as {example!r}; if that means "
         f"that there is no value, add {words}"
     )
 

@@ -8,7 +8,7 @@ One pass over the rows; memory does not grow with them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,6 +27,7 @@ from geo_ray.data.prepare.numbers import (
     Marks,
     Numbers,
     TimeFormat,
+    as_times,
     decoded,
     fitting_formats,
     fitting_marks,
@@ -151,10 +152,12 @@ class Trial:
     Attributes:
         preparer: of a preparation without statistics, see `geo_ray.data.prepare.share.untrained`.
         findings: notes what it refuses.
+        formats: columns that it reads as times, and how they are written.
     """
 
     preparer: Preparer
     findings: Findings
+    formats: Mapping[str, TimeFormat] = field(default_factory=dict)
 
     def look(self, batch: Batch) -> None:
         """Try it on some rows."""
@@ -207,6 +210,8 @@ def survey_files(
                 column = survey.columns[name] = ColumnSurvey(words=words)
             column.rows += len(array)
             column.files[batch.path] = None
+            if trial is not None and name in trial.formats:
+                array = _times(decoded(array), trial.formats[name])
             plain = with_points(decoded(array), options.decimal, options.thousands)
             _look(column, plain, batch.path)
             _distinguish(column, whole_words(decoded(array), options.decimal), name)
@@ -217,6 +222,11 @@ def survey_files(
             column.nulls += survey.rows - column.rows
             column.rows = survey.rows
     return survey
+
+
+def _times(array: pa.Array, cast: TimeFormat) -> pa.Array:
+    is_written = is_text(array.type) or pa.types.is_integer(array.type)
+    return as_times(array, cast)[0] if is_written else array
 
 
 def _look(column: ColumnSurvey, array: pa.Array, path: str) -> None:

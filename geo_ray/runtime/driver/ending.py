@@ -128,7 +128,7 @@ def finish(
     """
     startup_s, now_s = times_s
     actors.dismiss_workers()
-    tensors, digests = _final_model(actors, places_of(run, experiment), run, retrying)
+    tensors, digests = _final_model(actors, places_of(run, experiment.checkpoint), run, retrying)
     if actors.desk is not None:  # the model has come over it
         for (src, dst), count in actors.desk.crossed().items():
             recorder.emit("wan", now_s, src=src, dst=dst, bytes_by_class={"checkpoint": count})

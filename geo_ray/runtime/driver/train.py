@@ -16,7 +16,7 @@ from geo_ray.config.load import digest
 from geo_ray.errors import CheckpointError, LeaseLostError, RegionLostError
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import check_absent, check_start, model_outline, use_one_thread
-from geo_ray.job.checkpoints import check_unused, places_of
+from geo_ray.job.checkpoints import check_unused, places_of, store_of
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.far.mirror import mirrored
@@ -182,7 +182,7 @@ def _can_restart(
     restarts: Restarts,
 ) -> bool:
     """Whether a run goes on from its newest checkpoint."""
-    store = CheckpointStore(places_of(run, experiment).root(), experiment.checkpoint.keep)
+    store = store_of(run, experiment.checkpoint)
     try:
         store.latest()
     except CheckpointError:
@@ -214,7 +214,7 @@ def _train(
 ) -> Summary:
     use_one_thread()
     followed_plan(run)  # what is wrong with it is told now, not at the end
-    places = places_of(run, experiment)
+    places = places_of(run, experiment.checkpoint)
     store = CheckpointStore(places.root(), experiment.checkpoint.keep, writing=lease.writing)
     if resume is None:
         check_unused(store)
