@@ -342,7 +342,10 @@ def _base_row(plan: SearchPlan, rows: Sequence[TrialRow]) -> TrialRow | None:
     if drawn is None:
         return None
     values = plan.space.values(drawn)
-    return next((row for row in rows if row.values == values and row.status != "failed"), None)
+    return next(
+        (row for row in rows if row.values == values and row.status not in ("failed", "diverged")),
+        None,
+    )
 
 
 def _is_number(value: object) -> bool:
