@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+_MOST_METRICS = 5  # in one line
+
 
 def number_text(value: float | None) -> str:
     """Give about four significant digits: ``0.1234``, ``12.3``, ``1,234``, ``1.2e-05``."""
@@ -78,8 +80,11 @@ def age_text(age_s: float) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
-    """Give ``accuracy 0.93, loss 0.21``."""
-    return ", ".join(f"{name} {number_text(value)}" for name, value in metrics.items())
+    """Give ``loss 0.21, accuracy 0.93``; of many metrics the first ones, and how many more."""
+    shown = [f"{name} {number_text(value)}" for name, value in metrics.items()]
+    if len(shown) > _MOST_METRICS:
+        shown[_MOST_METRICS:] = [f"{len(shown) - _MOST_METRICS} more"]
+    return ", ".join(shown)
 
 
 def coarse_text(seconds: float) -> str:
