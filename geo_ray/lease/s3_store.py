@@ -80,6 +80,10 @@ class S3ConditionalStore:
         self._delete([self._name(key, number) for number in found if number <= mine - _KEPT])
         return str(mine)
 
+    def remove(self, key: str) -> None:
+        """See `ConditionalStore.remove`."""
+        self._delete([self._name(key, number) for number in sorted(self._numbers(key))])
+
     @contextmanager
     def unchanged(self, key: str, tag: str) -> Iterator[bool]:
         """See `ConditionalStore.unchanged`; it only looks."""
