@@ -93,20 +93,21 @@ if TYPE_CHECKING:
     from geo_ray.api.queue.serve import stop_queue as stop_queue
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
-    from geo_ray.api.run import report as report
     from geo_ray.api.run_check import RunCheck as RunCheck
     from geo_ray.api.run_check import check_run as check_run
-    from geo_ray.api.saved import checkpoints as checkpoints
     from geo_ray.api.scheduling import ScheduleResult as ScheduleResult
     from geo_ray.api.scheduling import schedule as schedule
     from geo_ray.api.starters import init_project as init_project
     from geo_ray.api.status import RunStatus as RunStatus
     from geo_ray.api.status import change_members as change_members
+    from geo_ray.api.status import checkpoints as checkpoints
     from geo_ray.api.status import follow_status as follow_status
     from geo_ray.api.status import members as members
+    from geo_ray.api.status import report as report
     from geo_ray.api.status import status as status
+    from geo_ray.api.status import stop as stop
+    from geo_ray.api.tables import Table as Table
     from geo_ray.api.training import simulate as simulate
-    from geo_ray.api.training import stop as stop
     from geo_ray.api.training import train as train
     from geo_ray.api.tuning import TuningResult as TuningResult
     from geo_ray.api.tuning import tune as tune
@@ -222,10 +223,10 @@ _WHERE = {
     "submit_job": "api.queue.jobs",
     "Run": "api.run",
     "open_run": "api.run",
-    "report": "api.run",
+    "report": "api.status",
     "RunCheck": "api.run_check",
     "check_run": "api.run_check",
-    "checkpoints": "api.saved",
+    "checkpoints": "api.status",
     "ScheduleResult": "api.scheduling",
     "schedule": "api.scheduling",
     "init_project": "api.starters",
@@ -235,8 +236,9 @@ _WHERE = {
     "members": "api.status",
     "status": "api.status",
     "simulate": "api.training",
-    "stop": "api.training",
+    "stop": "api.status",
     "train": "api.training",
+    "Table": "api.tables",
     "TuningResult": "api.tuning",
     "tune": "api.tuning",
     "Options": "config.base:StrictModel",

@@ -170,14 +170,56 @@ class Rented:
     goes_on: bool
 
 
-def step_of(rows: int, speeds: Sequence[float]) -> float:
-    """The last machine's seconds if whole rows, one at least on each, are shared out best."""
-    ends_s = sorted({k / speed for speed in speeds for k in range(1, rows + 1)})
+def step_of(rows: int, speeds: Sequence[float], rooms: Sequence[float]) -> float:
+    """The last machine's seconds if whole rows, one at least on each, are shared out best.
+
+    Infinite if the machines have no room for the rows.
+    """
+    ends_s = sorted({k / speed for speed in set(speeds) for k in range(1, rows + 1)})
+    pairs = list(zip(speeds, rooms, strict=True))
     for end_s in ends_s:
-        done = [math.floor(end_s * speed * (1 + 1e-9)) for speed in speeds]
+        done = [min(room, math.floor(end_s * speed * (1 + 1e-9))) for speed, room in pairs]
         if min(done) >= 1 and sum(done) >= rows:
             return end_s
-    raise AssertionError("one machine can do all rows")
+    return math.inf
+
+
+def lan_of(
+    question: Question, place: Mapping[str, Any], used: Sequence[Mapping[str, Any]]
+) -> float:
+    """What the network of a region adds to a step with some machines."""
+    plan = question.config["plan"]
+    if plan.get("lan_s_per_machine") is not None:
+        return float(plan["lan_s_per_machine"] * len(used))
+    each_s = [
+        (machine.get("accelerators") or 1) * 2 * 32 * question.num_params
+        / (machine["network_gbps"] * 1e9)
+        if machine.get("network_gbps")
+        else 0.0
+        for machine in used
+    ]  # fmt: skip
+    return sum(each_s) - (0.0 if place.get("server") else max(each_s))
+
+
+def room_of(question: Question, place: Mapping[str, Any], machine: Mapping[str, Any]) -> float:
+    """The rows that the memory of a machine has room for; of workers that keep no optimizer."""
+    copy = 4 * question.num_params
+    row_bytes = question.config["plan"].get("activation_mb_per_row", 0.0) * 1e6
+    accelerators = machine.get("accelerators") or 0
+    several = 2 if len(question.names) > 1 else 0
+    host = 0 if place.get("server") else (4 + several) * copy
+    host += 2 * copy * max(1, accelerators)
+    rooms = []
+    if machine.get("host_gb") is not None:
+        left = machine["host_gb"] * 1e9 - host
+        if accelerators:
+            rooms.append(math.inf if left >= 0 else 0)
+        else:
+            rooms.append(left // row_bytes if row_bytes else math.inf)
+    if accelerators and machine.get("accelerator_gb") is not None:
+        left = machine["accelerator_gb"] * 1e9 - 2 * copy
+        rooms.append(accelerators * (left // row_bytes) if row_bytes else math.inf)
+    return max(0.0, min(rooms, default=math.inf))
 
 
 def rented(question: Question, name: str) -> Iterator[Rented]:
@@ -198,16 +240,21 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
             if question.running is not None:
                 speed *= question.running.faster.get((name, machine["type"]), 1.0)
                 ages_h = list(question.running.machines.get((name, machine["type"], market), ()))
-            kinds += [(record, speed, ages_h.count(age_h), age_h) for age_h in set(ages_h)]
-            new = 0 if record.get("stock") == "none" else max(0, cap - len(ages_h))
-            kinds.append((record, speed, new, None))
+            room = room_of(question, place, machine)
+            has = machine, speed, room
+            kinds += [(record, has, ages_h.count(age_h), age_h) for age_h in set(ages_h)]
+            new = 0 if record.get("stock") == "none" or not room else max(0, cap - len(ages_h))
+            kinds.append((record, has, new, None))
     for counts in itertools.product(*(range(cap + 1) for _, _, cap, _ in kinds)):
         number = sum(counts)
         if not 1 <= number <= rows:
             continue
-        speeds = [kind[1] for kind, n in zip(kinds, counts, strict=True) for _ in range(n)]
-        step_s = step_of(rows, speeds) + plan["step_overhead_s"]
-        step_s += plan["lan_s_per_machine"] * number
+        all_of_them = [kind[1] for kind, n in zip(kinds, counts, strict=True) for _ in range(n)]
+        used, speeds, rooms = zip(*all_of_them, strict=True)
+        step_s = step_of(rows, speeds, rooms) + plan["step_overhead_s"]
+        step_s += lan_of(question, place, used)
+        if math.isinf(step_s):
+            continue
         chosen = tuple(
             (record, age_h or 0.0, n)
             for (record, _, _, age_h), n in zip(kinds, counts, strict=True)

@@ -142,6 +142,24 @@ def scenario(rng: random.Random, tiers: bool) -> tuple[dict[str, Any], Question]
     return config, Question(config, prices, RATES, links, 0, **behaves)
 
 
+def with_own_networks(rng: random.Random, config: dict[str, Any]) -> None:
+    """Give every type of machine a network of its own and, of some, what memory it has."""
+    plan = config["plan"]
+    del plan["lan_s_per_machine"]
+    is_tight = rng.random() < 0.3
+    if is_tight:
+        plan["activation_mb_per_row"] = 1.0
+    for place in plan["regions"].values():
+        for machine in place["machines"]:
+            machine["cap"] = rng.randint(1, 3)
+            machine["rows_per_s"] = rng.choice([4, 12, 40]) * rng.uniform(0.7, 1.3)
+            machine["network_gbps"] = 10 ** rng.uniform(-3.3, -1.3)
+            machine["accelerators"] = rng.choice([0, 1, 1, 2])
+            if is_tight:
+                machine["host_gb"] = rng.choice([0.0035, 0.0085, 1.0])
+                machine["accelerator_gb"] = rng.choice([0.0025, 0.0065, 1.0])
+
+
 def links_file(question: Question, path: Path) -> Path:
     links = [
         {

@@ -165,7 +165,7 @@ def finish_early(run: WatchedRun) -> None:
     run.look()
     steps = max(e["step"] for e in run.events if e["kind"] == "step") + MORE_STEPS
     support.say(f"its time is over: goes on to step {steps}")
-    run.start("--resume", str(run.directory), "--allow-drift", "--set", f"train.steps={steps}")
+    run.start("--resume", str(run.directory), "--set", f"train.steps={steps}")
     for _ in run.follow(LAST_S):
         pass
     if run.process is not None and run.process.poll() is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.transport.security import cert_store
 from geo_ray.transport.security.cert_store import CertificateEntry
 from geo_ray.transport.security.certs import CA_DAYS, REGION_DAYS
@@ -89,7 +89,7 @@ class CertificateList:
             }
             for entry in self.entries
         ]
-        return table_of(rows)
+        return Table(rows)
 
     def __repr__(self) -> str:
         return f"<Certificates: {len(self.bad)} of {len(self.entries)} cannot be used>"

@@ -9,7 +9,7 @@ from typing import Any
 
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.config.source import override_items
 from geo_ray.contract.findings import Finding
 from geo_ray.contract.load import checked, load
@@ -35,7 +35,7 @@ class PromiseCheck:
     def table(self) -> Table:
         """A row per promise; ``why`` is null where it is kept."""
         rows = [{"promise": finding.promise, "why": finding.why} for finding in self.findings]
-        return table_of(rows, {"promise": str, "why": str})
+        return Table(rows, {"promise": str, "why": str})
 
     def __repr__(self) -> str:
         kept = len(self.findings) - len(self.broken)

@@ -12,27 +12,40 @@ from pathlib import Path
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath, NamedTask, task_config
 from geo_ray.api.progress import reading_files
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import ShowProgress
-from geo_ray.data.files.find import find_files
+from geo_ray.data.columns import parse_types
+from geo_ray.data.files.find import LeftOut, find_files
 from geo_ray.data.files.options import ReadOptions
+from geo_ray.data.prepare.apply import Preparer
 from geo_ray.data.prepare.config import load_preparation
 from geo_ray.data.prepare.findings import Findings
-from geo_ray.data.prepare.share import needs_of, share
+from geo_ray.data.prepare.part import Kind
+from geo_ray.data.prepare.share import needs_of, require_columns, share, untrained
 from geo_ray.data.prepare.statistics import (
     Statistics,
     load_statistics,
     merge_statistics,
     save_statistics,
 )
-from geo_ray.data.prepare.suggest import Suggestion, draft_text, suggest, suggest_label
-from geo_ray.data.prepare.survey import Survey, survey_files
+from geo_ray.data.prepare.suggest import (
+    Suggestion,
+    draft_text,
+    label_origin,
+    likely_label,
+    suggest,
+    suggest_label,
+    suggest_options,
+)
+from geo_ray.data.prepare.survey import Survey, Trial, survey_files
 from geo_ray.data.prepare.written import written_sources
 from geo_ray.data.prepare.yaml_line import source_text
 from geo_ray.errors import ConfigError
 from geo_ray.observe.text import number_text
-from geo_ray.tasks.load import load_task, option_for
 from geo_ray.util.atomic_file import save_text
+
+_UNKNOWABLE: tuple[Kind, ...] = ("inexact", "is_list", "is_single")
+"""What a preparation refuses or not by the types of the task's columns."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,11 +56,20 @@ class DataSurvey:
         survey: rows, files, and what was seen of each column.
         treatments: what is usual for each column.
         wanted: columns of the task that the files are for, if one was named, with their types.
+        options: options of reading without which the usual treatments would be refused.
+        label: the column that has, or most likely has, the class of each row.
     """
 
     survey: Survey
     treatments: Mapping[str, Suggestion]
     wanted: Mapping[str, str]
+    options: tuple[str, ...] = ()
+    label: str | None = None
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Files, folders and lines that were not read, with the reasons."""
+        return tuple(self.survey.left_out)
 
     def raise_if_bad(self) -> None:
         """Raise the error of the first file that cannot be read, if there is one.
@@ -72,7 +94,7 @@ class DataSurvey:
             }
             for name, column in self.survey.columns.items()
         ]
-        return table_of(rows, kinds | {"treatment": str, "remark": str})
+        return Table(rows, kinds | {"treatment": str, "remark": str})
 
     def treatment_text(self, column: str) -> str:
         """The usual treatment of a column, as a preparation file has it."""
@@ -133,21 +155,28 @@ def inspect_data(
             f"--draft: {path} is already there",
             fix="Choose another name, or add --force (force=True).",
         )
-    named = None if task is None else task_config(task)
-    loaded = None if named is None else load_task(named, Path.cwd())
+    named = loaded = None
+    if task is not None:
+        from geo_ray.tasks.load import load_task, option_for  # PyTorch takes seconds to import
+
+        named = task_config(task)
+        loaded = load_task(named, Path.cwd())
     found = find_files(os.fspath(source), read)
     with reading_files(len(found.files), progress) as on_read:
         survey = survey_files(found, on_read=on_read)
     label = None if loaded is None else loaded.label_column
+    origin = likely_label(survey) if label is None else label_origin(label, survey)
     treatments = {
-        name: suggest_label(name, column) if name == label else suggest(name, column)
+        name: suggest_label(name, column)
+        if name == origin and label is not None
+        else suggest(name, column)
         for name, column in survey.columns.items()
     }
     wanted = {} if loaded is None else dict(loaded.columns)
     if path is not None and named is not None:
         finder = partial(option_for, named, Path.cwd())
         save_text(path, draft_text(survey, wanted, label, finder))
-    return DataSurvey(survey, treatments, wanted)
+    return DataSurvey(survey, treatments, wanted, suggest_options(survey), origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +237,11 @@ class DataStatistics:
 
     Attributes:
         statistics: of each column, and why some have none.
+        left_out: files, folders and lines that were not read, with the reasons.
     """
 
     statistics: Statistics
+    left_out: tuple[LeftOut, ...] = ()
 
     def save(self, path: FilePath) -> Path:
         """Write the file that `merge_data_stats` and `SourceFiles.stats` take.
@@ -236,7 +267,7 @@ class DataStatistics:
             }
             for name, known in self.statistics.columns.items()
         ]
-        return table_of(rows, kinds | {"mean": float, "deviation": float, "words": int})
+        return Table(rows, kinds | {"mean": float, "deviation": float, "words": int})
 
     def __repr__(self) -> str:
         known = self.statistics
@@ -278,20 +309,34 @@ def data_stats(
 
     Raises:
         ConfigError: a wanted column is not in the files, or words are needed and not to be told.
-        DataError: the files cannot all be read.
+        DataError: the files cannot all be read, or the preparation refuses some of their values.
     """
     wanted = wanted or WantedStatistics()
     names = wanted.names()
     place = os.fspath(source)
+    prepare = None if wanted.prepare is None else Path(wanted.prepare)
+    written = written_sources(prepare)
     found = find_files(place, read)
+    findings, trial = Findings({}), None
+    needed: tuple[str, ...] = ()
+    if prepare is not None:
+        preparation = load_preparation(prepare)
+        needs = needs_of(preparation)
+        needed = needs.numbers
+        tried = untrained(preparation)
+        findings = Findings(parse_types(tried.types), written=written, ignored=_UNKNOWABLE)
+        options = found.options
+        preparer = Preparer(tried, decimal=options.decimal, thousands=options.thousands)
+        trial = Trial(preparer, findings, needs.formats)
     with reading_files(len(found.files), progress) as on_read:
-        survey = survey_files(found, names, tuple(wanted.words), on_read)
-    findings = Findings({})
+        survey = survey_files(found, names, tuple(wanted.words), on_read, trial)
     for error in survey.unreadable:
         findings.add_unreadable(error)
-    findings.raise_any(f"the files in {place} cannot all be read", prepared=True)
-    written = written_sources(None if wanted.prepare is None else Path(wanted.prepare))
-    return DataStatistics(share(survey, region, names, wanted.at_least, wanted.extremes, written))
+    if trial is not None and not survey.unreadable:
+        require_columns(survey, dict.fromkeys((*(names or ()), *trial.preparer.inputs)), written)
+    findings.raise_any(f"the files in {place} do not fit", prepared=True)
+    shared = share(survey, region, names, wanted.at_least, wanted.extremes, needed)
+    return DataStatistics(shared, tuple(survey.left_out))
 
 
 def merge_data_stats(parts: Sequence[FilePath | DataStatistics]) -> DataStatistics:

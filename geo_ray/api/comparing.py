@@ -14,7 +14,7 @@ from typing import TypeVar
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.comparison.board import Row, Spread
 from geo_ray.comparison.outcome import Outcome, outcome_of
@@ -68,7 +68,7 @@ class ComparisonResult:
 
         ``standing`` says whether the runs tell it from the best: see `comparison.board.standing`.
         """
-        return table_of(
+        return Table(
             [_flat(row) | {"standing": self.comparison.standing(row)} for row in self.rows]
         )
 
@@ -87,7 +87,7 @@ class ComparisonResult:
             for run in self.comparison.outcomes
             for point in run.points
         ]
-        return table_of(rows)
+        return Table(rows)
 
     def __repr__(self) -> str:
         metric = self.comparison.metric or "no metric"

@@ -14,14 +14,14 @@ from geo_ray.api.columns import DataStatistics
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath, NamedTask, task_config
 from geo_ray.api.progress import progress_bar, reading_files
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.config.experiment import GenerateConfig
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import text_of
 from geo_ray.data.check import Verdict, check_shards, shards_to_check
 from geo_ray.data.columns import Columns
-from geo_ray.data.files.find import find_files
+from geo_ray.data.files.find import LeftOut, find_files
 from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.inputs import Complaint, gather_rows, hold_out
 from geo_ray.data.manifest import (
@@ -39,6 +39,7 @@ from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.prepare.saved import (
     preparation_bytes,
     read_preparation_bytes,
+    refuse_different_preparations,
     save_preparation,
 )
 from geo_ray.data.prepare.statistics import Statistics, load_statistics
@@ -49,6 +50,7 @@ from geo_ray.errors import ConfigError
 from geo_ray.stores.base import open_store
 from geo_ray.stores.uri import is_s3, join, local_path
 from geo_ray.tasks.base import SelfContained, Task
+from geo_ray.tasks.guard import checked_dataset
 from geo_ray.tasks.load import TaskConfig, load_task, option_for
 
 Split: TypeAlias = str | Mapping[str, Any] | SplitConfig
@@ -95,16 +97,18 @@ class RegionData:
         path: of the manifest, or its address.
         counts: what preparing the rows did; None if they were taken as they are.
         notes: what a user should know, such as that a column is constant.
+        left_out: files, folders and lines of the input that were not read, with the reasons.
     """
 
     manifest: Manifest
     path: str
     counts: Counts | None = None
     notes: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def table(self) -> Table:
         """A row per shard."""
-        return table_of([_row(shard) for shard in self.manifest.shards], _KINDS)
+        return Table([_row(shard) for shard in self.manifest.shards], _KINDS)
 
     def __repr__(self) -> str:
         shards = self.manifest.shards
@@ -189,6 +193,7 @@ def shard_data(
         target if is_s3(target) else str(local_path(target)),
         rows.counts,
         rows.notes,
+        rows.left_out,
     )
 
 
@@ -204,7 +209,9 @@ def merge_data(manifests: Sequence[FilePath], out: FilePath) -> RegionData:
         StoreError: a store does not answer, or cannot be written.
     """
     uris = [os.fspath(uri) for uri in manifests]
-    merged = merge_manifests([load_manifest(uri) for uri in uris])
+    loaded = [load_manifest(uri) for uri in uris]
+    refuse_different_preparations(loaded, uris)
+    merged = merge_manifests(loaded)
     made = None
     if merged.preparation is not None:
         made = read_preparation_bytes(merged.preparation, manifest_file(uris[0]))
@@ -246,7 +253,7 @@ class DataCheck:
             | {"error": None if verdict.error is None else verdict.error.message}
             for verdict in self.verdicts
         ]
-        return table_of(rows, _KINDS | {"error": str})
+        return Table(rows, _KINDS | {"error": str})
 
     def __repr__(self) -> str:
         return f"<DataCheck: {len(self.bad)} of {len(self.verdicts)} shards are bad>"
@@ -303,6 +310,7 @@ class _Rows:
     preparation: Preparation | None = None
     counts: Counts | None = None
     notes: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def _own_data(task: Task, use: str, seed: int) -> _Rows:
@@ -311,7 +319,7 @@ def _own_data(task: Task, use: str, seed: int) -> _Rows:
             f"--task: {use} brings no data of its own",
             fix="Name your files with --input (files=SourceFiles(...)).",
         )
-    made = task.dataset(seed)
+    made = checked_dataset(task, seed)
     return _Rows({"train": made.train, "heldout": made.heldout})
 
 
@@ -338,8 +346,8 @@ def _from_files(
         gathered = gather_rows(found, resolved.preparation, complaint, on_read)
     parts = hold_out(gathered.columns, files.heldout, seed)
     if preparation is None:
-        return _Rows(parts, notes=notes)
-    return _Rows(parts, resolved.preparation, gathered.counts, notes)
+        return _Rows(parts, notes=notes, left_out=gathered.left_out)
+    return _Rows(parts, resolved.preparation, gathered.counts, notes, gathered.left_out)
 
 
 def _statistics(stats: FilePath | DataStatistics | None) -> Statistics | None:

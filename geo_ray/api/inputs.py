@@ -7,24 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
-from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import json_schema, load_tree, read_text
 from geo_ray.config.source import ConfigSource, ConfigText, override_items, text_of
-from geo_ray.job.auto import load_experiment
-from geo_ray.tasks.load import TaskConfig
+
+if TYPE_CHECKING:  # they import PyTorch, which takes seconds
+    from geo_ray.config.experiment import Experiment
+    from geo_ray.tasks.load import TaskConfig
 
 FilePath: TypeAlias = str | os.PathLike[str]
-Config: TypeAlias = FilePath | Mapping[str, Any] | Experiment
+Config: TypeAlias = "FilePath | Mapping[str, Any] | Experiment"
 """A YAML file, a mapping of its keys, or what `load_config` gave."""
 
 Overrides: TypeAlias = Mapping[str, Any] | Sequence[str]
 """Values by dotted key, or a list of ``key.key=value`` as ``--set`` takes them."""
 
-NamedTask: TypeAlias = str | Mapping[str, Any] | TaskConfig
+NamedTask: TypeAlias = "str | Mapping[str, Any] | TaskConfig"
 """What ``use`` says in a configuration's section ``task``, or the keys of that section."""
 
 
@@ -42,12 +41,16 @@ def load_config(
     Raises:
         ConfigError: naming every key that is wrong.
     """
+    from geo_ray.job.auto import load_experiment
+
     with own_threads_kept():
         return load_experiment(source_of(config, base_dir), override_items(overrides))[0]
 
 
 def config_schema() -> dict[str, Any]:
     """The JSON Schema of a configuration, for editors and for reading."""
+    from geo_ray.config.experiment import Experiment
+
     return json_schema(Experiment)
 
 
@@ -67,6 +70,8 @@ def task_config(task: NamedTask) -> TaskConfig:
     Raises:
         ConfigError: it has wrong keys or values.
     """
+    from geo_ray.tasks.load import TaskConfig
+
     tree = {"use": task} if isinstance(task, str) else task
     return load_tree(text_of(tree, Path.cwd()), (), TaskConfig)
 
@@ -74,6 +79,8 @@ def task_config(task: NamedTask) -> TaskConfig:
 @contextmanager
 def own_threads_kept() -> Iterator[None]:
     """Give the caller's process its number of PyTorch threads back; runs compute on one."""
+    import torch
+
     before = torch.get_num_threads()
     try:
         yield

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geo_ray.api.inputs import FilePath
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.config.canonical import JSONValue
 from geo_ray.config.yaml_text import write_yaml
 from geo_ray.planning.inventory import inventory_tree
@@ -38,7 +38,7 @@ class Inventory:
             for name, place in self.stack.places.items()
             for one in place.machines
         ]
-        return table_of(rows)
+        return Table(rows)
 
     def config(self) -> dict[str, JSONValue]:
         """Sections of a configuration: `cluster`, `run` and `plan`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.progress import progress_bar
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.comparison.loss_file import opened
 from geo_ray.comparison.loss_run import LossTask, kept_codecs_at, measure_loss, still_to_do
@@ -48,7 +48,7 @@ class LossProfileResult:
         Codecs are compared with the same interval without codec, intervals with plain training.
         """
         found = differences(self.profile)
-        return table_of(
+        return Table(
             [
                 {
                     "interval": interval,

@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.api.run import Run, directory_of
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.run import Run
+from geo_ray.api.status import directory_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
@@ -85,15 +86,13 @@ class PlanResult:
             for region in self.plan.regions
             for machines in region.machines
         ]
-        return table_of(rows)
+        return Table(rows)
 
     def terms(self) -> Table:
         """A row per term of time and money."""
         rows = [(term, "s", value) for term, value in self.plan.seconds.items()]
         rows += [(term, "USD", value) for term, value in self.plan.usd.items()]
-        return table_of(
-            [{"term": term, "unit": unit, "value": value} for term, unit, value in rows]
-        )
+        return Table([{"term": term, "unit": unit, "value": value} for term, unit, value in rows])
 
     def __repr__(self) -> str:
         totals = f"{duration_text(self.seconds)}, {self.usd:.2f} USD"
@@ -239,11 +238,11 @@ class ProfileResult:
 
     def table(self) -> Table:
         """A row per region, machine, number of workers and rows."""
-        return table_of([point.model_dump() for point in self.profile.steps])
+        return Table([point.model_dump() for point in self.profile.steps])
 
     def exchanges(self) -> Table:
         """A row per codec."""
-        return table_of([point.model_dump() for point in self.profile.exchanges])
+        return Table([point.model_dump() for point in self.profile.exchanges])
 
     def __repr__(self) -> str:
         codecs = ", ".join(point.codec or "no codec" for point in self.profile.exchanges)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.clouds.endpoints import parse_endpoints
 from geo_ray.clouds.price import PriceRecord
@@ -56,7 +56,7 @@ class PriceList:
             | {"amount": record.amount, "age_s": record.age_s(self.at_unix_s)}
             for record in self.book.records
         ]
-        return table_of(rows, dict.fromkeys(_WORDS, str) | {"amount": float, "age_s": float})
+        return Table(rows, dict.fromkeys(_WORDS, str) | {"amount": float, "age_s": float})
 
     def __repr__(self) -> str:
         stale = sum(record.is_stale(self.at_unix_s) for record in self.book.records)
@@ -148,7 +148,7 @@ class PriceRefresh:
             }
             for answer in self.answers
         ]
-        return table_of(rows, kinds)
+        return Table(rows, kinds)
 
     def __repr__(self) -> str:
         read, failed = len(self.records), len(self.failed)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, source_of
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
@@ -49,7 +49,7 @@ class ProbeResult:
 
     def table(self) -> Table:
         """A row per link."""
-        return table_of([link.model_dump(mode="json") for link in self.links.links])
+        return Table([link.model_dump(mode="json") for link in self.links.links])
 
     def __repr__(self) -> str:
         return f"<Probe: {len(self.links.links)} links, {len(self.failures)} not measured>"

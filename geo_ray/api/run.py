@@ -12,6 +12,7 @@ from torch import nn
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.series import metric_names, metric_table, regions_table
+from geo_ray.api.status import directory_of, not_begun
 from geo_ray.api.tables import Table
 from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
@@ -20,7 +21,7 @@ from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
 from geo_ray.job.best import load_best
 from geo_ray.job.checkpoints import store_of
-from geo_ray.job.far.copy import fetch_models, seen_copy
+from geo_ray.job.far.copy import fetch_models
 from geo_ray.job.live.report import write_run_report
 from geo_ray.job.model_file import about_model, export_model, load_trained, module_with
 from geo_ray.job.rundir import RunDirectory
@@ -28,10 +29,10 @@ from geo_ray.observe.events.columns import RunRecord
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.schema import EVENT_FIELDS, Event
 from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
+from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import REPORT_FILE, load_record
 from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
 from geo_ray.runtime.actors.parts import wire_tensors
-from geo_ray.stores.uri import is_s3
 from geo_ray.tasks.load import load_task
 from geo_ray.training.server.region_carry import carried_in
 from geo_ray.util.nearest import nearest
@@ -215,7 +216,7 @@ class Run:
             )
 
     def _store(self) -> CheckpointStore:
-        return store_of(self.directory, self.experiment)
+        return store_of(self.directory, self.experiment.checkpoint)
 
     def __repr__(self) -> str:
         summary = self.summary
@@ -245,20 +246,6 @@ class Run:
         return html_view(repr(self)[1:-1], headings, rows)
 
 
-def directory_of(run: FilePath | Run) -> Path:
-    """The directory of a run that is given as such, or by its directory or address.
-
-    Of a run in a bucket it is this machine's copy, as the run is now.
-
-    Raises:
-        RunDirectoryError: there is no run at the address.
-        StoreError: the bucket does not answer or refuses.
-    """
-    if isinstance(run, Run):
-        return run.path
-    return seen_copy(run) if isinstance(run, str) and is_s3(run) else Path(run)
-
-
 def open_run(path: FilePath | Run) -> Run:
     """Open the directory of a run: finished, cut off, or still going.
 
@@ -272,26 +259,14 @@ def open_run(path: FilePath | Run) -> Run:
     summary = load_summary(directory.path)
     if summary is not None:
         return Run(directory, experiment, summary)
-    log = directory.path / EVENTS_FILE
-    if not log.exists():
-        raise RunDirectoryError(
-            f"{directory.path} has no events: the run has not begun",
-            fix="Look at what the command that started it printed.",
-        )
-    return Run(directory, experiment, _so_far(experiment, read_events(log)), finished=False)
-
-
-def report(run: FilePath | Run, out: FilePath | None = None) -> Path:
-    """Write the HTML page about a run and give its path.
-
-    Args:
-        run: the run, or its directory.
-        out: the file; default: ``report.html`` in that directory.
-
-    Raises:
-        RunDirectoryError: there is no run, or the page cannot be written.
-    """
-    return write_run_report(directory_of(run), None if out is None else Path(out))
+    if not has_begun(directory.path):
+        raise not_begun(directory)
+    return Run(
+        directory,
+        experiment,
+        _so_far(experiment, read_events(directory.path / EVENTS_FILE)),
+        finished=False,
+    )
 
 
 def _opened(store: CheckpointStore, id: int) -> Checkpoint:

@@ -11,7 +11,7 @@ from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
 from geo_ray.api.start import checked_run
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.source import override_items
@@ -57,7 +57,7 @@ class RunCheck:
             }
             for demand in (*self.demands, *self.absent)
         ]
-        return table_of(rows)
+        return Table(rows)
 
     def __repr__(self) -> str:
         processes = sum(len(demand.bundles) for demand in self.demands)

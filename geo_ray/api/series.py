@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.errors import ConfigError
 from geo_ray.observe.events.columns import RunRecord
 from geo_ray.observe.events.schema import Event
@@ -69,7 +69,7 @@ def metric_table(events: Sequence[Event], name: str) -> Table:
     by_then = bytes_at(counts_N2[:, 0], counts_N2[:, 1], times_s)
     known = [round(float(count)) for count in by_then] if counts else [None] * len(ordered)
     ordered = [(*row, count) for row, count in zip(ordered, known, strict=True)]
-    return table_of([dict(zip(_COLUMNS, row, strict=True)) for row in ordered], _COLUMNS)
+    return Table([dict(zip(_COLUMNS, row, strict=True)) for row in ordered], _COLUMNS)
 
 
 def regions_table(record: RunRecord) -> Table:
@@ -88,4 +88,4 @@ def regions_table(record: RunRecord) -> Table:
         }
         for name, region in totals.regions.items()
     ]
-    return table_of(rows)
+    return Table(rows)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.experiment import Experiment, RunConfig
-from geo_ray.config.load import digest, load_tree, override_notes, read_text
+from geo_ray.config.base import expanded
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import dump_yaml, load_tree, override_notes, read_text
 from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.recorded import RunConfig
 from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
@@ -116,6 +118,10 @@ def run_to_resume(config: ConfigSource, overrides: tuple[str, ...]) -> Path | st
     place, name = section.get("dir", RunConfig().dir), keys.get("name")
     if not isinstance(place, str) or not isinstance(name, str):
         return None  # the full validation says what is wrong
+    try:
+        place = expanded(place)
+    except ValueError:
+        return None  # as above
     found = join(place, name) if is_s3(place) else Path(place) / name
     return found if rundir.is_run(found) else None
 
@@ -166,8 +172,9 @@ def resumed_run(
     overrides: tuple[str, ...],
     plan: Plan | None,
     *,
-    allow_drift: bool,
+    allowed: Sequence[str] = (),
     checkpoint: int | None = None,
+    base_dir: Path | None = None,
     begins: bool = False,
 ) -> ReadyRun:
     """Open the directory of an earlier run, to go on with it; changes nothing in it.
@@ -177,8 +184,10 @@ def resumed_run(
         config: another configuration than the run's own.
         overrides: as for ``--set``.
         plan: to follow from now on.
-        allow_drift: take the configuration although it differs from the run's.
+        allowed: keys that may differ from the run's configuration, each with all keys below it,
+            and files of the user's that may have changed. Keys of ``overrides`` may, too.
         checkpoint: to go on from; None: the newest that is whole and healthy.
+        base_dir: where to look first for files that the run's own configuration names.
         begins: whether a run that never saved may start from the beginning.
 
     Raises:
@@ -188,38 +197,73 @@ def resumed_run(
         RunFinishedError: nothing would come of it.
         ConfigError, PlanError: as for `new_run`.
     """
-    run, experiment = rundir.reopen(path, allow_drift=allow_drift)
+    near = base_dir if config is None else config.parent
+    run, experiment = rundir.reopen(path, allowed=allowed, near=near)
     if plan is not None:
         if config is not None or overrides:
             raise ConfigError(
                 "a run that is resumed with a plan has its own configuration",
                 fix="Leave out the configuration and the overrides, or the plan.",
             )
+        rundir.has_moved(run, experiment, allowed)
         changed = rundir.following(run, experiment, plan)
         check_resumable(run, experiment, changed, checkpoint, begins=begins)
         check_own_certificates(changed, goes_on=True)
         return ReadyRun(run, changed, True, plan)
-    wanted = experiment
+    wanted, notes = experiment, list[str]()
     if config is not None or overrides:
         followed = rundir.followed_plan(run)
-        if config is not None and followed is not None:
-            overrides = _following(config, overrides, followed)
+        if config is not None:
+            run = replace(run, base_dir=config.parent.absolute())
+            if followed is not None:
+                overrides = _following(config, overrides, followed)
         source = run.path / rundir.CONFIG_FILE if config is None else config
+        files = rundir.own_files(experiment)
         wanted, _ = load_experiment(
             source,
             overrides,
-            base_dir=run.base_dir if config is None else None,
-            allow_drift=allow_drift,
+            base_dir=run.base_dir,
+            allow_drift=any(name in allowed for name in files),
         )
-        rundir.check_drift(experiment, wanted, allow=allow_drift)
+        named = (*allowed, *(item.partition("=")[0].strip() for item in overrides))
+        changes = rundir.check_drift(experiment, wanted, named)
+        notes += [f"changed: {key}: {change}" for key, change in changes.items()]
+        notes += _schedule_notes(experiment, wanted)
+    has_moved = rundir.has_moved(run, wanted, allowed)
     check_resumable(run, experiment, wanted, checkpoint, begins=begins)
     if wanted.cluster.kind == "local":
         check_device(wanted)
     check_own_certificates(wanted, goes_on=True)
-    # What is on the disk is compared: with `allow_drift` the digest of a file may be another.
-    written = rundir.reopen(path, to_look_at=True)[1]
     away = _away(wanted, overrides, is_given=config is not None)
-    return ReadyRun(run, wanted, digest(wanted) != digest(written), away=away)
+    # Compared with what is on the disk: a file that may have changed has another digest there.
+    written = read_text(run.path / rundir.CONFIG_FILE)
+    is_changed = dump_yaml(wanted) != written
+    return ReadyRun(run, wanted, is_changed or has_moved, note="\n".join(notes), away=away)
+
+
+def _schedule_notes(saved: Experiment, wanted: Experiment) -> list[str]:
+    """Say that another number of steps stretches the schedule of the learning rate."""
+    schedule = wanted.optimizer.schedule
+    if schedule is None or schedule.kind == "constant" or schedule.steps is not None:
+        return []
+    before, now = _optimizer_steps(saved), _optimizer_steps(wanted)
+    if before == now or saved.optimizer.schedule != schedule:
+        return []
+    share = schedule.over(now).factor(min(before, now))
+    return [
+        f"the {schedule.kind} schedule of the learning rate now spans {now} steps instead of "
+        f"{before}: at step {min(before, now)} the rate is {share:.0%} of optimizer.lr instead of "
+        f"{schedule.over(before).factor(min(before, now)):.0%}; "
+        f"`--set optimizer.schedule.steps={before}` keeps it as it was"
+    ]
+
+
+def _optimizer_steps(experiment: Experiment) -> int:
+    """Steps of an optimizer, which is what a schedule counts."""
+    steps = experiment.train.steps * max(1, experiment.worker_steps)
+    if experiment.train.mode == "async" and not experiment.worker_steps:
+        steps *= max(region.workers for region in experiment.regions)
+    return steps
 
 
 def _away(wanted: Experiment, overrides: tuple[str, ...], *, is_given: bool) -> frozenset[str]:

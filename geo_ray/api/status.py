@@ -1,29 +1,55 @@
-"""How a run stands, and who takes part in it, from any process: `geo_ray.status`, `members`."""
+"""What any process may ask of a run: `geo_ray.status`, `members`, `checkpoints`, `stop`.
+
+Nothing here imports PyTorch, Ray or code of the user: these commands must answer at once, and must
+be safe for a run of somebody else's.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from shlex import quote
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from geo_ray.api.inputs import FilePath
-from geo_ray.api.run import directory_of, open_run
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.clock import SystemClock
-from geo_ray.errors import ConfigError, DriverMissingError, MembersRefusedError, RunFinishedError
-from geo_ray.job.far.copy import pass_on
+from geo_ray.config.recorded import RecordedConfig
+from geo_ray.errors import (
+    CheckpointError,
+    ConfigError,
+    DriverMissingError,
+    MembersRefusedError,
+    RunDirectoryError,
+    RunFinishedError,
+)
+from geo_ray.job import rundir
+from geo_ray.job.checkpoints import regions_in, store_of
+from geo_ray.job.far.copy import pass_on, seen_copy
+from geo_ray.job.rundir import RunDirectory
 from geo_ray.job.status import Beside, StatusReader
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.totals import RunTotals
-from geo_ray.observe.report.ending import Ending
+from geo_ray.observe.report.ending import Ending, has_begun
 from geo_ray.observe.status.members import MembersFold
 from geo_ray.observe.status.record import RunStatus as RunStatus
+from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb, ask
+from geo_ray.stores.uri import is_s3
 
 _LOOK_EVERY_S = 0.25
 _LOOK_FAR_EVERY_S = 2.0  # each look is paid for
 _MOST_EVENTS = 1_000_000
+
+
+class OpenedRun(Protocol):
+    """A run that is given as a value, such as a `Run`."""
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
 
 
 def status(run: FilePath) -> RunStatus:
@@ -80,18 +106,18 @@ def members(run: FilePath) -> Table:
     Raises:
         RunDirectoryError: there is no run.
     """
-    opened = open_run(run)
+    directory, config = _begun(run)
     folds: list[MembersFold] = []
-    found = StatusReader(opened.directory.path, beside=lambda: _feeds(folds)).read()
+    found = StatusReader(directory.path, beside=lambda: _feeds(folds)).read()
     now = folds[-1]
     if found.is_going is False and found.waits_s is None:
         now.end()
     rows = [
         {"region": name, "state": each.state, "step": each.step, "refused": each.refused}
-        for name in opened.experiment.region_names
+        for name in config.region_names
         for each in (now.of(name),)
     ]
-    return table_of(rows, {"region": str, "state": str, "step": int, "refused": str})
+    return Table(rows, {"region": str, "state": str, "step": int, "refused": str})
 
 
 def change_members(
@@ -117,8 +143,8 @@ def change_members(
         RunFinishedError, DriverMissingError: nobody drives the run, so nothing was asked.
         MembersRefusedError: it is refused; says why.
     """
-    opened = open_run(run)
-    names = opened.experiment.region_names
+    directory, config = _begun(run)
+    names = config.region_names
     if verb not in get_args(Verb):
         known = ", ".join(get_args(Verb))
         raise ConfigError(f"there is no '{verb}'", fix=f"Say one of {known}.")
@@ -127,12 +153,12 @@ def change_members(
             f"there is no region '{region}' in this run", fix=f"Name one of {', '.join(names)}."
         )
     answers: dict[str, Event] = {}
-    reader = StatusReader(opened.directory.path, beside=lambda: partial(_note_answer, answers))
+    reader = StatusReader(directory.path, beside=lambda: partial(_note_answer, answers))
     found = reader.read()
     _check_driven(found)
     request = MemberRequest.model_validate({"verb": verb, "region": region})
-    id = ask(opened.directory.path, request)
-    pass_on(opened.directory.address, opened.directory.path)
+    id = ask(directory.path, request)
+    pass_on(directory.address, directory.path)
     clock = SystemClock()
     until_s = clock.now_s() + (wait_s if found.waits_s is None else 0.0)
     while id not in answers and clock.now_s() < until_s:
@@ -145,6 +171,106 @@ def change_members(
             fix=f"See who takes part with `geo-ray members {quote(found.run)}`.",
         )
     return "unanswered" if answer is None else "begun"
+
+
+def checkpoints(run: FilePath | OpenedRun) -> Table:
+    """The checkpoints of a run, a row each, oldest first.
+
+    ``state`` is ``healthy`` for what a resume takes, ``diverged`` for one that was taken while the
+    loss had exploded or numbers were not finite, else what is wrong with its files. Files in a
+    directory are read for that; of those in an object store the sizes are compared.
+
+    Args:
+        run: the run, or its directory.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        StoreError: its object store does not answer or refuses.
+    """
+    directory, config = _begun(run)
+    store = store_of(directory, config.checkpoint)
+    kinds = {"id": int, "step": int, "created": str, "bytes": int, "regions": str, "state": str}
+    rows = []
+    for number in store.ids():
+        row: dict[str, object] = {"id": number}
+        try:
+            manifest = store.manifest(number)
+            regions = regions_in({part.name for part in manifest.parts}, config.regions)
+            row |= {
+                "step": manifest.step,
+                "created": manifest.created,
+                "bytes": sum(part.bytes for part in manifest.parts),
+                "regions": ", ".join(regions),
+            }
+            _ = store.look(number) if store.far else store.open(number)
+            row["state"] = "healthy" if manifest.healthy else "diverged"
+        except CheckpointError as error:
+            row["state"] = error.message
+        rows.append(row)
+    return Table(rows, kinds)
+
+
+def report(run: FilePath | OpenedRun, out: FilePath | None = None) -> Path:
+    """Write the HTML page about a run and give its path.
+
+    Args:
+        run: the run, or its directory.
+        out: the file; default: ``report.html`` in that directory.
+
+    Raises:
+        RunDirectoryError: there is no run, or the page cannot be written.
+    """
+    from geo_ray.job.live.report import write_run_report  # with all that it draws
+
+    return write_run_report(directory_of(run), None if out is None else Path(out))
+
+
+def stop(run: FilePath | OpenedRun) -> None:
+    """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
+
+    Args:
+        run: its directory.
+
+    Raises:
+        RunDirectoryError: there is no run, or nothing can be written there.
+    """
+    directory, _ = _begun(run)
+    stop_requests.ask(directory.path)
+    pass_on(directory.address, directory.path)
+
+
+def directory_of(run: FilePath | OpenedRun) -> Path:
+    """The directory of a run that is given as such, or by its directory or address.
+
+    Of a run in a bucket it is this machine's copy, as the run is now.
+
+    Raises:
+        RunDirectoryError: there is no run at the address.
+        StoreError: the bucket does not answer or refuses.
+    """
+    if not isinstance(run, (str, os.PathLike)):
+        return run.path
+    return seen_copy(run) if isinstance(run, str) and is_s3(run) else Path(run)
+
+
+def _begun(run: FilePath | OpenedRun) -> tuple[RunDirectory, RecordedConfig]:
+    """Paths and configuration of a run that has begun.
+
+    Raises:
+        RunDirectoryError: there is no run, or nothing has happened in it yet.
+    """
+    directory, config = rundir.look(directory_of(run))
+    if not has_begun(directory.path):
+        raise not_begun(directory)
+    return directory, config
+
+
+def not_begun(directory: RunDirectory) -> RunDirectoryError:
+    """The error about a run in which nothing has happened yet."""
+    return RunDirectoryError(
+        f"{directory.path} has no events: the run has not begun",
+        fix="Look at what the command that started it printed.",
+    )
 
 
 def _check_driven(found: RunStatus) -> None:

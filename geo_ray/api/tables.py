@@ -1,27 +1,173 @@
-"""Rows of plain values as Arrow tables, which pandas, polars and duckdb take as they are."""
+"""Rows of plain values that print as a table, and that Arrow, pandas and polars take."""
 
 # PyArrow ships no complete types.
 # mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, overload
 
-import pyarrow as pa
+from geo_ray.api.html import html_view
 
-Table: TypeAlias = pa.Table
+_WIDTH: Final = 80
+_MOST_ROWS: Final = 20
+_LEAST_CELL: Final = 8
+_GAP: Final = "  "
 
-_KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
+class Table:
+    """Rows with the same columns; immutable. A value is an int, a float, a text or None.
 
-def table_of(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, type] | None = None) -> Table:
-    """A table of rows; a column may have nulls.
+    ``print(table)`` shows at most 20 rows in 80 columns; a notebook shows all of them. `to_pylist`
+    gives the rows as dictionaries, `to_arrow` and `to_pandas` convert them. Programs that speak
+    Arrow's C stream interface, such as polars and duckdb, take a table as it is.
 
     Args:
-        rows: values by column; the columns are those of the first row, or of ``kinds``.
-        kinds: int, float or str by column; needed where there may be no rows or only nulls.
+        rows: values by column.
+        kinds: int, float or str by column; needed where a column may have only nulls, or where
+            there may be no rows. Without it, the columns are those of the rows.
     """
-    if kinds is None:
-        return pa.Table.from_pylist([dict(row) for row in rows])
-    schema = pa.schema([pa.field(name, _KINDS[kind]) for name, kind in kinds.items()])
-    return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, type] | None = None
+    ) -> None:
+        names = kinds or dict.fromkeys(name for row in rows for name in row)
+        self._names = tuple(names)
+        self._kinds = kinds
+        self._rows = tuple({name: row.get(name) for name in self._names} for row in rows)
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return list(self._names)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """The rows, each as a dictionary by column."""
+        return [dict(row) for row in self._rows]
+
+    def to_arrow(self) -> Any:
+        """The same as a ``pyarrow.Table``."""
+        import pyarrow as pa
+
+        if self._kinds is None:
+            return pa.Table.from_pylist(self.to_pylist())
+        types = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+        schema = pa.schema([pa.field(name, types[kind]) for name, kind in self._kinds.items()])
+        return pa.Table.from_pylist(self.to_pylist(), schema=schema)
+
+    def to_pandas(self) -> Any:
+        """The same as a ``pandas.DataFrame``; needs pandas."""
+        return self.to_arrow().to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.to_pylist())
+
+    @overload
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, key: str) -> list[Any]: ...
+    def __getitem__(self, key: int | str) -> dict[str, Any] | list[Any]:
+        """A row by its number, or the values of a column by its name."""
+        if isinstance(key, int):
+            return dict(self._rows[key])
+        if key not in self._names:
+            raise KeyError(f"there is no column {key!r}; there are {', '.join(self._names)}")
+        return [row[key] for row in self._rows]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table):
+            return NotImplemented
+        return (self._names, self._rows) == (other._names, other._rows)
+
+    def __hash__(self) -> int:
+        return hash((self._names, len(self._rows)))
+
+    def __repr__(self) -> str:
+        shown = self._rows
+        left_out = len(shown) - _MOST_ROWS
+        if left_out > 0:
+            half = _MOST_ROWS // 2
+            shown = (*shown[:half], *shown[-half:])
+        columns = [_Column(name, [row[name] for row in shown]) for name in self._names]
+        hidden = _fit(columns)
+        lines = [_GAP.join(column.heading() for column in columns).rstrip()]
+        lines += [
+            _GAP.join(column.cell(i) for column in columns).rstrip() for i in range(len(shown))
+        ]
+        if left_out > 0:
+            lines.insert(1 + _MOST_ROWS // 2, f"... {left_out:,} more rows ...")
+        if hidden:
+            lines.append(f"(also the columns {', '.join(hidden)})")
+        if not self._rows:
+            lines.append("(no rows)")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [[_text(row[name]) for name in self._names] for row in self._rows]
+        return html_view(f"{len(rows):,} row{'' if len(rows) == 1 else 's'}", self._names, rows)
+
+
+class _Column:
+    """A column as text."""
+
+    def __init__(self, name: str, values: Sequence[object]) -> None:
+        self.name = name
+        self._cells = [_text(value) for value in values]
+        numbers = [value for value in values if value is not None]
+        self._is_right = bool(numbers) and all(isinstance(v, (int, float)) for v in numbers)
+        self.width = max(map(len, (name, *self._cells)))
+        # A number that is cut off would be another number.
+        longest = max(map(len, self._cells), default=0) if self._is_right else 0
+        self.least = min(self.width, max(longest, _LEAST_CELL))
+
+    def heading(self) -> str:
+        return self._placed(self.name)
+
+    def cell(self, row: int) -> str:
+        return self._placed(self._cells[row])
+
+    def _placed(self, text: str) -> str:
+        if len(text) > self.width:
+            text = text[: self.width - 1] + "…"
+        return text.rjust(self.width) if self._is_right else text.ljust(self.width)
+
+
+def _fit(columns: list[_Column]) -> list[str]:
+    """Narrow the widest columns until a line fits, and take out the last ones if it does not.
+
+    Returns:
+        Names of the columns that were taken out.
+    """
+    hidden: list[str] = []
+    while columns:
+        over = sum(each.width for each in columns) + len(_GAP) * (len(columns) - 1) - _WIDTH
+        if over <= 0:
+            break
+        widest = max(columns, key=lambda each: each.width - each.least)
+        if widest.width > widest.least:
+            widest.width = max(widest.least, widest.width - over)
+        elif len(columns) > 1:
+            hidden.insert(0, columns.pop().name)
+        else:
+            break
+    return hidden
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else str(value)
+    return " ".join(str(value).split())

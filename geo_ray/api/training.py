@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
-from geo_ray.api.run import Run, directory_of, open_run
+from geo_ray.api.run import Run, open_run
 from geo_ray.api.start import new_run, resumed_run, run_to_resume
+from geo_ray.api.status import directory_of
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
-from geo_ray.errors import ConfigError, GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.errors import (
+    ConfigError,
+    GeoRayError,
+    LeaseLostError,
+    RunFinishedError,
+    RunHeldError,
+)
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import has_checkpoint
-from geo_ray.job.far.copy import copy_path, driven_copy, pass_on
+from geo_ray.job.far.copy import copy_path, driven_copy, is_ahead
 from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.live.report import reported
 from geo_ray.job.rundir import RunDirectory
-from geo_ray.lease.driving import seeker_of
+from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import REPORT_FILE
 from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.driver.drive import Driven, attach, drive
 from geo_ray.runtime.driver.drive import watch as follow_driver
 from geo_ray.runtime.driver.front import Handle, is_driven
@@ -48,7 +54,7 @@ def train(
     resume: FilePath | Run | None = None,
     checkpoint: int | None = None,
     plan: FollowedPlan | None = None,
-    allow_drift: bool = False,
+    allow_changes: Sequence[str] = (),
     on_event: OnEvent | None = None,
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
@@ -72,7 +78,8 @@ def train(
         resume: the earlier run, to go on with from its newest whole and healthy checkpoint.
         checkpoint: with ``resume``: id of another one, as `geo_ray.checkpoints` lists them.
         plan: to follow, as `geo_ray.plan` gives it or saves it.
-        allow_drift: resume although the configuration differs from the run's.
+        allow_changes: what may differ from the run when it is resumed: dotted keys, each with all
+            keys below it, and files with classes of yours. Keys of ``overrides`` may, too.
         on_event: given every event, in this thread; what it raises ends the run.
         progress: True shows the run on standard error, "plain" does it in lines.
         base_dir: where relative paths in a mapping or an experiment start; default: the working
@@ -108,6 +115,7 @@ def train(
             leases = None if address is None else RunObjects(address).lease()
             seeker = seeker_of(path, watch.tell, leases)
             seeker.wait()  # before anything is judged that a living run changes
+            was_here = address is not None and is_ahead(RunObjects(address), path)
             if address is not None:
                 driven_copy(address)
             try:
@@ -116,10 +124,15 @@ def train(
                     source,
                     changes,
                     followed,
-                    allow_drift=allow_drift,
+                    allowed=allow_changes,
                     checkpoint=checkpoint,
+                    base_dir=None if base_dir is None else Path(base_dir),
                     begins=again is not None,
                 )
+            except RunFinishedError as error:
+                if address is not None and was_here:
+                    _copy_rest(address, path, seeker)
+                raise name_run(error, path) from error.__cause__
             except GeoRayError as error:
                 raise name_run(error, path) from error.__cause__
         elif source is not None:
@@ -166,6 +179,16 @@ def train(
     return Run(ready.run, ready.experiment, summary, finished=True)
 
 
+def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
+    """Copy to its bucket the end of a finished run that was driven on this machine.
+
+    Raises:
+        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `mirrored`.
+    """
+    with driving(seeker) as held, mirrored(address, path, held.epoch, held.check):
+        pass
+
+
 def _address_of(run: FilePath | Run) -> str | None:
     """Of a run in a bucket, however it is named; None: it is in none."""
     if isinstance(run, Run):
@@ -192,20 +215,6 @@ def _watched_if_living(
     if not is_there:
         return None
     return open_run(path) if summary is None else Run(run, experiment, summary)
-
-
-def stop(run: FilePath | Run) -> None:
-    """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
-
-    Args:
-        run: its directory.
-
-    Raises:
-        RunDirectoryError: there is no run, or nothing can be written there.
-    """
-    directory = open_run(run).directory
-    stop_requests.ask(directory.path)
-    pass_on(directory.address, directory.path)
 
 
 def simulate(
@@ -252,8 +261,8 @@ def _noting(note: str, watched: Watched) -> OnEvent:
     """Tells a note when the run begins: one that does not begin is not made."""
 
     def on_event(event: Event) -> None:
-        if note and event.kind == "run_started":
-            watched.note(note)
+        for line in note.splitlines() if event.kind == "run_started" else ():
+            watched.note(line)
 
     return on_event
 
@@ -282,7 +291,7 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
     """
     fix = error.fix
     if "--resume RUN" in fix and not has_checkpoint(run_dir):
-        fix = fix.replace("--resume RUN --allow-drift", "CONFIG").replace("--resume RUN", "CONFIG")
+        fix = fix.replace("--resume RUN", "CONFIG")
         fix = fix.replace("Resume with", "Start again with")
         fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
     shown = rundir.address_in(run_dir) or str(short_path(run_dir))

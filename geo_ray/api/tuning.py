@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath, Overrides, own_threads_kept
-from geo_ray.api.tables import Table, table_of
+from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
@@ -74,7 +74,7 @@ class TuningResult:
     def table(self) -> Table:
         """A row per trial, best first: its values by key, scores, and how it ended."""
         names = [f"score_{name}" for name in self.tuning.objectives]
-        return table_of(
+        return Table(
             [
                 {"trial": row.id, "status": row.status}
                 | row.values

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rich.console import Console
 
-from geo_ray.config.experiment import Experiment
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.progress import Progress
 from geo_ray.util.terminal import outliving
+
+if TYPE_CHECKING:
+    from geo_ray.config.experiment import Experiment
 
 OnEvent: TypeAlias = Callable[[Event], None]
 ShowProgress: TypeAlias = bool | Literal["plain"]

@@ -131,26 +131,6 @@ def read_meta(place: Path | PartSource, info: PartInfo) -> JSONObject:
         return _meta_of(metadata, info)
 
 
-def verify_part(place: Path | PartSource, info: PartInfo) -> None:
-    """Check size and SHA-256 of a part's file without keeping it in memory.
-
-    Raises:
-        CheckpointCorruptError: if the file is missing or not what ``info`` says.
-        StoreError: if a store does not answer or refuses.
-    """
-    folder = _folder(place)
-    digest = hashlib.sha256()
-    try:
-        with folder.open(info.file, info.bytes) as file:
-            block = memoryview(bytearray(min(_BLOCK_BYTES, info.bytes)))
-            while size := file.readinto(block):
-                digest.update(block[:size])
-    except OSError as error:
-        raise _corrupt(folder.name_of(info.file), f"cannot be read: {error.strerror}") from error
-    if digest.hexdigest() != info.sha256:
-        raise _corrupt(folder.name_of(info.file), "its SHA-256 is not that of the manifest")
-
-
 def _folder(place: Path | PartSource) -> PartSource:
     return LocalFolder(place) if isinstance(place, Path) else place
 

@@ -8,25 +8,24 @@ rules are the same wherever the folders lie: in a directory, or in a bucket.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from torch import Tensor
-
-from geo_ray.checkpoint.folder import Folder, Root
-from geo_ray.checkpoint.local_folder import LocalRoot
+from geo_ray.checkpoint.folder import Folder, PartSource, Root
+from geo_ray.checkpoint.local_folder import LocalFolder, LocalRoot
 from geo_ray.checkpoint.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
     CheckpointManifest,
+    PartInfo,
     decode_manifest,
     encode_manifest,
 )
-from geo_ray.checkpoint.parts import read_meta, read_part, verify_part
 from geo_ray.config.canonical import JSONObject
 from geo_ray.errors import (
     CheckpointConflictError,
@@ -38,9 +37,13 @@ from geo_ray.errors import (
 )
 from geo_ray.util.atomic_file import Failpoint, no_failpoint
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 MIN_KEEP = 2
 _MOST_SHOWN: Final = 10
 _BLOCK_BYTES: Final = 1 << 20
+_VERIFIED_BYTES: Final = 1 << 22
 _log = logging.getLogger(__name__)
 
 
@@ -66,6 +69,9 @@ class Checkpoint:
             CheckpointCorruptError: if its file changed since.
             StoreError: if a store does not answer or refuses.
         """
+        # PyTorch takes seconds to import, and most readers want only what the manifest says.
+        from geo_ray.checkpoint.parts import read_part
+
         return read_part(self.folder, self.manifest.part(name))
 
     def meta(self, name: str) -> JSONObject:
@@ -74,6 +80,8 @@ class Checkpoint:
         Raises:
             CheckpointError, CheckpointCorruptError, StoreError: as for `read`.
         """
+        from geo_ray.checkpoint.parts import read_meta
+
         return read_meta(self.folder, self.manifest.part(name))
 
 
@@ -369,6 +377,27 @@ class CheckpointStore:
             return self.look(id)
         except CheckpointError:
             return None
+
+
+def verify_part(place: Path | PartSource, info: PartInfo) -> None:
+    """Check size and SHA-256 of a part's file without keeping it in memory.
+
+    Raises:
+        CheckpointCorruptError: if the file is missing or not what ``info`` says.
+        StoreError: if a store does not answer or refuses.
+    """
+    folder: PartSource = LocalFolder(place) if isinstance(place, Path) else place
+    name = folder.name_of(info.file)
+    digest = hashlib.sha256()
+    try:
+        with folder.open(info.file, info.bytes) as file:
+            block = memoryview(bytearray(min(_VERIFIED_BYTES, info.bytes)))
+            while size := file.readinto(block):
+                digest.update(block[:size])
+    except OSError as error:
+        raise CheckpointCorruptError(f"{name}: cannot be read: {error.strerror}") from error
+    if digest.hexdigest() != info.sha256:
+        raise CheckpointCorruptError(f"{name}: its SHA-256 is not that of the manifest")
 
 
 def _check_sizes(folder: Folder, manifest: CheckpointManifest) -> None:

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from geo_ray.cli.paths import loading
+
 
 @click.command(short_help="Check a strategy, a codec or a task of your own.")
 @click.argument("name", metavar="FILE.py:CLASS")
@@ -19,6 +21,7 @@ def check(name: str, options: tuple[str, ...]) -> None:
     names of the library's own work, too. Checks take the options as they are: a short interval
     makes them quick. The exit code is 1 if one fails.
     """
+    loading()
     import geo_ray
     from geo_ray.config.overrides import CALLED
 

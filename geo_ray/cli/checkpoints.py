@@ -19,12 +19,14 @@ def checkpoints(run_dir: RunRef) -> None:
     from rich.table import Table
 
     import geo_ray
+    from geo_ray.api.status import directory_of
+    from geo_ray.observe.events.log import EVENTS_FILE, read_events
     from geo_ray.observe.text import bytes_text
 
     found = geo_ray.checkpoints(run_dir).to_pylist()
     if not found:
-        begun = geo_ray.open_run(run_dir).events("run_started")
-        simulated = any(event["simulated"] for event in begun)
+        events = read_events(directory_of(run_dir) / EVENTS_FILE)
+        simulated = any(e["simulated"] for e in events if e.kind == "run_started")
         why = ": it was simulated, and a simulation writes none" if simulated else ""
         click.echo(f"{run_dir} has no checkpoint{why}")
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import check_config, config_file
+from geo_ray.cli.paths import check_config, config_file, loading
 
 
 @click.command(short_help="Run CONFIG's workload with several strategies.")
@@ -59,6 +59,7 @@ def compare(
     links of CONFIG. Every strategy gets the same number of trials for its learning rate. The result
     is a table, compare.json and compare.html.
     """
+    loading("PyTorch and Ray")
     check_config(config, overrides)
     from rich.console import Console
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import config_file
+from geo_ray.cli.paths import config_file, loading
 
 
 @click.group()
@@ -20,6 +20,7 @@ def config() -> None:
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 def show(file: Path, overrides: tuple[str, ...]) -> None:
     """Print FILE as it would run, defaults included, and its digest."""
+    loading()
     from geo_ray.config.load import digest, dump_yaml, override_notes
     from geo_ray.job.auto import load_experiment
 
@@ -41,6 +42,7 @@ def schema(key: str | None, as_json: bool) -> None:
     With KEY, only that and what is below. KEY is written as for --set, with or without the kind of
     a section: `train.steps`, `strategy.diloco`, `strategy.diloco.interval`, `strategy.interval`.
     """
+    loading()
     import geo_ray
     from geo_ray.config.load import describe
     from geo_ray.config.subtree import describe_key

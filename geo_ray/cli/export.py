@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import RunRef, RunReference, run_directory
+from geo_ray.cli.paths import RunRef, RunReference, loading, run_directory
 
 
 @click.command(short_help="Write the model of RUN as a file of its own.")
@@ -21,6 +21,7 @@ from geo_ray.cli.paths import RunRef, RunReference, run_directory
 @click.option("--best", is_flag=True, help="The best one, which train.keep_best has kept.")
 def export(run_dir: RunRef, out: Path, checkpoint: int | None, best: bool) -> None:
     """Write the model of RUN, its best one, or one of a checkpoint, as a file of its own."""
+    loading()
     import geo_ray
 
     path = geo_ray.open_run(run_dir).export(out, checkpoint, best=best)

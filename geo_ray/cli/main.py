@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import logging
+import os
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import click
@@ -94,7 +97,42 @@ def root(context: click.Context) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; errors are printed with their fix and give the exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    if arguments is not None:
+        return _outliving(arguments)
+    leaving = _QuickExit()
+    atexit.register(leaving)
+    try:
+        code = _outliving(sys.argv[1:])
+    except SystemExit as error:
+        leaving.code = error.code if isinstance(error.code, int) else 1
+        raise
+    leaving.code = code if isinstance(code, int) else 0
+    return code
+
+
+class _QuickExit:
+    """Ends the process at exit without tearing the interpreter down.
+
+    Destroying the objects of PyTorch and Ray takes seconds in which the terminal would wait. This
+    is the first exit handler that is registered and therefore the last to run: all threads have
+    been joined and all other handlers have run before.
+
+    Attributes:
+        code: exit code; that of a crash until the command has ended.
+    """
+
+    def __init__(self) -> None:
+        self.code = 1
+
+    def __call__(self) -> None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads, or it is closed
+                stream.flush()
+        os._exit(self.code)
+
+
+def _outliving(given: list[str]) -> Any:
     outlives = terminal_outlived() if _VERBS_THAT_OUTLIVE.intersection(given[:1]) else nullcontext()
     with outlives:
         return _main(given)

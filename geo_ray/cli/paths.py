@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -10,6 +11,12 @@ import click
 
 from geo_ray.config.canonical import JSONValue
 from geo_ray.errors import ConfigError, RunDirectoryError
+
+
+def loading(what: str = "PyTorch") -> None:
+    """Say that a command imports what takes seconds; called before the first such import."""
+    if "torch" not in sys.modules:
+        click.echo(f"loading {what}", err=True)
 
 
 def config_file(_: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:

@@ -14,6 +14,7 @@ from geo_ray.cli.paths import (
     config_file,
     existing_file,
     existing_files,
+    loading,
     run_directory,
 )
 from geo_ray.errors import ConfigError
@@ -117,6 +118,7 @@ def plan(
     CONFIG has a section `plan` that says what could be rented where. Prices come with this release
     and from `geo-ray prices`; links from a table, or from the section `emulate`.
     """
+    loading()
     if run_dir is not None:
         _check_rest(context)
     if age_h is not None and run_dir is None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geo_ray.cli.paths import loading
+
 if TYPE_CHECKING:
     from geo_ray import ProbeAddress, ProbeResult, ProbeSide
 
@@ -80,6 +82,7 @@ def probe(
     the first one shows (or the same GEO_RAY_PROBE_KEY, or --certs, on both). With a CONFIG: a
     probe in each of its regions, and every pair in turn.
     """
+    loading("PyTorch and Ray")
     import geo_ray
 
     if listen == (target is not None):

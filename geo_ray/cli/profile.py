@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import config_file
+from geo_ray.cli.paths import config_file, loading
 
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
@@ -64,6 +64,7 @@ def profile(
     What an earlier profile of the same model has is not measured again. With --loss, short
     simulated runs measure what longer intervals and codecs cost in loss: docs/planning.md.
     """
+    loading("PyTorch and Ray")
     if loss:
         _refuse("--loss", machines=machines, workers=workers, batch_sizes=batch_sizes, full=full)
         _measure_loss(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geo_ray.cli.paths import loading
+
 if TYPE_CHECKING:
     from geo_ray.program.run import On
 
@@ -52,6 +54,7 @@ def program(
 
     A configuration, CONFIG.yaml, stands for the program that `geo-ray train` is.
     """
+    loading("PyTorch and Ray")
     if sum((graph, simulate, price)) > 1:
         raise click.UsageError("--graph, --simulate and --price: one of them")
     if overrides and not program.endswith((".yaml", ".yml")):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from geo_ray.cli.paths import config_file
+from geo_ray.cli.paths import config_file, loading
 
 if TYPE_CHECKING:
     from geo_ray.api.queue.jobs import QueueAnswer, QueueUser
@@ -59,6 +59,7 @@ def queue() -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG from the cluster, until `geo-ray queue stop`."""
+    loading("PyTorch and Ray")
     click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 
@@ -73,6 +74,7 @@ def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def stop(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG no more. Its jobs go on."""
+    loading("PyTorch and Ray")
     click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 
@@ -123,6 +125,7 @@ def submit(
     wait_s: float,
 ) -> None:
     """Submit what CONFIG trains, as a job of QUEUE."""
+    loading()
     user = _user(tenant, token_file)
     click.echo(f"reading {config}, and asking {queue}", err=True)
     import geo_ray

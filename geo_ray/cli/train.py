@@ -8,7 +8,14 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.follow import plan_option, steps_hint
-from geo_ray.cli.paths import RunRef, RunReference, check_config, config_file, run_directory
+from geo_ray.cli.paths import (
+    RunRef,
+    RunReference,
+    check_config,
+    config_file,
+    loading,
+    run_directory,
+)
 
 
 @click.command()
@@ -30,7 +37,12 @@ from geo_ray.cli.paths import RunRef, RunReference, check_config, config_file, r
     help="With --resume: from this checkpoint; `geo-ray checkpoints RUN` lists them.",
 )
 @click.option(
-    "--allow-drift", is_flag=True, help="Resume although CONFIG differs; the run keeps it."
+    "--allow-change",
+    "allow_changes",
+    multiple=True,
+    metavar="KEY|FILE",
+    help="With --resume: KEY, or a key below it, may be another in CONFIG than in the run; or FILE "
+    "with a class of yours may have changed. Keys of --set may differ anyway.",
 )
 @plan_option
 @steps_hint
@@ -50,7 +62,7 @@ def train(
     overrides: tuple[str, ...],
     resume_dir: RunRef | None,
     checkpoint: int | None,
-    allow_drift: bool,
+    allow_changes: tuple[str, ...],
     plan_file: Path | None,
     dry_run: bool,
     detach: bool,
@@ -69,6 +81,7 @@ def train(
         raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
     if dry_run and resume_dir is not None:
         raise click.UsageError("--dry-run checks a new run: leave --resume out")
+    loading("PyTorch and Ray")
     if config is not None and resume_dir is None:
         check_config(config, overrides)
     if dry_run and config is not None:
@@ -84,7 +97,7 @@ def train(
         resume=resume_dir,
         checkpoint=checkpoint,
         plan=plan_file,
-        allow_drift=allow_drift,
+        allow_changes=allow_changes,
         progress="plain" if plain else True,
         began_unix_s=min(entry.BEGAN_UNIX_S, time.time()),
         detach=detach,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import config_file
+from geo_ray.cli.paths import config_file, loading
 
 
 @click.command(short_help="Search for the values with which a job is soonest or cheapest.")
@@ -31,6 +31,7 @@ def tune(
     The result is a table, tune.html, tune.json and best.yaml, which `geo-ray train` takes; Ray
     Tune's own results are in the folder tune.
     """
+    loading("PyTorch and Ray")
     from geo_ray.cli.paths import check_search
 
     check_search(search, overrides)

@@ -73,7 +73,7 @@ class RunStops:
         if path not in self._readers:
             self._readers[path] = StatusReader(path)
         reader = self._readers[path]
-        if reader.experiment.name != self._path.name:
+        if reader.config.name != self._path.name:
             return None
         status = reader.read()
         if status.is_going is False:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from geo_ray.config.base import StrictModel
+from geo_ray.config.base import PathText, StrictModel
 
 
 class LocalClusterConfig(StrictModel):
@@ -20,7 +20,7 @@ class LocalClusterConfig(StrictModel):
         100_000_000, ge=80_000_000, description="shared memory of each node's object store"
     )
     start_timeout_s: float = Field(90.0, gt=0, description="longest wait for all nodes")
-    temp_dir: str | None = Field(
+    temp_dir: PathText | None = Field(
         None,
         description="parent of a fresh directory for sockets and logs; null: the system's",
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from geo_ray.config.base import StrictModel
-from geo_ray.config.region import no_such_region
+from geo_ray.config.region import RegionConfig, no_such_region
 from geo_ray.transport.emulation.link_model import LinkSpec
 
 
@@ -98,3 +98,28 @@ class EmulateConfig(StrictModel):
 def _check_known(where: str, name: str, workers: Mapping[str, int]) -> None:
     if name not in workers:
         raise ValueError(no_such_region(where, name, workers))
+
+
+def emulated_links(
+    emulate: EmulateConfig | None, regions: Sequence[RegionConfig]
+) -> Mapping[tuple[str, str], LinkSpec]:
+    """All emulated links by (source, destination).
+
+    ``emulate.link`` holds between regions whose nodes are in different places; a link that
+    ``emulate.links`` names holds in any case.
+    """
+    if emulate is None:
+        return {}
+    named = {
+        (link.src, link.dst): LinkSpec(**link.model_dump(exclude={"src", "dst"}))
+        for link in emulate.links
+    }
+    found = {}
+    for src in regions:
+        for dst in regions:
+            spec = named.get((src.name, dst.name))
+            if spec is None and src.label != dst.label:
+                spec = emulate.link
+            if spec is not None and src.name != dst.name:
+                found[src.name, dst.name] = spec
+    return found

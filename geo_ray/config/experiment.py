@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -12,18 +11,17 @@ from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.annotations import MessageWords
 from geo_ray.config.auto import OR_AUTO
-from geo_ray.config.base import StrictModel
+from geo_ray.config.base import PathText, StrictModel
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
-from geo_ray.config.emulate import EmulateConfig
+from geo_ray.config.emulate import EmulateConfig, emulated_links
 from geo_ray.config.own import only_recorded
+from geo_ray.config.recorded import CheckpointConfig, RunConfig
 from geo_ray.config.region import Name, RegionConfig, check_device, no_such_region, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
-from geo_ray.errors import StoreError
 from geo_ray.observe.export.config import ObserveConfig
 from geo_ray.overlay.config import AnyOverlay, StarOverlay, check_overlay
 from geo_ray.planning.config import PlanConfig
 from geo_ray.providers.config import ProviderConfig
-from geo_ray.stores.uri import is_s3, parse_s3
 from geo_ray.strategies.registry import AnyStrategy
 from geo_ray.strategies.rules import check_shards
 from geo_ray.tasks.load import TaskConfig
@@ -47,7 +45,7 @@ class GenerateConfig(StrictModel):
 class DataConfig(StrictModel):
     """Where the rows come from; exactly one of `manifest` and `generate`."""
 
-    manifest: str | None = Field(None, description="path or s3:// address of a manifest")
+    manifest: PathText | None = Field(None, description="path or s3:// address of a manifest")
     generate: GenerateConfig | None = Field(None, description="generate the task's own data")
     batch_size: int = Field(32, ge=1, description="rows per worker and step")
     leave_out: tuple[str, ...] = Field(
@@ -60,111 +58,6 @@ class DataConfig(StrictModel):
         if (self.manifest is None) == (self.generate is None):
             raise ValueError("give exactly one of `manifest` and `generate`")
         return self
-
-
-class CheckpointConfig(StrictModel):
-    """When to save and how much to keep."""
-
-    every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
-    keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
-    part_timeout_s: float = Field(
-        600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
-    )
-    restarts: int = Field(
-        3,
-        ge=0,
-        description="times in `train.restart_window_s` that a run goes on from its newest "
-        "checkpoint by itself, when it has lost what cannot be replaced while the rest goes on",
-    )
-    store: str | None = Field(
-        None,
-        description="s3:// address below which checkpoints go, in a folder of the run's name; "
-        "null: the run's directory",
-    )
-    region_stores: dict[Name, str] = Field(
-        default_factory=dict,
-        description="by region: s3:// address for the parts of its servers; all else is in `store`",
-    )
-    store_region: Name | None = Field(
-        None,
-        description="region in which `store`, or `run.dir`, is, for the bill; null: the averager's"
-        ", or that of the driver's node for a directory that not all nodes see",
-    )
-
-    @model_validator(mode="after")
-    def _addresses(self) -> Self:
-        stores = {"store": self.store} if self.store is not None else {}
-        stores |= {f"region_stores.{name}": uri for name, uri in self.region_stores.items()}
-        for key, uri in stores.items():
-            if not is_s3(uri):
-                raise ValueError(f"`{key}` must begin with s3://")
-            try:
-                parse_s3(uri)
-            except StoreError as error:
-                raise ValueError(f"`{key}`: {error.message}") from None
-        if self.region_stores and self.store is None:
-            raise ValueError("`region_stores` wants `store`, too, for the manifests")
-        return self
-
-
-class RunConfig(StrictModel):
-    """Where a run leaves its files."""
-
-    dir: str = Field(
-        "runs", description="directory, or s3:// address, that holds one directory per run"
-    )
-    driver: Literal["process", "actor"] = Field(
-        "process",
-        description="what drives a run on an existing cluster: the process that starts it, with "
-        "which it ends, or an actor there, which goes on if that process dies",
-    )
-    again: Literal["new", "resume"] = Field(
-        "new",
-        description="what `geo-ray train CONFIG` does where `run.dir` has a run of that `name`: "
-        "new makes another one with a number; resume continues exactly that one, from its newest "
-        "checkpoint or, if it has none, from the beginning",
-    )
-    unattended_s: float | None = Field(
-        3600.0,
-        gt=0,
-        description="with driver actor: a run that nobody watches for so long is saved and ended; "
-        "null: never",
-    )
-
-    driverless_s: float | None = Field(
-        60.0,
-        ge=10,
-        description="on an existing cluster: for so long a run whose driver is gone goes on and "
-        "waits for another one; null: it ends with its driver",
-    )
-
-    @model_validator(mode="after")
-    def _address(self) -> Self:
-        if is_s3(self.dir):
-            try:
-                parse_s3(self.dir)
-            except StoreError as error:  # not as of the key, whose value would be repeated
-                raise ValueError(f"`dir`: {error.message}") from None
-        return self
-
-    def check(self, *, keeps_best: bool) -> None:
-        """Refuse what needs a directory that processes share, where the run's is in a bucket.
-
-        Raises:
-            ValueError: naming the key.
-        """
-        if not is_s3(self.dir):
-            return
-        if keeps_best:
-            raise ValueError(
-                "train.keep_best: its candidates lie in a directory that all nodes share, and "
-                "run.dir is in a bucket: leave it out, or name such a directory"
-            )
-        if self.driver == "actor":
-            raise ValueError(
-                "run.driver: an actor drives a run whose run.dir is a directory: name one, or "
-                "leave it at process"
-            )
 
 
 class Experiment(StrictModel):
@@ -312,25 +205,9 @@ class Experiment(StrictModel):
         """The region whose bridge hosts the averager."""
         return self.averager.region or self.regions[0].name
 
-    def link(self, src: str, dst: str) -> LinkSpec | None:
-        """The emulated link from ``src`` to ``dst``; None if it is not emulated."""
-        if self.emulate is None or src == dst:
-            return None
-        for link in self.emulate.links:
-            if (link.src, link.dst) == (src, dst):
-                return LinkSpec(**link.model_dump(exclude={"src", "dst"}))
-        label = self._label_of
-        return None if label[src] == label[dst] else self.emulate.link
-
-    @cached_property
-    def _label_of(self) -> dict[str, str]:
-        return {region.name: region.label for region in self.regions}
-
-    def links(self) -> dict[tuple[str, str], LinkSpec]:
+    def links(self) -> Mapping[tuple[str, str], LinkSpec]:
         """All emulated links by (source, destination)."""
-        pairs = [(s, d) for s in self.region_names for d in self.region_names if s != d]
-        specs = {(src, dst): self.link(src, dst) for src, dst in pairs}
-        return {pair: spec for pair, spec in specs.items() if spec is not None}
+        return emulated_links(self.emulate, self.regions)
 
     def step_s(self, region: str) -> float | None:
         """How long a step of the slowest worker of ``region`` is padded to; None: not at all."""

@@ -249,7 +249,7 @@ def _nearest_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str:
         return f"{word} is a key of the whole file: write it without what is before it"
     near = _near_key(word, valid, root)
     if near is not None:
-        return f"did you mean {near}?"
+        return f"did you mean {near}{_of_kind(near, root)}?"
     shown = ", ".join(valid[:_MAX_KEYS]) + (", ..." if len(valid) > _MAX_KEYS else "")
     return f"valid are: {shown}" if valid else "no key is valid here"
 
@@ -267,6 +267,13 @@ def _near_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str | N
     # the key of another section, the nearest to the root
     nearest_other = min(others, key=lambda path: path.count("."), default=None)
     return None if nearest_other is None else _as_set(nearest_other)
+
+
+def _of_kind(key: str, root: type[BaseModel]) -> str:
+    """The kind of section that alone has a key, in words; an empty text if several have it."""
+    paths = [path for path, _ in every_field(root) if _as_set(path) == key]
+    kinds = re.findall(r"\(kind=([^),]*)\)", paths[0]) if len(paths) == 1 else []
+    return f", a key of {kinds[-1]} alone" if kinds else ""
 
 
 def _as_set(path: str) -> str:

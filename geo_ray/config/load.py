@@ -24,6 +24,7 @@ from geo_ray.errors import ConfigError
 
 __all__ = [
     "MAX_FILE_BYTES",
+    "changes",
     "checked",
     "describe",
     "diff",
@@ -187,13 +188,18 @@ def digest(model: BaseModel) -> str:
 
 def diff(a: BaseModel, b: BaseModel) -> list[str]:
     """List the keys whose values differ, as ``key.key: old -> new``; empty if none does."""
+    return [f"{key}: {change}" for key, change in changes(a, b).items()]
+
+
+def changes(a: BaseModel, b: BaseModel) -> dict[str, str]:
+    """Give the keys whose values differ, dotted, each with ``old -> new``; empty if none does."""
     old, new = dict(_leaves(_tree(a), ())), dict(_leaves(_tree(b), ()))
-    lines = []
+    found = {}
     for path in dict.fromkeys([*old, *new]):
         before, after = old.get(path, _ABSENT), new.get(path, _ABSENT)
         if type(before) is not type(after) or before != after:
-            lines.append(f"{dotted(path)}: {_shown(before)} -> {_shown(after)}")
-    return lines
+            found[dotted(path)] = f"{_shown(before)} -> {_shown(after)}"
+    return found
 
 
 def dump_yaml(model: BaseModel) -> str:

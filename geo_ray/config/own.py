@@ -167,7 +167,8 @@ class OwnLoader:
         digest = source_digest(section.use, base_dir, self.wanted)
         if section.sha256 not in (None, digest) and not where[_ALLOW_DRIFT]:
             otherwise = (
-                "; or resume with the present one: geo-ray train --resume RUN --allow-drift."
+                "; or resume with the present one: --allow-change "
+                f"{section.use.rpartition(':')[0]}."
                 if self.may_drift
                 else ", or begin a new run."
             )

@@ -12,12 +12,13 @@ from geo_ray.contract.findings import expect
 from geo_ray.tasks.base import Columns, SelfContained, Task, num_rows
 from geo_ray.tasks.columns import parse_column_type
 from geo_ray.tasks.groups import group_runs
-from geo_ray.tasks.guard import checked_model
+from geo_ray.tasks.guard import checked_loss, checked_model
 from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.flat import read_parameters
 from geo_ray.training.compute.state_guard import WATCHED_STEPS
 from geo_ray.training.compute.worker import Worker
 from geo_ray.types import Span
+from geo_ray.util.generators import generators_restored
 
 _ROWS: Final = 8
 _SEED: Final = 3
@@ -78,6 +79,29 @@ def _again(task: Task) -> None:
     expect(torch.equal(left_B, other_B), "a step from the same values leaves other carried values")
 
 
+def _gradient(task: Task) -> None:
+    worker, rows = _worker(task), _rows(task)
+    span = Span(0, num_rows(rows))
+    alone = checked_model(task, _SEED).train()
+    with generators_restored(worker.rng_devices()):
+        batch = worker.collate(rows, span)
+        checked_loss(task, alone, batch).backward()  # type: ignore[no-untyped-call]
+    worker.evaluate(rows)
+    worker.step(rows, span)
+    trained = [(name, p) for name, p in alone.named_parameters() if p.requires_grad]
+    parts = torch.split(worker.grad_P, [p.numel() for _, p in trained])
+    differing = []
+    for (name, p), part in zip(trained, parts, strict=True):
+        wanted = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+        if not torch.allclose(part.view(p.shape), wanted, rtol=1e-4, atol=1e-6):
+            differing.append(name)
+    expect(
+        not differing,
+        f"a step gives another gradient of {', '.join(differing)} than backward gives in a loop of "
+        "PyTorch: loss or evaluate depends on what was computed before",
+    )
+
+
 def _carry(task: Task) -> None:
     module = checked_model(task, _SEED)
     layout = CarryLayout.of(task, module)
@@ -111,6 +135,7 @@ CHECKS: Final[Mapping[str, Callable[[Task], None]]] = {
     "what it carries can be carried": _carry,
     "what a step changes is trained or carried": _steps,
     "a step that is done again gives the same bits": _again,
+    "a step gives the gradient that PyTorch gives": _gradient,
     "its groups are of its parameters": _groups,
     "evaluations add up": _sums,
 }

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from geo_ray.data.columns import Columns, parse_types, row_bytes, types_of
-from geo_ray.data.files.find import InputFiles
-from geo_ray.data.files.rows import Batch, Unreadable, read_rows
+from geo_ray.data.files.find import InputFiles, LeftOut
+from geo_ray.data.files.rows import Batch, ReadReport, read_rows
 from geo_ray.data.prepare.apply import Counts, Preparer
 from geo_ray.data.prepare.config import Preparation
 from geo_ray.data.prepare.findings import Findings, Spot
@@ -31,10 +31,12 @@ class Gathered:
     Attributes:
         columns: column of the task -> array (N,) or (N, length), backed by a file on disk.
         counts: what preparing did.
+        left_out: files, folders and lines that were not read.
     """
 
     columns: dict[str, np.ndarray[Any, Any]]
     counts: Counts
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,19 +76,21 @@ def gather_rows(
         SchemaMismatchError: listing all columns and files that do not fit, with what to do.
         ShardCorruptError: listing the files, if nothing else is wrong.
         ShardEmptyError: if there are no rows, or none is left.
+        DataLeftOutError: if something is left out and the options are strict.
         StoreError: if a store does not answer, or the disk is full.
     """
     complaint = complaint or Complaint()
     types = parse_types(preparation.types)
-    preparer = Preparer(preparation, decimal=found.options.decimal)
-    is_csv = any(file.format == "csv" for file in found.files)
-    findings = Findings(types, is_csv, complaint.label, complaint.written)
-    unreadable, counts = list[Unreadable](), Counts()
+    preparer = Preparer(
+        preparation, decimal=found.options.decimal, thousands=found.options.thousands
+    )
+    findings = Findings(types, complaint.label, complaint.written)
+    report, counts = ReadReport(), Counts()
     names: dict[str, None] = {}
     step = max(1, _PREPARED_BYTES // row_bytes(types))
     spool = Spool(types)
     try:
-        for batch in read_rows(found, preparer.inputs, unreadable):
+        for batch in read_rows(found, preparer.inputs, report):
             spot = Spot(batch.path, batch.first_row, batch.piece.names)
             arrays = _filled(batch, preparer.inputs)
             for begin in range(0, batch.piece.rows, step):
@@ -99,7 +103,7 @@ def gather_rows(
             if on_read is not None:
                 on_read(batch.files_done, batch.piece.rows)
             names.update(dict.fromkeys(batch.piece.names))
-        for error in unreadable:
+        for error in report.unreadable:
             findings.add_unreadable(error)
         if names:
             spot = Spot(f"all files of {found.name}", 1, tuple(names))
@@ -118,7 +122,7 @@ def gather_rows(
                 if left
                 else "Name a folder whose files have rows.",
             )
-        return Gathered(spool.columns(), counts)
+        return Gathered(spool.columns(), counts, tuple(report.left_out))
     finally:
         spool.close()
 

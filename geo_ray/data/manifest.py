@@ -167,7 +167,7 @@ def load_manifest(path_or_uri: str) -> Manifest:
         tree = json.loads(text)
     except ShardMissingError:
         raise _no_manifest(path_or_uri) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"manifest {path_or_uri} is not JSON: {error}") from None
     if not isinstance(tree, dict):
         raise ManifestError(f"manifest {path_or_uri} is not a JSON object")

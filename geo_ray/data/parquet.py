@@ -85,7 +85,7 @@ def decode(
             name: _to_numpy(table.column(name), kind, f"{where}: column {name!r}")
             for name, kind in types.items()
         }
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ShardCorruptError(f"{where}: cannot be decoded: {error}") from error
 
 

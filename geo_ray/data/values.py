@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 _NO_PYTHON_TYPE = (pa.ArrowException, ArithmeticError, ValueError, LookupError)
+_WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0+")
+_TRUTH = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 _FAR = "<value out of range: "  # Arrow, of times beyond the year 32767
 
 
@@ -56,16 +59,24 @@ def _python_value(scalar: pa.Scalar) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value as the text that categories are compared by; whole floats lose their ``.0``."""
+    """A value as the text that categories are compared by.
+
+    One value has one text, whatever wrote it: ``1``, ``1.0`` and the number are ``1``, and ``True``
+    and ``TRUE`` are ``true``, also where they are text. All other text is taken as written.
+    """
     if isinstance(value, str):
-        return value.strip()
+        word = value.strip()
+        whole = _WHOLE.fullmatch(word)
+        if whole is not None:
+            return "0" if whole[1] == "-0" else whole[1]
+        return _TRUTH.get(word, word)
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     if isinstance(value, list | dict):
         return json.dumps(value, default=str)
-    return str(value)
+    return text_of(str(value))
 
 
 def _in_common(values: list[Any]) -> pa.Array:

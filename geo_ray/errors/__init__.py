@@ -32,6 +32,7 @@ from geo_ray.errors.cluster import PreflightError as PreflightError
 from geo_ray.errors.cluster import RayUnreachableError as RayUnreachableError
 from geo_ray.errors.configuration import ConfigError as ConfigError
 from geo_ray.errors.data import DataError as DataError
+from geo_ray.errors.data import DataLeftOutError as DataLeftOutError
 from geo_ray.errors.data import ManifestError as ManifestError
 from geo_ray.errors.data import RegionsOmittedError as RegionsOmittedError
 from geo_ray.errors.data import ResidencyDeniedError as ResidencyDeniedError

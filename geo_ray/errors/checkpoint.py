@@ -67,15 +67,15 @@ class ConfigDriftError(CheckpointError):
 
     code = "CONFIG_DRIFT"
     causes = (
-        "An edited file, another `--set`, a release with other defaults, or a strategy or codec of "
-        "your own whose file has changed. The message lists each difference. Other codecs, regions "
+        "An edited CONFIG, a release with other defaults, or a task, strategy or codec of your own "
+        "whose file has changed. The message lists each difference. Other codecs, regions "
         "or numbers of parameter server shards than the checkpoint's are refused even if the "
         "difference is allowed: what is owed under one codec means nothing to another, and a "
         "checkpoint is not cut anew."
     )
     advice = (
-        "Leave CONFIG and --set out to go on as the run was, or add --allow-drift if the "
-        "difference is meant."
+        "Leave CONFIG out to go on as the run was, or name each change that is meant with "
+        "--allow-change KEY."
     )
     more = (
         "What the run goes by is in its `config.lock.yaml`; a difference that was allowed is "

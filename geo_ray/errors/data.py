@@ -53,6 +53,17 @@ class SchemaMismatchError(DataError):
     advice = "Write the shard with the columns and types that the task has."
 
 
+class DataLeftOutError(DataError):
+    """Something at the address of the input is not read, and ``--strict`` does not allow that."""
+
+    code = "DATA_LEFT_OUT"
+    causes = (
+        "A name that ends in nothing that geo_ray reads, a compression that it does not unpack, a "
+        "link to a folder, a folder without permission, a file without rows."
+    )
+    advice = "Move what is no data elsewhere, or leave `--strict` out."
+
+
 class ShardEmptyError(DataError):
     """A shard, or a region's whole share of the data, has no rows."""
 

@@ -37,9 +37,11 @@ class TaskOutputError(TaskError):
     code = "TASK_OUTPUT"
     causes = (
         "A loss that is a vector, an integer or detached from the parameters; an evaluation that "
-        "does not return one-dimensional float64 sums; a model whose parameters are not fp32."
+        "does not return one-dimensional float64 sums; a model whose parameters are not fp32, "
+        "have no shape yet, share memory or cannot be saved; a loss that a GradScaler scales; an "
+        "exception in a method."
     )
-    advice = "Return the mean loss as a scalar tensor that depends on the parameters."
+    advice = "Mend what the message names; the loss is a scalar that depends on the parameters."
     more = "`evaluate` returns sums over the rows of a batch; docs/tasks.md has an example of each."
 
 
@@ -51,7 +53,8 @@ class TaskStateError(TaskError):
         "A moving average of the weights, a queue, a codebook or spectral normalisation that the "
         "task does not declare; a pattern of `carry` or `groups` that fits nothing; a frozen part "
         "that is read from different files on different machines; carried values where updates are "
-        "summed on their way."
+        "summed on their way; a loss that computes with other parameters than those that are "
+        "trained; `requires_grad` switched in the first steps."
     )
     advice = "Declare what changes in the task's `carry`; docs/tasks.md has the rules."
     more = (
@@ -85,10 +88,10 @@ class NonFiniteError(TaskError):
         "`step_refused` event."
     )
     advice = (
-        "Lower `optimizer.lr` or clip gradients: `geo-ray train --resume RUN --allow-drift "
+        "Lower `optimizer.lr` or clip gradients: `geo-ray train --resume RUN "
         "--set train.clip_norm=1.0`."
     )
     more = (
-        "A run that goes on with a changed key needs `--allow-drift`. If single samples are bad, "
-        "take them out of the data: the `step_refused` events name the region and the step."
+        "If single samples are bad, take them out of the data: the `step_refused` events name the "
+        "region and the step."
     )

@@ -23,6 +23,7 @@ from geo_ray.errors import ConfigError
 from geo_ray.job.build import model_start, parameter_count, use_one_thread
 from geo_ray.planning.advisor import Choice, Situation, advise, explain, sections
 from geo_ray.tasks.base import SelfContained, Task, num_rows
+from geo_ray.tasks.guard import checked_dataset
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.worker import Worker
 from geo_ray.transport.links.table import LinkTable, load_links, table_of
@@ -147,7 +148,7 @@ def _step_s(experiment: Experiment, task: Task) -> float:
         device=experiment.device,
     )
     rows = experiment.data.batch_size
-    train = task.dataset(experiment.seed).train
+    train = checked_dataset(task, experiment.seed).train
     columns = {name: column[:rows] for name, column in train.items()}
     times_s = []
     for _ in range(_TRIALS):

@@ -15,6 +15,7 @@ from geo_ray.errors import ConfigError, TaskStateError
 from geo_ray.job.evals import EvalBoard
 from geo_ray.strategies.base import AveragerState, nothing_carried
 from geo_ray.tasks.base import Task
+from geo_ray.tasks.carry import state_of
 from geo_ray.tasks.groups import GroupRun, group_runs
 from geo_ray.tasks.guard import checked_model, outlined_model
 from geo_ray.training.averager.averager import Averager
@@ -100,16 +101,17 @@ class ModelOutline:
 def model_outline(task: Task, seed: int) -> ModelOutline:
     """What every region starts from, without its parameters.
 
-    The model is made only if it has frozen parameters or saved buffers, for their digests.
+    A task of the library makes its model only if that has frozen parameters or buffers, for their
+    digests.
 
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
         TaskStateError: if the task's `carry` or `groups` do not fit its model.
     """
-    try:
-        return ModelOutline.of(task, outlined_model(task, seed))
-    except Exception:  # there are values to look at; what is wrong is told by the next line
-        return ModelOutline.of(task, checked_model(task, seed))
+    module = outlined_model(task, seed)
+    if any(tensor.is_meta for tensor in state_of(module).values()):
+        module = checked_model(task, seed)
+    return ModelOutline.of(task, module)
 
 
 def model_start(task: Task, seed: int) -> ModelStart:
@@ -139,7 +141,7 @@ def initial_parameters(task: Task, seed: int) -> Tensor:
 
 
 def parameter_count(task: Task, seed: int) -> int:
-    """P, the number of parameters that are trained; counted without making them.
+    """P, the number of parameters that are trained; see `outlined_model`.
 
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.experiment import Experiment
+from geo_ray.config.recorded import CheckpointConfig
+from geo_ray.config.region import RegionConfig
 from geo_ray.errors import CheckpointError, GeoRayError, StoreError
-from geo_ray.job.rundir import RunDirectory, reopen
+from geo_ray.job.rundir import RunDirectory, look
 from geo_ray.stores.uri import join
 
 
-def places_of(run: RunDirectory, experiment: Experiment) -> CheckpointPlaces:
+def places_of(run: RunDirectory, config: CheckpointConfig) -> CheckpointPlaces:
     """Where checkpoints of ``run`` go; in a store, in a folder of the name of its directory."""
-    config = experiment.checkpoint
     if config.store is None and run.address is not None:
         return CheckpointPlaces(join(run.address, "checkpoints"))
     if config.store is None:
@@ -24,9 +26,21 @@ def places_of(run: RunDirectory, experiment: Experiment) -> CheckpointPlaces:
     return CheckpointPlaces(join(config.store, name), regions)
 
 
-def store_of(run: RunDirectory, experiment: Experiment) -> CheckpointStore:
+def store_of(run: RunDirectory, config: CheckpointConfig) -> CheckpointStore:
     """The checkpoints of ``run``."""
-    return CheckpointStore(places_of(run, experiment).root(), experiment.checkpoint.keep)
+    return CheckpointStore(places_of(run, config).root(), config.keep)
+
+
+def regions_in(parts: Collection[str], regions: Sequence[RegionConfig]) -> list[str]:
+    """The regions all of whose parts are among those of a checkpoint.
+
+    A region that was lost before the checkpoint has none in there.
+    """
+    return [
+        region.name
+        for region in regions
+        if all(shard_part_name(region.name, i) in parts for i in range(region.ps_shards))
+    ]
 
 
 def check_unused(store: CheckpointStore) -> None:
@@ -47,7 +61,8 @@ def check_unused(store: CheckpointStore) -> None:
 def has_checkpoint(run_dir: Path) -> bool:
     """Whether there is one to resume from; True where a store does not tell."""
     try:
-        store = store_of(*reopen(run_dir, to_look_at=True))
+        run, config = look(run_dir)
+        store = store_of(run, config.checkpoint)
     except GeoRayError:  # no run, or none that can be read
         store = CheckpointStore(run_dir / "checkpoints")
     try:

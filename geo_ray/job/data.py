@@ -22,6 +22,7 @@ from geo_ray.stores.base import open_store
 from geo_ray.stores.uri import is_s3, join
 from geo_ray.stores.uri import split as split_uri
 from geo_ray.tasks.base import SelfContained, Task
+from geo_ray.tasks.guard import checked_dataset
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def _generate(
             f"data.generate: task '{experiment.task.use}' brings no data of its own",
             fix="Shard your data with `geo-ray data shard` and name the manifest in data.manifest.",
         )
-    dataset = task.dataset(experiment.seed)
+    dataset = checked_dataset(task, experiment.seed)
     return write_shards(
         {"train": dataset.train, "heldout": dataset.heldout},
         experiment.task.use,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from geo_ray.tasks.base import Stats, Task
+from geo_ray.tasks.guard import checked_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class EvalBoard:
         key = (-1 if final else number, final)
         group = self._open.setdefault(key, {})
         group[region] = _Told(stats, samples, step, model)
-        metrics = self.task.metrics(stats)
+        metrics = checked_metrics(self.task, stats)
         done = [Evaluation(step, region, metrics, samples, final, steps={region: step})]
         return done + self._complete([key])
 
@@ -143,7 +144,7 @@ class EvalBoard:
         steps = {name: told.step for name, told in sorted(group.items())}
         models = {told.model for told in ordered}
         one_model = len(ordered) == 1 or (len(models) == 1 and None not in models)
-        metrics = self.task.metrics(total)
+        metrics = checked_metrics(self.task, total)
         return Evaluation(max(steps.values()), None, metrics, rows, final, one_model, steps)
 
 

@@ -49,7 +49,7 @@ def check_resumable(
             regions or shards.
     """
     totals = _totals(run)
-    store = store_of(run, saved)
+    store = store_of(run, saved.checkpoint)
     has_checkpoint = bool(store.ids())
     if totals.started is not None and totals.started["simulated"]:
         raise CheckpointMissingError(
@@ -202,7 +202,7 @@ def _finished(
     if totals.stop_cause is not None:
         further = "--set train.target=null"
     if has_checkpoint:
-        fix = f"To train it further: `geo-ray train --resume RUN --allow-drift {further}`."
+        fix = f"To train it further: `geo-ray train --resume RUN {further}`."
     else:
         fix = (
             "It took no checkpoint to go on from. For a longer run, which saves more often: "

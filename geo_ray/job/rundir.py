@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import shutil
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import diff, digest, dump_yaml, load_tree
-from geo_ray.errors import ConfigDriftError, RunDirectoryError, RunHeldError
+from geo_ray.config.load import changes, dump_yaml, load_tree
+from geo_ray.config.recorded import RecordedConfig
+from geo_ray.errors import ConfigDriftError, ConfigError, RunDirectoryError, RunHeldError
 from geo_ray.job.far.copy import empty_copy
 from geo_ray.job.far.objects import RunObjects
-from geo_ray.job.follow_plan import changes_of, check_model
 from geo_ray.lease.record import LEASE_KEY
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.stores.uri import is_s3, join
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and readers of a run do without it
+    from geo_ray.config.experiment import Experiment
 
 CONFIG_FILE = "config.lock.yaml"
 PLAN_FILE = "plan.json"
 FOLLOWED_FILE = "followed_plan.json"
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "model-best.safetensors"
+_EXECUTION: Final = ("run", "cluster", "observe", "checkpoint", "plan", "provider", "autoscale")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,8 @@ def create(
     run = _begin(experiment, base_dir.absolute(), exact=exact)
     path = run.path
     _write(path / CONFIG_FILE, dump_yaml(experiment))
-    plan = plan_of(experiment, run.base_dir) | {"reason": reason, "address": run.address}
+    plan = plan_of(experiment) | {"reason": reason, "address": run.address}
+    plan |= _origin(experiment, run.base_dir)
     if followed is not None:
         plan |= {"predicted_seconds": followed.total_s, "predicted_usd": followed.total_usd}
         _write(path / FOLLOWED_FILE, followed.model_dump_json(indent=2) + "\n")
@@ -203,6 +212,9 @@ def following(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experime
     Raises:
         PlanError: the plan is for something else.
     """
+    from geo_ray.config.experiment import Experiment
+    from geo_ray.job.follow_plan import changes_of, check_model
+
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     own = plan.model_copy(update={"base_steps": steps, "steps": steps, "lr_gain": 1.0})
     changed = load_tree(
@@ -223,43 +235,183 @@ def followed_plan(run: RunDirectory) -> Plan | None:
 
 
 def reopen(
-    path: Path, *, allow_drift: bool = False, to_look_at: bool = False
+    path: Path,
+    *,
+    allowed: Collection[str] = (),
+    to_look_at: bool = False,
+    near: Path | None = None,
 ) -> tuple[RunDirectory, Experiment]:
     """Open the directory of an earlier run.
 
+    Files that the configuration names by a relative path (task, strategy, codec, manifest) are
+    looked for in ``near``, in the directory that the run was started from, and in the present one.
+    No file is taken from the run's own directory or bucket: whoever can write there could
+    otherwise run code here.
+
     Args:
         path: the directory.
-        allow_drift: also if a file with the user's strategy or codec has changed since.
+        allowed: files of the user's, as the configuration names them, that may have changed since.
         to_look_at: only read the run: import nothing that its configuration names. Nothing can be
             run with the configuration then.
+        near: where to look for files before all other places.
 
     Returns:
         Its paths, and its configuration.
 
     Raises:
         RunDirectoryError: if ``path`` is no run directory.
-        ConfigError: if its configuration cannot be read.
-        ConfigDriftError: if a file with the user's strategy or codec has changed since.
+        ConfigError: if its configuration cannot be read, or a file that it names is not found.
+        ConfigDriftError: if a file with the user's task, strategy or codec has changed since.
     """
+    from geo_ray.config.experiment import Experiment
+
+    path = _existing(path)
+    origin, address = _read_origin(path)
+    file = path / CONFIG_FILE
+    saved = load_tree(file, [], Experiment, base_dir=origin.base_dir, to_look_at=True)
+    base_dir = _find_base_dir(path, origin, _named_files(saved, origin.task_sha256), near)
+    run = RunDirectory(path, base_dir.absolute(), address)
+    if to_look_at:
+        return run, saved
+    files = own_files(saved)
+    missing = [name for name in files if not (run.base_dir / name).is_file()]
+    if missing:
+        places = " or ".join(dict.fromkeys([str(origin.base_dir), str(Path.cwd())]))
+        raise ConfigError(
+            f"{missing[0]}, a file of run {path.name}, does not exist in {places}",
+            fix="Run the command where the run was started from, or in a copy of that directory; "
+            "or name the configuration next to the file: `geo-ray train CONFIG --resume RUN`.",
+        )
+    drift = any(name in allowed for name in files)
+    experiment = load_tree(file, [], Experiment, base_dir=run.base_dir, allow_drift=drift)
+    return run, experiment
+
+
+def look(path: Path) -> tuple[RunDirectory, RecordedConfig]:
+    """Open the directory of a run to read it; imports neither PyTorch nor code of the user.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        RunDirectoryError: if ``path`` is no run directory.
+        ConfigError: if its configuration cannot be read.
+    """
+    path = _existing(path)
+    origin, address = _read_origin(path)
+    config = load_tree(path / CONFIG_FILE, [], RecordedConfig)
+    return RunDirectory(path, origin.base_dir, address), config
+
+
+def _existing(path: Path) -> Path:
     path = path.absolute()
     if not path.is_dir():
         raise RunDirectoryError(
             f"{path} is a file, no run" if path.exists() else f"there is no run {path}",
             fix="Name a directory that `geo-ray train` or `geo-ray simulate` has made.",
         )
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a run was started from, and with which task.
+
+    Attributes:
+        base_dir: where relative paths of its configuration start.
+        work_dir: the working directory.
+        task_sha256: of the file with the user's task; None if the task is in a package.
+    """
+
+    base_dir: Path
+    work_dir: Path
+    task_sha256: str | None
+
+
+def _origin(experiment: Experiment, base_dir: Path) -> dict[str, object]:
+    task = _file_of(experiment.task.use)
+    return {
+        "base_dir": str(base_dir),
+        "work_dir": str(Path.cwd()),
+        "task_sha256": None if task is None else _sha256(base_dir / task),
+    }
+
+
+def _read_origin(path: Path) -> tuple[_Origin, str | None]:
+    """Read where a run was started from, and its address if it is in a bucket."""
     try:
         plan = json.loads((path / PLAN_FILE).read_text())
-        base_dir, address = Path(str(plan["base_dir"])), plan.get("address")
+        base_dir, work_dir = Path(str(plan["base_dir"])), Path(str(plan["work_dir"]))
+        digest, address = plan["task_sha256"], plan["address"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(
             f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
-            fix="Name a directory that `geo-ray train` made, such as runs/quickstart.",
+            fix="Name a directory that `geo-ray train` made, such as runs/quickstart. One that is "
+            "being made has the file in a moment.",
         ) from error
-    file = path / CONFIG_FILE
-    experiment = load_tree(
-        file, [], Experiment, base_dir=base_dir, allow_drift=allow_drift, to_look_at=to_look_at
-    )
-    return RunDirectory(path, base_dir, None if address is None else str(address)), experiment
+    origin = _Origin(base_dir, work_dir, None if digest is None else str(digest))
+    return origin, None if address is None else str(address)
+
+
+def _find_base_dir(
+    path: Path, origin: _Origin, files: Mapping[str, str | None], near: Path | None
+) -> Path:
+    """Find the directory in which the relative paths of a run's configuration start.
+
+    It is the one that has all files of the run with the content that the run was made with; else
+    one that has them all, so that a file which was edited is reported rather than passed over.
+    """
+    here = Path.cwd()
+    places = [] if near is None else [near]
+    if origin.base_dir.is_relative_to(origin.work_dir):
+        places.append(here / origin.base_dir.relative_to(origin.work_dir))
+    places += [origin.base_dir, here]
+    there = [each for each in places if all((each / name).is_file() for name in files)]
+    for each in there:
+        if all(sha256 in (None, _sha256(each / name)) for name, sha256 in files.items()):
+            if each != there[0]:
+                _log.warning(
+                    "%s goes on with the files of %s, which it was made with; those of %s differ",
+                    *(path.name, each, there[0]),
+                )
+            return each
+    return there[0] if there else origin.base_dir
+
+
+def _named_files(experiment: Experiment, task_sha256: str | None) -> dict[str, str | None]:
+    """Give the relative files that a configuration names, with their SHA-256 where it is known."""
+    files = own_files(experiment)
+    task = _file_of(experiment.task.use)
+    if task is not None:
+        files[task] = task_sha256
+    manifest = experiment.data.manifest
+    if manifest is not None and "://" not in manifest:
+        files[manifest] = None
+    return {name: sha256 for name, sha256 in files.items() if not Path(name).is_absolute()}
+
+
+def own_files(experiment: Experiment) -> dict[str, str | None]:
+    """Give the files with the user's task, strategy and codecs, and the digests of sections."""
+    sections = (experiment.task, experiment.strategy, experiment.codec.up, experiment.codec.down)
+    files = {}
+    for section in sections:
+        name = _file_of(str(getattr(section, "use", "")))
+        if name is not None:
+            files[name] = getattr(section, "sha256", None)
+    return files
+
+
+def _file_of(use: str) -> str | None:
+    """The file of ``path/to/file.py:Class``; None for anything else."""
+    where = use.rpartition(":")[0]
+    return where if where.endswith(".py") else None
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -> None:
@@ -274,27 +426,76 @@ def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -
         RunDirectoryError: the directory cannot be written.
     """
     _write(run.path / CONFIG_FILE, dump_yaml(experiment))
+    try:
+        written = json.loads((run.path / PLAN_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"cannot read {run.path / PLAN_FILE}: {error}") from error
+    written |= _origin(experiment, run.base_dir)
+    _write(run.path / PLAN_FILE, json.dumps(written, indent=2) + "\n")
     if plan is not None:
         _write(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
 
 
-def check_drift(saved: Experiment, wanted: Experiment, *, allow: bool) -> None:
-    """Refuse to resume with another configuration than the run was made with.
+def has_moved(run: RunDirectory, experiment: Experiment, named: Collection[str] = ()) -> bool:
+    """Whether a run continues from another directory, or with a changed file of its task.
+
+    Args:
+        run: its directory, with the place of its files as it is now.
+        experiment: the configuration to go on with.
+        named: files of the user's that may have changed.
 
     Raises:
-        ConfigDriftError: listing the differences, unless they are allowed.
+        ConfigDriftError: the task's file has changed, and nobody has named it.
     """
-    if allow or digest(saved) == digest(wanted):
-        return
-    lines = "\n    ".join(diff(saved, wanted))
-    raise ConfigDriftError(f"the configuration differs from that of the run:\n    {lines}")
+    origin, _ = _read_origin(run.path)
+    task = _file_of(experiment.task.use)
+    digest = None if task is None else _sha256(run.base_dir / task)
+    if task is not None and task not in named and origin.task_sha256 not in (None, digest):
+        raise ConfigDriftError(
+            f"task {experiment.task.use}: {run.base_dir / task} is not the file that the run was "
+            "made with",
+            fix=f"Restore the file; or, if the change is meant, name it: --allow-change {task}.",
+        )
+    return (origin.base_dir, origin.task_sha256) != (run.base_dir, digest)
 
 
-def plan_of(experiment: Experiment, base_dir: Path) -> dict[str, object]:
+def check_drift(saved: Experiment, wanted: Experiment, named: Collection[str]) -> dict[str, str]:
+    """Refuse to resume with a change that nobody has named.
+
+    Keys that only say where and how a run is executed may change without being named.
+
+    Args:
+        saved: the configuration that the run went by.
+        wanted: the one to go on with.
+        named: dotted keys that may change; each stands for all keys below it, too.
+
+    Returns:
+        What changes: dotted keys, each with ``old -> new``.
+
+    Raises:
+        ConfigDriftError: listing the changes that nobody has named.
+    """
+    found = changes(saved, wanted)
+    may = (*named, *_EXECUTION)
+    unnamed = {
+        key: change
+        for key, change in found.items()
+        if not any(key == each or key.startswith(f"{each}.") for each in may)
+    }
+    if unnamed:
+        lines = "\n    ".join(f"{key}: {change}" for key, change in unnamed.items())
+        allow = " ".join(f"--allow-change {key}" for key in unnamed)
+        raise ConfigDriftError(
+            f"the configuration differs from that of the run:\n    {lines}",
+            fix=f"Leave CONFIG out to go on as the run was. If it is meant, name it: {allow}.",
+        )
+    return found
+
+
+def plan_of(experiment: Experiment) -> dict[str, object]:
     """What runs where, as plain values for ``plan.json``."""
     chosen = experiment.model_dump(include={"strategy", "codec"})
     return {
-        "base_dir": str(base_dir),
         "averager_region": experiment.averager_region,
         **chosen,
         "regions": [

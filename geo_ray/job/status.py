@@ -9,14 +9,13 @@ from shlex import quote
 from typing import TypeAlias
 
 from geo_ray.clock import Clock, SystemClock
-from geo_ray.config.experiment import Experiment
+from geo_ray.config.recorded import RecordedConfig
 from geo_ray.errors import CheckpointError, StoreError
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import store_of
 from geo_ray.job.far.copy import Copy
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.live.driverless import patience_s, waits_s
-from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.process import has_ended
 from geo_ray.lease.record import LEASE_KEY, LeaseRecord, decode_record
@@ -63,8 +62,7 @@ class StatusReader:
         clock: Clock | None = None,
         beside: Callable[[], Beside] = _nobody,
     ) -> None:
-        found: tuple[RunDirectory, Experiment] = rundir.reopen(path, to_look_at=True)
-        self._run, self._experiment = found
+        self._run, self._config = rundir.look(path)
         self._shown = self._run.shown if self._run.address is not None else str(path)
         self._copy: Copy | None = None
         self._leases: ConditionalStore = LocalConditionalStore(self._run.path)
@@ -73,8 +71,8 @@ class StatusReader:
             self._leases, self._copy = objects.lease(), Copy(objects, self._run.path)
         self._clock = clock or SystemClock()
         self._tail = EventTail(self._run.path / EVENTS_FILE)
-        self._fold = StatusFold(self._experiment.train.target)
-        self._store = store_of(self._run, self._experiment)
+        self._fold = StatusFold(self._config.train.target)
+        self._store = store_of(self._run, self._config.checkpoint)
         self._watch = LeaseWatch()
         self._plan = rundir.followed_plan(self._run)
         self._make_beside = beside
@@ -82,9 +80,9 @@ class StatusReader:
         self._caught_up = False
 
     @property
-    def experiment(self) -> Experiment:
-        """The run's configuration."""
-        return self._experiment
+    def config(self) -> RecordedConfig:
+        """As much of the run's configuration as can be read without importing its classes."""
+        return self._config
 
     @property
     def plan(self) -> Plan | None:
@@ -136,7 +134,8 @@ class StatusReader:
         is_going = driver.alive if driver is not None else _goes(ending)
         waits = None
         if lease is not None and record is not None and not record.released and is_going is False:
-            waits = waits_s(self._experiment, totals, lease.age_s)
+            patience = patience_s(self._config.cluster, self._config.run)
+            waits = waits_s(patience, totals, lease.age_s)
         regions = self._fold.regions(is_going=is_going is not False, trains_on=waits is not None)
         newest = totals.newest_eval
         checkpoint = self._checkpoint()
@@ -174,7 +173,7 @@ class StatusReader:
     def _pull(self) -> None:
         if self._copy is not None and self._copy.pull(models=False):
             self._tail = EventTail(self._run.path / EVENTS_FILE)  # another driver went on earlier
-            self._fold = StatusFold(self._experiment.train.target)
+            self._fold = StatusFold(self._config.train.target)
             self._beside = self._make_beside()
 
     def _feed(self, most_events: int | None) -> None:
@@ -231,7 +230,7 @@ class StatusReader:
         simulated = totals.started is not None and totals.started["simulated"]
         if simulated or not phase.startswith(Ending.CUT_OFF.value):
             return None, totals.stop_cause, None
-        patience = patience_s(self._experiment)
+        patience = patience_s(self._config.cluster, self._config.run)
         why = totals.stop_cause
         if patience is not None and not self.is_far:
             why = why or f"nobody drove it for {patience:g} s, so its processes have ended"

@@ -15,7 +15,7 @@ from typing import Final
 from geo_ray.errors import RunDirectoryError
 from geo_ray.lease.record import MAX_RECORD_BYTES
 from geo_ray.lease.store import StoredValue
-from geo_ray.util.atomic_file import unwritable, write_atomic
+from geo_ray.util.atomic_file import is_full, overwrite, unwritable, write_atomic
 
 LOCK_SUFFIX: Final = ".lock"
 _LOCK_WAIT_S: Final = 20.0
@@ -57,10 +57,16 @@ class LocalConditionalStore:
         with self._locked(key):
             if self._tag(key) != expected:
                 return None
+            path = self._root / key
             try:
-                write_atomic(self._root / key, data)
+                try:
+                    write_atomic(path, data)
+                except OSError as error:
+                    if expected is None or not is_full(error):
+                        raise
+                    data = overwrite(path, data)  # a full disk must not cost a run its lease
             except OSError as error:
-                raise unwritable(self._root / key, error) from error
+                raise unwritable(path, error) from error
         return hashlib.sha256(data).hexdigest()
 
     def remove(self, key: str) -> None:

@@ -43,6 +43,11 @@ _TOLD = (
     "checkpoint",
     "checkpoint_failed",
 )
+_STATE_CHANGES = {  # by `how`: what it is called, and its effect
+    "changed": ("state changes that nobody declared", "it is in no exchange and in no checkpoint"),
+    "unfrozen": ("unfrozen but not trained", "what is trained was decided when the run started"),
+    "frozen": ("frozen but still trained", "weight decay and momentum still change it"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +333,9 @@ class Progress:
                 self._say(f"[yellow]step refused[/]: {region} step {event['step']}: {cause}")
             case "state_changed":
                 names, region = escape(event["names"]), escape(event["region"])
-                self._say(
-                    f"[yellow]state changes that nobody declared[/]: {region} step "
-                    f"{event['step']}: {names}; it is in no exchange and in no checkpoint"
-                )
+                how = event["how"] if event["how"] in _STATE_CHANGES else "changed"
+                what, effect = _STATE_CHANGES[how]
+                self._say(f"[yellow]{what}[/]: {region} step {event['step']}: {names}; {effect}")
             case "region_joined":
                 size, took_s = bytes_text(event["bytes"]), event["took_s"]
                 number = event.fields.get("round")  # runs of older releases do not say it

@@ -92,13 +92,15 @@ class PlanConfig(StrictModel):
         description="from renting to the first step; null: on a cluster that stands, as profiled",
     )
     step_overhead_s: float | None = Field(
-        None, ge=0, description="of every step, beside computing; null: as profiled, else 0"
+        None,
+        ge=0,
+        description="of every step of the run, beside computing; null: as profiled, else 0",
     )
     lan_s_per_machine: float | None = Field(
         None,
         ge=0,
-        description="that each machine adds to a step; null: as profiled, else by what its workers "
-        "send and get over its network",
+        description="that each machine adds to a step of the run; null: as profiled, else by what "
+        "its workers send and get over its network",
     )
     activation_mb_per_row: float | None = Field(
         None,

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from geo_ray.config.base import StrictModel
+from geo_ray.config.base import PathText, StrictModel
 from geo_ray.errors import StoreError
 from geo_ray.providers.aws.config import AwsProviderConfig
 from geo_ray.providers.tencent.config import TencentProviderConfig
@@ -58,7 +58,7 @@ class TlsSecrets(StrictModel):
 class ProviderConfig(StrictModel):
     """How `geo-ray up` makes a cluster. What machines it has is in the section ``plan``."""
 
-    state: str = Field(
+    state: PathText = Field(
         "clusters",
         description="directory, or s3:// address, with a folder of each cluster's own: what it is, "
         "the autoscaler's journal, its lease",

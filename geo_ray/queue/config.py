@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from geo_ray.config.annotations import MessageWords
-from geo_ray.config.base import StrictModel
+from geo_ray.config.base import PathText, StrictModel
 from geo_ray.config.region import Name
 from geo_ray.errors import ScheduleInputError
 from geo_ray.providers.base import Market
@@ -107,8 +107,10 @@ class QueueConfig(StrictModel):
     start_s: float = Field(
         30.0, ge=0, description="from a job's submission to its first step, as the queue reckons"
     )
-    state: str = Field("queues", description="directory, or s3:// address, with a folder a queue")
-    runs: str = Field(description="`run.dir` of its jobs: a directory of all nodes, or s3://")
+    state: PathText = Field(
+        "queues", description="directory, or s3:// address, with a folder a queue"
+    )
+    runs: PathText = Field(description="`run.dir` of its jobs: a directory of all nodes, or s3://")
     regions: dict[Name, QueueRegion] = Field(min_length=1)
     link: QueueLink = Field(QueueLink(), description="between regions that `links` does not name")
     links: dict[str, QueueLink] = Field({}, description="by pair, as in `us/eu`")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -216,3 +217,18 @@ AnyRequest = Annotated[SubmitRequest | CancelRequest | MoveRequest, Field(discri
 
 Workers = Mapping[str, int]
 """How many, by region; none of them 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobHints:
+    """What a configuration does not say of a job.
+
+    Attributes:
+        rows_per_s: of a worker; None: as a profile has measured, or as it is emulated.
+        anywhere: whether its data are in every region of the queue.
+        most_workers: that it may have in all; None: as configured.
+    """
+
+    rows_per_s: float | None = None
+    anywhere: bool = False
+    most_workers: int | None = None

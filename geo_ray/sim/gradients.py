@@ -103,7 +103,7 @@ class Gradients:
             some, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
             try:
                 self._together(some)
-            except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            except Exception as error:
                 # Whatever is wrong with the task itself is said, by name, when it computes alone.
                 _LOGGER.info("gradients are computed one after another: %s", error)
                 self.works = False

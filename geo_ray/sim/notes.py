@@ -8,6 +8,7 @@ from geo_ray.job.eval_notes import Emit
 from geo_ray.sim.network import Network
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.strategies.base import Reply
+from geo_ray.training.compute.state_guard import StateChange
 from geo_ray.training.exchange.region_wire import RegionWire
 from geo_ray.training.server.effects import SendUpdate, StepDone, TeamChanged
 
@@ -51,9 +52,10 @@ class SimNotes:
         if done.noise is not None:
             self.emit("noise", now_s, region=name, **done.noise.fields())
 
-    def changed(self, name: str, step: int, names: str) -> None:
+    def changed(self, name: str, step: int, change: StateChange) -> None:
         """A region's step changed what no step should."""
-        self.emit("state_changed", self.scheduler.now_s, region=name, step=step, names=names)
+        about = {"region": name, "step": step, "how": change.how, "names": change.names}
+        self.emit("state_changed", self.scheduler.now_s, **about)
 
     def team(self, name: str, changed: TeamChanged) -> None:
         """A region's workers have changed."""

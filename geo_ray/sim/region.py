@@ -24,6 +24,7 @@ from geo_ray.tasks.base import Columns, Stats, Task
 from geo_ray.training.compute.coded_step import coded_step
 from geo_ray.training.compute.flat import split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
+from geo_ray.training.compute.state_guard import StateChange
 from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.membership.newcomer import ShardState, region_state, shard_state
 from geo_ray.training.server.effects import (
@@ -53,7 +54,7 @@ class RegionHooks:
         handed: the copy of its state that newcomers begin with: of the server, and of each shard.
         precise: carried values with statistics of the final parameters over the region's rows; what
             it is given goes on, once they are over all regions' rows.
-        changed: state changes that nobody declared: step, and names in words.
+        changed: state changes that nobody declared: region, step, and the change.
         saved: the parts of a checkpoint: of the server, and of each shard.
         team: other workers than before take part.
     """
@@ -64,7 +65,7 @@ class RegionHooks:
     saved: Callable[[str, Snapshot, list[ShardState]], None]
     handed: Callable[[str, Snapshot, list[ShardState]], None]
     precise: Callable[[str, Tensor, Callable[[Tensor], None]], None]
-    changed: Callable[[str, int, str], None]
+    changed: Callable[[str, int, StateChange], None]
     team: Callable[[str, TeamChanged], None]
 
 
@@ -302,9 +303,9 @@ class SimRegion:
         return self._train.read(span.start, span.count)
 
     def _tell_changed(self, worker: Worker | LocalSteps) -> None:
-        names = worker.take_changed()
-        if names is not None and worker is self._workers[0]:
-            self._hooks.changed(self.name, self.server.version, names)
+        for change in worker.take_changed():
+            if worker is self._workers[0]:
+                self._hooks.changed(self.name, self.server.version, change)
 
     def _push(self, rank: int, life: int, span: Span, push_s: float, found: _Found) -> None:
         if self._is_gone(rank, life):

@@ -19,7 +19,7 @@ from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import failure_noted
 from geo_ray.sim.cost import cost_note
-from geo_ray.sim.world import World
+from geo_ray.sim.world import LAN_S, World
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
 
@@ -44,7 +44,7 @@ def simulate(
         GeoRayError: whatever is wrong with configuration, task or data.
     """
     use_one_thread()
-    followed_plan(run)  # what is wrong with it is told now, not at the end
+    plan = followed_plan(run)
     status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
@@ -57,7 +57,8 @@ def simulate(
         recorder = Recorder(log, [*sinks, summing.feed])
         keeper = BestKeeper.of(experiment, task, run)
         check_absent(experiment)
-        world = World(experiment, task, manifest, recorder.emit, keeper=keeper)
+        lan_s = LAN_S if plan is None else 0.0  # the emulated steps of a plan include its LAN
+        world = World(experiment, task, manifest, recorder.emit, lan_s, keeper)
         recorder.started(experiment, run.path.name, 0.0, simulated=True)
         try:
             result = world.run()

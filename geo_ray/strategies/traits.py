@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from geo_ray.strategies.state import AveragerState, Reply
+if TYPE_CHECKING:  # it imports PyTorch, and planning and scheduling read traits without it
+    from geo_ray.strategies.state import AveragerState, Reply
 
 Weights = Literal["uniform", "samples"]
 """How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""

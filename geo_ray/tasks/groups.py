@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from geo_ray.errors import TaskStateError
+from geo_ray.tasks.guard import blamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,11 @@ def group_runs(task: object, module: nn.Module) -> tuple[GroupRun, ...]:
 
     Raises:
         TaskStateError: a group fits nothing, or is none.
+        TaskOutputError: the task's method raised.
     """
     groups = getattr(task, "groups", None)
-    found = () if groups is None else tuple(groups(module))
+    with blamed(task, "groups"):
+        found = () if groups is None else tuple(groups(module))
     name = type(task).__name__
     for group in found:
         _check(group, name)

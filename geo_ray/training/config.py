@@ -72,7 +72,7 @@ class TrainConfig(StrictModel):
         None,
         gt=0,
         description="longest wait for others' training; null: as long as their processes and links "
-        "live",
+        "live, where a worker that takes 20 times as long as usual, and a minute, is replaced",
     )
 
     def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:

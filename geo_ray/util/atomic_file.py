@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterable
@@ -60,6 +61,40 @@ def unwritable(path: Path, error: OSError) -> RunDirectoryError:
         fix = f"Make the directory {path.parent}, or name another file."
         return RunDirectoryError(message, fix=fix)
     return RunDirectoryError(message)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a file could not be written for want of space."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def overwrite(path: Path, data: bytes) -> bytes:
+    """Write a small file where it lies, for a disk that has no room for another one.
+
+    It must fit into the space that the file has already. A crash in the middle may leave a mixture.
+
+    Args:
+        path: the file, which exists.
+        data: text in which white space at the end means nothing.
+
+    Returns:
+        What the file has now: the data, padded with spaces to the length that it had.
+
+    Raises:
+        OSError: as the system says; the file has its old content.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        about = os.fstat(descriptor)
+        padded = data.ljust(about.st_size)
+        if len(padded) > about.st_blocks * 512:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if os.pwrite(descriptor, padded, 0) != len(padded):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        os.fsync(descriptor)
+        return padded
+    finally:
+        os.close(descriptor)
 
 
 def write_chunks(

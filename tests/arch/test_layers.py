@@ -27,7 +27,7 @@ LAYERS = [
     {"planning"},
     {"autoscale", "scheduling"},
     {"queue"},
-    {"config.experiment", "config.emulate"},
+    {"config.experiment", "config.emulate", "config.recorded"},
     {"job"},
     {"runtime", "sim"},
     {"providers.local", "providers.agent"},  # raylets on this machine; drains its own node

@@ -99,5 +99,5 @@ def test_a_run_whose_head_is_gone_is_saved_and_resumed_on_the_next_one(
         import geo_ray
 
         changes = {"cluster.address": cluster.address}
-        with_address = geo_ray.train(resume=run_dir, overrides=changes, allow_drift=True)
+        with_address = geo_ray.train(resume=run_dir, overrides=changes)
         assert with_address.summary.digest == simulate(experiment, tmp_path).summary.digest

@@ -283,11 +283,11 @@ def test_a_run_is_not_resumed_with_another_content(place):
     file.write_text(file.read_text() + "# another\n")
     with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):
         rundir.reopen(run.path)
-    _, drifted = rundir.reopen(run.path, allow_drift=True)
+    _, drifted = rundir.reopen(run.path, allowed=["own_strategy.py"])
     assert drifted == of(place)
     file.unlink()
     with pytest.raises(ConfigError, match="does not exist"):
-        rundir.reopen(run.path, allow_drift=True)
+        rundir.reopen(run.path, allowed=["own_strategy.py"])
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from geo_ray.tasks.load import BUILT_IN
 
 TASKS = Path(__file__).parents[1] / "carry_tasks.py"
 MISTAKES = '''
+import copy
+
 import torch
 from torch import nn
 
@@ -59,6 +61,26 @@ class Hidden(Plain):
         return super().loss(model, batch) * self.count
 
 
+class Forgets(Plain):
+    """Computes with parameters that are not those it is given."""
+
+    kept = None
+
+    def evaluate(self, model, batch):
+        self.kept = copy.deepcopy(model)
+        return super().evaluate(model, batch)
+
+    def loss(self, model, batch):
+        out = 0.0 if self.kept is None else self.kept(batch.inputs).sum().detach()
+        return super().loss(model, batch) * (1 + out)
+
+
+class Replaces(Plain):
+    def evaluate(self, model, batch):
+        model[1].weight = nn.Parameter(model[1].weight.detach().clone())
+        return super().evaluate(model, batch)
+
+
 class Misspelt(Plain):
     carry = {"sean": "mean"}
 
@@ -82,7 +104,7 @@ class Grouped(Plain):
 
 def broken(name: str, base_dir: Path, options: list[str] | None = None) -> dict[str, str]:
     found = geo_ray.check(name, options or [], base_dir=base_dir)
-    assert len(found.findings) == 6
+    assert len(found.findings) == 7
     return {finding.promise: str(finding.why) for finding in found.broken}
 
 
@@ -103,6 +125,8 @@ def test_what_says_all_that_changes_passes(name: str, tmp_path: Path) -> None:
         ("Undeclared", "what a step changes is trained or carried", "'seen'"),
         ("Follows", "what a step changes is trained or carried", "'average'"),
         ("Hidden", "a step that is done again gives the same bits", "another gradient"),
+        ("Forgets", "a step gives the gradient that PyTorch gives", "1.weight"),
+        ("Replaces", "evaluations add up", "'1.weight'"),
         ("Misspelt", "what it carries can be carried", "'sean'"),
         ("NoSuchRule", "what it carries can be carried", "'sum'"),
         ("NoSuchGroup", "its groups are of its parameters", "'head.*'"),

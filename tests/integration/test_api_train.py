@@ -80,9 +80,7 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
 
     with pytest.raises(errors.RunFinishedError, match="is finished after 30 steps"):
         geo_ray.train(resume=run)
-    shorter = geo_ray.train(
-        overrides={"train.steps": 29}, resume=run, checkpoint=id, allow_drift=True
-    )
+    shorter = geo_ray.train(overrides={"train.steps": 29}, resume=run, checkpoint=id)
     assert shorter.summary.steps == 29 and shorter.experiment.train.steps == 29
     kept = load_file(run.path / "model-30.safetensors")
     assert all(torch.equal(final.state_dict()[name], value) for name, value in kept.items())

@@ -30,6 +30,7 @@ from geo_ray.observe.events.log import EVENTS_FILE, EventLog, read_events
 from geo_ray.runtime.control.membership.member_requests import take
 
 pytestmark = pytest.mark.timeout(900)
+FIRST_WRITTEN = ("/files/", "/events/")
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,42 @@ def test_a_copy_has_what_the_driver_has_written(uri: str, tmp_path: Path) -> Non
     assert (copy.path / "logs" / "a.txt").read_text() == "second, longer"
     assert (copy.path / "model.safetensors").read_bytes() == b"m" * (9 << 20)
     assert len([*RunObjects(uri)._versions()]) == 2  # older ones are removed
+
+
+def test_a_run_that_has_written_nothing_yet_has_an_empty_log(uri: str) -> None:
+    assert said(seen_copy(uri)) == said(driven_copy(uri)) == []
+
+
+def test_a_reader_of_events_also_has_the_configuration(
+    endpoint: str, uri: str, tmp_path: Path
+) -> None:
+    with proxy_before(endpoint) as proxy:
+        through = uri.replace(quote(endpoint, safe=""), quote(proxy.endpoint, safe=""))
+        driver = Driver(through, tmp_path / "driver", 1)
+        driver.write("one")
+        (driver.path / "config.lock.yaml").write_text("{}")
+        driver.mirror.start()
+        driver.mirror.close()
+        written = [r.path for r in proxy.seen if r.method == "PUT"]
+    first = [next(n for n, path in enumerate(written) if part in path) for part in FIRST_WRITTEN]
+    assert first == sorted(first)
+    assert (seen_copy(uri) / "config.lock.yaml").read_text() == "{}"
+
+
+def test_a_version_that_was_replaced_meanwhile_is_missing_and_no_full_disk(
+    uri: str, tmp_path: Path
+) -> None:
+    driver, objects = Driver(uri, tmp_path / "driver", 1), RunObjects(uri)
+    for text in ("first", "second"):
+        (driver.path / "summary.json").write_text(text)
+        driver.mirror.tick()
+        listed = objects.files()["summary.json"]
+        if text == "first":
+            replaced = listed
+    with pytest.raises(FileNotFoundError):
+        objects.get_file(replaced, tmp_path / "copy.json")
+    objects.get_file(listed, tmp_path / "copy.json")
+    assert (tmp_path / "copy.json").read_text() == "second"
 
 
 def test_many_small_pieces_are_put_together(uri: str, tmp_path: Path) -> None:
@@ -284,7 +321,7 @@ def test_a_simulated_run_is_seen_from_its_address(endpoint: str, tmp_path: Path)
     assert seen.path != done.path and [*seen.events()] == [*done.events()]
     assert seen.summary == done.summary and seen.model() is not None
     assert geo_ray.status(uri).phase == "finished"
-    assert geo_ray.members(uri).column("state").to_pylist() == ["member"] * 2
+    assert geo_ray.members(uri)["state"] == ["member"] * 2
     again = geo_ray.simulate(experiment_of(tmp_path, run={"dir": dir}), base_dir=tmp_path)
     assert again.name == "tiny-2"
 
@@ -309,6 +346,47 @@ class Machine:
         out, err = done.communicate(timeout=300)
         assert done.returncode == 0, err
         return out
+
+
+@pytest.mark.slow
+def test_a_run_whose_bucket_stays_away_trains_to_its_end_and_keeps_its_model_here(
+    endpoint: str, tmp_path: Path
+) -> None:
+    train = {"steps": 40, "eval_every": 20, "step_timeout_s": 60}
+    dir = new_prefix(endpoint)
+    with proxy_before(endpoint) as proxy:
+        config = experiment_of(
+            tmp_path,
+            name="far",
+            cluster={"kind": "local"},
+            train=train,
+            run={"dir": dir.replace(quote(endpoint, safe=""), quote(proxy.endpoint, safe=""))},
+            emulate={"step_s": 0.25},
+            checkpoint={"every_s": 0.5, "retry_s": 2.0},
+        )
+        uri = config.run.dir.replace("?", "/far?")
+        machine, other = Machine(tmp_path / "machine"), Machine(tmp_path / "other")
+        trains = machine.start("train", str(write_config(tmp_path, config)), "--plain")
+        try:
+            eventually(lambda: trains.poll() is not None or begun(uri), "the run begins")
+            proxy.trouble = lambda _: "403"
+            out, err = trains.communicate(timeout=250)
+        finally:
+            trains.kill()
+            trains.wait()
+        assert trains.returncode == StoreError.exit_code, (out, err)
+        assert f"geo-ray train --resume '{uri}'" in err
+        (model,) = machine.place.rglob("far/model.safetensors")
+        assert str(model) in err
+        log = model.parent / EVENTS_FILE
+        assert log.read_text().count('"kind":"checkpoint_failed"') > 3
+        assert '"kind":"run_finished"' in log.read_text()
+
+        proxy.trouble = lambda _: None
+        again = machine.start("train", "--resume", uri, "--plain")
+        assert "[RUN_FINISHED]" in again.communicate(timeout=100)[1]
+        other.run("export", uri, "--out", str(tmp_path / "m.safetensors"))
+        assert geo_ray.status(uri).phase == "finished"
 
 
 @pytest.mark.slow

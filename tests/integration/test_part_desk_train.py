@@ -100,7 +100,7 @@ def test_stopped_and_resumed_to_the_bit_without_a_shared_directory(
     experiment = tiny(tmp_path, **own, data=data, emulate={"step_s": 0.25})
     run = stopped_after(2, experiment, tmp_path)
     before = events_of(run.path)
-    saved = store_of(run, experiment).latest().manifest
+    saved = store_of(run, experiment.checkpoint).latest().manifest
     names = {"averager", "us-east-ps0", "eu-west-ps0", "eu-west-ps1"}
     assert {part.name for part in saved.parts} == names
     assert not list(run.path.rglob("*.tmp"))

@@ -207,8 +207,8 @@ def test_a_run_has_a_folder_of_its_name(tmp_path: Path, endpoint: str) -> None:
     experiment = experiment_in_store(tmp_path, endpoint)
     run = rundir.create(experiment, tmp_path)
     again = rundir.create(experiment, tmp_path)
-    assert "some/prefix/tiny?" in places_of(run, experiment).main
-    assert "some/prefix/tiny-2?" in places_of(again, experiment).main
+    assert "some/prefix/tiny?" in places_of(run, experiment.checkpoint).main
+    assert "some/prefix/tiny-2?" in places_of(again, experiment.checkpoint).main
     assert rundir.reopen(run.path) == (run, experiment)
 
 
@@ -225,7 +225,7 @@ def test_a_new_run_does_not_take_the_place_of_another(tmp_path: Path, endpoint: 
 
 
 def saved_by_another(run: rundir.RunDirectory, experiment: Experiment) -> None:
-    folder = store_of(run, experiment).begin(0)
+    folder = store_of(run, experiment.checkpoint).begin(0)
     folder.write("manifest.json", [b"{}"], 2)
 
 
@@ -244,7 +244,7 @@ def check_crossed(run: rundir.RunDirectory, experiment: Experiment, events: list
     """The store is where the averager is: the other region's part crosses, here and back."""
     told = [e for e in events if e.kind == "wan" and "checkpoint" in e["bytes_by_class"]]
     read, *saved = [(e["src"], e["dst"], e["bytes_by_class"]["checkpoint"]) for e in told]
-    parts = store_of(run, experiment).latest().manifest.parts
+    parts = store_of(run, experiment.checkpoint).latest().manifest.parts
     (size,) = (part.bytes for part in parts if part.name == "eu-west-ps0")
     assert read[:2] == ("us-east", "eu-west") and read[2] > 0
     assert {link[:2] for link in saved} == {("eu-west", "us-east")}

@@ -14,8 +14,8 @@ from geo_ray.clock import VirtualClock
 from geo_ray.errors import LeaseLostError, RunDirectoryError, StoreError
 from geo_ray.job.far import mirror as mirrors
 from geo_ray.job.far import objects as far_objects
-from geo_ray.job.far.copy import driven_copy, seen_copy
-from geo_ray.job.far.mirror import Mirror
+from geo_ray.job.far.copy import driven_copy, is_ahead, seen_copy
+from geo_ray.job.far.mirror import Mirror, mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.record import LEASE_KEY, decode_record
@@ -196,15 +196,17 @@ def test_trouble_for_a_while_costs_a_run_nothing(
 ) -> None:
     uri = new_prefix(endpoint).replace("?", "/tiny?")
     assert RunObjects(uri).begin()
-    mirror = Mirror(RunObjects(through(proxy, uri)), tmp_path, 1, lambda: None)
+    path = tmp_path / "run"  # not around the copies of this machine
+    path.mkdir()
+    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
     mirror.start()
-    with EventLog(tmp_path / EVENTS_FILE) as log:
+    with EventLog(path / EVENTS_FILE) as log:
         log.write("stop_requested", 0.0, cause="before")
         eventually(lambda: "before" in (seen_copy(uri) / EVENTS_FILE).read_text(), "a copy")
         asked = len(proxy.seen)
         proxy.trouble = lambda request: kind if request.method == "PUT" or kind == "slow" else None
         log.write("stop_requested", 0.0, cause="meanwhile")
-        (tmp_path / "summary.json").write_text("{}")
+        (path / "summary.json").write_text("{}")
         eventually(lambda: len([r for r in proxy.seen[asked:] if r.method == "PUT"]) >= 2, "tries")
         proxy.trouble = lambda _: None
         log.write("stop_requested", 0.0, cause="after")
@@ -237,18 +239,64 @@ def test_trouble_to_the_end_is_told_and_nothing_is_lost(
     assert "said late" in (seen_copy(uri) / EVENTS_FILE).read_text()
 
 
+def test_the_end_is_copied_as_soon_as_the_bucket_is_back(
+    endpoint: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    uri = new_prefix(endpoint).replace("?", "/tiny?")
+    assert RunObjects(uri).begin()
+    path, told = driven_copy(uri), list[str]()
+    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
+    mirror.start()
+    proxy.trouble = lambda _: "403"
+    with EventLog(path / EVENTS_FILE) as log:
+        log.write("stop_requested", 0.0, cause="said late")
+
+    def tell(text: str) -> None:
+        told.append(text)
+        proxy.trouble = lambda _: None
+
+    mirror.close(600.0, tell)
+    assert "tried again for" in told[0]
+    assert "said late" in (seen_copy(uri) / EVENTS_FILE).read_text()
+
+
+def test_a_model_that_did_not_reach_the_bucket_is_kept_and_sent_later(
+    endpoint: str, proxy: Proxy
+) -> None:
+    """All events did, so the log alone does not tell."""
+    uri = new_prefix(endpoint).replace("?", "/tiny?")
+    assert RunObjects(uri).begin()
+    path = driven_copy(uri)
+    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
+    mirror.start()
+    proxy.trouble = lambda request: "403" if "/files/" in request.path else None
+    (path / "model.safetensors").write_bytes(b"weights")
+    with EventLog(path / EVENTS_FILE) as log:
+        log.write("stop_requested", 0.0, cause="at the end")
+    with pytest.raises(StoreError, match=r"with its model .*model\.safetensors"):
+        mirror.close()
+    assert is_ahead(RunObjects(uri), path) and driven_copy(uri) == path
+    assert (path / "model.safetensors").read_bytes() == b"weights"
+    proxy.trouble = lambda _: None
+    with mirrored(uri, path, 2, lambda: None):
+        pass
+    assert (seen_copy(uri, models=True) / "model.safetensors").read_bytes() == b"weights"
+
+
 def test_pieces_that_could_not_be_put_together_are_later(
     endpoint: str, proxy: Proxy, tmp_path: Path
 ) -> None:
     uri = new_prefix(endpoint).replace("?", "/tiny?")
     objects = RunObjects(through(proxy, uri))
     assert objects.begin()
-    mirror = Mirror(objects, tmp_path, 1, lambda: None)
+    path = tmp_path / "run"
+    path.mkdir()
+    mirror = Mirror(objects, path, 1, lambda: None)
     line = b'{"a":1}\n'
 
     def write(times: int) -> None:
         for _ in range(times):
-            with (tmp_path / EVENTS_FILE).open("ab") as file:
+            with (path / EVENTS_FILE).open("ab") as file:
                 file.write(line)
             mirror.tick()
 

@@ -188,11 +188,15 @@ def test_resume_with_another_configuration(
     run = rundir.create(experiment, tmp_path)
     config = write_config(tmp_path, experiment)
     again = ["train", str(config), "--resume", str(run.path), "--plain"]
-    assert run_command(*again, "--set", "optimizer.lr=0.5") == 7
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(config.read_text().replace("lr: 0.05", "lr: 0.5"))
+    on_changed = ["train", str(changed), "--resume", str(run.path), "--plain"]
+    assert run_command(*on_changed) == 7
     said = capsys.readouterr().err
     assert "[CONFIG_DRIFT]" in said
-    assert "optimizer.lr: 0.05 -> 0.5" in said
-    for allowed in (again, [*again, "--set", "optimizer.lr=0.5", "--allow-drift"]):
+    assert "optimizer.lr: 0.05 -> 0.5" in said and "--allow-change optimizer.lr" in said
+    named = [*on_changed, "--allow-change", "optimizer.lr"]
+    for allowed in (again, [*again, "--set", "optimizer.lr=0.5"], named):
         assert run_command(*allowed) == 7  # past the check: there is no checkpoint yet
         assert "[CHECKPOINT_MISSING]" in capsys.readouterr().err
     assert run.path.is_dir()  # a run that was resumed is never removed

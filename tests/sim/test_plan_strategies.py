@@ -8,7 +8,7 @@ import geo_ray
 from benchmarks.planning.strategy_terms import STRATEGIES as SECTIONS
 from benchmarks.planning.strategy_terms import config, deviations
 from geo_ray.errors import ConfigError
-from geo_ray.observe.metrics.cost import load_cost
+from geo_ray.observe.metrics.cost import TOTAL, load_cost
 from geo_ray.strategies.registry import STRATEGIES
 
 REFUSED = {"fedavg", "esync", "nbsync", "fedat", "fedgsync"}
@@ -25,6 +25,23 @@ def test_a_plan_says_what_the_simulator_says(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     time, egress = deviations(kind, 4.0, 3.0, tmp_path)
     assert abs(time) < 0.1 and abs(egress) < 0.1, (time, egress)
+
+
+@pytest.mark.parametrize(("kind", "local"), [("bsp", 1), ("hfa", 2)])
+def test_overhead_and_lan_are_counted_once_per_push(kind, local, tmp_path, monkeypatch):
+    monkeypatch.delenv("GEO_RAY_PRICES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for overhead_s, lan_s in ((0.4, 0.1), (0.0, 0.0)):
+        given = f"step_overhead_s: {overhead_s}\n  lan_s_per_machine: {lan_s}"
+        text = config(kind, 10_000.0, 1.0, 16).replace("startup_s: 0", f"startup_s: 0\n  {given}")
+        (tmp_path / "beside.yaml").write_text(text)
+        made = geo_ray.plan("beside.yaml", ["run.dir=runs"], policy="fixed")
+        run = geo_ray.simulate("beside.yaml", ["run.dir=runs"], plan=made)
+        inside_s = made.plan.seconds.get("inside the region", 0.0)
+        assert inside_s == pytest.approx(16 * (overhead_s + lan_s))
+        assert made.plan.seconds["compute"] == pytest.approx(16 * local * 0.1)
+        total = next(r for r in load_cost(run.path).rows if r.unit == "s" and r.term == TOTAL)
+        assert total.actual == pytest.approx(total.estimated, rel=1e-3)
 
 
 @pytest.mark.parametrize("steps", [16, 17])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from geo_ray.api.inputs import FilePath
-from geo_ray.api.run import directory_of
+from geo_ray.api.status import directory_of, not_begun
 from geo_ray.config.load import load_text
-from geo_ray.errors import RunDirectoryError
 from geo_ray.job import rundir
 from geo_ray.observe.events.log import EVENTS_FILE, last_time_s, read_events
 from geo_ray.observe.export.config import ObserveConfig
 from geo_ray.observe.export.exporter import ExportOrder
 from geo_ray.observe.export.open import open_exporters
+from geo_ray.observe.report.ending import has_begun
+
+if TYPE_CHECKING:
+    from geo_ray.api.inputs import FilePath
 
 
 def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
@@ -38,13 +40,10 @@ def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
     parts = [each if isinstance(each, str) else json.dumps(dict(each)) for each in to]
     text = "export: [" + ", ".join(parts) + "]"
     config = load_text(text, [], ObserveConfig, "observe")
-    directory, _ = rundir.reopen(directory_of(run), to_look_at=True)
+    directory, _ = rundir.look(directory_of(run))
     log = directory.path / EVENTS_FILE
-    if not log.exists():
-        raise RunDirectoryError(
-            f"{directory.path} has no events: the run has not begun",
-            fix="Look at what the command that started it printed.",
-        )
+    if not has_begun(directory.path):
+        raise not_begun(directory)
     newest_unix_s = min(time.time(), log.stat().st_mtime)
     origin_unix_s = newest_unix_s - last_time_s(log)
     order = ExportOrder(directory.path, directory.base_dir, origin_unix_s)

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.queue.serve import names_queue, place_of
-from geo_ray.api.run import directory_of
+from geo_ray.api.status import directory_of
 from geo_ray.clock import SystemClock
 from geo_ray.errors import GeoRayError
 from geo_ray.job.live.queue_reader import QueueLiveReader

@@ -13,11 +13,7 @@ from geo_ray.api.queue.serve import place_of
 from geo_ray.config.source import override_items
 from geo_ray.errors import QueueDeniedError, QueueMissingError, QueueRequestError
 from geo_ray.errors.base import from_code
-from geo_ray.job.auto import load_experiment
 from geo_ray.job.live.queue_reader import QueueLiveReader
-from geo_ray.job.queued.spec import JobHints as JobHints
-from geo_ray.job.queued.spec import spec_of
-from geo_ray.job.queued.tree import config_tree
 from geo_ray.observe.live.queue_page import queue_sections
 from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.queue import inbox
@@ -30,6 +26,7 @@ from geo_ray.queue.job_spec import (
     SubmitRequest,
     is_job_name,
 )
+from geo_ray.queue.job_spec import JobHints as JobHints
 from geo_ray.queue.job_spec import JobWorth as JobWorth
 from geo_ray.queue.job_spec import WorthChange as WorthChange
 from geo_ray.queue.journal import QueueJournal
@@ -98,6 +95,11 @@ def submit_job(
         QueueDeniedError, QueueRequestError, TenantQuotaError: the queue refuses it.
         QueueMissingError: there is no queue.
     """
+    # PyTorch takes seconds to import, and the other requests do without it.
+    from geo_ray.job.auto import load_experiment
+    from geo_ray.job.queued.spec import spec_of
+    from geo_ray.job.queued.tree import config_tree
+
     with own_threads_kept():
         source = source_of(config)
         experiment, _ = load_experiment(source, override_items(overrides))

@@ -12,7 +12,6 @@ from geo_ray.config.source import override_items, text_of
 from geo_ray.queue.config import QueueConfig as QueueConfig
 from geo_ray.queue.place import QueuePlace
 from geo_ray.queue.tokens import key_of, new_token
-from geo_ray.runtime.queue.serving import serve_queue, unserve_queue
 from geo_ray.stores.uri import is_s3
 
 _ADVICE = "docs/queue.md describes the file of a queue."
@@ -53,6 +52,8 @@ def start_queue(
         ClusterError: there is no cluster, or it has no job server.
         QueueError: it is not served in time.
     """
+    from geo_ray.runtime.queue.serving import serve_queue  # Ray takes seconds to import
+
     queue = _absolute(load_queue(config, overrides))
     place = QueuePlace.of(queue)
     place.make()
@@ -73,6 +74,8 @@ def stop_queue(
     Returns:
         Whether anybody served it.
     """
+    from geo_ray.runtime.queue.serving import unserve_queue
+
     queue = load_queue(config, overrides)
     return unserve_queue(queue.name, ExistingClusterConfig(address=address))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from geo_ray.cli.paths import RunRef, RunReference
+from geo_ray.cli.paths import RunRef, RunReference, loading
 
 
 @click.command(short_help="End CLUSTER, and all that it has rented.")
@@ -18,6 +18,7 @@ def down(cluster: RunRef, at_once: bool) -> None:
     CLUSTER is the folder that `geo-ray up` has printed, or the CONFIG that it was made of. May be
     repeated; fails if anything of the cluster is left.
     """
+    loading("PyTorch and Ray")
     click.echo(f"asking for {cluster}", err=True)
     import geo_ray
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.paths import loading
+
 
 @click.command(short_help="Show what could be rented, as Terraform's outputs have it.")
 @click.option(
@@ -22,6 +24,7 @@ def inventory(source: Path, as_json: bool) -> None:
 
     Speeds (`rows_per_s`) are yours to add, or those of `geo-ray profile`. Nothing is rented.
     """
+    loading()
     import geo_ray
 
     found = geo_ray.inventory(source)

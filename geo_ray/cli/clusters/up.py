@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geo_ray.cli.follow import plan_option
-from geo_ray.cli.paths import check_plan_section, config_file
+from geo_ray.cli.paths import check_plan_section, config_file, loading
 
 if TYPE_CHECKING:
     from geo_ray.planning.plan import Plan
@@ -69,6 +69,7 @@ def up(
     May be repeated: a cluster that is up is shown, one that was begun is completed. `geo-ray
     status` and `geo-ray down` take the folder that is printed.
     """
+    loading("PyTorch and Ray")
     check_plan_section(config, overrides)
     click.echo(f"reading {config}", err=True)
     import geo_ray

@@ -7,6 +7,7 @@ import click
 from geo_ray.cli.data.inspect import inspect
 from geo_ray.cli.data.shard import shard
 from geo_ray.cli.data.stats import merge_stats, stats
+from geo_ray.cli.paths import loading
 from geo_ray.cli.tables.data import print_table
 
 # The work is imported by each verb: `geo-ray --help` must not load Arrow and PyTorch.
@@ -29,6 +30,7 @@ def check(manifest_uri: str, region: str | None) -> None:
 
     Its size, hash, schema and rows.
     """
+    loading()
     import geo_ray
     from geo_ray.data.prepare.saved import label_words
 
@@ -51,6 +53,7 @@ def merge(manifests: tuple[str, ...], out: str) -> None:
 
     They were written apart, each in its own region.
     """
+    loading()
     import geo_ray
     from geo_ray.data.prepare.saved import label_words
 

@@ -13,11 +13,16 @@ from rich.table import Table
 
 from geo_ray.cli.data.options import read_options
 from geo_ray.cli.data.task import named_task
-from geo_ray.cli.tables.data import shown_time
+from geo_ray.cli.paths import loading
+from geo_ray.cli.tables.data import left_out_lines, shown_time
 
 if TYPE_CHECKING:
     from geo_ray import DataSurvey, ReadOptions
     from geo_ray.data.prepare.survey import ColumnSurvey, Survey
+
+_FEW_VALUES = 20
+_MOST_VALUES = 8
+_MOST_LETTERS = 40
 
 
 @click.command()
@@ -44,6 +49,7 @@ def inspect(
 
     Their types, missing values, and usual treatments.
     """
+    loading("Arrow" if use is None else "PyTorch")
     import geo_ray
 
     if draft_file is not None and use is None:
@@ -82,13 +88,44 @@ def _show(found: DataSurvey) -> None:
         )
     if survey.columns:
         Console().print(table)
-    for note in _notes(survey):
+    for note in [*left_out_lines(found.left_out), *_notes(survey)]:
         click.echo(note)
+    frequent = {
+        name: line for name, column in survey.columns.items() if (line := _frequent(column))
+    }
+    if frequent:
+        click.echo("Most frequent values:")
+    for name, line in frequent.items():
+        click.echo(f"  {name}: {line}")
+    if found.label is not None and found.label not in found.wanted:
+        click.echo(f"The label may be {found.label}.")
+    if found.options:
+        click.echo(f"Options for inspect, stats and shard: {' '.join(found.options)}")
     if survey.columns:
         click.echo("Usual treatments:")
     for name, treatment in found.treatments.items():
         remark = f"  # {treatment.remark}" if treatment.remark else ""
         click.echo(f"  {found.treatment_text(name)}{remark}")
+
+
+def _frequent(column: ColumnSurvey) -> str:
+    """The most frequent values of a column of words, or of few numbers."""
+    few = column.distinct is not None and len(column.distinct) <= _FEW_VALUES
+    if column.kind not in ("text", "bool", "int") or not column.repeats:
+        return ""
+    if column.kind == "int" and not few:
+        return ""
+    numbers = column.families["int"] + column.families["float"]
+    if column.marks or column.formats or numbers > column.families["text"] > 0:  # a measure
+        return ", ".join(
+            f"{word} {rows:,}" for word, rows in column.texts.most_common(_MOST_VALUES)
+        )
+    top = column.seen.most_common(_MOST_VALUES)
+    shown = ", ".join(f"{word[:_MOST_LETTERS]} {rows:,}" for word, rows in top)
+    if column.is_many:
+        return f"{shown} and many more"
+    more = len(column.seen) - len(top)
+    return shown + (f" and {more:,} more" if more else "")
 
 
 def _different(column: ColumnSurvey) -> str:
@@ -121,8 +158,6 @@ def _notes(survey: Survey) -> list[str]:
     from geo_ray.data.nearby import listed
 
     notes = []
-    if empty := survey.files - len(survey.rows_of) - len(survey.unreadable):
-        notes.append(f"{_files(empty)} without rows")
     for name, column in survey.columns.items():
         lacking = [path for path in survey.rows_of if path not in column.files]
         if lacking:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,12 @@ _READ = (
         show_default=True,
         help="Decimal mark of CSV files.",
     ),
+    click.option(
+        "--thousands",
+        metavar="MARK",
+        help="Mark between groups of three digits: a comma, a point, an apostrophe or the word "
+        "space.  [default: none]",
+    ),
     click.option("--encoding", default="utf-8", show_default=True, help="Of text files."),
     click.option(
         "--header", metavar="NAME,...", help="Column names, if the CSV files have no header line."
@@ -34,8 +41,19 @@ _READ = (
         "nulls",
         multiple=True,
         metavar="WORD",
-        help="A word of CSV files that means that there is no value, besides empty text; "
-        "repeatable.  [default: NULL, null, None, NA, N/A, n/a, #N/A]",
+        help="A word that means that there is no value, besides empty text and, unquoted in CSV "
+        "files, NULL, null, None, NA, N/A, n/a and #N/A; repeatable.",
+    ),
+    click.option(
+        "--no-default-nulls", is_flag=True, help="NULL, NA and so on are words like others."
+    ),
+    click.option(
+        "--site",
+        type=click.Path(path_type=Path),
+        help="A site file, which translates the columns of these files to the shared ones.",
+    ),
+    click.option(
+        "--strict", is_flag=True, help="Refuse files of which anything would be left out."
     ),
 )
 
@@ -49,9 +67,13 @@ def read_options(verb: Callable[..., None]) -> Callable[..., None]:
         format: str | None,
         delimiter: str | None,
         decimal: str,
+        thousands: str | None,
         encoding: str,
         header: str | None,
         nulls: tuple[str, ...],
+        no_default_nulls: bool,
+        site: Path | None,
+        strict: bool,
         **others: Any,
     ) -> None:
         from geo_ray import ReadOptions
@@ -64,7 +86,10 @@ def read_options(verb: Callable[..., None]) -> Callable[..., None]:
             decimal=decimal,
             encoding=encoding,
             header=names,
-            nulls=nulls or DEFAULT_NULLS,
+            nulls=(*(() if no_default_nulls else DEFAULT_NULLS), *nulls),
+            thousands=" " if thousands == "space" else thousands,
+            site=site,
+            strict=strict,
         )
         verb(*args, read=read, **others)
 

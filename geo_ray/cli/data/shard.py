@@ -9,11 +9,16 @@ import click
 
 from geo_ray.cli.data.options import is_default, read_options
 from geo_ray.cli.data.task import named_task, pairs_of
-from geo_ray.cli.tables.data import print_table
+from geo_ray.cli.paths import loading
+from geo_ray.cli.tables.data import MOST_LEFT_OUT, left_out_lines, print_table
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from geo_ray import ReadOptions
     from geo_ray.data.prepare.apply import Counts
+
+_MOST_WORDS = 10
 
 
 @click.command()
@@ -89,6 +94,7 @@ def shard(
 
     Each region's in its own directory or store.
     """
+    loading()
     import geo_ray
     from geo_ray.data.prepare.saved import label_words
 
@@ -116,6 +122,8 @@ def shard(
         force=force,
         progress=True,
     )
+    for line in left_out_lines(made.left_out, MOST_LEFT_OUT):
+        click.echo(line, err=True)
     if made.counts is not None:
         _show_counts(made.counts)
     print_table(made.manifest, label_words(made.path))
@@ -167,5 +175,18 @@ def _show_counts(counts: Counts) -> None:
         ("of other words in", counts.other),
     ):
         found = {name: number for name, number in by_column.items() if number}
-        lines += [f"  {number:,} {what} {name}" for name, number in found.items()]
+        words = counts.other_words if by_column is counts.other else {}
+        lines += [
+            f"  {number:,} {what} {name}{_frequent(words.get(name))}"
+            for name, number in found.items()
+        ]
     click.echo("\n".join(lines))
+
+
+def _frequent(words: Counter[str] | None) -> str:
+    """The most frequent words that a vocabulary lacks."""
+    if not words:
+        return ""
+    shown = ", ".join(f"{word} {rows:,}" for word, rows in words.most_common(_MOST_WORDS))
+    more = len(words) - _MOST_WORDS
+    return f": {shown}" + (f" and {more:,} more words" if more > 0 else "")

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from geo_ray.cli.data.options import names_of, read_options
-from geo_ray.cli.tables.data import shown_time
+from geo_ray.cli.paths import loading
+from geo_ray.cli.tables.data import MOST_LEFT_OUT, left_out_lines, shown_time
 
 _DAY_S = 86_400
 
@@ -66,6 +67,7 @@ def stats(
 
     Counts, means, deviations; no rows.
     """
+    loading("Arrow")
     import geo_ray
 
     wanted = geo_ray.WantedStatistics(
@@ -73,6 +75,8 @@ def stats(
     )
     found = geo_ray.data_stats(source, region, wanted, read=read, progress=True)
     found.save(out)
+    for line in left_out_lines(found.left_out, MOST_LEFT_OUT):
+        click.echo(line, err=True)
     _show(found.statistics)
     click.echo(f"Statistics: {out}")
 
@@ -85,6 +89,7 @@ def merge_stats(files: tuple[Path, ...], out: Path) -> None:
 
     `geo-ray data stats` wrote them, one per region.
     """
+    loading("Arrow")
     import geo_ray
 
     merged = geo_ray.merge_data_stats(files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from geo_ray.data.files.find import LeftOut
     from geo_ray.data.manifest import DataShard, Manifest
+
+MOST_LEFT_OUT = 6
+"""Names per reason of what was left out, for verbs other than ``inspect``, which names all."""
 
 _MOST_LABELS = 12
 
@@ -24,6 +28,20 @@ def shown_time(seconds: float) -> str:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}".removesuffix(" 00:00")
     except (ValueError, OverflowError, OSError):  # beyond the years 1 to 9999
         return f"{seconds:.6g} s"
+
+
+def left_out_lines(left_out: Sequence[LeftOut], most: int | None = None) -> list[str]:
+    """What was not read, a line per reason; ``most`` names of each, None for all."""
+    paths: dict[str, list[str]] = {}
+    for one in left_out:
+        paths.setdefault(one.reason, []).append(one.path)
+    lines = []
+    for reason, names in paths.items():
+        shown = ", ".join(names[:most])
+        more = len(names) - len(names[:most])
+        also = f" and {more:,} more" if more else ""
+        lines.append(f"Left out: {shown}{also}: {reason}")
+    return lines
 
 
 def print_table(

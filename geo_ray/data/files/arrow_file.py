@@ -32,7 +32,9 @@ def parquet_pieces(
     refuse_extensions_in(file, found.path)
     file.seek(0)
     try:
-        source = pq.ParquetFile(pa.PythonFile(Borrowed(file), mode="r"))
+        # INT96 as nanoseconds would silently wrap beyond the year 2262.
+        native = pa.PythonFile(Borrowed(file), mode="r")
+        source = pq.ParquetFile(native, coerce_int96_timestamp_unit="us")
         total = max(1, source.metadata.num_rows)
         tops = [n for n in source.schema_arrow.names if wanted is None or _is_wanted(n, wanted)]
         names = _names(source.schema_arrow, found.path)
@@ -41,7 +43,7 @@ def parquet_pieces(
         for batch in source.iter_batches(batch_size=step, columns=tops, use_threads=False):
             rows += batch.num_rows
             yield _piece(batch, names, wanted, rows / total)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _corrupt(found, error) from error
 
 
@@ -65,7 +67,7 @@ def arrow_pieces(
             for number in range(total):
                 batch = source.get_batch(number)
                 yield from _slices(batch, names, wanted, (number + 1) / total)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _corrupt(found, error) from error
 
 

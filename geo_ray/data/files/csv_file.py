@@ -7,11 +7,13 @@ Arrow guesses types from a file's first block and fails when a later block diffe
 # mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
 from __future__ import annotations
 
+import codecs
 import csv
 import io
-import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -19,15 +21,109 @@ import pyarrow.csv as pa_csv
 
 from geo_ray.data.files.find import InputFile
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.files.piece import Borrowed, FilePiece, fraction_read
+from geo_ray.data.files.piece import Borrowed, FilePiece, fraction_read, size_of
 from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
 BLOCK_BYTES = 8 << 20
 """Decoded at a time; a row may have about as much."""
 
 _HEAD_BYTES = 1 << 20
+_MARK = "\ufeff".encode()
 _NUMBER = re.compile(r"\s*[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?\s*")
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[ \t]*(?:\r\n|\r|\n)', re.I)
 _OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What stands before the rows of a file.
+
+    Attributes:
+        names: of its columns; () if the file has neither names nor rows.
+        delimiter: between its values.
+        bytes: of UTF-8 before the first row.
+        lines: before the first row.
+        has_rows: whether anything follows them.
+        skipped: why a line that could be a row is none, if there is such a line.
+    """
+
+    names: tuple[str, ...]
+    delimiter: str
+    bytes: int = 0
+    lines: int = 0
+    has_rows: bool = True
+    skipped: str = ""
+
+
+class _NotTextError(UnicodeError):
+    """A byte that is not of the encoding."""
+
+
+class _Utf8Text:
+    """The text of a file as UTF-8, without its byte order mark, as Arrow reads a Python file.
+
+    Arrow drops a line feed at the start of a block if the block before it ended with a carriage
+    return, even within quotes. So no piece ends with a carriage return that something follows.
+
+    Args:
+        raw: has the bytes of the file.
+        encoding: of the bytes.
+        skip: bytes of UTF-8 to leave out at the beginning.
+    """
+
+    def __init__(self, raw: Any, encoding: str, skip: int = 0) -> None:
+        self._raw = raw
+        self._encoding = encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._is_utf8 = codecs.lookup(encoding).name == "utf-8"
+        self._waiting = b""
+        self._done = False
+        self._lines = 0
+        self.closed = False
+        self._take(max(skip, len(_MARK)) + len(_MARK))
+        self._waiting = self._waiting.removeprefix(_MARK)[skip:]
+
+    def read(self, size: int) -> bytes:
+        """Read at most ``size`` bytes; none at the end.
+
+        Raises:
+            UnicodeError: a byte is not of the encoding.
+        """
+        self._take(size)
+        piece = self._waiting[:size]
+        if (
+            len(piece) > 1
+            and piece.endswith(b"\r")
+            and not (self._done and len(piece) == len(self._waiting))
+        ):
+            piece = piece[:-1]
+        self._waiting = self._waiting[len(piece) :]
+        return piece
+
+    def _take(self, size: int) -> None:
+        """Have ``size`` bytes waiting, or all that there are."""
+        while len(self._waiting) < size and not self._done:
+            data = bytes(self._raw.read(size))
+            self._done = not data
+            try:
+                text = self._decoder.decode(data, final=self._done)
+            except UnicodeDecodeError as error:
+                before = error.object[: error.start].count(b"\n")
+                byte = error.object[error.start]
+                raise _NotTextError(self._lines + before + 1, byte) from None
+            self._lines += data.count(b"\n")
+            self._waiting += data if self._is_utf8 else text.encode()
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is not."""
+        return False
+
+    def close(self) -> None:
+        """Leave the file to its owner."""
 
 
 def csv_pieces(
@@ -49,17 +145,24 @@ def csv_pieces(
             end, after the good rows).
         ShardCorruptError: it is not text of the encoding, or cannot be decompressed.
     """
-    delimiter = options.delimiter or ("\t" if ".tsv" in found.path.lower() else ",")
     try:
-        raw_names, has_rows = _header(_decompressed(file, found), found.path, delimiter, options)
-        if not raw_names or not has_rows:
+        _refuse_other_formats(bytes(_decompressed(file, found).read(4)), found.path, options)
+        file.seek(0)
+        layout = _layout(_Utf8Text(_decompressed(file, found), options.encoding), found, options)
+        if not layout.names or not layout.has_rows:
             return
         file.seek(0)
-        yield from _blocks(file, found, delimiter, options, raw_names, wanted)
+        yield from _blocks(file, found, options, layout, wanted)
+    except _NotTextError as error:
+        line, byte = error.args
+        better = "cp1252" if 0x80 <= byte < 0xA0 else "latin-1"
+        raise _wrong_encoding(
+            found.path, options.encoding, f"line {line} has the byte 0x{byte:02x}", better
+        ) from None
     except UnicodeError as error:
         raise _wrong_encoding(found.path, options.encoding, str(error)) from None
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise _undecodable(found.path, options.encoding, str(error)) from error
+        raise _undecodable(found.path, str(error)) from error
 
 
 def _decompressed(file: BinaryIO, found: InputFile) -> Any:
@@ -68,40 +171,95 @@ def _decompressed(file: BinaryIO, found: InputFile) -> Any:
     return pa.CompressedInputStream(pa.PythonFile(Borrowed(file), mode="r"), found.compression)
 
 
-def _header(stream: Any, path: str, delimiter: str, options: ReadOptions) -> tuple[list[str], bool]:
-    """The columns' names as the file writes them, and whether anything follows them."""
-    head = bytes(stream.read(_HEAD_BYTES))
-    _refuse_other_formats(head, path, options)
-    text = head.decode(options.encoding, errors="replace").removeprefix("\ufeff")
-    if not text.strip(_blank(delimiter, options)):
-        return [], False
-    lines = io.StringIO(text, newline="")
+def _layout(stream: _Utf8Text, found: InputFile, options: ReadOptions) -> _Layout:
+    """Read the lines before the first row."""
+    path, head = found.path, stream.read(_HEAD_BYTES)
+    is_whole = len(head) < _HEAD_BYTES - 1
+    text = head.decode(errors="ignore")
+    separator = _SEPARATOR_LINE.match(text)  # Excel writes such a line and reads it
+    delimiter = options.delimiter or ("\t" if ".tsv" in path.lower() else ",")
+    if separator is not None and options.delimiter is None:
+        delimiter = separator[1]
+    begin = separator.end() if separator is not None else 0
+    before = 1 if separator is not None else 0
+    if not text[begin:].strip(_blank(delimiter, options)):
+        return _Layout((), delimiter)
+    if not options.header:  # a line of nothing has no names
+        gap = re.match(r"(?:[ \t]*(?:\r\n|\r|\n))*", text[begin:])
+        blank = gap[0] if gap is not None else ""
+        if delimiter not in blank:
+            begin, before = begin + len(blank), before + len(blank.splitlines())
+    lines = io.StringIO(text[begin:], newline="")
+    reader = csv.reader(lines, delimiter=delimiter)
     try:
-        first = next(csv.reader(lines, delimiter=delimiter))
+        first = next(reader)
     except (csv.Error, StopIteration) as error:
         raise SchemaMismatchError(f"{path}: its first line is no CSV: {error}") from None
+    names = tuple(name.strip() for name in first)
     if options.header:
-        return list(options.header), True
-    names = [name.strip() for name in first]
-    if all(_NUMBER.fullmatch(name) for name in names):
+        skipped = _repeated_header(names, options.header, delimiter)
+        if not skipped:
+            size = len(text[:begin].encode())
+            return _Layout(options.header, delimiter, size, before)
+        names = options.header
+    else:
+        skipped = ""
+        _refuse_header(names, delimiter, path, options, separator is not None)
+    rest = lines.read()
+    if not rest and not is_whole:
         raise SchemaMismatchError(
-            f"{path} has no header line: its first line is {delimiter.join(first)[:80]!r}",
-            fix="Name its columns, in order: --header NAME,NAME,...",
+            f"{path}: its header line has more than {_HEAD_BYTES >> 20} MiB",
+            fix="Look for a quote that is not closed.",
+        )
+    size = (
+        len(head) - len(rest.encode()) if is_whole else len(text[: len(text) - len(rest)].encode())
+    )
+    has_rows = bool(rest if len(names) == 1 else rest.strip("\r\n")) or not is_whole
+    return _Layout(names, delimiter, size, before + reader.line_num, has_rows, skipped)
+
+
+def _repeated_header(first: tuple[str, ...], given: tuple[str, ...], delimiter: str) -> str:
+    """Why the first line of a file whose columns the user names is no row; empty if it is one."""
+    line = delimiter.join(first)[:80]
+    if [name.casefold() for name in first] == [name.casefold() for name in given]:
+        return f"its first line {line!r} has the names of --header"
+    if len(first) > 1 and len(first) == len(given) and _counts(first):
+        return f"its first line {line!r} numbers the columns, which --header names"
+    return ""
+
+
+def _counts(names: tuple[str, ...]) -> bool:
+    """Whether names are 0, 1, 2 and so on, as pandas writes them where it has no names."""
+    return names == tuple(str(number) for number in range(len(names)))
+
+
+def _refuse_header(
+    names: tuple[str, ...], delimiter: str, path: str, options: ReadOptions, is_told: bool
+) -> None:
+    line = delimiter.join(names)[:80]
+    if all(_NUMBER.fullmatch(name) for name in names):
+        if len(names) > 1 and _counts(names):
+            raise SchemaMismatchError(
+                f"{path}: its first line {line!r} numbers the columns and does not name them",
+                fix="Name its columns, in order: --header NAME,NAME,... The line is then left out.",
+            )
+        raise SchemaMismatchError(
+            f"{path} has no header line: its first line is {line!r}",
+            fix="Name its columns, in order: --header NAME,NAME,... If these numbers are the "
+            f"names, add --header {','.join(names)[:80]}; the line is then not read as a row.",
         )
     others = [c for c in _OTHER_DELIMITERS if c != delimiter and len(names) == 1 and c in names[0]]
-    if others and options.delimiter is None:
+    if others and options.delimiter is None and not is_told:
         raise SchemaMismatchError(
             f"{path}: its header is a single column {names[0][:80]!r}",
             fix=f"Add --delimiter {_OTHER_DELIMITERS[others[0]]}.",
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, n in Counter(names).items() if n > 1)
     if twice:
         raise SchemaMismatchError(
             f"{path}: its header names {twice[0] or 'nothing'!r} twice",
             fix="Give each column a name of its own.",
         )
-    rest = lines.read()
-    return first, bool(rest if len(first) == 1 else rest.strip("\r\n"))
 
 
 def _blank(delimiter: str, options: ReadOptions) -> str:
@@ -114,52 +272,50 @@ def _blank(delimiter: str, options: ReadOptions) -> str:
 def _blocks(
     file: BinaryIO,
     found: InputFile,
-    delimiter: str,
     options: ReadOptions,
-    raw_names: Sequence[str],
+    layout: _Layout,
     wanted: Collection[str] | None,
 ) -> Iterator[FilePiece]:
-    names = tuple(name.strip() for name in raw_names)
-    chosen = [raw for raw in raw_names if wanted is None or raw.strip() in wanted]
+    names, skipped = layout.names, layout.skipped
+    chosen = [name for name in names if wanted is None or name in wanted]
     bad: list[Any] = []
 
     def note(row: Any) -> str:
         bad.append(row)
         return "skip"
 
+    size = size_of(file)
+    text = _Utf8Text(_decompressed(file, found), options.encoding, layout.bytes)
     reader = pa_csv.open_csv(
-        _decompressed(file, found),
+        pa.PythonFile(text, mode="r"),
         read_options=pa_csv.ReadOptions(
-            use_threads=False,
-            block_size=BLOCK_BYTES,
-            column_names=list(options.header) or None,
-            encoding=options.encoding,
+            use_threads=False, block_size=BLOCK_BYTES, column_names=list(names)
         ),
         parse_options=pa_csv.ParseOptions(
-            delimiter=delimiter,
+            delimiter=layout.delimiter,
             newlines_in_values=True,
-            ignore_empty_lines=len(raw_names) > 1,  # of a single column they are empty values
+            ignore_empty_lines=len(names) > 1,  # of a single column they are empty values
             invalid_row_handler=note,
         ),
         convert_options=pa_csv.ConvertOptions(
-            column_types={raw: pa.string() for raw in raw_names},
-            include_columns=[*chosen, *({raw_names[-1]} - set(chosen))],
+            column_types=dict.fromkeys(names, pa.string()),
+            include_columns=[*chosen, *({names[-1]} - set(chosen))],
             null_values=_null_cells(options.nulls),
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         ),
     )
     last: str | None = None
-    size = os.fstat(file.fileno()).st_size
     with reader:
         for number, batch in enumerate(reader, start=1):
             if batch.num_rows:
-                last = batch.column(raw_names[-1])[-1].as_py()
-            columns = {raw.strip(): batch.column(raw) for raw in chosen}
+                last = batch.column(names[-1])[-1].as_py()
+            columns = {name: batch.column(name) for name in chosen}
             # Arrow reads ahead of what it decodes, a block per batch.
             decoded = min(1.0, number * BLOCK_BYTES / size)
-            done = decoded if found.compression is None else fraction_read(file)
-            yield FilePiece(names, columns, batch.num_rows, done)
+            done = decoded if found.compression is None else fraction_read(file, size)
+            yield FilePiece(names, columns, batch.num_rows, done, skipped=skipped)
+            skipped = ""
     if last is not None and "\n" in last and not _ends_quoted(file, found, last):
         raise SchemaMismatchError(
             f"{found.path}: a quote that is not closed takes in what follows it: {last[:60]!r}",
@@ -169,8 +325,9 @@ def _blocks(
         first = bad[0]
         raise SchemaMismatchError(
             f"{found.path} has rows with more or fewer values than the header's "
-            f"{first.expected_columns}: {len(bad)} of them, the first is row {first.number} of the "
-            f"file, with {first.actual_columns}: {first.text[:60]!r}",
+            f"{first.expected_columns}: {len(bad)} of them, the first is row "
+            f"{first.number + layout.lines} of the file, with {first.actual_columns}: "
+            f"{first.text[:60]!r}",
             fix="Look for a quote that is not closed, or a value that has the delimiter in it and "
             "is not quoted.",
         )
@@ -211,13 +368,10 @@ def _wrong_encoding(
     )
 
 
-def _undecodable(path: str, encoding: str, detail: str) -> ShardCorruptError:
-    if "UTF8" in detail:
-        row = re.search(r"Row #(\d+)", detail)
-        return _wrong_encoding(path, encoding, f"row {row[1]} of the file" if row else "a value")
+def _undecodable(path: str, detail: str) -> ShardCorruptError:
     if "straddl" in detail:
         return ShardCorruptError(
             f"{path}: a row has more than {BLOCK_BYTES >> 20} MiB",
             fix="Look for a quote that is not closed.",
         )
-    return ShardCorruptError(f"{path}: cannot be read: {detail}", fix="Write the file anew.")
+    return ShardCorruptError(f"{path}: cannot be read: {detail}", fix="Write the file again.")

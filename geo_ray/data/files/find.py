@@ -1,15 +1,17 @@
-"""Which of a user's files are to be read; if none is, what to do depends on what is there."""
+"""Which of a user's files are read, and which are left out, with the reason."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from geo_ray.data.files.options import Format, ReadOptions
+from geo_ray.data.files.site import SiteFile, load_site
 from geo_ray.data.nearby import listed, missing_path
-from geo_ray.errors import ConfigError, ShardMissingError
+from geo_ray.errors import ConfigError, ShardMissingError, StoreError
 from geo_ray.stores.base import Store, open_store
 from geo_ray.stores.uri import is_s3, local_path, split
 
@@ -28,8 +30,10 @@ SUFFIXES: Mapping[str, Format] = {
 COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 _READABLE = ".csv, .tsv, .jsonl, .ndjson, .json, .parquet, .pq, .arrow, .feather and .ipc"
+_MOST_NAMED = 6
 _SHEETS = {".xlsx", ".xls", ".xlsm", ".ods", ".numbers"}
-_ARCHIVES = {".zip", ".tar", ".tgz", ".7z", ".rar"}
+_ARCHIVES = {".zip", ".tar", ".tgz", ".7z", ".rar", ".xz", ".z"}
+_PACKED = _ARCHIVES | set(COMPRESSIONS)
 
 
 @dataclass(frozen=True)
@@ -48,19 +52,46 @@ class InputFile:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Something at the address that is not read.
+
+    Attributes:
+        path: of a file, or of a folder with all that it has; a folder's ends with a slash.
+        reason: why it is left out.
+        is_marker: whether it is hidden and has no data by its name, such as ``_SUCCESS``.
+    """
+
+    path: str
+    reason: str
+    is_marker: bool = False
+
+
+@dataclass(frozen=True)
 class InputFiles:
-    """The files to read, in the order of their paths, and how."""
+    """The files to read, in the order of their paths, and how.
+
+    Attributes:
+        store: has the files.
+        files: to be read.
+        options: how they are read.
+        name: the address that was named.
+        left_out: what else is there.
+        site: how the site's columns become shared ones, if they differ.
+    """
 
     store: Store
     files: tuple[InputFile, ...]
     options: ReadOptions
     name: str
+    left_out: tuple[LeftOut, ...] = ()
+    site: SiteFile | None = None
 
 
 def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
-    """List the readable files at an address.
+    """List the readable files at an address, and what is left out there.
 
-    Files and folders whose names begin with a dot or an underscore are left out.
+    Files and folders whose names begin with a dot or an underscore are left out, and so are links
+    to folders, which may lead into another region.
 
     Args:
         uri: a folder (all below it), a single file, or an ``s3://`` address of either.
@@ -68,11 +99,13 @@ def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
 
     Raises:
         ShardMissingError: if there is nothing to read; says what is there instead.
-        ConfigError: if there are files of several formats and none is chosen.
+        ConfigError: if there are files of several formats and none is chosen, or the site file
+            cannot be used.
         StoreError: if the store does not answer.
     """
     options = options or ReadOptions()
-    store, paths = _paths(uri, options)
+    site = None if options.site is None else load_site(Path(options.site))
+    store, paths, left_out = _paths(uri, options)
     known = {path: found for path in paths if (found := _recognise(path)) is not None}
     if options.format is not None:
         chosen = [file for file in known.values() if file.format == options.format]
@@ -83,32 +116,90 @@ def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
     else:
         chosen = _of_one_format(list(known.values()), uri)
     if not chosen:
-        raise _nothing_to_read(uri, paths, options)
-    return InputFiles(store, tuple(chosen), options, uri)
+        raise _nothing_to_read(uri, paths, left_out, options)
+    taken = {file.path for file in chosen}
+    others = [_unread(path, chosen[0].format) for path in paths if path not in taken]
+    left_out = sorted([*left_out, *others], key=lambda one: one.path)
+    return InputFiles(store, tuple(chosen), options, uri, tuple(left_out), site)
 
 
-def _paths(uri: str, options: ReadOptions) -> tuple[Store, list[str]]:
+def _paths(uri: str, options: ReadOptions) -> tuple[Store, list[str], list[LeftOut]]:
     if is_s3(uri):
         folder, name = split(uri)
         if name and _recognise(name) and open_store(folder).exists(name):
-            return open_store(folder), [name]
+            return open_store(folder), [name], []
     else:
         path = local_path(uri)
         if path.is_file():
             if options.format is None and _recognise(path.name) is None:
-                raise _nothing_to_read(uri, [path.name], options)
-            return open_store(str(path.parent)), [path.name]
+                raise _nothing_to_read(uri, [path.name], [], options)
+            return open_store(str(path.parent)), [path.name], []
         if not path.exists():
             raise ShardMissingError(
                 f"there is no folder or file {path}{missing_path(path)}",
                 fix=f"Name the folder with your files; a relative path starts at {Path.cwd()}.",
             )
     store = open_store(uri)
-    return store, [path for path in store.list() if not _hidden(path)]
+    paths, left_out = (store.list(), []) if is_s3(uri) else _walk(local_path(uri))
+    hidden: dict[str, bool] = {}
+    for name in paths:
+        if cut := _hidden_part(name):
+            hidden[cut] = hidden.get(cut, True) and _recognise(name) is None
+    left_out += [
+        LeftOut(name, "its name begins with a dot or an underscore", is_marker)
+        for name, is_marker in hidden.items()
+    ]
+    return store, [name for name in paths if not _hidden_part(name)], left_out
 
 
-def _hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in PurePosixPath(path).parts)
+def _walk(root: Path) -> tuple[list[str], list[LeftOut]]:
+    """All files below a local folder, and what cannot be a file to read."""
+    paths: list[str] = []
+    left_out: list[LeftOut] = []
+
+    def note(error: OSError) -> None:
+        folder = Path(error.filename)
+        if folder == root:
+            raise StoreError(
+                f"the folder {root} cannot be read: {error.strerror}",
+                fix="Check its permissions.",
+            ) from None
+        name = folder.relative_to(root).as_posix()
+        left_out.append(LeftOut(f"{name}/", f"the folder cannot be read: {error.strerror}"))
+
+    for folder, inner, names in os.walk(root, onerror=note):
+        for name in inner:
+            link = Path(folder, name)
+            if link.is_symlink():
+                reason = "it is a link to a folder; name that folder, or copy it here"
+                left_out.append(LeftOut(f"{link.relative_to(root).as_posix()}/", reason))
+        for name in names:
+            file = Path(folder, name)
+            if file.is_file():
+                paths.append(file.relative_to(root).as_posix())
+            else:
+                what = "a link to nothing" if file.is_symlink() else "no regular file"
+                left_out.append(LeftOut(file.relative_to(root).as_posix(), f"it is {what}"))
+    return sorted(paths), left_out
+
+
+def _hidden_part(path: str) -> str:
+    """The path down to its first part with a hidden name; empty if there is none."""
+    parts = PurePosixPath(path).parts
+    for number, part in enumerate(parts, start=1):
+        if part.startswith((".", "_")):
+            return "/".join(parts[:number]) + ("/" if number < len(parts) else "")
+    return ""
+
+
+def _unread(path: str, chosen: Format) -> LeftOut:
+    known = _recognise(path)
+    if known is not None:
+        return LeftOut(path, f"it is no {chosen} file; --format {known.format} reads it")
+    suffix = PurePosixPath(path).suffix.lower()
+    if suffix in _PACKED:
+        return LeftOut(path, f"files that end in {suffix} are not unpacked here; unpack it")
+    return LeftOut(path, "its name ends in nothing that is read; rename it if it has rows")
 
 
 def _compression(path: str) -> str | None:
@@ -141,11 +232,15 @@ def _of_one_format(files: Sequence[InputFile], uri: str) -> list[InputFile]:
     return list(files)
 
 
-def _nothing_to_read(uri: str, paths: Sequence[str], options: ReadOptions) -> ShardMissingError:
+def _nothing_to_read(
+    uri: str, paths: Sequence[str], left_out: Sequence[LeftOut], options: ReadOptions
+) -> ShardMissingError:
+    if not paths and not left_out:
+        return ShardMissingError(f"{uri} is empty", fix="Name the folder with your files.")
     if not paths:
+        found = "; ".join(f"{one.path}: {one.reason}" for one in left_out[:_MOST_NAMED])
         return ShardMissingError(
-            f"{uri} is empty, apart from what begins with a dot or an underscore",
-            fix="Name the folder with your files.",
+            f"{uri} has nothing to read: {found}", fix="Name the folder with your files."
         )
     suffixes = {PurePosixPath(path).suffix.lower() for path in paths}
     what = f"{uri} has {listed(paths)}"
@@ -155,7 +250,7 @@ def _nothing_to_read(uri: str, paths: Sequence[str], options: ReadOptions) -> Sh
         )
     if suffixes & _SHEETS:
         fix = "Save the sheets as CSV (UTF-8) files."
-    elif suffixes & (_ARCHIVES | set(COMPRESSIONS)):
+    elif suffixes & _PACKED:
         fix = "Unpack the files; only CSV and JSON lines may be compressed (.csv.gz, .jsonl.gz)."
     else:
         fix = (

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from geo_ray.data.files.find import InputFile
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.files.piece import Borrowed, FilePiece, fraction_read
+from geo_ray.data.files.piece import Borrowed, FilePiece, fraction_read, size_of
 from geo_ray.data.values import arrow_of
 from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
@@ -52,12 +52,13 @@ def json_pieces(
         ShardCorruptError: it is not text of the encoding, or cannot be decompressed.
     """
     bad: list[_Bad] = []
+    size = size_of(file)
     try:
         for lines in _groups(_text(file, found, options), found.path):
             rows: list[Row] = []
             for number, line in lines:
                 _take(line, number, rows, bad)
-            yield _piece(rows, wanted, fraction_read(file))
+            yield _piece(rows, wanted, fraction_read(file, size))
     except UnicodeError as error:
         raise ShardCorruptError(
             f"{found.path} is not {options.encoding} text: {error}",

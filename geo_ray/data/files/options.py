@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from geo_ray.errors import ConfigError
 
 Format = Literal["csv", "jsonl", "parquet", "arrow"]
+
+THOUSANDS = (",", ".", "'", " ")
+"""Marks between groups of three digits; a space stands for all kinds of spaces."""
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 
@@ -24,9 +28,14 @@ class ReadOptions:
         format: read files of this format only; None for whichever the folder has.
         delimiter: between the values of a CSV file; None for a comma, in ``.tsv`` a tab.
         decimal: the decimal mark of a CSV file, "." or ",".
+        thousands: the mark between groups of three digits in the numbers of a CSV file: a comma, a
+            point, an apostrophe or a space; None if there is none.
         encoding: of text files, as Python names it.
         header: names of the columns of CSV files without a header line; () if they have one.
-        nulls: words of a CSV file that mean "no value" (if they are not quoted).
+        nulls: words that mean "no value"; those of `DEFAULT_NULLS` only in CSV files and unquoted.
+        site: a file that says how the columns of these files differ from those that all regions
+            share; see `geo_ray.data.files.site`.
+        strict: refuse files of which anything is left out: a file, a folder, or a line.
     """
 
     format: Format | None = None
@@ -35,6 +44,9 @@ class ReadOptions:
     encoding: str = "utf-8"
     header: tuple[str, ...] = ()
     nulls: tuple[str, ...] = DEFAULT_NULLS
+    thousands: str | None = None
+    site: str | Path | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
@@ -46,6 +58,16 @@ class ReadOptions:
             raise ConfigError(
                 f"--delimiter and --decimal are both {self.delimiter!r}",
                 fix="Files with decimal commas have another delimiter, mostly --delimiter ';'.",
+            )
+        if self.thousands is not None and self.thousands not in THOUSANDS:
+            raise ConfigError(
+                f"--thousands: {self.thousands!r} is no mark between digits",
+                fix="Write a comma, a point, an apostrophe or the word space.",
+            )
+        if self.thousands == self.decimal:
+            raise ConfigError(
+                f"--thousands and --decimal are both {self.decimal!r}",
+                fix="Numbers such as 1.000,5 need --thousands . --decimal ,",
             )
         if len(set(self.header)) != len(self.header) or not all(self.header):
             raise ConfigError(

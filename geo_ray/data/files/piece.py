@@ -4,7 +4,6 @@
 # mypy: disable-error-code="attr-defined, name-defined"
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -21,6 +20,7 @@ class FilePiece:
         rows: how many rows, also if there is no column.
         fraction: how much of the file is read, about; for progress.
         sparse: a column that is not in ``names`` is one without values here (JSON lines).
+        skipped: why a line before these rows that could be a row is none; empty otherwise.
     """
 
     names: tuple[str, ...]
@@ -28,6 +28,7 @@ class FilePiece:
     rows: int
     fraction: float
     sparse: bool = False
+    skipped: str = ""
 
 
 class Borrowed:
@@ -65,11 +66,16 @@ class Borrowed:
         """Leave the file to its owner."""
 
 
-def fraction_read(file: BinaryIO) -> float:
-    """How far a file that is read from front to back has been read, from 0 to 1."""
-    at = file.tell()
-    size = os.fstat(file.fileno()).st_size
-    return min(1.0, at / size) if size else 1.0
+def size_of(file: BinaryIO) -> int:
+    """The size of a file that is at its start."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    return size
+
+
+def fraction_read(file: BinaryIO, size: int) -> float:
+    """How far a file of ``size`` bytes that is read from front to back is read, from 0 to 1."""
+    return min(1.0, file.tell() / size) if size else 1.0
 
 
 def flat_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -1,21 +1,32 @@
 """All rows of the files that were found, in order, some at a time."""
 
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, no-untyped-call"
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import BinaryIO
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from geo_ray.data.files.arrow_file import arrow_pieces, parquet_pieces
 from geo_ray.data.files.csv_file import csv_pieces
-from geo_ray.data.files.find import InputFile, InputFiles
+from geo_ray.data.files.find import InputFile, InputFiles, LeftOut
 from geo_ray.data.files.json_file import json_pieces
-from geo_ray.data.files.options import ReadOptions
+from geo_ray.data.files.options import DEFAULT_NULLS, ReadOptions
 from geo_ray.data.files.piece import FilePiece
-from geo_ray.errors import SchemaMismatchError, ShardCorruptError
+from geo_ray.data.files.site import SiteReader
+from geo_ray.errors import DataLeftOutError, SchemaMismatchError, ShardCorruptError
 
 Unreadable = SchemaMismatchError | ShardCorruptError
 """What may be wrong with one file."""
+
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class Batch:
     Attributes:
         path: the file's.
         first_row: number of its first row in the file, from 1.
-        piece: the rows.
+        piece: the rows; their columns are the shared ones, where there is a site file.
         files_done: files read, this one in part; for progress.
     """
 
@@ -35,15 +46,32 @@ class Batch:
     files_done: float
 
 
+@dataclass
+class ReadReport:
+    """What was not read.
+
+    Attributes:
+        unreadable: what is wrong with files.
+        left_out: files, folders and lines that are not read, with the reasons.
+    """
+
+    unreadable: list[Unreadable] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
 def read_rows(
-    found: InputFiles, wanted: Collection[str] | None, unreadable: list[Unreadable]
+    found: InputFiles, wanted: Collection[str] | None, report: ReadReport
 ) -> Iterator[Batch]:
     """Read all files; memory holds a batch at a time.
+
+    The folders of a path such as ``country=DE/part-0.parquet`` are columns, too, unless the file
+    has one of that name.
 
     Args:
         found: the files.
         wanted: the columns to read, or None for all.
-        unreadable: what is wrong with a file is added here, and reading goes on with the next one.
+        report: notes what is wrong with a file, and reading continues with the next one; notes
+            what is left out.
 
     Yields:
         Batches of at least one row, in the order of the files and of their rows.
@@ -51,17 +79,87 @@ def read_rows(
     Raises:
         ShardMissingError: if a file vanished meanwhile.
         StoreError: if the store does not answer.
+        DataLeftOutError: if something is left out and the options are strict.
     """
+    options = found.options
+    report.left_out += found.left_out
+    _refuse_left_out(found, report)
+    own = _own_names(found, wanted)
+    site = None
+    if found.site is not None:
+        site = SiteReader(found.site, str(options.site), options.decimal, options.thousands)
     for number, entry in enumerate(found.files):
         first_row = 1
         with found.store.open(entry.path) as file:
             try:
-                for piece in _pieces(file, entry, found.options, wanted):
+                for piece in _pieces(file, entry, options, own):
+                    if piece.skipped:
+                        report.left_out.append(LeftOut(entry.path, piece.skipped))
                     if piece.rows:
-                        yield Batch(entry.path, first_row, piece, number + piece.fraction)
+                        made = _with_folders(_with_nulls(piece, options), entry.path, own)
+                        if site is not None:
+                            names = site.names(made.names, entry.path)
+                            columns = site.columns(made.columns, first_row)
+                            made = replace(made, names=names, columns=columns)
+                        yield Batch(entry.path, first_row, made, number + piece.fraction)
                     first_row += piece.rows
+                if first_row == 1:
+                    report.left_out.append(LeftOut(entry.path, "it has no rows"))
+                problem = None if site is None else site.take_problem(entry.path)
+                if problem is not None:
+                    report.unreadable.append(problem)
             except (SchemaMismatchError, ShardCorruptError) as error:
-                unreadable.append(error)
+                report.unreadable.append(error)
+    lost = None if site is None else site.lost()
+    if lost is not None:
+        report.unreadable.append(lost)
+    _refuse_left_out(found, report)
+
+
+def _own_names(found: InputFiles, wanted: Collection[str] | None) -> Collection[str] | None:
+    """The columns to read, as the files name them."""
+    return wanted if wanted is None or found.site is None else found.site.own_names(wanted)
+
+
+def _refuse_left_out(found: InputFiles, report: ReadReport) -> None:
+    serious = [one for one in report.left_out if not one.is_marker]
+    if not found.options.strict or not serious:
+        return
+    lines = [f"{one.path}: {one.reason}" for one in serious[:_MOST_NAMED]]
+    if len(serious) > _MOST_NAMED:
+        lines.append(f"and {len(serious) - _MOST_NAMED} more")
+    raise DataLeftOutError(
+        "\n    ".join([f"not all of {found.name} would be read:", *lines]),
+        fix="Move what is no data elsewhere and mend the rest, or leave --strict out.",
+    )
+
+
+def _with_nulls(piece: FilePiece, options: ReadOptions) -> FilePiece:
+    """The piece without the words that the user says mean no value; they may be quoted."""
+    own = [word for word in options.nulls if word not in DEFAULT_NULLS]
+    if not own:
+        return piece
+    words, columns = pa.array(own), dict(piece.columns)
+    for name, array in columns.items():
+        if pa.types.is_string(array.type):
+            hit = pc.is_in(pc.utf8_trim_whitespace(array), value_set=words)
+            columns[name] = pc.if_else(hit, pa.scalar(None, pa.string()), array)
+    return replace(piece, columns=columns)
+
+
+def _with_folders(piece: FilePiece, path: str, wanted: Collection[str] | None) -> FilePiece:
+    """The piece with the columns that the folders of its path state, as Spark writes them."""
+    names, columns = dict.fromkeys(piece.names), dict(piece.columns)
+    for part in PurePosixPath(path).parts[:-1]:
+        name, equals, value = part.partition("=")
+        name = unquote(name).strip()
+        if not equals or not name or name in names:
+            continue
+        names[name] = None
+        if wanted is None or name in wanted:
+            text = None if value == _HIVE_NULL else unquote(value)
+            columns[name] = pa.repeat(pa.scalar(text, pa.string()), piece.rows)
+    return replace(piece, names=tuple(names), columns=columns)
 
 
 def _pieces(

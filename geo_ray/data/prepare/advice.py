@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +9,15 @@ from typing import Any
 
 from geo_ray.data.columns import ColumnType
 from geo_ray.data.prepare.config import Source
-from geo_ray.data.prepare.numbers import parse_time
+from geo_ray.data.prepare.numbers import (
+    fitting_formats,
+    fitting_marks,
+    marks_options,
+    parse_time,
+)
 from geo_ray.data.prepare.part import Kind
 from geo_ray.data.prepare.yaml_line import flow
 
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
 _SHOWN = 40
 _FEW_WORDS = 20
 _NULL_WORDS = 3
@@ -107,9 +110,7 @@ class ColumnTarget:
     has_statistics: bool = False
 
 
-def advise(
-    kind: Kind, source: Source, role: ColumnTarget, seen: ColumnFacts, csv: bool
-) -> ColumnAdvice:
+def advise(kind: Kind, source: Source, role: ColumnTarget, seen: ColumnFacts) -> ColumnAdvice:
     """A treatment that mends it.
 
     Args:
@@ -117,14 +118,13 @@ def advise(
         source: the treatment so far.
         role: what it is for.
         seen: the values that are wrong.
-        csv: whether options of CSV files may help.
     """
     wanted = role.wanted
     match kind:
         case "missing":
             return _of_missing(source, role)
         case "text":
-            return _of_text(seen, role, csv)
+            return _of_text(source, seen, role)
         case "infinite":
             drop = {} if source.missing != "refuse" else {"missing": "drop_row"}
             return ColumnAdvice({"infinite": "missing", **drop}, "or infinite: keep")
@@ -174,13 +174,25 @@ def _of_missing(source: Source, role: ColumnTarget) -> ColumnAdvice:
     return ColumnAdvice({"missing": "drop_row"}, "or missing: {fill: 0}")
 
 
-def _of_text(seen: ColumnFacts, role: ColumnTarget, csv: bool) -> ColumnAdvice:
+def _of_text(source: Source, seen: ColumnFacts, role: ColumnTarget) -> ColumnAdvice:
     text = str(seen.example).strip()
-    if parse_time(text) is not None:
+    with_digits = [word for word in seen.words or (text,) if any(map(str.isdigit, word))]
+    if source.cast == "number" and parse_time(text) is not None:
         return ColumnAdvice({"cast": "time"})
-    if csv and _DECIMAL_COMMA.fullmatch(text):
-        return ColumnAdvice({}, "add the option --decimal , if the comma is a decimal mark")
-    if csv and not seen.whole and len(seen.words) <= _NULL_WORDS:
+    formats = fitting_formats(with_digits) if with_digits else ()
+    if formats:
+        site = "if only this region writes times so, put the cast into its site file (--site)"
+        either = f"or {formats[1].time}; " if len(formats) > 1 else ""
+        return ColumnAdvice({"cast": {"time": formats[0].time}}, either + site)
+    if source.cast != "number":
+        return ColumnAdvice({}, "say how it is written: cast: {time: FORMAT}, such as %d.%m.%Y")
+    marks = fitting_marks(with_digits) if with_digits else ()
+    if marks:
+        remark = f"add {marks_options(marks[0])}"
+        if marks[0] == (".", ",") and (",", None) in marks:
+            remark += " (or --decimal , if the comma is a decimal mark)"
+        return ColumnAdvice({}, remark)
+    if not seen.whole and len(seen.words) <= _NULL_WORDS:
         options = " ".join(f"--null {shlex.quote(word)}" for word in sorted(seen.words))
         return ColumnAdvice({}, f"add {options} if that means that there is no value")
     if seen.whole and len(seen.words) <= _FEW_WORDS:

@@ -19,17 +19,21 @@ import numpy as np
 import pyarrow as pa
 
 from geo_ray.data.columns import ColumnType, counts_text, parse_types
+from geo_ray.data.files.site import SiteFile, SiteReader
 from geo_ray.data.nearby import listed
 from geo_ray.data.prepare.advice import ColumnFacts, shown
 from geo_ray.data.prepare.config import Preparation, Source
 from geo_ray.data.prepare.findings import Findings, Spot
 from geo_ray.data.prepare.number_part import fit_dtype, number_part
-from geo_ray.data.prepare.numbers import decoded, with_points
+from geo_ray.data.prepare.numbers import decoded, whole_words, with_points
 from geo_ray.data.prepare.part import Array, Part, Wrong, unusable
 from geo_ray.data.prepare.word_part import WordPlaces
 from geo_ray.data.prepare.words import to_words
 from geo_ray.data.values import arrow_of, python_values
 from geo_ray.errors import SchemaMismatchError
+
+MOST_OTHER_WORDS = 1000
+"""Words of a column that are not in its vocabulary and are remembered."""
 
 
 @dataclass
@@ -42,6 +46,7 @@ class Counts:
         dropped_by: column -> rows left out because of it.
         filled: column -> missing values that were replaced.
         other: column -> words that are not in its vocabulary.
+        other_words: column -> those words and their rows; at most `MOST_OTHER_WORDS` of them.
     """
 
     rows: int = 0
@@ -49,6 +54,7 @@ class Counts:
     dropped_by: Counter[str] = field(default_factory=Counter)
     filled: Counter[str] = field(default_factory=Counter)
     other: Counter[str] = field(default_factory=Counter)
+    other_words: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, more: Counts) -> None:
         """Count further rows."""
@@ -57,6 +63,15 @@ class Counts:
         self.dropped_by.update(more.dropped_by)
         self.filled.update(more.filled)
         self.other.update(more.other)
+        for column, words in more.other_words.items():
+            self.add_other_words(column, words)
+
+    def add_other_words(self, column: str, words: Mapping[str, int]) -> None:
+        """Count words that are not in a vocabulary, unless there are too many different ones."""
+        known = self.other_words.setdefault(column, Counter())
+        for word, rows in words.items():
+            if word in known or len(known) < MOST_OTHER_WORDS:
+                known[word] += rows
 
 
 @dataclass(frozen=True)
@@ -81,15 +96,24 @@ class Preparer:
         preparation: a resolved one, see `geo_ray.data.prepare.resolve`.
         only: columns of the task to make; None for all. At inference there is no label column.
         decimal: the decimal mark of numbers that are text, "." or ",".
+        thousands: the mark between groups of three of their digits, if there is one.
+        site: how the columns of the rows become the shared ones, if they differ; see `load_site`.
 
     Raises:
         SchemaMismatchError: if the preparation is not resolved, or has no such column.
     """
 
     def __init__(
-        self, preparation: Preparation, only: Sequence[str] | None = None, decimal: str = "."
+        self,
+        preparation: Preparation,
+        only: Sequence[str] | None = None,
+        decimal: str = ".",
+        thousands: str | None = None,
+        site: SiteFile | None = None,
     ) -> None:
         self._decimal = decimal
+        self._thousands = thousands
+        self._site = site
         self._types = parse_types(preparation.types)
         chosen = tuple(preparation.types) if only is None else tuple(only)
         unknown = sorted(set(chosen) - (set(preparation.types) & set(preparation.columns)))
@@ -117,7 +141,8 @@ class Preparer:
         """Prepare rows that are in memory.
 
         Args:
-            rows: column -> values (N,), None for a missing one; further columns are ignored.
+            rows: column -> values (N,), None for a missing one; further columns are ignored. With
+                a site, these are the columns of the site.
 
         Returns:
             The task's columns. Rows that ``missing: drop_row`` leaves out are not in them; see
@@ -126,7 +151,8 @@ class Preparer:
         Raises:
             SchemaMismatchError: listing everything that the preparation refuses.
         """
-        arrays = {name: _array(name, rows[name]) for name in self.inputs if name in rows}
+        own = self.inputs if self._site is None else self._site.own_names(self.inputs)
+        arrays = {name: _array(name, values) for name, values in rows.items() if name in own}
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise SchemaMismatchError(
@@ -134,11 +160,19 @@ class Preparer:
                 fix="Give each column one value per row, None where there is none.",
             )
         findings = Findings(self._types)
-        spot = Spot("the rows", 1, tuple(rows))
+        names = tuple(rows)
+        if self._site is not None:
+            reader = SiteReader(self._site, "the site file", self._decimal, self._thousands)
+            names = reader.names(names, "the rows")
+            arrays = reader.columns(arrays, 1)
+            problem = reader.take_problem("the rows")
+            if problem is not None:
+                raise problem
+        spot = Spot("the rows", 1, names)
         prepared = self.transform(arrays, findings, spot)
         for name, sources in self._sources.items():
             for source in sources:
-                if source.column not in rows:
+                if source.column not in names:
                     findings.add_absent(name, source, spot)
         findings.raise_any("the rows do not fit the preparation", prepared=True)
         return prepared
@@ -171,7 +205,9 @@ class Preparer:
             kept_N &= ~part.dropped_N
             counts.dropped_by[source.column] += int(part.dropped_N.sum())
             counts.filled[source.column] += part.filled
-            counts.other[source.column] += part.other
+            counts.other[source.column] += sum(part.other.values())
+            if part.other:
+                counts.add_other_words(source.column, part.other)
         counts.dropped = rows - int(kept_N.sum())
         for name, source, part in _each(self._sources, parts):
             for wrong in part.wrong:
@@ -188,8 +224,8 @@ class Preparer:
             return unusable("absent", rows, source.width)
         places = self._places.get(key)
         if places is not None:
-            return places.part(array)
-        return number_part(source, with_points(decoded(array), self._decimal))
+            return places.part(whole_words(decoded(array), self._decimal))
+        return number_part(source, with_points(decoded(array), self._decimal, self._thousands))
 
     def _join(
         self,

@@ -107,7 +107,8 @@ class Source(StrictModel):
     column: str = Field(description="the column of the files; `outer.inner` inside objects")
     cast: Cast = Field(
         default="number",
-        description="number; time: text such as 2026-01-31T10:00:00Z, as seconds since 1970",
+        description="number; time: text such as 2026-01-31T10:00:00Z, as seconds since 1970; "
+        "{time: FORMAT}: text such as %d.%m.%Y",
     )
     length: int | None = Field(
         default=None, ge=1, description="numbers per row, if the column has a list per row"
@@ -249,7 +250,7 @@ def _with_words(source: Source, path: Path) -> Source:
     except (OSError, UnicodeError) as error:
         raise _no_words(source.column, path, file, error) from None
     values = tuple(line.strip() for line in lines if line.strip())
-    twice = [word for word, n in Counter(values).items() if n > 1]
+    twice = [word for word, n in Counter(text_of(value) for value in values).items() if n > 1]
     if twice or not values or len(values) > MAX_WORDS:
         problem = f"has {twice[0]!r} twice" if twice else f"has {len(values)} words"
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,20 +62,20 @@ class Findings:
 
     Args:
         types: the task's columns.
-        null_option: whether the files are CSV, so that ``--null`` and ``--decimal`` may help.
         label: the task's column that has the class of each row, if that is known.
         written: of the preparation file, if there is one.
+        ignored: kinds that are not noted: they depend on types that are not known.
     """
 
     def __init__(
         self,
         types: Mapping[str, ColumnType],
-        null_option: bool = False,
         label: str | None = None,
         written: WrittenSources | None = None,
+        ignored: Collection[Kind] = (),
     ) -> None:
+        self._ignored = ignored
         self._types = types
-        self._null_option = null_option
         self._label = label
         self._written = written or {}
         self._found: dict[tuple[str, str], dict[Kind, _Record]] = {}
@@ -89,6 +89,8 @@ class Findings:
         self, name: str, source: Source, kind: Kind, rows: int, first: Spot, seen: ColumnFacts
     ) -> None:
         """Note rows that a source of the task's column ``name`` cannot take."""
+        if kind in self._ignored:
+            return
         key = (name, source.column)
         self._sources[key] = source
         record = self._found.setdefault(key, {}).setdefault(kind, _Record(first, seen.example))
@@ -154,7 +156,7 @@ class Findings:
             lines.append(
                 f"  {where}: {in_words(kind, record.example, wanted)}{_places(kind, record)}"
             )
-            advice = advise(kind, source, role, _seen(record), self._null_option)
+            advice = advise(kind, source, role, _seen(record))
             if kind == "absent":
                 advice = _of_absent(column, record, wanted)
             changes |= advice.changes

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -12,9 +13,11 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, model_validator
+
+from geo_ray.config.base import StrictModel
 
 Array = np.ndarray[Any, Any]
-Cast = Literal["number", "time"]
 
 EXACT_INTEGERS = 2**53
 """Up to here float64 has every integer."""
@@ -22,11 +25,89 @@ EXACT_INTEGERS = 2**53
 _INTEGER = r"^[+-]?[0-9]+$"
 _FLOAT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$|^[+-]?(?i:nan|inf|infinity)$"
 _DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
+_POINT = r"^(\s*[+-]?\d*)\.(\d*(?:[eE][+-]?\d+)?\s*)$"
+_WHOLE_COMMA = r"^(\s*-?\d+),0+(\s*)$"
+_GROUPS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ".": r"\.", ",": ","}
 _TRUTH = {"true": "1", "false": "0"}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_S = 86_400.0
 _SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+
+
+class TimeFormat(StrictModel):
+    """How text states a time, in the codes of Python's ``strptime``."""
+
+    time: str = Field(description="such as %d.%m.%Y or %m/%d/%Y %H:%M; UTC unless it has %z")
+
+    @model_validator(mode="after")
+    def _states_a_day(self) -> TimeFormat:
+        sample = datetime(2003, 4, 5, tzinfo=UTC)
+        try:
+            found = datetime.strptime(sample.strftime(self.time), self.time)
+        except ValueError as error:
+            raise ValueError(f"time: {self.time!r} is no format: {error}") from None
+        if (found.year, found.month, found.day) != (sample.year, sample.month, sample.day):
+            raise ValueError(f"time: {self.time!r} needs a year, a month and a day: %Y, %m and %d")
+        return self
+
+
+Cast = Literal["number", "time"] | TimeFormat
+
+
+_DAYS = (
+    *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y"),
+    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y"),
+    *("%d-%b-%Y", "%d %b %Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y"),
+)
+TIME_FORMATS = tuple(
+    TimeFormat(time=day + clock) for day in _DAYS for clock in ("", " %H:%M", " %H:%M:%S")
+)
+"""How text may state a time, other than by ISO 8601; the more usual ones first."""
+
+Marks = tuple[str, str | None]
+"""The decimal mark of numbers, and the mark between groups of three digits."""
+
+
+def _pattern(decimal: str, thousands: str | None) -> re.Pattern[str]:
+    groups = "" if thousands is None else rf"|\d{{1,3}}(?:{_GROUPS[thousands]}\d{{3}})+"
+    whole, mark = rf"(?:\d+{groups})", re.escape(decimal)
+    return re.compile(rf"[+-]?(?:{whole}(?:{mark}\d*)?|{mark}\d+)(?:[eE][+-]?\d+)?")
+
+
+NUMBER_MARKS: Mapping[Marks, re.Pattern[str]] = {
+    marks: _pattern(*marks)
+    for marks in (
+        *((".", ","), (",", None), (",", ".")),
+        *((".", "'"), (",", "'"), (".", " "), (",", " ")),
+    )
+}
+"""How text may state a number, other than as Python does; the more usual ones first."""
+
+
+def fitting_marks(
+    words: Iterable[str], among: Iterable[Marks] = tuple(NUMBER_MARKS)
+) -> tuple[Marks, ...]:
+    """The marks with which all words are numbers."""
+    words = list(words)
+    return tuple(m for m in among if all(NUMBER_MARKS[m].fullmatch(word) for word in words))
+
+
+def fitting_formats(
+    words: Iterable[str], among: Iterable[TimeFormat] = TIME_FORMATS
+) -> tuple[TimeFormat, ...]:
+    """The formats with which all words are times."""
+    words = list(words)
+    return tuple(f for f in among if all(parse_time(word, f) is not None for word in words))
+
+
+def marks_options(marks: Marks) -> str:
+    """The options of ``geo-ray data`` that read numbers with these marks."""
+    decimal, thousands = marks
+    named = {None: "", " ": "--thousands space", "'": '--thousands "\'"'}
+    options = [named.get(thousands, f"--thousands {thousands}")]
+    options += ["--decimal ,"] if decimal == "," else []
+    return " ".join(option for option in options if option)
 
 
 @dataclass(frozen=True)
@@ -75,11 +156,36 @@ def decoded(array: pa.Array) -> pa.Array:
     return array
 
 
-def with_points(array: pa.Array, decimal: str) -> pa.Array:
-    """Text whose decimal mark is ``decimal`` with points instead; other columns as they are."""
+def with_points(array: pa.Array, decimal: str, thousands: str | None = None) -> pa.Array:
+    """Text with numbers as Python writes them; other text, and other columns, as they are.
+
+    Args:
+        array: (N,) of any type.
+        decimal: the decimal mark. If it is the comma, a number with a point is not read: it may be
+            a thousand times as large.
+        thousands: the mark between groups of three digits, if there is one.
+    """
+    if not is_text(array.type) or (decimal == "." and thousands is None):
+        return array
+    text = array.cast(pa.string())
+    if thousands is not None:
+        mark, fraction = _GROUPS[thousands], rf"(?:\{decimal}\d*)?"
+        grouped = pc.match_substring_regex(
+            text, rf"^\s*[+-]?\d{{1,3}}(?:{mark}\d{{3}})+{fraction}\s*$"
+        )
+        trimmed = pc.utf8_trim_whitespace(text)
+        text = pc.if_else(grouped, pc.replace_substring_regex(trimmed, mark, ""), text)
+    if decimal == ",":
+        text = pc.replace_substring_regex(text, _POINT, r"\1?\2")  # no number
+        text = pc.replace_substring_regex(text, _DECIMAL_COMMA, r"\1.\2")
+    return text
+
+
+def whole_words(array: pa.Array, decimal: str) -> pa.Array:
+    """Text whose whole numbers have no decimals, which `with_points` would read; for categories."""
     if decimal == "." or not is_text(array.type):
         return array
-    return pc.replace_substring_regex(array.cast(pa.string()), _DECIMAL_COMMA, r"\1.\2")
+    return pc.replace_substring_regex(array.cast(pa.string()), _WHOLE_COMMA, r"\1\2")
 
 
 def to_numbers(array: pa.Array, cast: Cast = "number") -> Numbers | None:
@@ -87,18 +193,21 @@ def to_numbers(array: pa.Array, cast: Cast = "number") -> Numbers | None:
 
     Args:
         array: (N,) numbers, booleans, decimals, times or text.
-        cast: "time" reads text as ISO 8601 times. Times become seconds since 1970 in UTC.
+        cast: "time" reads text as ISO 8601 times, a format as times that are written so. Times
+            become seconds since 1970 in UTC.
 
     Returns:
         The numbers; None if values of this type are no numbers (lists, binary and so on).
     """
     array = decoded(array)
+    if isinstance(cast, TimeFormat) and pa.types.is_integer(array.type):  # 20260131
+        array = array.cast(pa.string())
     kind, types = array.type, pa.types
     if types.is_null(kind):
         return _of_floats(array.cast(pa.float64()))
     if is_text(kind):
         text = pc.utf8_trim_whitespace(array.cast(pa.string()))
-        return _of_times_in_text(text) if cast == "time" else _of_text(text)
+        return _of_text(text) if cast == "number" else _of_times_in_text(text, cast)
     if types.is_boolean(kind):
         return _of_integers(array.cast(pa.int64()))
     if types.is_integer(kind):
@@ -112,15 +221,38 @@ def to_numbers(array: pa.Array, cast: Cast = "number") -> Numbers | None:
     return None if seconds is None else _of_floats(seconds)
 
 
-def parse_time(word: str) -> float | None:
-    """Seconds since 1970 of an ISO 8601 time or date, taken as UTC if it names no zone."""
-    if _DATE.match(word) is None:
-        return None
+def as_times(array: pa.Array, cast: TimeFormat) -> tuple[pa.Array, Array]:
+    """Text, or whole numbers such as 20260131, as Arrow times in UTC.
+
+    Returns:
+        Times (N,), and (N,) which values are not written so; those are null.
+    """
+    times = _of_times_in_text(pc.utf8_trim_whitespace(array.cast(pa.string())), cast)
+    micros = np.rint(times.values * 1e6).astype(np.int64)
+    made = pa.array(micros, mask=times.null | times.bad).cast(pa.timestamp("us", "UTC"))
+    return made, times.bad
+
+
+def parse_time(word: str, cast: Cast = "time") -> float | None:
+    """Seconds since 1970 of a time or date, taken as UTC if it names no zone.
+
+    Args:
+        word: without spaces around it; ISO 8601, where ``UTC`` may be the zone, unless ``cast`` is
+            a format.
+        cast: how it is written.
+    """
     try:
-        time = datetime.fromisoformat(word)
-    except ValueError:
+        if isinstance(cast, TimeFormat):
+            time = datetime.strptime(word, cast.time)
+        elif _DATE.match(word) is None:
+            return None
+        else:
+            time = datetime.fromisoformat(word.removesuffix(" UTC"))
+            if time.tzinfo is not None and word.endswith(" UTC"):
+                return None
+        return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH).total_seconds()
+    except (ValueError, OverflowError):
         return None
-    return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH).total_seconds()
 
 
 def _of_integers(array: pa.Array) -> Numbers:
@@ -176,14 +308,15 @@ def _of_text(text: pa.Array) -> Numbers:
     return _of_floats(floats, bad, large & _mask(is_integer))
 
 
-def _of_times_in_text(text: pa.Array) -> Numbers:
+def _of_times_in_text(text: pa.Array, cast: Cast) -> Numbers:
     null = _mask(pc.fill_null(pc.equal(text, ""), True))
-    parsed = [None if missing else parse_time(word)
-              for word, missing in zip(text.to_pylist(), null, strict=True)]  # fmt: skip
-    values = np.array([0.0 if value is None else value for value in parsed], np.float64)
-    bad = np.array([value is None for value in parsed], bool) & ~null
+    encoded = text.dictionary_encode()
+    parsed = [parse_time(word, cast) for word in encoded.dictionary.to_pylist()] + [None]
+    value_W = np.array([0.0 if value is None else value for value in parsed], np.float64)
+    bad_W = np.array([value is None for value in parsed], bool)
+    at = encoded.indices.cast(pa.int64()).fill_null(len(parsed) - 1).to_numpy(zero_copy_only=False)
     nothing = np.zeros(len(null), bool)
-    return Numbers(values, null, nothing, bad, nothing)
+    return Numbers(np.where(null, 0.0, value_W[at]), null, nothing, bad_W[at] & ~null, nothing)
 
 
 def _seconds(array: pa.Array) -> pa.Array | None:

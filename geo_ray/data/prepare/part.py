@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,14 +39,14 @@ class Part:
         dropped_N: (N,) rows that are to be left out.
         wrong: what is wrong, one record per kind.
         filled: rows whose missing value was replaced.
-        other: rows whose word is not in the vocabulary.
+        other: words that are not in the vocabulary -> their rows.
     """
 
     values_NW: Array
     dropped_N: Array
     wrong: list[Wrong] = field(default_factory=list)
     filled: int = 0
-    other: int = 0
+    other: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, kind: Kind, rows_N: Array) -> None:
         """Note rows as wrong, if there are any."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from geo_ray.data.columns import parse_types
-from geo_ray.data.manifest import PreparationRef, load_manifest, manifest_file
+from geo_ray.data.manifest import Manifest, PreparationRef, load_manifest, manifest_file
+from geo_ray.data.nearby import listed
 from geo_ray.data.prepare.config import Preparation
+from geo_ray.data.prepare.yaml_line import flow
 from geo_ray.errors import ManifestError, ShardMissingError, StoreError
 from geo_ray.stores.base import open_store
 from geo_ray.stores.uri import split
 
 _SUFFIX = ".preparation.json"
+_MOST_LINES = 20
 
 
 def preparation_bytes(preparation: Preparation) -> bytes:
@@ -82,15 +86,102 @@ def load_prepared(manifest_uri: str) -> Preparation:
             f"{manifest_uri} names no preparation: its rows were taken as they are",
             fix="Write the data with `geo-ray data shard --prepare FILE`.",
         )
-    data = read_preparation_bytes(manifest.preparation, manifest_uri)
+    return _parsed(manifest.preparation, manifest_uri)
+
+
+def _parsed(ref: PreparationRef, manifest_uri: str) -> Preparation:
+    data = read_preparation_bytes(ref, manifest_uri)
     try:
         return Preparation.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"])
+        raise ManifestError(f"preparation {ref.path}: {key}: {first['msg']}") from None
+
+
+def refuse_different_preparations(manifests: Sequence[Manifest], uris: Sequence[str]) -> None:
+    """Refuse manifests whose rows were prepared differently, and say what differs.
+
+    Args:
+        manifests: to be merged.
+        uris: their addresses.
+
+    Raises:
+        ManifestError: two differ, or a preparation is missing, changed or malformed.
+        StoreError: if a store does not answer.
+    """
+    first, first_uri = manifests[0], manifest_file(uris[0])
+    for manifest, uri in zip(manifests, uris, strict=True):
+        if manifest.preparation_sha256 == first.preparation_sha256:
+            continue
+        here, there = ", ".join(first.stores), ", ".join(manifest.stores)
+        if first.preparation is None or manifest.preparation is None:
+            bare, other = (here, there) if first.preparation is None else (there, here)
+            raise ManifestError(
+                f"the rows of {other} were prepared, those of {bare} were taken as they are",
+                fix="Shard both with the same preparation file (--prepare).",
+            )
+        one = _parsed(first.preparation, first_uri)
+        two = _parsed(manifest.preparation, manifest_file(uri))
+        lines = _differences(one, two, here, there)
+        numbers = all(": scale." in line or ": missing.fill" in line for line in lines)
         raise ManifestError(
-            f"preparation {manifest.preparation.path}: {key}: {first['msg']}"
-        ) from None
+            "\n    ".join([f"the rows of {here} and {there} were prepared differently:", *lines]),
+            fix="Use the same merged statistics in both: run `geo-ray data shard` again with the "
+            "file of `geo-ray data merge-stats`."
+            if numbers
+            else "Run `geo-ray data shard` again in each region, with the same preparation file "
+            "and the same merged statistics. What only one site does belongs in its site file "
+            "(--site).",
+        )
+
+
+def _differences(one: Preparation, two: Preparation, here: str, there: str) -> list[str]:
+    """One line per key in which two preparations differ, at most `_MOST_LINES`."""
+    lines = []
+    for name in dict.fromkeys((*one.columns, *two.columns)):
+        mine, theirs = one.columns.get(name, ()), two.columns.get(name, ())
+        made = [[source.column for source in sources] for sources in (mine, theirs)]
+        if made[0] != made[1]:
+            lines.append(
+                f"{name}: made of {listed(made[0]) or 'nothing'} in {here}, of "
+                f"{listed(made[1]) or 'nothing'} in {there}"
+            )
+            continue
+        for left, right in zip(mine, theirs, strict=True):
+            where = f"{name}, column {left.column!r}"
+            a, b = _flat(left.model_dump(mode="json")), _flat(right.model_dump(mode="json"))
+            for key in dict.fromkeys((*a, *b)):
+                if a.get(key) != b.get(key):
+                    lines.append(
+                        f"{where}: {key}: {_compared(a.get(key), b.get(key), here, there)}"
+                    )
+    more = len(lines) - _MOST_LINES
+    return lines[:_MOST_LINES] + ([f"and {more} more differences"] if more > 0 else [])
+
+
+def _flat(tree: Mapping[str, Any], under: str = "") -> dict[str, Any]:
+    """The leaves of a tree by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{under}{key}.")
+        elif value is not None:
+            flat[f"{under}{key}"] = value
+    return flat
+
+
+def _compared(left: Any, right: Any, here: str, there: str) -> str:
+    if isinstance(left, list) and isinstance(right, list):
+        only = [(here, [x for x in left if x not in right]),
+                (there, [x for x in right if x not in left])]  # fmt: skip
+        parts = [f"only {region} has {listed(map(str, words))}" for region, words in only if words]
+        return "; ".join(parts) or "the same words in another order"
+    return f"{_leaf(left)} in {here}, {_leaf(right)} in {there}"
+
+
+def _leaf(value: Any) -> str:
+    return "none" if value is None else flow(value)
 
 
 def label_words(manifest_uri: str) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from geo_ray.data.nearby import listed, nearest
-from geo_ray.data.prepare.config import Preparation
+from geo_ray.data.prepare.config import Fill, Preparation, Source
+from geo_ray.data.prepare.numbers import TimeFormat
 from geo_ray.data.prepare.statistics import (
     ColumnKind,
     ColumnStatistics,
@@ -25,10 +27,14 @@ class Needs:
     Attributes:
         columns: all columns of the files that it needs any of.
         words: those whose words must be counted.
+        numbers: those whose mean must be known.
+        formats: those that are times, and how they are written.
     """
 
     columns: tuple[str, ...]
     words: tuple[str, ...]
+    numbers: tuple[str, ...]
+    formats: Mapping[str, TimeFormat]
 
 
 def needs_of(preparation: Preparation) -> Needs:
@@ -36,7 +42,76 @@ def needs_of(preparation: Preparation) -> Needs:
     sources = [source for given in preparation.columns.values() for source in given]
     columns = dict.fromkeys(s.column for s in sources if s.needs_statistics)
     words = dict.fromkeys(s.column for s in sources if s.needs_words)
-    return Needs(tuple(columns), tuple(words))
+    numbers = dict.fromkeys(
+        s.column for s in sources if s.missing == "mean" or isinstance(s.scale, str)
+    )
+    formats = {s.column: s.cast for s in sources if isinstance(s.cast, TimeFormat)}
+    return Needs(tuple(columns), tuple(words), tuple(numbers), formats)
+
+
+def untrained(preparation: Preparation) -> Preparation:
+    """The preparation with something else for what statistics would give, to try it on rows.
+
+    It refuses the rows that the resolved preparation refuses, as far as that does not depend on the
+    types of the task's columns.
+    """
+    columns = {
+        name: tuple(_untrained(source) for source in sources)
+        for name, sources in preparation.columns.items()
+    }
+    types = {
+        name: f"float64[{sum(source.width for source in sources)}]"
+        for name, sources in columns.items()
+    }
+    return Preparation(columns=columns, types=types)
+
+
+def _untrained(source: Source) -> Source:
+    changes: dict[str, Any] = {}
+    words = source.vocabulary
+    if words is not None:
+        listed_words = {"counted": None, "hash": 1} if words.counted is not None else {}
+        changes["vocabulary"] = words.model_copy(update={"encode": "index", **listed_words})
+        known = words.words[0] if words.words else ""
+        if source.missing in ("most_frequent", "other"):
+            changes["missing"] = Fill(fill=known)
+    elif source.missing in ("mean", "most_frequent"):
+        changes["missing"] = Fill(fill=0)
+    if isinstance(source.scale, str):
+        changes["scale"] = None
+    return source.model_copy(update=changes)
+
+
+def require_columns(
+    survey: Survey, wanted: Collection[str], written: WrittenSources | None = None
+) -> None:
+    """Refuse files that lack columns.
+
+    Args:
+        survey: of the files.
+        wanted: the columns that they must have.
+        written: of the preparation file that wants them, for messages.
+
+    Raises:
+        ConfigError: naming all that are missing.
+    """
+    lost = [name for name in wanted if name not in survey.names]
+    if not lost:
+        return
+    places = {key[1]: source.where for key, source in (written or {}).items()}
+    hints = []
+    for name in lost:
+        close = nearest(name, survey.names)
+        remarks = [places[name]] if name in places else []
+        remarks += [f"did you mean {close!r}?"] if close else []
+        hints.append(f"{name!r}" + (f" ({'; '.join(remarks)})" if remarks else ""))
+    raise ConfigError(
+        f"the files have no column {', '.join(hints)}; they have {listed(survey.names)}",
+        fix="Correct the preparation file; if the column has another name at this site, rename it "
+        "in a site file (--site)."
+        if set(lost) <= set(places)
+        else "Correct --columns, --values or the preparation file.",
+    )
 
 
 def share(
@@ -45,7 +120,7 @@ def share(
     wanted: Collection[str] | None,
     at_least: int,
     extremes: bool,
-    written: WrittenSources | None = None,
+    needed: Sequence[str] = (),
 ) -> Statistics:
     """The statistics of a region.
 
@@ -55,26 +130,12 @@ def share(
         wanted: columns that must be there, or None for all that the files have.
         at_least: words that fewer rows have are left out.
         extremes: whether least and greatest numbers, which are values of single rows, are told.
-        written: of the preparation file that wants the columns, for messages.
+        needed: columns whose mean a preparation uses.
 
     Raises:
         ConfigError: if a wanted column is not in the files; names all of them.
     """
-    lost = [name for name in wanted or () if name not in survey.columns]
-    if lost:
-        places = {key[1]: source.where for key, source in (written or {}).items()}
-        hints = []
-        for name in lost:
-            close = nearest(name, survey.names)
-            remarks = [places[name]] if name in places else []
-            remarks += [f"did you mean {close!r}?"] if close else []
-            hints.append(f"{name!r}" + (f" ({'; '.join(remarks)})" if remarks else ""))
-        raise ConfigError(
-            f"the files have no column {', '.join(hints)}; they have {listed(survey.names)}",
-            fix="Correct the preparation file."
-            if set(lost) <= set(places)
-            else "Correct --columns, --values or the preparation file.",
-        )
+    require_columns(survey, wanted or ())
     columns, left_out = {}, {}
     for name in survey.columns if wanted is None else dict.fromkeys(wanted):
         column = survey.columns[name]
@@ -84,7 +145,12 @@ def share(
             continue
         columns[name] = _column(column, kind, at_least, extremes)
     return Statistics(
-        regions=(region,), rows=survey.rows, at_least=at_least, columns=columns, left_out=left_out
+        regions=(region,),
+        rows=survey.rows,
+        at_least=at_least,
+        needed=tuple(needed),
+        columns=columns,
+        left_out=left_out,
     )
 
 

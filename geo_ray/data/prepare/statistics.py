@@ -101,6 +101,9 @@ class Statistics(StrictModel):
     at_least: int = Field(
         default=1, ge=1, description="a region left out words that fewer of its rows have"
     )
+    needed: tuple[str, ...] = Field(
+        default=(), description="columns whose numbers the preparation scales or fills by"
+    )
     columns: dict[str, ColumnStatistics] = Field(description="column -> what is known of it")
     left_out: dict[str, str] = Field(
         default_factory=dict, description="column -> why it has no, or no complete, statistics"
@@ -137,7 +140,8 @@ def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
     """The statistics of several regions together, whatever the order of ``parts``.
 
     Raises:
-        ConfigError: there are none, or a region is in two of them.
+        ConfigError: there are none, a region is in two of them, or a column that a preparation
+            scales has no mean.
     """
     twice = [r for r, n in Counter(r for part in parts for r in part.regions).items() if n > 1]
     if twice or not parts:
@@ -164,12 +168,45 @@ def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
                   and p.columns[name].kind != "empty"]  # fmt: skip
         if silent and any(part.columns[name].words is not None for part in ordered):
             left_out.setdefault(name, f"{_names(silent[0])} did not count its words")
+    needed = tuple(dict.fromkeys(name for part in ordered for name in part.needed))
+    _refuse_without_mean(needed, columns, left_out, ordered)
     return Statistics(
+        needed=needed,
         regions=tuple(sorted(region for part in ordered for region in part.regions)),
         rows=sum(part.rows for part in ordered),
         at_least=max(part.at_least for part in ordered),
         columns=columns,
         left_out=left_out,
+    )
+
+
+def _refuse_without_mean(
+    needed: Sequence[str],
+    columns: Mapping[str, ColumnStatistics],
+    left_out: Mapping[str, str],
+    parts: Sequence[Statistics],
+) -> None:
+    """Refuse statistics that `data shard` could not use in any region."""
+    lines = []
+    for name in needed:
+        if name not in columns:
+            lines.append(f"{name}: {left_out[name]}")
+        elif columns[name].mean is None:
+            kind = columns[name].kind
+            what = "it has no values in any region" if kind == "empty" else f"its kind is {kind}"
+            lines.append(f"{name}: {what}")
+    if not lines:
+        return
+    first, *others = parts
+    odd = [part for part in others if set(part.needed) != set(first.needed)]
+    lines += [
+        f"{_names(part)}: written for {', '.join(part.needed) or 'no preparation'}"
+        for part in ([first, *odd] if odd else [])
+    ]
+    raise ConfigError(
+        "\n    ".join(["columns that the preparation scales or fills have no statistics:", *lines]),
+        fix="Write the statistics of each region with the same preparation file (--prepare), and "
+        "where a column has another name, other words or another type, with a site file (--site).",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +10,13 @@ from typing import Literal
 from geo_ray.data.columns import ColumnType, parse_types
 from geo_ray.data.nearby import nearest
 from geo_ray.data.prepare.config import Fill, Source, Vocabulary
+from geo_ray.data.prepare.numbers import (
+    Cast,
+    Marks,
+    TimeFormat,
+    fitting_formats,
+    marks_options,
+)
 from geo_ray.data.prepare.resolve import OptionFor, no_option
 from geo_ray.data.prepare.survey import ColumnSurvey, Survey
 from geo_ray.data.prepare.yaml_line import flow, source_text
@@ -17,6 +25,9 @@ _FEW_ROWS = 20  # too few to tell an identifier by
 _MOST_BUCKETS = 256
 _FEWEST_BUCKETS = 16
 _MOST_CLASSES = 100
+_MOST_LABELS = 20
+_MOST_NULL_WORDS = 8
+_LABEL_NAMES = {"label", "target", "class", "outcome", "response", "y"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,8 @@ class Suggestion:
 def suggest(name: str, column: ColumnSurvey) -> Suggestion:
     """What is usual for a column that a model reads as input."""
     lacking = column.nulls + column.nans
+    if column.distinct is not None and len(column.distinct) == 1 and not lacking:
+        return Suggestion(None, "it is constant")
     match column.kind:
         case "empty":
             return Suggestion(None, "it has no values")
@@ -45,28 +58,72 @@ def suggest(name: str, column: ColumnSurvey) -> Suggestion:
                 return Suggestion(None, f"its lists have different lengths: {_lengths(column)}")
             length = max(*column.lengths, 1)
             return Suggestion(Source(column=name, length=length, missing=_drop_if(lacking)))
-        case "text" if not _mostly_numbers(column):
+        case "bool":
+            return Suggestion(Source(column=name, missing=_drop_if(lacking)))
+        case "text":
             return _of_text(name, column)
-    if column.distinct is not None and len(column.distinct) == 1 and not lacking:
-        return Suggestion(None, "it is constant")
+    if column.kind == "int" and (days := _days_in_numbers(column)) is not None:
+        return Suggestion(_measure(name, column, days), "its numbers are dates")
     if column.kind == "int" and _is_identifier(name, column):
         return Suggestion(None, "it differs in every row: an identifier?")
-    if column.kind == "bool":
-        return Suggestion(Source(column=name, missing=_drop_if(lacking)))
-    source = Source(
+    return Suggestion(_measure(name, column, "time" if column.kind == "time" else "number"))
+
+
+def _measure(name: str, column: ColumnSurvey, cast: Cast) -> Source:
+    lacking = column.nulls + column.nans + column.infinite + sum(column.texts.values())
+    return Source(
         column=name,
-        cast="time" if column.kind == "time" else "number",
-        missing="mean" if lacking or column.infinite or column.kind == "text" else "refuse",
+        cast=cast,
+        missing="mean" if lacking else "refuse",
         infinite="missing" if column.infinite else "refuse",
         scale="standard",
     )
-    if column.kind != "text":
-        return Suggestion(source)
-    return Suggestion(
-        source,
-        f"{column.families['text']:,} values are text such as {column.example!r}; if that means "
-        "that there is no value, name it with --null",
-    )
+
+
+def _days_in_numbers(column: ColumnSurvey) -> TimeFormat | None:
+    """The format of whole numbers such as 20260131."""
+    if not 19_000_101 <= column.moments.low <= column.moments.high <= 21_001_231:
+        return None
+    days = TimeFormat(time="%Y%m%d")
+    return days if fitting_formats(column.seen, [days]) else None
+
+
+def suggest_options(survey: Survey) -> tuple[str, ...]:
+    """The options of reading without which the usual treatments would be refused."""
+    nulls: dict[str, None] = {}
+    marks: tuple[Marks, ...] | None = None
+    for name, column in survey.columns.items():
+        source = suggest(name, column).source
+        if column.kind != "text" or source is None or source.vocabulary is not None:
+            continue
+        nulls.update(dict.fromkeys(column.texts))
+        if column.marks:
+            marks = tuple(m for m in column.marks if marks is None or m in marks)
+    options = [f"--null {shlex.quote(word)}" for word in nulls]
+    return tuple([marks_options(marks[0])] if marks else []) + tuple(options)
+
+
+def likely_label(survey: Survey) -> str | None:
+    """The column that most likely has the class of each row; None if none looks like it."""
+    few = {
+        name: len(column.distinct)
+        for name, column in survey.columns.items()
+        if column.kind in ("int", "bool", "text")
+        and column.distinct is not None
+        and 2 <= len(column.distinct) <= _MOST_LABELS
+        and not column.marks
+        and not column.formats
+    }
+    named = [name for name in few if name.lower() in _LABEL_NAMES]
+    two = [name for name, classes in few.items() if classes == 2]
+    return next(reversed(named or two or list(few)), None)
+
+
+def label_origin(label: str, survey: Survey) -> str | None:
+    """The column of the files that has, or most likely has, the task's label."""
+    if label in survey.columns:
+        return label
+    return nearest(label, survey.columns) or likely_label(survey)
 
 
 def suggest_label(name: str, column: ColumnSurvey) -> Suggestion:
@@ -83,10 +140,31 @@ def suggest_label(name: str, column: ColumnSurvey) -> Suggestion:
 
 
 def _of_text(name: str, column: ColumnSurvey) -> Suggestion:
+    numbers = column.families["int"] + column.families["float"]
+    wordless = column.families["text"] - sum(column.texts.values())
+    remarks = [_nulls_remark(column)] if column.texts else []
+    if column.formats and not numbers and not column.families["time"]:
+        cast, *others = column.formats
+        if any(_days_first(other) != _days_first(cast) for other in others):
+            remarks.insert(0, f"or {others[0].time}: no value tells the day from the month")
+        return Suggestion(_measure(name, column, cast), "; ".join(remarks))
+    if column.marks and len(column.texts) <= _MOST_NULL_WORDS:
+        options = marks_options(column.marks[0])
+        remark = f"numbers such as {column.example!r} need {options}"
+        if len(column.marks) > 1 and (",", None) in column.marks[1:] and column.marks[0][0] == ".":
+            remark += " (or --decimal , if the comma is a decimal mark)"
+        return Suggestion(_measure(name, column, "number"), "; ".join([remark, *remarks]))
+    mostly_numbers = 0 < column.families["text"] < numbers
+    if mostly_numbers and not wordless and len(column.texts) <= _MOST_NULL_WORDS:
+        return Suggestion(_measure(name, column, "number"), "; ".join(remarks))
+    if mostly_numbers:
+        return Suggestion(
+            None,
+            f"{column.families['text']:,} values are text such as {column.example!r}, the others "
+            "are numbers; correct them, or translate them in a site file",
+        )
     if _is_identifier(name, column):
         return Suggestion(None, "it differs in every row: an identifier?")
-    if column.distinct is not None and len(column.distinct) == 1 and not column.nulls:
-        return Suggestion(None, "it is constant")
     different = len(column.distinct) if column.distinct is not None else _MOST_BUCKETS
     buckets = _FEWEST_BUCKETS
     while buckets < min(4 * different, _MOST_BUCKETS):
@@ -100,9 +178,17 @@ def _of_text(name: str, column: ColumnSurvey) -> Suggestion:
     )
 
 
-def _mostly_numbers(column: ColumnSurvey) -> bool:
-    numbers = column.families["int"] + column.families["float"]
-    return 0 < column.families["text"] < numbers
+def _nulls_remark(column: ColumnSurvey) -> str:
+    words = " ".join(f"--null {shlex.quote(word)}" for word in column.texts)
+    example = next(iter(column.texts))
+    return (
+        f"{sum(column.texts.values()):,} values are text such as {example!r}; if that means "
+        f"that there is no value, add {words}"
+    )
+
+
+def _days_first(cast: TimeFormat) -> bool:
+    return cast.time.startswith(("%d", "%Y"))
 
 
 def _drop_if(lacking: int) -> Literal["drop_row", "refuse"]:
@@ -110,10 +196,9 @@ def _drop_if(lacking: int) -> Literal["drop_row", "refuse"]:
 
 
 def _is_identifier(name: str, column: ColumnSurvey) -> bool:
+    is_named = name.lower() == "id" or name.lower().endswith(("_id", " id"))
     values = sum(column.families.values())
-    if column.distinct is not None:
-        return values == len(column.distinct) and values >= _FEW_ROWS
-    return name.lower() == "id" or name.lower().endswith(("_id", " id"))
+    return (not column.repeats and values >= _FEW_ROWS) or (is_named and column.is_many)
 
 
 def _lengths(column: ColumnSurvey) -> str:
@@ -141,10 +226,10 @@ def draft_text(
     direct = {name: _origin(name, survey, label) for name in kinds}
     taken = {origin for origin in direct.values() if origin is not None}
     rest = {n: suggest(n, c) for n, c in survey.columns.items() if n not in taken}
-    lines = [
-        "# What each column of the task is made of; see docs/data.md, Preparation.",
-        "columns:",
-    ]
+    lines = ["# What each column of the task is made of; see docs/data.md, Preparation."]
+    if options := suggest_options(survey):
+        lines.append(f"# Read the files with these options: {' '.join(options)}")
+    lines.append("columns:")
     joined = False
     for name, kind in kinds.items():
         origin = direct[name]
@@ -159,13 +244,16 @@ def draft_text(
 
 
 def _origin(name: str, survey: Survey, label: str | None) -> str | None:
-    if name in survey.columns:
-        return name
-    return nearest(name, survey.columns) if name == label else None
+    if name == label:
+        return label_origin(name, survey)
+    return name if name in survey.columns else None
 
 
 def _single(name: str, origin: str, column: ColumnSurvey, is_label: bool) -> list[str]:
     found = suggest_label(origin, column) if is_label else _untouched(origin, column)
+    if is_label and origin != name:
+        remarks = ["is this the label?", *([found.remark] if found.remark else [])]
+        found = Suggestion(found.source, "; ".join(remarks))
     remark = f"  # {found.remark}" if found.remark else ""
     return [f"  {flow(name)}: {source_text(found.source or Source(column=origin))}{remark}"]
 

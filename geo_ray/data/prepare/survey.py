@@ -8,7 +8,7 @@ One pass over the rows; memory does not grow with them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,16 +16,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from geo_ray.data.files.find import InputFiles
-from geo_ray.data.files.rows import Unreadable, read_rows
+from geo_ray.data.files.find import InputFiles, LeftOut
+from geo_ray.data.files.rows import Batch, ReadReport, Unreadable, read_rows
+from geo_ray.data.prepare.apply import Preparer
 from geo_ray.data.prepare.config import MAX_WORDS
+from geo_ray.data.prepare.findings import Findings, Spot
 from geo_ray.data.prepare.numbers import (
+    NUMBER_MARKS,
+    TIME_FORMATS,
+    Marks,
     Numbers,
+    TimeFormat,
+    as_times,
     decoded,
+    fitting_formats,
+    fitting_marks,
     is_list,
     is_text,
     parse_time,
     to_numbers,
+    whole_words,
     with_points,
 )
 from geo_ray.data.prepare.statistics import Moments
@@ -36,6 +46,7 @@ MOST_DISTINCT = 1000
 """Distinct values are counted up to here."""
 
 _MOST_LENGTHS = 5
+_MOST_TEXTS = 64
 
 Family = Literal["int", "float", "bool", "time", "text", "list", "other"]
 
@@ -54,8 +65,14 @@ class ColumnSurvey:
         first_file: kind of value -> the first file that has it.
         moments: of its finite numbers, or of its times in seconds.
         lengths: the lengths of its lists, the first few.
-        distinct: its values as text; None if there are more than `MOST_DISTINCT`.
+        seen: its first `MOST_DISTINCT` different values as text -> their rows.
+        is_many: whether it has more different values.
+        repeats: whether a value was seen twice before there were too many to tell.
         example: its first text that is no number and no time.
+        texts: its text that has no digit and is no number -> rows; the first few.
+        marks: how all its text with digits could be read as numbers, other than as Python writes
+            them; None if it has none.
+        formats: how all its text with digits could be read as times; None if it has none.
         files: the files that have the column.
     """
 
@@ -68,9 +85,19 @@ class ColumnSurvey:
     first_file: dict[Family, str] = field(default_factory=dict, init=False)
     moments: Moments = field(default_factory=Moments, init=False)
     lengths: set[int] = field(default_factory=set, init=False)
-    distinct: set[str] | None = field(default_factory=set, init=False)
+    seen: Counter[str] = field(default_factory=Counter, init=False)
+    is_many: bool = field(default=False, init=False)
+    repeats: bool = field(default=False, init=False)
     example: str | None = field(default=None, init=False)
+    texts: Counter[str] = field(default_factory=Counter, init=False)
+    marks: tuple[Marks, ...] | None = field(default=None, init=False)
+    formats: tuple[TimeFormat, ...] | None = field(default=None, init=False)
     files: dict[str, None] = field(default_factory=dict, init=False)
+
+    @property
+    def distinct(self) -> frozenset[str] | None:
+        """Its values as text; None if there are more than `MOST_DISTINCT`."""
+        return None if self.is_many else frozenset(self.seen)
 
     @property
     def kind(self) -> Family | Literal["empty"]:
@@ -97,7 +124,7 @@ class Survey:
         columns: name -> what was seen, in the order of first appearance.
         rows_of: file -> its rows; files without rows are not in it.
         names: all columns of the files, also those that were not looked at.
-        unreadable: what is wrong with files.
+        report: what is wrong with files, and what was left out.
     """
 
     files: int
@@ -105,7 +132,41 @@ class Survey:
     names: dict[str, None] = field(default_factory=dict)
     columns: dict[str, ColumnSurvey] = field(default_factory=dict)
     rows_of: Counter[str] = field(default_factory=Counter)
-    unreadable: list[Unreadable] = field(default_factory=list)
+    report: ReadReport = field(default_factory=ReadReport)
+
+    @property
+    def unreadable(self) -> list[Unreadable]:
+        """What is wrong with files."""
+        return self.report.unreadable
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Files, folders and lines that are not read, with the reasons."""
+        return self.report.left_out
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A preparation that is tried on rows that are surveyed, to note what it refuses.
+
+    Attributes:
+        preparer: of a preparation without statistics, see `geo_ray.data.prepare.share.untrained`.
+        findings: notes what it refuses.
+        formats: columns that it reads as times, and how they are written.
+    """
+
+    preparer: Preparer
+    findings: Findings
+    formats: Mapping[str, TimeFormat] = field(default_factory=dict)
+
+    def look(self, batch: Batch) -> None:
+        """Try it on some rows."""
+        arrays = {n: a for n, a in batch.piece.columns.items() if n in self.preparer.inputs}
+        if batch.piece.sparse:
+            for name in self.preparer.inputs:
+                arrays.setdefault(name, pa.nulls(batch.piece.rows))
+        spot = Spot(batch.path, batch.first_row, batch.piece.names)
+        self.preparer.transform(arrays, self.findings, spot, batch.piece.rows)
 
 
 def survey_files(
@@ -113,6 +174,7 @@ def survey_files(
     wanted: Collection[str] | None = None,
     count_words: Collection[str] = (),
     on_read: Callable[[float, int], None] | None = None,
+    trial: Trial | None = None,
 ) -> Survey:
     """Read all rows once and gather what the columns are.
 
@@ -121,25 +183,38 @@ def survey_files(
         wanted: the columns to look at, or None for all.
         count_words: columns whose distinct values are all counted, up to `MAX_WORDS`.
         on_read: called with (files read, rows of the batch), for progress.
+        trial: a preparation to try on all rows.
 
     Raises:
         ConfigError: if a column whose words are to be counted has too many, or has no words.
+        DataLeftOutError: if something is left out and the options are strict.
         StoreError: if the store does not answer.
     """
     survey = Survey(len(found.files))
-    for batch in read_rows(found, wanted, survey.unreadable):
+    options = found.options
+    read = wanted
+    if wanted is not None and trial is not None:
+        read = {*wanted, *trial.preparer.inputs}
+    for batch in read_rows(found, read, survey.report):
+        if trial is not None:
+            trial.look(batch)
         survey.rows += batch.piece.rows
         survey.rows_of[batch.path] += batch.piece.rows
         survey.names.update(dict.fromkeys(batch.piece.names))
         for name, array in batch.piece.columns.items():
+            if wanted is not None and name not in wanted:
+                continue
             column = survey.columns.get(name)
             if column is None:
                 words: Counter[str] | None = Counter() if name in count_words else None
                 column = survey.columns[name] = ColumnSurvey(words=words)
             column.rows += len(array)
             column.files[batch.path] = None
-            _look(column, with_points(decoded(array), found.options.decimal), batch.path)
-            _distinguish(column, array, name)
+            if trial is not None and name in trial.formats:
+                array = _times(decoded(array), trial.formats[name])
+            plain = with_points(decoded(array), options.decimal, options.thousands)
+            _look(column, plain, batch.path)
+            _distinguish(column, whole_words(decoded(array), options.decimal), name)
         if on_read is not None:
             on_read(batch.files_done, batch.piece.rows)
     if any(file.format == "jsonl" for file in found.files):
@@ -147,6 +222,11 @@ def survey_files(
             column.nulls += survey.rows - column.rows
             column.rows = survey.rows
     return survey
+
+
+def _times(array: pa.Array, cast: TimeFormat) -> pa.Array:
+    is_written = is_text(array.type) or pa.types.is_integer(array.type)
+    return as_times(array, cast)[0] if is_written else array
 
 
 def _look(column: ColumnSurvey, array: pa.Array, path: str) -> None:
@@ -195,8 +275,28 @@ def _look_at_text(column: ColumnSurvey, array: pa.Array, path: str) -> None:
         column.moments = column.moments.merge(Moments.of(times.values[~text_M]))
     _count_family(column, "time", int((~text_M).sum()), path)
     _count_family(column, "text", int(text_M.sum()), path)
-    if text_M.any() and column.example is None:
+    if not text_M.any():
+        return
+    if column.example is None:
         column.example = rest[int(np.flatnonzero(text_M)[0])].as_py()
+    _look_for_marks(column, rest.filter(pa.array(text_M)))
+
+
+def _look_for_marks(column: ColumnSurvey, text: pa.Array) -> None:
+    """How text that is no number and no time could be read as either."""
+    counted = pc.value_counts(pc.utf8_trim_whitespace(text.cast(pa.string())))
+    for pair in counted.to_pylist():
+        word = pair["values"]
+        if not any(letter.isdigit() for letter in word):
+            if word in column.texts or len(column.texts) < _MOST_TEXTS:
+                column.texts[word] += pair["counts"]
+            continue
+        if column.marks is None or column.formats is None:
+            column.marks, column.formats = tuple(NUMBER_MARKS), TIME_FORMATS
+        elif not column.marks and not column.formats:
+            break
+        column.marks = fitting_marks([word], column.marks)
+        column.formats = fitting_formats([word], column.formats)
 
 
 def _take(
@@ -219,27 +319,32 @@ def _count_family(column: ColumnSurvey, family: Family, count: int, path: str) -
 
 
 def _distinguish(column: ColumnSurvey, array: pa.Array, name: str) -> None:
-    """Gather distinct values, and count them where that is asked for."""
-    if column.distinct is None and column.words is None:
+    """Count different values: the first ones, or all where that is asked for."""
+    if column.is_many and not column.seen and column.words is None:
         return
     found = to_words(array)
     if found is None:
-        column.distinct = None
+        column.is_many, column.seen = True, Counter()
         if column.words is not None:
             raise ConfigError(
                 f"--values: column {name!r} has no words to count; its type is {array.type}",
                 fix="Leave it out.",
             )
         return
+    rows_W = np.bincount(found.codes[found.codes >= 0], minlength=len(found.words)).tolist()
+    counts = dict(zip(found.words, rows_W, strict=True))
     if column.words is not None:
-        counts = np.bincount(found.codes[found.codes >= 0], minlength=len(found.words))
-        column.words.update(dict(zip(found.words, counts.tolist(), strict=True)))
+        column.words.update(counts)
         if len(column.words) > MAX_WORDS:
             raise ConfigError(
                 f"--values: column {name!r} has more than {MAX_WORDS:,} different values",
                 fix="Leave it out and write vocabulary: {hash: 1024} for it.",
             )
-    if column.distinct is not None:
-        column.distinct.update(found.words)
-        if len(column.distinct) > MOST_DISTINCT:
-            column.distinct = None
+    for word, rows in counts.items():
+        is_known = word in column.seen
+        if not column.is_many:
+            column.repeats = column.repeats or is_known or rows > 1
+        if is_known or len(column.seen) < MOST_DISTINCT:
+            column.seen[word] += rows
+        else:
+            column.is_many = True

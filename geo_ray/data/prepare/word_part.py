@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -35,11 +36,6 @@ class WordPlaces:
         self._source = source
         self._vocabulary = vocabulary
         self._place = {word: place for place, word in enumerate(vocabulary.words)}
-        # True and False of a CSV file are the flags that a Parquet file has as such.
-        for value in vocabulary.values or ():
-            if isinstance(value, bool):
-                for word in (str(value), str(value).upper()):
-                    self._place.setdefault(word, self._place[text_of(value)])
 
     def part(self, array: pa.Array) -> Part:
         """Read and treat a column of categories (N,)."""
@@ -64,8 +60,9 @@ class WordPlaces:
                 case _:
                     part.refuse("missing", missing_N)
         if vocabulary.hash is None and vocabulary.other == "bucket":
-            last = vocabulary.places - 1
-            part.other = int(((place_N == last) & ~missing_N).sum())
+            lost_W = np.flatnonzero(place_W[:-1] == vocabulary.places - 1)
+            rows_W = np.bincount(found.codes[~missing_N], minlength=len(found.words))
+            part.other = Counter({found.words[w]: int(rows_W[w]) for w in lost_W})
         part.refuse("unknown", (place_N == _UNKNOWN) & ~missing_N)
         place_N = np.where(place_N < 0, 0, place_N)
         if vocabulary.encode == "one_hot":

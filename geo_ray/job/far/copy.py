@@ -86,11 +86,12 @@ class Copy:
 
     def _pull_events(self) -> bool:
         is_cut = False
+        log = self.path / EVENTS_FILE
+        _touch(log)
         for _ in range(_TRIES):
             segments = self.objects.segments()
             pieces, firsts = chain(segments), first_bytes(segments)
-            log = self.path / EVENTS_FILE
-            has = log.stat().st_size if log.exists() else 0
+            has = log.stat().st_size
             keep = min([has, *(first for e, first in firsts.items() if e not in self._epochs)])
             if not pieces:
                 return is_cut
@@ -153,8 +154,18 @@ class Copy:
             yield
 
 
+def _touch(log: Path) -> None:
+    try:
+        log.touch()
+    except OSError as error:
+        raise unwritable(log, error) from error
+
+
 def seen_copy(uri: str, *, models: bool = False) -> Path:
     """The copy of a run to look at, as it is now.
+
+    A run exists from the moment its name is taken, before it has written anything. Its copy always
+    has an events file, which is empty until the first event has reached the bucket.
 
     Raises:
         StoreError, RunDirectoryError: as for `Copy.pull`.
@@ -202,22 +213,30 @@ def empty_copy(uri: str) -> Path:
 
 
 def driven_copy(uri: str) -> Path:
-    """The copy of a run to go on with: made anew, but where this machine knows more.
+    """The copy of a run to go on with: made anew, unless this machine knows as much or more.
 
-    It does if what drove the run here could not reach the bucket in the end.
+    It does if what drove the run here could not reach the bucket in the end: the copy then has the
+    only end of the log, or the only model.
 
     Raises:
         StoreError, RunDirectoryError: as for `Copy.pull`.
     """
     objects, path = RunObjects(uri), copy_path(uri, "driven")
-    if path.exists() and not _knows_more(objects, path / EVENTS_FILE):
-        shutil.rmtree(path, ignore_errors=True)
-    if not path.exists():
-        Copy(objects, path).pull(models=True)
+    if is_ahead(objects, path):
+        for name, version in objects.files().items():  # an earlier copy may have ended early
+            if not (path / name).exists():
+                objects.get_file(version, path / name)
+        return path
+    shutil.rmtree(path, ignore_errors=True)
+    Copy(objects, path).pull(models=True)
     return path
 
 
-def _knows_more(objects: RunObjects, log: Path) -> bool:
-    pieces = chain(objects.segments())
+def is_ahead(objects: RunObjects, path: Path) -> bool:
+    """Whether the log of a copy has all that the bucket has, or more."""
+    log = path / EVENTS_FILE
     has = log.stat().st_size if log.exists() else 0
-    return has > length_of(pieces) and objects.is_beginning(pieces, log)
+    if not has:
+        return False
+    pieces = chain(objects.segments())
+    return has >= length_of(pieces) and objects.is_beginning(pieces, log)

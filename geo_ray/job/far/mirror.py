@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from geo_ray.errors import (
 from geo_ray.job.far.copy import REQUESTS
 from geo_ray.job.far.objects import FileVersion, RunObjects, digest_of_file
 from geo_ray.job.far.segments import Segment, chain, length_of
+from geo_ray.job.rundir import MODEL_FILE
 from geo_ray.observe.events.log import EVENTS_FILE
 from geo_ray.util.atomic_file import save_chunks
 from geo_ray.util.rate_limited_log import RateLimitedLog
@@ -30,6 +32,7 @@ from geo_ray.util.rate_limited_log import RateLimitedLog
 _EVERY_S: Final = 2.0
 _MOST_BYTES: Final = 8 << 20  # of one piece of the log
 _TOGETHER: Final = 64
+_MOST_PAUSE_S: Final = 30.0
 _APART: Final = ("checkpoints", "data", REQUESTS, EVENTS_FILE)
 _log = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ class Mirror:
         self._stamps: dict[str, tuple[int, int]] = {}
         self._known: dict[str, FileVersion] = {}  # those that count
         self._own: list[Segment] = []  # not put together yet
+        self._failing_s: float | None = None  # since when the bucket takes nothing
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
@@ -73,6 +77,8 @@ class Mirror:
             )
         self._known = self._objects.files()
         self._objects.take_requests()  # they were made of a run that is over
+        self._check()
+        self._send_files()  # before the first event: a reader of events also has the configuration
         self.tick()
         self._thread.start()
 
@@ -90,8 +96,13 @@ class Mirror:
         self._send_events()
         self._send_files()
 
-    def close(self) -> None:
+    def close(self, retry_s: float = 0.0, tell: Callable[[str], None] = _log.warning) -> None:
         """Copy the rest.
+
+        Args:
+            retry_s: for so long a bucket that takes nothing is tried again, counted from when it
+                began to.
+            tell: told that it is.
 
         Raises:
             LeaseLostError: the run is another's.
@@ -99,23 +110,43 @@ class Mirror:
         """
         self._ended.set()
         self._thread.join()
+        began_s, pause_s = self._failing_s or time.monotonic(), 1.0
         try:
-            self.tick()
-        except (StoreError, RunDirectoryError) as error:
+            while not self._is_copied(began_s + retry_s, tell):
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+        except (StoreError, RunDirectoryError, KeyboardInterrupt) as error:
+            why = error.message if isinstance(error, GeoRayError) else "interrupted"
+            model = self._path / MODEL_FILE
+            has_model = f", with its model {model}" if model.exists() else ""
             raise StoreError(
-                f"{error.message}; the end of {self._objects.name} is in {self._path} only",
+                f"{why}; the end of {self._objects.name} is in {self._path} only{has_model}",
                 fix=f"Mend that, then `geo-ray train --resume '{self._objects.uri}'` on this "
                 "machine, which copies it.",
             ) from error
+
+    def _is_copied(self, until_s: float, tell: Callable[[str], None]) -> bool:
+        """Copy the rest; False: that is to be tried again."""
+        try:
+            self.tick()
+        except (StoreError, RunDirectoryError) as error:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise
+            tell(f"copying the run is tried again for {left_s:.0f} s: {error.message}")
+            return False
+        return True
 
     def _run(self) -> None:
         told = RateLimitedLog(_log, 30.0)
         while not self._ended.wait(_EVERY_S):
             try:
                 self.tick()
+                self._failing_s = None
             except LeaseLostError:
                 return  # who writes next is told
             except (GeoRayError, OSError) as error:
+                self._failing_s = self._failing_s or time.monotonic()
                 told.warning("mirror", f"{self._objects.name} is not up to date: {error}")
 
     def _send_events(self) -> None:
@@ -165,7 +196,13 @@ class Mirror:
 
 @contextmanager
 def mirrored(
-    address: str | None, path: Path, epoch: int, check: Callable[[], None]
+    address: str | None,
+    path: Path,
+    epoch: int,
+    check: Callable[[], None],
+    *,
+    retry_s: float = 0.0,
+    tell: Callable[[str], None] = _log.warning,
 ) -> Iterator[None]:
     """Copy a run to its bucket while the block runs, and once more behind it.
 
@@ -174,6 +211,8 @@ def mirrored(
         path: of its directory on this machine.
         epoch: of its lease.
         check: raises if the lease is not held.
+        retry_s: as for `Mirror.close`, if the block ends well.
+        tell: as for `Mirror.close`.
 
     Raises:
         RunHeldError, StoreError: as for `Mirror`.
@@ -191,7 +230,7 @@ def mirrored(
         except GeoRayError as error:  # what ended the run matters more
             _log.warning("%s", error.message)
         raise
-    mirror.close()
+    mirror.close(retry_s, tell)
 
 
 def _whole_lines(data: bytes) -> bytes:

@@ -20,7 +20,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from geo_ray.errors import StoreError
 from geo_ray.job.far.segments import Segment, segment_named
@@ -170,7 +170,12 @@ class RunObjects:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         key = f"files/{version.key}"
-        self._again(key, lambda: save_chunks(path, self._stream(key, version.digest)))
+
+        def read() -> Path:
+            body = self._open(key)  # outside `save_chunks`: a missing object is no full disk
+            return save_chunks(path, _checked(body, version.digest))
+
+        self._again(key, read)
 
     # -------------------------------------------------------------- what users ask
 
@@ -209,7 +214,7 @@ class RunObjects:
             ) from None
 
     def _read(self, key: str, digest: str | None = None) -> bytes:
-        return self._again(key, lambda: b"".join(self._stream(key, digest)))
+        return self._again(key, lambda: b"".join(_checked(self._open(key), digest)))
 
     def _again(self, key: str, read: Callable[[], T]) -> T:
         broken: tuple[type[Exception], ...] = (_DamagedError, *broken_downloads())
@@ -224,20 +229,24 @@ class RunObjects:
                     ) from error
         raise AssertionError
 
-    def _stream(self, key: str, digest: str | None) -> Iterator[bytes]:
-        """The bytes of an object; an error behind them if they are not those that were written."""
-        seen = hashlib.sha256()
-        # closing(), not the body's own `with`; see `S3Store.read`.
-        with closing(self._bucket.get(self._prefix + key)["Body"]) as body:
-            for block in body.iter_chunks(_BLOCK_BYTES):
-                seen.update(block)
-                yield bytes(block)
-        if digest not in (None, seen.hexdigest()[:_DIGEST]):
-            raise _DamagedError
+    def _open(self, key: str) -> Any:
+        """The body of an object."""
+        return self._bucket.get(self._prefix + key)["Body"]
 
 
 class _DamagedError(Exception):
     """The bytes of an object are not those that were written."""
+
+
+def _checked(body: Any, digest: str | None) -> Iterator[bytes]:
+    """The bytes of an object; an error behind them if they are not those that were written."""
+    seen = hashlib.sha256()
+    with closing(body):  # not the body's own `with`; see `S3Store.read`
+        for block in body.iter_chunks(_BLOCK_BYTES):
+            seen.update(block)
+            yield bytes(block)
+    if digest not in (None, seen.hexdigest()[:_DIGEST]):
+        raise _DamagedError
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

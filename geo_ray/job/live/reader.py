@@ -123,7 +123,7 @@ class LiveReader:
             self._path = self._find()
             self._problems.clear()
             self._reader = StatusReader(self._path, beside=self._beside)
-            links = self._reader.experiment.links()
+            links = self._reader.config.links()
             self._limits = {
                 link: spec.rate_mbps for link, spec in links.items() if spec.rate_mbps is not None
             }

@@ -52,7 +52,6 @@ def site_of(
     """A region of the run as the planner sees it; errors as for `inputs.request_of`."""
     plan = section_of(experiment)
     offer = plan.regions[name]
-    fixed_s = 0.0 if measured is None else measured.fixed_s
     footprint = _footprint(experiment, size)
     lacks = _server_lacks(offer, footprint)
     counts_lan = _lan_is_counted(plan, measured)
@@ -83,7 +82,7 @@ def site_of(
         name,
         rentals,
         _standing(offer, book),
-        fixed_s=fixed_s if plan.step_overhead_s is None else plan.step_overhead_s,
+        fixed_s=_fixed_s(experiment, measured),
         one_is_free=offer.server is None and counts_lan,
         counts_lan=counts_lan,
         server=offer.server,
@@ -155,6 +154,14 @@ def _server_lacks(offer: RegionOffer, footprint: Footprint) -> str:
     )
 
 
+def _fixed_s(experiment: Experiment, measured: StepModel | None) -> float:
+    """What every local step takes beside computing; a profile measures it per local step."""
+    given_s = section_of(experiment).step_overhead_s
+    if given_s is not None:
+        return given_s / max(1, experiment.worker_steps)
+    return 0.0 if measured is None else measured.fixed_s
+
+
 def _lan_is_counted(plan: PlanConfig, measured: StepModel | None) -> bool:
     """Whether nobody says what the network inside a region adds."""
     return plan.lan_s_per_machine is None and (measured is None or measured.workers[1] == 1)
@@ -163,16 +170,17 @@ def _lan_is_counted(plan: PlanConfig, measured: StepModel | None) -> bool:
 def _lan_s(
     experiment: Experiment, has: Instance, measured: StepModel | None, footprint: Footprint
 ) -> float:
-    """What a machine adds to a step: gradients to the parameter server, and parameters back."""
+    """What a machine adds to a local step: gradients to the parameter server, parameters back."""
     plan, workers = section_of(experiment), max(1, has.accelerators or 0)
+    local = max(1, experiment.worker_steps)
     if plan.lan_s_per_machine is not None:
-        return plan.lan_s_per_machine
+        return plan.lan_s_per_machine / local
     if measured is not None and not _lan_is_counted(plan, measured):
         return measured.lan_s * workers
     if has.network_gbps is None:
         return 0.0  # a note says so
     sent_gbit = 2 * 32e-9 * footprint.num_params * workers
-    return sent_gbit / has.network_gbps / max(1, experiment.worker_steps)
+    return sent_gbit / has.network_gbps / local
 
 
 def _speed(name: str, machine: MachineConfig, measured: StepModel | None) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
@@ -12,25 +11,10 @@ from geo_ray.job.model_id import model_id
 from geo_ray.job.profiles import find
 from geo_ray.planning.model.step_model import StepModel, fit_steps
 from geo_ray.planning.profile import load_profile
-from geo_ray.queue.job_spec import LEAST_STEP_S, JobPace, JobSpec, RegionNeeds
+from geo_ray.queue.job_spec import LEAST_STEP_S, JobHints, JobPace, JobSpec, RegionNeeds
 from geo_ray.tasks.load import load_task
 
 _FLOAT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class JobHints:
-    """What a configuration does not say of a job.
-
-    Attributes:
-        rows_per_s: of a worker; None: as a profile has measured, or as it is emulated.
-        anywhere: whether its data are in every region of the queue.
-        most_workers: that it may have in all; None: as configured.
-    """
-
-    rows_per_s: float | None = None
-    anywhere: bool = False
-    most_workers: int | None = None
 
 
 def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Collection, Iterator, Mapping
 from itertools import count
 from typing import Final
@@ -14,11 +13,16 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.data.columns import Columns
 from geo_ray.data.manifest import Manifest
 from geo_ray.data.reader import RegionReader
-from geo_ray.errors import GeoRayError, TaskOutputError
+from geo_ray.errors import TaskOutputError
 from geo_ray.job.best import no_such_metric
 from geo_ray.job.data import open_readers
 from geo_ray.tasks.base import Stats, Task
-from geo_ray.tasks.guard import checked_evaluate, checked_model
+from geo_ray.tasks.guard import (
+    checked_collate,
+    checked_evaluate,
+    checked_metrics,
+    checked_model,
+)
 from geo_ray.util.generators import generators_restored
 
 _ENOUGH: Final = 4
@@ -56,20 +60,10 @@ def metrics_there(experiment: Experiment, task: Task, heldout: RegionReader) -> 
         TaskOutputError: the evaluation raises, or gives what is no evaluation.
     """
     wanted, found = set(_wanted(experiment).values()), set[str]()
-    try:
-        for metrics in _metrics(experiment, task, heldout):
-            found |= metrics.keys()
-            if found >= wanted:
-                break
-    except GeoRayError:
-        raise
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise TaskOutputError(
-            f"the task's evaluation raised {type(error).__name__}: {error} "
-            f"({frame.filename}:{frame.lineno}); it was tried on a few rows before the start",
-            fix="Mend the named line, or what the task gives to it.",
-        ) from error
+    for metrics in _metrics(experiment, task, heldout):
+        found |= metrics.keys()
+        if found >= wanted:
+            break
     return found
 
 
@@ -106,15 +100,15 @@ def _metrics(
     Over few rows some are not defined: an AUC wants both labels.
     """
     totals: Stats = {}
-    wrong: Exception | None = None
+    wrong: TaskOutputError | None = None
     with torch.no_grad(), generators_restored():
         module = checked_model(task, experiment.seed).eval()
         batches = heldout.scan(experiment.train.eval_batch_size)
         stats = _stats(task, module, heldout.read(0, 1))
         for number in count():
             try:
-                found = task.metrics(stats)
-            except Exception as error:
+                found = checked_metrics(task, stats)
+            except TaskOutputError as error:
                 wrong = error
                 if number >= _ENOUGH:
                     raise
@@ -132,4 +126,4 @@ def _metrics(
 
 
 def _stats(task: Task, module: nn.Module, columns: Columns) -> Stats:
-    return checked_evaluate(task, module, task.collate(columns, torch.device("cpu")))
+    return checked_evaluate(task, module, checked_collate(task, columns, torch.device("cpu")))

@@ -10,6 +10,7 @@ from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.checkpoint.store import Checkpoint
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError
+from geo_ray.job.checkpoints import regions_in
 from geo_ray.training.averager.config import AUTO
 from geo_ray.training.membership.newcomer import rows_of
 
@@ -17,18 +18,6 @@ LOST: Final = "lost"
 ROWS: Final = "rows"
 """Regions that were lost, and books of rows of those that took no part, among what a manifest has
 beside its parts."""
-
-
-def regions_in(parts: Collection[str], experiment: Experiment) -> list[str]:
-    """The regions of ``experiment`` all of whose parts are among those of a checkpoint.
-
-    A region that was lost before the checkpoint has none in there.
-    """
-    return [
-        region.name
-        for region in experiment.regions
-        if all(shard_part_name(region.name, i) in parts for i in range(region.ps_shards))
-    ]
 
 
 def left_out(
@@ -46,7 +35,7 @@ def left_out(
     Raises:
         ConfigError: too few regions would be left.
     """
-    before = regions_in(_names(manifest), experiment)
+    before = regions_in(_names(manifest), experiment.regions)
     out = tuple(name for name in before if name in away)
     there = [name for name in before if name not in out]
     back = [name for name in _lost(manifest) if name not in (*before, *away)]
@@ -77,7 +66,7 @@ def without_lost(
         parts: names of the checkpoint's.
         away: regions that it has, and that leave there.
     """
-    before = regions_in(parts, experiment)
+    before = regions_in(parts, experiment.regions)
     there = [name for name in before if name not in away]
     missing = tuple(name for name in experiment.region_names if name not in there)
     if not there or set(missing) == set(experiment.members.absent):
@@ -110,7 +99,7 @@ def lost_before(manifest: CheckpointManifest, experiment: Experiment) -> tuple[s
         experiment: as it goes on from there.
     """
     lost, absent = _lost(manifest), experiment.members.absent
-    there = regions_in(_names(manifest), experiment)
+    there = regions_in(_names(manifest), experiment.regions)
     names = experiment.region_names
     return tuple(name for name in names if name in lost and name in absent and name not in there)
 

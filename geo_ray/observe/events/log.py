@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import InvariantError, RunDirectoryError
 from geo_ray.observe.events.schema import EVENT_FIELDS, Event, conform
-from geo_ray.util.atomic_file import TEMPORARY_SUFFIX
+from geo_ray.util.atomic_file import TEMPORARY_SUFFIX, is_full
+from geo_ray.util.rate_limited_log import RateLimitedLog
 
 EVENTS_FILE = "events.jsonl"
+MOST_WAITING_BYTES: Final = 64 << 20
+"""Of events that wait for room on a full disk."""
+_log = logging.getLogger(__name__)
 _MOST_LINE_BYTES = 16 * 1024 * 1024
 _ROW = TypeAdapter(dict[str, Any])  # a quarter of `json`'s time, and there may be millions
 
@@ -31,8 +37,10 @@ class EventLog:
 
     Every event is one `write` to the operating system before `write` returns, so a crash of the
     process loses nothing that was written (a crash of the machine may). An existing file is
-    continued; a torn last line, left by a crash, is cut off first. While the log is open, it is
-    locked, so that readers can tell a run that goes on from one that was killed (`being_written`).
+    continued; a torn last line, left by a crash, is cut off first. While the disk is full, events
+    wait in memory, up to `MOST_WAITING_BYTES`, and the next write that succeeds writes them first.
+    While the log is open, it is locked, so that readers can tell a run that goes on from one that
+    was killed (`being_written`).
 
     Args:
         path: the file; its directory must exist.
@@ -47,6 +55,9 @@ class EventLog:
         self.path = path
         self._origin_s = clock_origin_s
         self._lock = threading.Lock()
+        self._waiting: deque[bytes] = deque()  # for room on the disk
+        self._waiting_bytes = 0
+        self._told = RateLimitedLog(_log)
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -71,7 +82,8 @@ class EventLog:
 
         Raises:
             InvariantError: unknown kind, missing field, wrong type, or the log is closed.
-            RunDirectoryError: the disk is full or fails; the file keeps its whole lines.
+            RunDirectoryError: the disk fails, or has been full for long; the file keeps its whole
+                lines.
         """
         event = self._shifted(conform(kind, t_s, fields))
         row = {"t_s": event.t_s, "kind": kind, **event.fields}
@@ -79,18 +91,39 @@ class EventLog:
         with self._lock:
             if self._fd < 0:
                 raise InvariantError(f"event {kind!r} after {self.path} was closed")
+            self._waiting.append(line)
+            self._waiting_bytes += len(line)
+            self._write_waiting()
+        return event
+
+    def _write_waiting(self) -> None:
+        """Under the lock: write what waits, as far as there is room."""
+        while self._waiting:
+            line = self._waiting[0]
             try:
                 _write_all(self._fd, line)
             except OSError as error:
                 os.ftruncate(self._fd, self._size)  # no torn line in the middle of the log
-                raise _cannot("write", self.path, error) from error
+                if not is_full(error) or self._waiting_bytes > MOST_WAITING_BYTES:
+                    raise _cannot("write", self.path, error) from error
+                self._told.warning(
+                    "full",
+                    f"the disk of {self.path} is full: {len(self._waiting)} events wait in memory "
+                    "until there is room",
+                )
+                return
+            self._waiting.popleft()
+            self._waiting_bytes -= len(line)
             self._size += len(line)
-        return event
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         with self._lock:
             if self._fd >= 0:
+                with suppress(RunDirectoryError):
+                    self._write_waiting()
+                if self._waiting:
+                    _log.warning("%s lacks the last %d events", self.path, len(self._waiting))
                 os.close(self._fd)
                 self._fd = -1
 

@@ -165,7 +165,10 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "checkpoint": {"id": _name, "step": _whole, "bytes": _whole},
     "checkpoint_failed": {"cause": _text},
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},
-    "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},
+    "worker_requested": {"region": _text, "worker": _name, "epoch": _whole},  # a replacement
+    "worker_started": {"region": _text, "worker": _name, "epoch": _whole},  # its process runs
+    "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},  # it works
+    "process_silent": {"region": _text, "process": _text, "silent_s": _number},
     "worker_left": {"region": _text, "worker": _name, "cause": _text},
     "team": {  # who takes part, in regions that go on while workers are missing
         "region": _text,
@@ -174,7 +177,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "rows": _whole,  # of a step of theirs
     },
     "step_refused": {"region": _text, "step": _whole, "cause": _text},
-    "state_changed": {"region": _text, "step": _whole, "names": _text},
+    "state_changed": {"region": _text, "step": _whole, "how": _text, "names": _text},
     "noise": {
         "region": _or_null(_text),  # null: of all regions together
         "step": _whole,
@@ -187,12 +190,14 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "region_lost": {"region": _text, "cause": _text},
     "run_paused": {"cause": _text},
     "run_went_on": {},
+    "bridge_requested": {"region": _text, "cause": _text},
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
     "driver_attached": {"epoch": _whole, "silent_s": _number},  # holder of the lease; since then
     "region_drained": {"region": _text, "cause": _text},  # "asked" or "notice"
     "members_accepted": {"verb": _text, "region": _text, "request": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
     "region_joining": {"region": _text},  # its processes are being started
+    "region_started": {"region": _text, "took_s": _number},  # they run; it joins at a border
     "join_failed": {"region": _text, "cause": _text},
     "region_joined": {
         "region": _text,

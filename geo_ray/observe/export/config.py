@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from geo_ray.config.annotations import MessageWords
-from geo_ray.config.base import StrictModel
+from geo_ray.config.base import PathText, StrictModel
 
 
 class OtlpConfig(StrictModel):
@@ -29,7 +29,7 @@ class TensorboardConfig(StrictModel):
     """Scalars to files that TensorBoard shows."""
 
     kind: Literal["tensorboard"]
-    dir: str | None = Field(
+    dir: PathText | None = Field(
         None, description="directory; null: `tensorboard` in the run's directory"
     )
     every_s: float = Field(1.0, ge=0, description="seconds between two values of one scalar")

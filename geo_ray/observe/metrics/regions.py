@@ -35,14 +35,22 @@ class RegionNow:
 
     Attributes:
         gone: why the run goes on without it, in a word; "" while it takes part.
+        begun: whether it has made a step since the run was started or resumed.
     """
 
     step: int = 0
+    begun: bool = False
     loss: float = float("nan")
     staleness: float | None = None
     faults: int = 0
     gone: str = ""
     rates: RegionRates = field(default_factory=RegionRates)
+
+    def start(self, now_s: float, step: object) -> None:
+        """Note that the run was started, or resumed from a checkpoint at ``step``."""
+        self.begun = False
+        self.step = step if isinstance(step, int) else self.step
+        self.rates.start(now_s)
 
     def state(self, now_s: float, total_steps: int) -> str:
         """Give ``starting``, ``computing``, ``waiting`` (more wait than compute) or ``done``.
@@ -53,7 +61,7 @@ class RegionNow:
             return "done"
         if self.gone:
             return self.gone
-        if self.step == 0:
+        if not self.begun:
             return "starting"
         return "waiting" if self.rates.wait_share(now_s) > 0.5 else "computing"
 
@@ -81,7 +89,7 @@ class RunNow:
                 self.simulated = event["simulated"]
                 self._wan.restart()
                 for name in event["regions"]:
-                    self._region(name).rates.start(event.t_s)
+                    self._region(name).start(event.t_s, event.fields.get("resumed_step"))
                 for name, region in self.regions.items():  # a resumed run may be without some
                     region.gone = "" if name in event["regions"] else region.gone or "absent"
             case "step":
@@ -110,7 +118,7 @@ class RunNow:
 
     @staticmethod
     def _step(region: RegionNow, event: Event) -> None:
-        region.step = event["step"]
+        region.step, region.begun = event["step"], True
         region.loss = event.number("loss")
         region.rates.samples.add(event.t_s, event["samples"])
         region.rates.compute.add(event.t_s, event["compute_s"] or 0.0)

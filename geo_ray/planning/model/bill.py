@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from geo_ray.planning.model.work import HOUR_S
 from geo_ray.planning.plan import Plan
 
 MACHINES: Final = "machines"
 STANDS: Final = "servers and disks"
 EGRESS: Final = "egress"
+_HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Bill:
         Raises:
             KeyError: the plan has no price for a pair with traffic.
         """
-        hours = seconds / HOUR_S
+        hours = seconds / _HOUR_S
         egress = sum(
             count * 1e-9 * self.usd_per_gb[src][dst]
             for (src, dst), count in sent_bytes.items()

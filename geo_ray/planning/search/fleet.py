@@ -16,10 +16,11 @@ Shape legend: I = offers of a region.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -27,11 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geo_ray.clouds.price import Market
-from geo_ray.planning.search.knapsack import Cover, cheapest_cover
+from geo_ray.planning.search.knapsack import Cover, Covered, cheapest_cover
 from geo_ray.planning.search.whole_cover import Floats
-from geo_ray.planning.search.whole_rows import CLOSE, slowest_s
+from geo_ray.planning.search.whole_rows import CLOSE, most_rows, slowest_s
 
 _TRIES: Final = 3
+_MOST_COVERS: Final = 400  # in the search for the shortest step
+_COVER_NODES: Final = 2_000
+_EQUAL: Final = 1 - 1e-8  # steps nearer than that are not told apart
 ANY_ROWS: Final = 2**40
 
 
@@ -116,7 +120,7 @@ class RegionFleet:
         init=False
     )  # rows/s and dollars in that order
     _least_usd: float = field(init=False)  # of one machine
-    _fastest: Pick | None = field(init=False, default=None)
+    _fastest: tuple[Pick, float] | None = field(init=False, default=None)
     _smallest: Pick | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -154,7 +158,9 @@ class RegionFleet:
         if most_spot >= self._spots:
             return self
         if most_spot not in self._capped:
-            self._capped[most_spot] = replace(self, most_spot=most_spot)
+            capped = self._capped[most_spot] = replace(self, most_spot=most_spot)
+            if self._fastest is not None and self.spots(self._fastest[0].counts) <= most_spot:
+                capped._fastest = self._fastest
         return self._capped[most_spot]
 
     def spots(self, counts: Sequence[int] | Floats) -> int:
@@ -188,22 +194,147 @@ class RegionFleet:
         return self.pick(np.bincount(index, minlength=len(self.offers)).tolist())
 
     def fastest(self) -> Pick:
-        """Return the machines with the shortest step: the fastest N of them, for the best N.
+        """Return the machines with the shortest step that was found; see `least_step_s`."""
+        return self._shortest()[0]
 
-        Where networks of types differ, of those types whose network is fast enough, for the best
-        limit; a mixture of types could do better than that by a little.
-        """
+    @property
+    def least_step_s(self) -> float:
+        """A lower bound of every step: that of `fastest`, unless its search was cut off."""
+        return self._shortest()[1]
+
+    def _shortest(self) -> tuple[Pick, float]:
         if self._fastest is None:
-            index = self._from_fast_to_slow()
-            choices = [np.zeros(len(self.offers), dtype=np.int64)]
-            for limit_s in np.unique(self._lan_I[index]).tolist():
-                allowed = index[self._lan_I[index] <= limit_s]
-                choices += [
-                    np.bincount(allowed[: n + 1], minlength=len(self.offers))
-                    for n in range(len(allowed))
-                ]
-            self._fastest = self._pick(min(choices, key=self._step))
+            first = self._pick(min(self._prefixes(), key=self._step))
+            exact = self._prefixes_suffice or not len(self._order)
+            self._fastest = (first, first.step_s) if exact else self._shorter_than(first)
         return self._fastest
+
+    @property
+    def _prefixes_suffice(self) -> bool:
+        """Whether the fastest N machines are the best N for every N."""
+        there = self._cap_I > 0
+        rooms_bind = bool((self._room_I[there] < self.rows).any())
+        if not self._lan_I[there].any():
+            return not rooms_bind or self.most_spot is None
+        return len(np.unique(self._lan_I[there])) == 1 and not rooms_bind
+
+    def _prefixes(self) -> Iterator[NDArray[np.intp]]:
+        """Return the fastest N machines of the types whose network is fast enough, for every N."""
+        index = self._from_fast_to_slow()
+        yield np.zeros(len(self.offers), dtype=np.intp)
+        for limit_s in np.unique(self._lan_I[index]).tolist():
+            allowed = index[self._lan_I[index] <= limit_s]
+            for n in range(len(allowed)):
+                yield np.bincount(allowed[: n + 1], minlength=len(self.offers))
+
+    def _shorter_than(self, best: Pick) -> tuple[Pick, float]:
+        """Return the shortest step and a lower bound, by branch and bound over the time for rows.
+
+        The least LAN of machines that compute all rows within ``t`` seconds is a covering knapsack
+        and falls with ``t``. So no step with ``t`` in an interval is shorter than the interval's
+        left end plus the LAN of its right end.
+        """
+        least_s = math.inf
+        low_s = self.rows / self._in_pieces[0][-1]
+        full_s = float((np.minimum(self._room_I, self.rows) / self._speed_I)[self._order].max())
+        heap = [(0.0, low_s, min(full_s, best.step_s - self.fixed_s))]
+        for _ in range(_MOST_COVERS):
+            if not heap or heap[0][0] >= best.step_s * _EQUAL:
+                break
+            _, low_s, high_s = heapq.heappop(heap)
+            found = self._least_lan(high_s)
+            if found.counts_I is None:
+                continue  # too fast
+            pick = self._pick(found.counts_I)
+            if pick.step_s < best.step_s:
+                best = pick
+            rows_s = pick.step_s - self.fixed_s - self.lan_s(found.counts_I)
+            if found.least_usd < found.usd:
+                least_s = min(least_s, self.fixed_s + rows_s + found.least_usd)
+            end_s = rows_s * _EQUAL
+            middle_s = math.sqrt(low_s * end_s)
+            for left_s, right_s in ((low_s, middle_s), (middle_s, end_s)):
+                if left_s <= right_s:
+                    lan_s = max(found.least_usd, self._least_lan_s_in(right_s))
+                    heapq.heappush(heap, (self.fixed_s + left_s + lan_s, left_s, right_s))
+        return best, min([least_s, best.step_s, *(entry[0] for entry in heap[:1])])
+
+    def _least_lan(self, seconds: float) -> Covered:
+        """Return the machines with the least LAN, as "USD", that compute all rows in some time."""
+        if not self.one_is_free:
+            return self._least_lan_of(seconds, None)
+        # The machine that adds nothing is one of each kind in turn, the most promising first.
+        of_spot = self._spot_I & (self.most_spot is not None)
+        columns = self._lan_I, self._speed_I, self._room_I, of_spot
+        kinds = {tuple(column[i] for column in columns): i for i in self._order.tolist()}
+        bounds = [(self._lan_in_pieces(seconds, self._done(i, seconds)), i) for i in kinds.values()]
+        best, least = Covered(None, math.inf, math.inf), math.inf
+        for bound, free in sorted(bounds):
+            if bound >= best.usd:
+                least = min(least, bound)
+                break
+            found = self._least_lan_of(seconds, free)
+            least = min(least, found.least_usd)
+            best = found if found.usd < best.usd else best
+        return replace(best, least_usd=min(least, best.usd))
+
+    def _done(self, offer: int, seconds: float) -> int:
+        """Return the rows that one machine of an offer computes in some time."""
+        each = self.offers[offer]
+        return min(each.room_rows, most_rows(seconds, each.rows_per_s))
+
+    def _least_lan_of(self, seconds: float, free: int | None) -> Covered:
+        there_I = self._order
+        rows, most, most_spot, cap_I = self.rows, self._most, self.most_spot, self._cap_I
+        if free is not None:
+            done = self._done(free, seconds)
+            taken_I = np.zeros(len(self.offers))
+            taken_I[free] = 1
+            if done >= rows:
+                return Covered(taken_I, 0.0, 0.0)
+            if not done:
+                return Covered(None, math.inf, math.inf)
+            rows, most, cap_I = rows - done, most - 1, cap_I - taken_I
+            if most_spot is not None and self._spot_I[free]:
+                most_spot -= 1
+        cover = Cover(
+            self._lan_I[there_I],
+            self._speed_I[there_I],
+            cap_I[there_I],
+            rows,
+            seconds,
+            np.zeros(len(there_I)),
+            self._room_I[there_I],
+            most,
+            min(_COVER_NODES, self.most_nodes),
+            spot_I=None if most_spot is None else self._spot_I[there_I],
+            most_spot=most_spot or 0,
+        )
+        found = cheapest_cover(cover)
+        if found.counts_I is None:
+            return found
+        counts_I = np.zeros(len(self.offers))
+        counts_I[there_I] = found.counts_I
+        return replace(found, counts_I=counts_I if free is None else counts_I + taken_I)
+
+    def _least_lan_s_in(self, seconds: float) -> float:
+        """Return a lower bound of the LAN of machines that compute all rows in some time."""
+        free = max(self._done(i, seconds) for i in self._order.tolist()) if self.one_is_free else 0
+        return self._lan_in_pieces(seconds, free)
+
+    def _lan_in_pieces(self, seconds: float, done: int) -> float:
+        """Return the least LAN of what computes the rows but ``done``, with parts of machines."""
+        order = self._order
+        rows_I = np.floor(seconds * self._speed_I[order] * (1 + CLOSE))
+        able_I = order[rows_I >= 1]
+        rows_I = np.minimum(rows_I[rows_I >= 1], self._room_I[able_I])
+        lan_I = self._lan_I[able_I]
+        by_lan = np.argsort(lan_I / rows_I, kind="stable")
+        sums = np.cumsum((rows_I * self._cap_I[able_I])[by_lan])
+        if self.rows - done > sums[-1:].sum():
+            return math.inf
+        paid = np.cumsum((lan_I * self._cap_I[able_I])[by_lan])
+        return float(np.interp(self.rows - done, [0.0, *sums], [0.0, *paid]))
 
     def _from_fast_to_slow(self) -> NDArray[np.intp]:
         """Return the offer of each machine, as many as there are rows for."""
@@ -261,21 +392,29 @@ class RegionFleet:
         return least
 
     def cheapest(self, limit_s: float) -> Pick | None:
-        """Return the cheapest machines whose step takes at most ``limit_s``, or None.
+        """Return the cheapest machines whose step takes at most ``limit_s``.
 
         They may be dearer than the cheapest if a tree was cut off; see `Pick.least_usd_per_h`.
+
+        Returns:
+            None if none was found; see `is_too_short`.
         """
         for asked_s, pick in self._solved:
             # It is as cheap as can be for a laxer limit, and keeps this one.
             if pick.step_s <= limit_s * (1 + CLOSE) and limit_s <= asked_s:
                 return pick
-        if limit_s * (1 + CLOSE) < self.fastest().step_s:
+        if self.is_too_short(limit_s):
             return None
         found = self._solve(limit_s)
-        self._solved.append((limit_s, found))
+        if found is not None:
+            self._solved.append((limit_s, found))
         return found
 
-    def _solve(self, limit_s: float) -> Pick:
+    def is_too_short(self, limit_s: float) -> bool:
+        """Return whether no machines keep the limit."""
+        return limit_s * (1 + CLOSE) < self.least_step_s
+
+    def _solve(self, limit_s: float) -> Pick | None:
         """An offer is needed only if all that is better than it is used up.
 
         That is ruled out where the better ones keep the limit alone, or cost more than a choice
@@ -288,7 +427,8 @@ class RegionFleet:
         # A machine's last row may not fit, so this many rows are done at least.
         alone_I = power_I * (limit_s - self.fixed_s - better_lan_I) - count_I
         alone_I = np.where(self._room_I < self.rows, -np.inf, alone_I)
-        dear_I = price_I + self._price_I > known.usd_per_h * (1 + CLOSE)
+        known_usd = math.inf if known is None else known.usd_per_h
+        dear_I = price_I + self._price_I > known_usd * (1 + CLOSE)
         keep_I = np.flatnonzero((self._cap_I > 0) & ~dear_I & (alone_I < self.rows))
         cover = Cover(
             self._price_I[keep_I],
@@ -300,21 +440,28 @@ class RegionFleet:
             self._room_I[keep_I],
             self._most,
             self.most_nodes,
-            known.usd_per_h,
+            known_usd,
             self.one_is_free,
             None if self.most_spot is None else self._spot_I[keep_I],
             self.most_spot or 0,
         )
         found = cheapest_cover(cover)
-        counts_I = np.array(known.counts, dtype=float)
         if found.counts_I is not None:
             counts_I = np.zeros(len(self.offers))
             counts_I[keep_I] = found.counts_I
+        elif known is not None:
+            counts_I = np.array(known.counts, dtype=float)
+        else:
+            return None
         least_usd = found.least_usd * (1 - CLOSE)
         return replace(self._pick(counts_I), least_usd_per_h=least_usd)
 
-    def _quick(self, limit_s: float) -> Pick:
-        """Return a choice that keeps the limit, close to the cheapest: best value first."""
+    def _quick(self, limit_s: float) -> Pick | None:
+        """Return a choice that keeps the limit, close to the cheapest: best value first.
+
+        Returns:
+            None if neither such a choice nor the fastest that was found keeps it.
+        """
         order, lan_I = self._order, self._lan_I[self._order]
         cap_I = self._cap_I[order]
         if self.most_spot is not None:  # those of the best value
@@ -332,10 +479,14 @@ class RegionFleet:
             for number in range(1, int(cap_I[index]) + 1):
                 counts_I[order[index]] = number
                 if counts_I.sum() > self._most:
-                    return self.fastest()
+                    return self._fastest_within(limit_s)
                 if self._step(counts_I) <= limit_s:
                     return self._pick(counts_I)
-        return self.fastest()
+        return self._fastest_within(limit_s)
+
+    def _fastest_within(self, limit_s: float) -> Pick | None:
+        fastest = self.fastest()
+        return fastest if fastest.step_s <= limit_s * (1 + CLOSE) else None
 
     def _step(self, counts_I: NDArray[Any]) -> float:
         used = np.flatnonzero(counts_I)

@@ -33,14 +33,16 @@ class _Stair(NamedTuple):
     """A region's cheapest machines with at most some number that may be preempted.
 
     Attributes:
-        pick: the machines.
+        pick: the machines; None if none were found and none are proven not to exist.
         spots: of them may be preempted.
         least_spots: one more than the next stair may have; below `spots` if some are left out.
+        least_usd_per_h: of any machines with at least so many.
     """
 
-    pick: Pick
+    pick: Pick | None
     spots: int
     least_spots: int
+    least_usd_per_h: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class RentalPool:
 
     def cheapest(
         self, rooms_s: Sequence[float], most_spots: int
-    ) -> tuple[tuple[Pick, ...], float] | None:
+    ) -> tuple[tuple[Pick, ...] | None, float]:
         """Return the cheapest machines that keep each region's limit, and what any cost at least.
 
         Args:
@@ -117,21 +119,29 @@ class RentalPool:
             most_spots: that may be preempted, see `spots`.
 
         Returns:
-            None if there are no such machines.
+            The machines, None if none were found, and a lower bound of the dollars an hour, which
+            is infinite if there are none.
         """
         picks = []
         for fleet, room_s in zip(self.fleets, rooms_s, strict=True):
             pick = fleet.capped(most_spots).cheapest(room_s)
             if pick is None:
-                return None
+                return None, self._least_usd_if_any(rooms_s, most_spots)
             picks.append(pick)
         if self.spots(picks) <= most_spots:
             return tuple(picks), sum(pick.least_usd_per_h for pick in picks)
         return self._shared(rooms_s, most_spots)
 
+    def _least_usd_if_any(self, rooms_s: Sequence[float], most_spots: int) -> float:
+        """Return a lower bound of the price; infinite if a region has no such machines."""
+        pairs = zip(self.fleets, rooms_s, strict=True)
+        if any(fleet.capped(most_spots).is_too_short(room_s) for fleet, room_s in pairs):
+            return math.inf
+        return self.least_usd_per_h(rooms_s, most_spots)
+
     def _shared(
         self, rooms_s: Sequence[float], most_spots: int
-    ) -> tuple[tuple[Pick, ...], float] | None:
+    ) -> tuple[tuple[Pick, ...] | None, float]:
         """Return the same where each region's cheapest have too many together."""
         least_K, real_K = np.zeros(most_spots + 1), np.zeros(most_spots + 1)
         chosen: list[tuple[list[_Stair], NDArray[np.intp]]] = []
@@ -139,18 +149,19 @@ class RentalPool:
             stairs = list(self._stairs(fleet, room_s, most_spots))
             bounds = np.full((len(stairs), most_spots + 1), np.inf)
             reals = bounds.copy()
-            for i, (pick, spots, least_spots) in enumerate(stairs):
-                bounds[i, least_spots:] = (
-                    least_K[: most_spots + 1 - least_spots] + pick.least_usd_per_h
-                )
-                reals[i, spots:] = real_K[: most_spots + 1 - spots] + pick.usd_per_h
+            for i, (pick, spots, least_spots, least_usd) in enumerate(stairs):
+                bounds[i, least_spots:] = least_K[: most_spots + 1 - least_spots] + least_usd
+                if pick is not None:
+                    reals[i, spots:] = real_K[: most_spots + 1 - spots] + pick.usd_per_h
             chosen.append((stairs, reals.argmin(axis=0)))
             least_K, real_K = bounds.min(axis=0), reals.min(axis=0)
         if math.isinf(real_K[most_spots]):
-            return None
-        picks, left = [], most_spots
+            return None, float(least_K[most_spots])
+        picks: list[Pick] = []
+        left = most_spots
         for stairs, index_K in reversed(chosen):
             stair = stairs[int(index_K[left])]
+            assert stair.pick is not None, "its real price is finite"  # noqa: S101
             picks.append(stair.pick)
             left -= stair.spots
         return tuple(reversed(picks)), float(least_K[most_spots])
@@ -158,9 +169,12 @@ class RentalPool:
     def _stairs(self, fleet: RegionFleet, room_s: float, most_spots: int) -> Iterator[_Stair]:
         cap = min(most_spots, fleet.most_spots)
         while cap >= 0:
-            pick = fleet.capped(cap).cheapest(room_s)
+            capped = fleet.capped(cap)
+            pick = capped.cheapest(room_s)
             if pick is None:
+                if not capped.is_too_short(room_s):
+                    yield _Stair(None, cap, 0, capped.least_usd_per_h(room_s))
                 return
             spots = fleet.spots(pick.counts)
             cap = min(spots - 1, int(spots * self._shrink))
-            yield _Stair(pick, spots, cap + 1)
+            yield _Stair(pick, spots, cap + 1, pick.least_usd_per_h)

@@ -144,20 +144,22 @@ class Search:
             if bound >= value * (1 - gap):
                 lower = min(lower, bound)
                 break
-            cheapest: tuple[tuple[Pick, ...], float] | None = None
+            picks: tuple[Pick, ...] | None = None
+            least_usd = math.inf
             for pace_s in [node.low_s, node.high_s] if node.is_left else [node.high_s]:
-                cheapest = self._pool.cheapest(node.ways.rooms_s(pace_s), node.most_spots)
-                if cheapest is None:
-                    continue  # too fast for some region
-                picks = cheapest[0]
+                rooms_s = node.ways.rooms_s(pace_s)
+                picks, least_usd = self._pool.cheapest(rooms_s, node.most_spots)
+                if picks is None:
+                    continue
                 found = self._met(picks, node.ways, objective, limits)
                 if limits.keeps(found.seconds, found.usd) and (
                     found.value(objective) < (best.value(objective) if best else (value, math.inf))
                 ):
                     best, value = found, found.value(objective)[0]
-            if cheapest is None:
+            if picks is None:
+                if math.isfinite(least_usd):  # not proven to be too fast for some region
+                    lower = min(lower, bound)
                 continue
-            picks, least_usd = cheapest
             node = replace(node, least_usd=max(node.least_usd, least_usd))
             if node.is_group:
                 parts = self._parts(node)
@@ -210,7 +212,7 @@ class Search:
 
     @cached_property
     def _fastest_s(self) -> tuple[float, ...]:
-        return tuple(fleet.fastest().step_s for fleet in self.fleets)
+        return tuple(fleet.least_step_s for fleet in self.fleets)
 
     @cached_property
     def _root(self) -> _Node:
@@ -221,7 +223,7 @@ class Search:
 
     def _range(self, ways: Ways) -> tuple[float, float]:
         """Return the fastest pace, and the pace of the smallest machines."""
-        low_s = self._pace_s([fleet.fastest().step_s for fleet in self.fleets], ways)
+        low_s = self._pace_s(self._fastest_s, ways)
         return low_s, max(low_s, self._pace_s(self._pool.slowest_s(), ways))
 
     def _parts(self, node: _Node) -> Iterator[_Node]:

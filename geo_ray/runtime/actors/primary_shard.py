@@ -42,6 +42,7 @@ from geo_ray.runtime.messages.exchange import (
     read_stats,
 )
 from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.compute.state_guard import CHANGE_KINDS
 from geo_ray.training.lazy_copy import Unread
 from geo_ray.training.server.effects import (
     Assignment,
@@ -53,6 +54,7 @@ from geo_ray.training.server.effects import (
     TeamChanged,
 )
 from geo_ray.training.server.server import Server
+from geo_ray.training.server.work_times import WorkTimes
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanConnection
 from geo_ray.transport.wire import fields
@@ -99,6 +101,7 @@ class PrimaryShard:
         # Held while something is coded or decoded, and taken before `_changed`: a checkpoint copies
         # what is owed to other regions, and the model, either before a message counts or after.
         self._coding = threading.Lock()
+        self._times, self._times_lock = WorkTimes(), threading.Lock()
         self._answers: dict[int, Assignment] = {}
         self._epochs: dict[int, int] = {}
         # What is carried beside the version that a worker was told to fetch.
@@ -125,6 +128,9 @@ class PrimaryShard:
         away_s = None if self._line is None else self._line.away_s
         if away_s is not None:
             status = {**status, "bridge_away_s": away_s}
+        with self._times_lock:
+            computing = self._times.computing(time.monotonic())
+            status = {**status, "computing": computing, "usual_s": self._times.usual_s}
         return status if self._asking else {**status, "stands_still_for": None}
 
     def stop(self) -> None:
@@ -137,6 +143,8 @@ class PrimaryShard:
         with self._changed:
             if self._epochs.get(worker, 0) <= epoch:
                 self._epochs[worker] = epoch + 1  # what it still sends is refused
+                with self._times_lock:
+                    self._times.forget(worker)
                 self.server.model.pulls.heard(worker)
                 self._carry_out(self.server.leave(worker))
 
@@ -194,6 +202,7 @@ class PrimaryShard:
         """One request of a worker; a join or a push blocks until there is work."""
         worker = fields.count(conn.hello, "worker")
         operation = fields.text(meta, "op")
+        self._note_time(worker, operation)
         with self._changed:
             self._admit(conn, worker, joins=operation == "join")
         if operation == "stats":
@@ -211,7 +220,8 @@ class PrimaryShard:
             return {}, None
         if operation == "state_changed":
             step, names = fields.count(meta, "version"), fields.text(meta, "names")
-            self._event_buffer.add("state_changed", step=step, names=names)
+            how = fields.one_of(CHANGE_KINDS)(meta, "how")
+            self._event_buffer.add("state_changed", step=step, how=how, names=names)
             return {}, None
         if operation == "precise":
             return {}, self._await_statistics(bytes(payload or b""))
@@ -233,11 +243,23 @@ class PrimaryShard:
                 self._carry_out(self.server.push(worker, read_report(meta)))
         return self._await_answer(conn, worker, payload)
 
+    def _note_time(self, worker: int, operation: str) -> None:
+        """A worker's request has come; the lock may be held for as long as a step is applied."""
+        with self._times_lock:
+            if operation in {"put", "push"}:
+                self._times.end(worker, time.monotonic())
+            elif operation == "stats":
+                self._times.evaluated(worker, time.monotonic())
+            elif operation in {"join", "precise"}:
+                self._times.forget(worker)
+
     def on_close(self, conn: LanConnection) -> None:
         """A worker's connection ended; only the newest incarnation of a rank counts."""
         worker = fields.count(conn.hello, "worker")
         with self._changed:
             if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
+                with self._times_lock:
+                    self._times.forget(worker)
                 self.server.model.pulls.heard(worker)
                 self._carry_out(self.server.leave(worker))
 
@@ -289,6 +311,7 @@ class PrimaryShard:
                 self._changed.wait(left_s)
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
+            self._begin_time(conn, worker, answer)
             if self.server.model.is_cut:
                 return answer_meta(answer) | self._tell(worker, judged=False), None
             # The gradient is used by now: its buffer takes the parameters, and no new pages.
@@ -296,6 +319,12 @@ class PrimaryShard:
             return answer_meta(answer), parameters_for(
                 conn, self._shard.params_S, payload, carried_B
             )
+
+    def _begin_time(self, conn: LanConnection, worker: int, answer: Assignment) -> None:
+        epoch, now_s = fields.count(conn.hello, "epoch"), time.monotonic()
+        with self._times_lock:
+            if answer.span is not None:
+                self._times.begin(worker, epoch, now_s, evaluates=answer.evaluate)
 
     def _await_statistics(self, own: bytes) -> memoryview:
         """The final model's carried values, once all regions have told their statistics."""
@@ -377,7 +406,7 @@ class PrimaryShard:
             "exhausted": self._exhausted,
             "applied": self.server.work.ledger.applied,
             "rows": self.server.work.ledger.export(),
-            "here": sorted(self.server.work.team.joined),
+            "here": {w: self._epochs.get(w, 1) for w in sorted(self.server.work.team.joined)},
             "judged": self.server.work.evals.last == "told",
             "failure": self._failure,
         }

@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any, cast
 
 import ray
+import torch
+from torch import Tensor
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.names import shard_part_name
@@ -110,6 +112,7 @@ class PrimaryActor:
         self._spec = spec
         self._region = region
         self._primary: PrimaryShard | None = None
+        self._final: dict[str, Tensor] | None = None
         self._clients: list[LanClient] = []
         self._receiver = SecretReceiver()
         self._entry = DeskEntry(spec, region)
@@ -273,16 +276,40 @@ class PrimaryActor:
         """
         if self._primary is None:
             raise InvariantError(f"the parameter server of '{self._region}' was not started")
-        server = self._primary.server
-        params_P = server.model.whole_params()
         if not whole:
-            return None, digest(params_P)
-        tensors = {"params": params_P}
-        if server.carry is not None:
-            tensors["carried"] = server.carry.final_B
+            return None, digest(self._primary.server.model.whole_params())
+        tensors = self._final_model()
         folder = self._spec.places.model_folder(self._spec.run_dir)
         part = write_part(folder, f"model-{self._region}", tensors, {})
-        return part, digest(params_P)
+        return part, digest(tensors["params"])
+
+    def model_bytes(self) -> tuple[dict[str, int], str]:
+        """Describe the final model for a driver that takes it piece by piece, without a store.
+
+        Returns:
+            Bytes of each vector, as for `write_model`; the digest of the parameters.
+
+        Raises:
+            InvariantError: if the actor was not started.
+        """
+        tensors = self._final_model()
+        return {k: v.numel() * v.element_size() for k, v in tensors.items()}, digest(
+            tensors["params"]
+        )
+
+    def model_piece(self, name: str, start: int, stop: int) -> bytes:
+        """Give bytes of one vector of the final model; see `model_bytes`."""
+        return self._final_model()[name].view(torch.uint8)[start:stop].numpy().tobytes()
+
+    def _final_model(self) -> dict[str, Tensor]:
+        if self._primary is None:
+            raise InvariantError(f"the parameter server of '{self._region}' was not started")
+        if self._final is None:
+            server = self._primary.server
+            self._final = {"params": server.model.whole_params()}
+            if server.carry is not None:
+                self._final["carried"] = server.carry.final_B
+        return self._final
 
     def close(self) -> None:
         """Close all sockets."""

@@ -56,6 +56,7 @@ class WorkerActor:
         self._receiver = SecretReceiver()
         self._fence = DriverFence()
         self._outcome: Future[int] = Future()
+        self._loop: WorkerLoop | None = None
 
     def introduce(self) -> Introduction:
         """Tell the public half of this process's key."""
@@ -79,6 +80,10 @@ class WorkerActor:
     def process_id(self) -> int:
         """Of this actor's process, for operators and tests."""
         return os.getpid()
+
+    def doing(self) -> str:
+        """What it is doing, for a driver that waits for it."""
+        return "starting" if self._loop is None else self._loop.doing
 
     def node_id(self) -> str:
         """The node that it runs on."""
@@ -142,7 +147,7 @@ class WorkerActor:
                 f"worker {self._rank} of region '{self._region}'",
             )
             candidates = Candidates.of(experiment, Path(spec.run_dir))
-            return WorkerLoop(
+            self._loop = WorkerLoop(
                 worker,
                 links,
                 train,
@@ -154,7 +159,8 @@ class WorkerActor:
                     experiment.statistics_spans,
                 ),
                 step_s=None if experiment.step_s(self._region) is None else self._push_s,
-            ).run()
+            )
+            return self._loop.run()
         finally:
             for client in clients:
                 client.close()

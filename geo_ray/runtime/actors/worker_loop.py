@@ -7,9 +7,7 @@ push or pull only signals. Across hosts the same requests carry the bytes.
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +16,6 @@ from torch import Tensor
 
 from geo_ray.data.read_ahead import ReadAhead
 from geo_ray.data.reader import RegionReader
-from geo_ray.errors import GeoRayError, TaskOutputError
 from geo_ray.job.candidates import Note
 from geo_ray.runtime.actors.deadlines import answer_s
 from geo_ray.runtime.actors.layout import shared_bytes, shared_gradient, shared_parameters
@@ -38,6 +35,7 @@ from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.server.effects import Assignment
 from geo_ray.training.server.pulls import Pull
 from geo_ray.training.server.region_model import Concurrently
+from geo_ray.training.server.work_times import READING
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
@@ -229,6 +227,9 @@ class WorkerLoop:
         rank: this worker's rank.
         evals: how it evaluates.
         step_s: how long the step over some rows is padded to; None for no padding.
+
+    Attributes:
+        doing: what it is doing, for whoever waits for it; any thread may read it.
     """
 
     def __init__(
@@ -250,6 +251,7 @@ class WorkerLoop:
         self._rank = rank
         self._evals = evals
         self._step_s = step_s
+        self.doing = "starting"
 
     def run(self) -> int:
         """Work until sent home.
@@ -289,21 +291,23 @@ class WorkerLoop:
             answer = self._ask(report_meta(report), push=True, share=answer.share)
 
     def _step(self, answer: Assignment, span: Span) -> StepResult:
+        self.doing = READING
         if not answer.parts:
             (columns,) = self._ahead.take([span])
-            with _blamed_on_task():
-                return self._worker.step(columns, span)
+            self.doing = "computing"
+            return self._worker.step(columns, span)
         spans = [part.span for part in answer.parts]
         rows = dict(zip(spans, self._ahead.take(spans), strict=True))
-        with _blamed_on_task():
-            return coded_step(self._worker, answer.parts, span, lambda part: rows[part])
+        self.doing = "computing"
+        return coded_step(self._worker, answer.parts, span, lambda part: rows[part])
 
     def _tell_changed(self, answer: Assignment) -> None:
         """Tell of state that changes although nobody declared it; what one finds, all do."""
-        names = self._worker.take_changed()
-        if names is not None and self._rank == 0:
-            meta: Meta = {"op": "state_changed", "version": answer.version, "names": names}
-            self._links.primary.client.request(meta, None, timeout_s=60.0)
+        for change in self._worker.take_changed():
+            if self._rank == 0:
+                about = {"version": answer.version, "how": change.how, "names": change.names}
+                meta: Meta = {"op": "state_changed", **about}
+                self._links.primary.client.request(meta, None, timeout_s=60.0)
 
     def _ask(self, meta: Meta, *, push: bool, share: int | None = None) -> Assignment:
         return read_answer(self._rank, self._links.ask(meta, push=push, share=share))
@@ -314,11 +318,10 @@ class WorkerLoop:
         worker, evals, model = self._worker, self._evals, None
         is_precise = answer.done and bool(evals.statistics) and worker.has_statistics
         before_B = worker.carried_B.clone()
-        with _blamed_on_task():
-            if is_precise:
-                worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
-                self._links.primary.share_statistics(worker.carried_B)
-            stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
+        if is_precise:
+            worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
+            self._links.primary.share_statistics(worker.carried_B)
+        stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
         if evals.note is not None:
             model = evals.note(answer.version, worker.params_P, worker.carried_B, answer.done)
         worker.carried_B.copy_(before_B)
@@ -326,18 +329,3 @@ class WorkerLoop:
             self._links.pull(judged=False)
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done, model=model)
         self._links.primary.client.request(meta, payload, timeout_s=60.0)
-
-
-@contextmanager
-def _blamed_on_task() -> Iterator[None]:
-    """Whatever is not of geo_ray's tree comes from the user's code, or from torch on its behalf."""
-    try:
-        yield
-    except GeoRayError:
-        raise
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise TaskOutputError(
-            f"the task raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
-            fix="Mend the named line, or what the task gives to it.",
-        ) from error

@@ -130,7 +130,7 @@ class RunWork:
         except Exception as error:  # nobody trains by what cannot be read
             _log.warning("%s is not followed: %s", found.path, error)
             return None
-        if reader.experiment.name != self._run.path.name:
+        if reader.config.name != self._run.path.name:
             return None  # called so by itself
         plan = self._run.plan
         planned_s = plan.total_s - plan.seconds.get(START, 0.0)

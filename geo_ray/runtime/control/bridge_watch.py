@@ -185,6 +185,7 @@ class BridgeWatch:
         kill(actors.bridges.pop(region, None))
         log.warning("the bridge of region '%s' is lost: %s", region, cause)
         self.tell(f"the bridge of region '{region}' is lost: starting another one")
+        self.emit("bridge_requested", region=region, cause=cause)
         if region == actors.home.region:
             actors.expect_takeover()
             actors.bridges[actors.home.region].report_dead.remote(region, True)

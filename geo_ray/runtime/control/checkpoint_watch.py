@@ -130,10 +130,11 @@ class CheckpointWatch:
         Raises:
             GeoRayError: the run must end.
         """
+        pause_s = self.policy.save_failed(error, time.monotonic())
         log.error("checkpoint %s failed: %s", self.saver.open_id, error)
-        self.emit("checkpoint_failed", cause=error.message)
+        again = f"; the run goes on, and saves again in {pause_s:g} s or later"
+        self.emit("checkpoint_failed", cause=error.message + again)
         self.saver.abandon()
-        self.policy.save_failed(error)
 
     def _tell(self) -> None:
         """Once the averager has begun the checkpoint, tell the regions."""

@@ -23,6 +23,8 @@ from geo_ray.runtime.control.actor_group import ActorGroup, notices_of
 from geo_ray.runtime.control.bridge_watch import BridgeWatch
 from geo_ray.runtime.control.calls import collect
 from geo_ray.runtime.control.checkpoint_watch import CheckpointWatch
+from geo_ray.runtime.control.hang_watch import HangWatch
+from geo_ray.runtime.control.hangs import Hangs
 from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
@@ -70,6 +72,7 @@ class Controller:
         policy: decides what is done about trouble.
         checkpoints: has them made.
         workers: watches over them.
+        hang_watch: finds processes that have stopped or hang.
         bridges: replaces those that die.
         members: changes which regions take part.
         quorum: decides when the run pauses.
@@ -97,6 +100,7 @@ class Controller:
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
     _statistics: StatisticsBoard = field(init=False)
     _skews: Skews = field(default_factory=Skews)
+    hang_watch: HangWatch = field(init=False)
     _phases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,6 +114,7 @@ class Controller:
             1 if members.brings_back else self.experiment.members.min or 1,
             train.restart_window_s,
             checkpoint.part_timeout_s,
+            checkpoint.retry_s,
         )
         self.policy = RunPolicy(limits, time.monotonic())
         self.checkpoints = CheckpointWatch(
@@ -136,6 +141,9 @@ class Controller:
         leaves = self.members.leaves_on_notice
         self.workers = WorkerWatch(
             self.actors, self.policy, self._emit, self._hear_all, notices, leaves
+        )
+        self.hang_watch = HangWatch(
+            self.actors, Hangs(train.step_timeout_s), self._emit, self.status
         )
         self.bridges = BridgeWatch(
             self.actors,
@@ -180,13 +188,24 @@ class Controller:
             self.checkpoints.traffic.resumed(parts, self.actors.home.region)
         while self.workers.are_out:
             self.workers.collect(_TICK_S)
-            self._handle_all(self._poll())
+            answers = self._poll()
+            self._handle_all(answers)
+            self._replace_hung(answers)
             self._keep_time()
         answers = self._drain()
         if not self.policy.is_halting and self.experiment.checkpoint.every_s is not None:
             answers = self._save_end()
         self._note_wan(answers, force=True)
         self.policy.check_end(_phases(answers))
+
+    def _replace_hung(self, answers: Answers) -> None:
+        """Name processes that do not go on; replace workers among them after a while."""
+        if self.quorum.is_paused:
+            return
+        statuses = {r: a["status"] for (role, r), a in answers.items() if role == "ps"}
+        silent_s = {(_named(role), r): s for (role, r), s in self._polls.silent_s().items()}
+        for worker, cause in self.hang_watch.look(statuses, silent_s):
+            self.workers.replace_hung(worker, cause)
 
     def close(self) -> None:
         """End what this has begun; afterwards no other thread of this process calls Ray."""
@@ -197,7 +216,8 @@ class Controller:
 
     def _drain(self) -> Answers:
         """Take in the last events; wait for the parts of an open checkpoint that will come."""
-        deadline_s = time.monotonic() + HALT_DEADLINE_S
+        longest_s = max(HALT_DEADLINE_S, self.experiment.checkpoint.retry_s)
+        deadline_s = time.monotonic() + longest_s
         while True:
             answers = self._poll(_POLL_TIMEOUT_S)
             more = self._handle_all(answers)
@@ -208,7 +228,7 @@ class Controller:
             if not more and not awaited:
                 break
             if time.monotonic() > deadline_s:
-                raise self.policy.not_saved(f"its parts were not there after {HALT_DEADLINE_S:g} s")
+                raise self.policy.not_saved(f"its parts were not there after {longest_s:g} s")
             if not more:
                 time.sleep(0.05)
         self.saver.abandon()
@@ -217,18 +237,23 @@ class Controller:
     def _save_end(self) -> Answers:
         """One last checkpoint: whoever trains further later goes on from the very end."""
         self.status("saving the last checkpoint")
-        before = self.policy.newest_saved
-        deadline_s = time.monotonic() + HALT_DEADLINE_S
+        before, began_s = self.policy.newest_saved, time.monotonic()
+        is_failing = False
         while True:
-            if self.saver.open_id is None and not self.members.is_leaving:
+            now_s, is_open = time.monotonic(), self.saver.open_id is not None
+            if not is_open and not self.members.is_leaving and self.policy.may_retry(now_s):
                 self.checkpoints.begin(halt=False, is_over=True)
             answers = self._poll(_POLL_TIMEOUT_S)
             self._handle_all(answers)
             if self.policy.newest_saved != before:
                 return answers
-            if time.monotonic() > deadline_s:
-                late = f"its parts were not there after {HALT_DEADLINE_S:g} s"
-                self.checkpoints.give_up(late)
+            if self.policy.is_failing and not is_failing:
+                is_failing = True
+                self.status("saving the last checkpoint again and again (Ctrl-C: without it)")
+            least_s = 0.0 if is_failing and self.interrupted.is_set() else HALT_DEADLINE_S
+            until_s = self.policy.saves_until_s(began_s) if least_s else 0.0
+            if time.monotonic() > max(began_s + least_s, until_s):
+                self.checkpoints.give_up("the last checkpoint could not be saved in time")
                 return answers
             time.sleep(0.02 if self.saver.open_id is not None else 0.3)
 

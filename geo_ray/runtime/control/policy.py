@@ -11,7 +11,7 @@ a deadline.
     stalled      -> for how long nothing has happened, if that is worth a line
     check_goes_on -> nothing; or the error that ends the run: nobody can make progress any more
     overdue      -> why an open checkpoint is given up, if it is: its parts do not come
-    save_failed  -> nothing: go on with the checkpoint before; or the error that ends the run
+    save_failed  -> seconds until the next attempt; or the error that ends the run
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from geo_ray.errors import (
     CheckpointConflictError,
     GeoRayError,
     InterruptedRunError,
+    LeaseLostError,
     LinkDownError,
     NonFiniteError,
     RegionLostError,
@@ -37,7 +38,8 @@ HALT_DEADLINE_S: Final = 120.0
 
 STUCK_S: Final = 10.0
 STALL_S: Final = 300.0
-MAX_FAILED_SAVES: Final = 3
+MAX_PAUSE_S: Final = 60.0
+"""Between attempts to save; they begin with one second, which doubles."""
 PART_S: Final = 600.0
 """Longest time without a part of an open checkpoint, unless the configuration says another."""
 
@@ -64,6 +66,7 @@ class RunLimits:
         min_regions: with fewer regions the run ends.
         restart_window_s: length of that window; None: the whole run.
         part_s: longest time without a part of an open checkpoint.
+        retry_s: how long saving is tried again before the run ends without it.
     """
 
     max_worker_restarts: int
@@ -72,6 +75,7 @@ class RunLimits:
     min_regions: int = 1
     restart_window_s: float | None = None
     part_s: float = PART_S
+    retry_s: float = 600.0
 
 
 class RunPolicy:
@@ -87,6 +91,9 @@ class RunPolicy:
         self._restarts = Restarts(limits.max_worker_restarts, limits.restart_window_s)
         self._later: list[tuple[str, int]] = []
         self._failed_saves = 0
+        self._failing_s: float | None = None  # since when no checkpoint could be saved
+        self._retry_at_s = now_s
+        self._failure: GeoRayError | None = None
         self._saved_s = self._part_s = self._open_s = now_s
         self._took_s = 0.0  # the newest complete checkpoint
         self._halting: GeoRayError | None = None
@@ -96,6 +103,8 @@ class RunPolicy:
         self._saved_since: int | None = None  # newest checkpoint completed after the request
         self.stopping: str | None = None
         self._progress_s = self._told_s = now_s
+        self._progress = 0  # steps and exchanges that were told of
+        self._begun_with = self._saved_with = -1  # of these, when a checkpoint began
         self._stuck: dict[str, int] = {}
         self._stuck_s = now_s
 
@@ -210,6 +219,7 @@ class RunPolicy:
     def on_progress(self, now_s: float) -> None:
         """A region has made a step or an exchange, or has evaluated."""
         self._progress_s = self._told_s = now_s
+        self._progress += 1
 
     def stalled(self, now_s: float) -> float | None:
         """Seconds without progress anywhere, if the user should hear of it (again); else None.
@@ -252,7 +262,8 @@ class RunPolicy:
         """Whether to begin a checkpoint now.
 
         Checkpoints take half of the time at most: the next one waits, after one that took long, for
-        as long again.
+        as long again. There is none while nothing happens: it would hold the same state as the
+        newest, and push older ones out.
 
         Args:
             now_s: the present time.
@@ -266,19 +277,25 @@ class RunPolicy:
                 late = f"the one before was not written to its end in {self._limits.part_s:g} s"
                 if self._halts:
                     late = f"the regions did not stand still in {HALT_DEADLINE_S:g} s"
+                if self._failure is not None:
+                    late = f"it was tried for {self._limits.retry_s:g} s: {self._failure.message}"
                 raise self.not_saved(late)
-            return None if is_open or self._halt_saved else self._save(now_s, halt=True)
+            waits = is_open or self._halt_saved or now_s < self._retry_at_s
+            return None if waits else self._save(now_s, halt=True)
         if is_open:
             self._open_s = now_s
         every_s = self._limits.save_every_s
         if is_open or every_s is None:
             return None
-        if now_s - self._saved_s < max(every_s, 2 * self._took_s):
+        if now_s < max(self._retry_at_s, self._saved_s + max(every_s, 2 * self._took_s)):
+            return None
+        if self._saved_with == self._progress:
             return None
         return self._save(now_s, halt=False)
 
     def _save(self, now_s: float, *, halt: bool) -> Save:
         self._saved_s = self._part_s = self._open_s = now_s
+        self._begun_with = self._progress
         if halt and not self._halts:  # one that is made again gets no more time
             self._halt_until_s = now_s + HALT_DEADLINE_S
         self._halts = halt
@@ -310,27 +327,54 @@ class RunPolicy:
     def saved(self, checkpoint: int) -> None:
         """Checkpoint ``checkpoint`` is complete."""
         self.newest_saved = checkpoint
+        self._saved_with = self._begun_with
         self._took_s = self._open_s - self._saved_s
-        self._failed_saves = 0
+        self._failed_saves, self._failing_s, self._failure = 0, None, None
         # One that was open when the halt came lets the regions go on: another has to follow.
         self._halt_saved = self._halting is not None and self._halts
         if self._halting is not None:
             self._saved_since = checkpoint
 
-    def save_failed(self, error: GeoRayError) -> None:
-        """Go on with the checkpoint before; but not for ever.
+    def save_failed(self, error: GeoRayError, now_s: float) -> float:
+        """Continue with the checkpoint before, and try again after a pause that doubles.
 
-        A run that must stop still tries the one after which it does, once. One whose checkpoints
-        somebody else writes ends at once: of two that go on, neither would be saved.
+        A store that does not answer, or a full disk, does not end a run that trains. For a run that
+        must stop, saving is tried for `RunLimits.retry_s`; then `due` ends it.
+
+        Args:
+            error: why a checkpoint was not written.
+            now_s: the present time.
+
+        Returns:
+            Seconds until the next attempt, at the earliest.
 
         Raises:
-            GeoRayError: the run must end.
+            GeoRayError: somebody else writes the run's checkpoints, or has taken the run over: of
+                two that go on, neither would be saved.
         """
-        self._failed_saves += 1
-        too_often = self._failed_saves >= MAX_FAILED_SAVES
-        is_over = too_often if self._halting is None else self._halts
-        if is_over or isinstance(error, CheckpointConflictError):
+        if isinstance(error, CheckpointConflictError | LeaseLostError):
             raise error
+        pause_s = min(MAX_PAUSE_S, 2.0 ** min(self._failed_saves, 10))
+        self._failed_saves += 1
+        self._failure, self._retry_at_s = error, now_s + pause_s
+        if self._failing_s is None:
+            self._failing_s = now_s
+        if self._halting is not None:
+            self._halt_until_s = max(self._halt_until_s, self.saves_until_s(now_s))
+        return pause_s
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the newest attempt to save has failed."""
+        return self._failing_s is not None
+
+    def may_retry(self, now_s: float) -> bool:
+        """Whether the pause after a checkpoint that failed is over."""
+        return now_s >= self._retry_at_s
+
+    def saves_until_s(self, now_s: float) -> float:
+        """Until when saving is tried again if the run does not train meanwhile."""
+        return (now_s if self._failing_s is None else self._failing_s) + self._limits.retry_s
 
     # -------------------------------------------------------------- stopping
 

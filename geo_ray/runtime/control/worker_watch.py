@@ -6,7 +6,7 @@ What is done about a loss is decided by `RunPolicy`; how a region goes on meanwh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,28 @@ import ray
 from geo_ray.errors import GeoRayError
 from geo_ray.runtime.cluster.ray_failures import failure_of
 from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.calls import kill
 from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.notices import DrainNotices
 from geo_ray.runtime.control.policy import RunPolicy
 
 Place = tuple[str, int]
 """Region and rank."""
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A replacement that was requested, and does not work yet.
+
+    Attributes:
+        worker: it.
+        asked_s: when it was requested.
+        has_started: whether its process runs.
+    """
+
+    worker: GroupWorker
+    asked_s: float = field(default_factory=time.monotonic)
+    has_started: bool = False
 
 
 @dataclass(slots=True)
@@ -44,10 +60,27 @@ class WorkerWatch:
     leaves: Callable[[str], bool] = lambda region: False
     _status: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of servers, by region
     _sent_away: dict[Place, GroupWorker] = field(default_factory=dict)
+    _coming: dict[Place, _Coming] = field(default_factory=dict)
 
     def note(self, region: str, status: Mapping[str, Any]) -> None:
         """What a region's server told of itself."""
         self._status[region] = status
+
+    def go_on(self, requested: Collection[Place]) -> None:
+        """Another driver has requested replacements in these places, which do not work yet."""
+        for place in requested:
+            worker = self.actors.workers.get(place)
+            if worker is not None:
+                self._coming[place] = _Coming(worker)
+
+    def replace_hung(self, worker: GroupWorker, cause: str) -> None:
+        """End a worker that hangs, which counts as lost.
+
+        Raises:
+            WorkerLostError: workers are lost more often than allowed.
+        """
+        kill(worker.handle)
+        self._lost(worker, cause, None)
 
     @property
     def are_out(self) -> bool:
@@ -87,6 +120,26 @@ class WorkerWatch:
             if gone is not None and gone.ref is None:  # not if its region has come back with it
                 self._replace(gone)
         self._heed(now_s)
+        self._see_coming(now_s)
+
+    def _see_coming(self, now_s: float) -> None:
+        """Tell of replacements whose process runs, and of those that work."""
+        for place, coming in list(self._coming.items()):
+            region, rank = place
+            worker = coming.worker
+            if self.actors.workers.get(place) is not worker or worker.ref is None:
+                del self._coming[place]
+                continue
+            about = {"region": region, "worker": rank, "epoch": worker.epoch}
+            took_s = now_s - coming.asked_s
+            joined = self._status.get(region, {}).get("here", {}).get(rank) == worker.epoch
+            works = joined or worker.steps is not None
+            if not coming.has_started and (works or worker.has_begun):
+                coming.has_started = True
+                self.emit("worker_started", **about, took_s=took_s)
+            if works:
+                del self._coming[place]
+                self.emit("worker_replaced", **about, took_s=took_s)
 
     def _is_too_late(self, worker: GroupWorker) -> bool:
         """Whether it has not begun before its region was through: nobody waits for it."""
@@ -153,8 +206,9 @@ class WorkerWatch:
 
     def _replace(self, worker: GroupWorker) -> None:
         fresh = self.actors.replace_worker(worker)
-        about = {"region": worker.region, "worker": worker.rank}
-        self.emit("worker_replaced", epoch=fresh.epoch, **about)
+        place = worker.region, worker.rank
+        self._coming[place] = _Coming(fresh)
+        self.emit("worker_requested", region=place[0], worker=place[1], epoch=fresh.epoch)
 
     def _heed(self, now_s: float) -> None:
         """Send away, with nothing lost, whoever is on a machine that will be gone."""

@@ -56,7 +56,8 @@ def living_run(
     line = cluster.living_steward(lease.epoch)
     if line is None:
         told = {event.kind for event in stretch}
-        return why_gone(told, patience_s(experiment), silent_s) if told else None
+        patience = patience_s(experiment.cluster, experiment.run)
+        return why_gone(told, patience, silent_s) if told else None
     reporting.status("the run's processes go on: attaching")
     shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
     desk = desk_of(run, experiment)
@@ -85,7 +86,9 @@ def go_on(
     use_one_thread()
     experiment, actors = living.experiment, living.actors
     store = CheckpointStore(
-        places_of(run, experiment).root(), experiment.checkpoint.keep, writing=lease.writing
+        places_of(run, experiment.checkpoint).root(),
+        experiment.checkpoint.keep,
+        writing=lease.writing,
     )
     epoch = actors.next_epoch()
     saver = Saver(store, experiment, digest(experiment), epoch, _health(store), lease.epoch)
@@ -112,6 +115,7 @@ def go_on(
             controller.links.go_on(living.sent)
             controller.checkpoints.traffic.go_on(living.sent)
             gone = living.book.gone.but_for(set(away).difference(actors.primaries))
+            controller.workers.go_on(living.requested)
             # Who was lost before a resume is absent, and that has not waited.
             controller.members.go_on(gone, unhurried=experiment.members.absent)
             for region in sorted(set(away).intersection(actors.primaries)):

@@ -17,14 +17,28 @@ nothing: the run has its last checkpoint since before step 1, and `--resume` com
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from geo_ray.checkpoint.manifest import PartInfo
+import torch
+from torch import Tensor
+
+from geo_ray.checkpoint.folder import Folder
 from geo_ray.checkpoint.parts import read_part
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import InvariantError
+from geo_ray.errors import (
+    CheckpointConflictError,
+    InvariantError,
+    RegionLostError,
+    RunDirectoryError,
+    StoreError,
+)
 from geo_ray.job.account import account
 from geo_ray.job.checkpoints import places_of
 from geo_ray.job.model_file import about_model, keep_longer, save_trained
@@ -33,10 +47,14 @@ from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.runtime.control.actor_group import ActorGroup
-from geo_ray.runtime.control.calls import collect
+from geo_ray.runtime.control.calls import Handle, collect
+from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.tasks.base import Task
 
 _WRITE_S: Final = 180.0
+_MOST_PAUSE_S: Final = 30.0
+_PIECE_BYTES: Final = 32 << 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +65,41 @@ class FinishedRun:
     aside: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class Retrying:
+    """How long the end of a run is tried again where a store or a disk takes nothing.
+
+    Attributes:
+        seconds: for each step.
+        status: told why it takes so long.
+        interruption: set if the user does not want to wait.
+        is_store_away: whether the last checkpoint could not be saved: then the store is left out.
+    """
+
+    seconds: float
+    status: Callable[[str], None]
+    interruption: Interruption
+    is_store_away: bool = False
+
+    def until_done(self, what: str, step: Callable[[], T]) -> T:
+        """Carry out a step that may be repeated, until it succeeds.
+
+        Raises:
+            StoreError, RunDirectoryError: it did not succeed in time, or before an interruption.
+        """
+        ends_s, pause_s = time.monotonic() + self.seconds, 1.0
+        while True:
+            try:
+                return step()
+            except (StoreError, RunDirectoryError) as error:
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0 or self.interruption.is_set():
+                    raise
+                self.status(f"{what} is tried again for {left_s:.0f} s: {error.message}")
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+
+
 def finish(
     actors: ActorGroup,
     experiment: Experiment,
@@ -54,8 +107,12 @@ def finish(
     task: Task,
     recorder: Recorder,
     times_s: tuple[float, float],
+    retrying: Retrying,
 ) -> FinishedRun:
     """Have the model written, and write the summary.
+
+    The model comes through the store, if the run has one. If that does not take it in time, the
+    driver takes it from the server of the averager's region, so the run's directory has it.
 
     Args:
         actors: of the run.
@@ -64,25 +121,14 @@ def finish(
         task: gives the module.
         recorder: takes the last event.
         times_s: how long the start took, and the present time by the run's clock.
+        retrying: for how long a store or a disk is tried again.
 
     Raises:
         GeoRayError: whatever keeps them from being written.
     """
     startup_s, now_s = times_s
     actors.dismiss_workers()
-    places = places_of(run, experiment)
-    home, folder = actors.home.region, places.model_folder(str(run.path))
-    if places.far:
-        folder.clear()  # of an end before this one that was not come to
-    written: dict[str, tuple[PartInfo | None, str]] = collect(
-        {r: primary.write_model.remote(r == home) for r, primary in actors.primaries.items()},
-        _WRITE_S,
-    )
-    part, model_digest = written[home]
-    if part is None:
-        raise InvariantError(f"region '{home}' wrote no model")
-    tensors, _ = read_part(folder, part)
-    folder.remove([part.file])
+    tensors, digests = _final_model(actors, places_of(run, experiment.checkpoint), run, retrying)
     if actors.desk is not None:  # the model has come over it
         for (src, dst), count in actors.desk.crossed().items():
             recorder.emit("wan", now_s, src=src, dst=dst, bytes_by_class={"checkpoint": count})
@@ -90,16 +136,65 @@ def finish(
     for event in read_events(run.path / EVENTS_FILE):
         summing.feed(event)
     usd = account(run, summing.totals)
-    summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
+    summary = summing.summary(startup_s=startup_s, usd=usd, digest=digests[actors.home.region])
     about = about_model(experiment, summary.steps, summary.eval)
     recorder.check()
-    aside = keep_longer(run.model, summary.steps)
-    save_trained(task, experiment.seed, tensors["params"], run.model, about, tensors.get("carried"))
-    save_summary(summary, run.path)
+    aside = retrying.until_done("the model", lambda: keep_longer(run.model, summary.steps))
+
+    def save() -> None:
+        params_P, carried_B = tensors["params"], tensors.get("carried")
+        save_trained(task, experiment.seed, params_P, run.model, about, carried_B)
+        save_summary(summary, run.path)
+
+    retrying.until_done("writing the model", save)
     recorder.emit(  # last: a run that has this event is not resumed
-        "run_finished",
-        now_s,
-        summary=summary.model_dump(),
-        digests={region: value for region, (_, value) in written.items()},
+        "run_finished", now_s, summary=summary.model_dump(), digests=digests
     )
     return FinishedRun(summary, aside)
+
+
+def _final_model(
+    actors: ActorGroup, places: CheckpointPlaces, run: RunDirectory, retrying: Retrying
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Give the vectors of the final model, and the digest of the parameters of each region."""
+    home = actors.home.region
+    others = {r: p.write_model.remote(False) for r, p in actors.primaries.items() if r != home}
+    digests = {r: str(value) for r, (_, value) in collect(others, _WRITE_S).items()}
+    primary = actors.primaries[home]
+    if not (places.far and retrying.is_store_away):
+        folder = places.model_folder(str(run.path))
+        try:
+            found = retrying.until_done("the model", partial(_through, primary, folder, places))
+            return found[0], digests | {home: found[1]}
+        except (StoreError, RunDirectoryError) as error:
+            retrying.status(f"{error.message}: taking the model from region '{home}' itself")
+    sizes, digest = collect({0: primary.model_bytes.remote()}, _WRITE_S)[0]
+    tensors = {}
+    for name, num_bytes in sizes.items():
+        tensors[name] = torch.empty(num_bytes, dtype=torch.uint8)
+        for start in range(0, num_bytes, _PIECE_BYTES):
+            stop = min(num_bytes, start + _PIECE_BYTES)
+            piece = collect({0: primary.model_piece.remote(name, start, stop)}, _WRITE_S)[0]
+            tensors[name][start:stop] = torch.frombuffer(bytearray(piece), dtype=torch.uint8)
+    tensors["params"] = tensors["params"].view(torch.float32)
+    return tensors, digests | {home: str(digest)}
+
+
+def _through(
+    primary: Handle, folder: Folder, places: CheckpointPlaces
+) -> tuple[dict[str, Tensor], str]:
+    """Have the model written to a folder, and read it there."""
+    if places.far:
+        places.beside("model").clear()  # of an end before this one that was not come to
+    try:
+        part, digest = collect({0: primary.write_model.remote(True)}, _WRITE_S)[0]
+    except (RegionLostError, CheckpointConflictError) as error:  # an earlier attempt comes late
+        if not places.far:
+            raise
+        raise StoreError(f"{places} does not take the model: {error.message}") from error
+    if part is None:
+        raise InvariantError("the averager's region wrote no model")
+    tensors, _ = read_part(folder, part)
+    with suppress(StoreError):
+        folder.remove([part.file])
+    return tensors, str(digest)

@@ -121,7 +121,7 @@ class RunCluster:
     @property
     def _patience_s(self) -> float | None:
         """A cluster that is made for the run ends with its driver anyway."""
-        return patience_s(self.experiment)
+        return patience_s(self.experiment.cluster, self.experiment.run)
 
     def _take(self, line: StewardLine | None) -> StewardLine | None:
         if self._line is not None:

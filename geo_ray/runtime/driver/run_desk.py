@@ -19,7 +19,7 @@ def desk_of(run: RunDirectory, experiment: Experiment) -> PartDesk | None:
     Returns:
         The desk; None if its checkpoints go to stores.
     """
-    if places_of(run, experiment).far:
+    if places_of(run, experiment.checkpoint).far:
         return None
     here = region_here()
     near = here if here in experiment.region_names else experiment.averager_region

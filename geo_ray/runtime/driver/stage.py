@@ -38,9 +38,22 @@ from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.plan_watch import PlanFor
 from geo_ray.runtime.control.metrics import RayMetrics
 from geo_ray.runtime.control.saver import Saver
-from geo_ray.runtime.driver.ending import finish
+from geo_ray.runtime.driver.ending import Retrying, finish
 from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.tasks.base import Task
+
+
+@dataclass(frozen=True, slots=True)
+class RunClock:
+    """The time of a run, which goes on while its driver restarts it from a checkpoint.
+
+    Attributes:
+        origin_unix_s: time of day at which it was 0.
+        startup_s: how long the first start took, which it does not count.
+    """
+
+    origin_unix_s: float
+    startup_s: float
 
 
 class BrokenError(Exception):
@@ -49,12 +62,14 @@ class BrokenError(Exception):
     Args:
         cause: what ends the run, if it does not go on from a checkpoint.
         away: regions that were asked to leave.
+        clock: of the run until now.
     """
 
-    def __init__(self, cause: RegionLostError, away: frozenset[str] = frozenset()) -> None:
+    def __init__(self, cause: RegionLostError, away: frozenset[str], clock: RunClock) -> None:
         super().__init__(cause.message)
         self.cause = cause
         self.away = away
+        self.clock = clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +162,8 @@ def drive_to_end(stage: Stage, controller: Controller, startup_s: float) -> Summ
     except RegionLostError as error:
         if controller.policy.is_halting or controller.interrupted.is_set():
             raise
-        raise BrokenError(error, controller.members.away) from error
+        clock = RunClock(origin_unix_s, startup_s)
+        raise BrokenError(error, controller.members.away, clock) from error
     except LeaseLostError:
         is_lost = True
         raise
@@ -156,14 +172,21 @@ def drive_to_end(stage: Stage, controller: Controller, startup_s: float) -> Summ
         if not is_lost:
             controller.evals.end(lambda: time.time() - origin_unix_s)
     reporting.status("writing the model and the summary")
-    finished = finish(
-        stage.actors,
-        stage.experiment,
-        stage.run,
-        stage.task,
-        controller.recorder,
-        (startup_s, time.time() - origin_unix_s),
-    )
+    with interruptible(reporting.interruption):
+        finished = finish(
+            stage.actors,
+            stage.experiment,
+            stage.run,
+            stage.task,
+            controller.recorder,
+            (startup_s, time.time() - origin_unix_s),
+            Retrying(
+                stage.experiment.checkpoint.retry_s,
+                reporting.status,
+                reporting.interruption,
+                is_store_away=controller.policy.is_failing,
+            ),
+        )
     if finished.aside is not None:
         reporting.status(f"the model before was of more steps: it is {finished.aside.name} now")
     return finished.summary

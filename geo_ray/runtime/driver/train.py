@@ -16,7 +16,7 @@ from geo_ray.config.load import digest
 from geo_ray.errors import CheckpointError, LeaseLostError, RegionLostError
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import check_absent, check_start, model_outline, use_one_thread
-from geo_ray.job.checkpoints import check_unused, places_of
+from geo_ray.job.checkpoints import check_unused, places_of, store_of
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.far.mirror import mirrored
@@ -50,7 +50,14 @@ from geo_ray.runtime.desk.sight import show
 from geo_ray.runtime.driver.attachment import go_on, living_run
 from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
 from geo_ray.runtime.driver.run_desk import desk_of
-from geo_ray.runtime.driver.stage import BrokenError, Stage, controller_of, drive_to_end, evals_of
+from geo_ray.runtime.driver.stage import (
+    BrokenError,
+    RunClock,
+    Stage,
+    controller_of,
+    drive_to_end,
+    evals_of,
+)
 from geo_ray.runtime.steward.attach import Attached
 from geo_ray.runtime.steward.book import GoneRegions
 from geo_ray.runtime.steward.line import steward_of
@@ -74,6 +81,8 @@ class Resumption:
         begins: whether a run that never saved starts from the beginning.
         cause: why the processes that the run had do not go on, if they might have.
         log_bytes: what the run's log had when this was asked for.
+        clock: of the run that this driver restarts: the restart takes part of its time; None: the
+            time that nobody drove it does not count.
     """
 
     checkpoint: int | None = None
@@ -82,6 +91,7 @@ class Resumption:
     begins: bool = False
     cause: str | None = None
     log_bytes: int = 0
+    clock: RunClock | None = None
 
     def again(self, log: EventTail) -> Resumption:
         """How another driver goes on after one that was told this and is gone.
@@ -137,7 +147,11 @@ def train(
     restarts = Restarts(limit, experiment.train.restart_window_s, "checkpoint.restarts")
     with (
         driving(seeker or seeker_of(run.path, reporting.status, lease_of(run))) as held,
-        mirrored(run.address, run.path, held.epoch, held.check),
+        mirrored(
+            *(run.address, run.path, held.epoch, held.check),
+            retry_s=experiment.checkpoint.retry_s,
+            tell=reporting.status,
+        ),
         reported(run.path),
         ExitStack() as stack,
     ):
@@ -156,9 +170,8 @@ def train(
                 if not _can_restart(experiment, run, broken.cause, told.status, restarts):
                     note_failure(run.path, broken.cause, told.began_unix_s)
                     raise broken.cause from None
-                away = broken.away
-            resume, attaches = Resumption(waits=True, away=away), False
-            told = replace(told, began_unix_s=time.time())
+                resume = Resumption(waits=True, away=broken.away, clock=broken.clock)
+            attaches = False
 
 
 def _can_restart(
@@ -169,7 +182,7 @@ def _can_restart(
     restarts: Restarts,
 ) -> bool:
     """Whether a run goes on from its newest checkpoint."""
-    store = CheckpointStore(places_of(run, experiment).root(), experiment.checkpoint.keep)
+    store = store_of(run, experiment.checkpoint)
     try:
         store.latest()
     except CheckpointError:
@@ -201,7 +214,7 @@ def _train(
 ) -> Summary:
     use_one_thread()
     followed_plan(run)  # what is wrong with it is told now, not at the end
-    places = places_of(run, experiment)
+    places = places_of(run, experiment.checkpoint)
     store = CheckpointStore(places.root(), experiment.checkpoint.keep, writing=lease.writing)
     if resume is None:
         check_unused(store)
@@ -263,7 +276,8 @@ def _train(
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
         saver = Saver(store, experiment, digest(experiment), spec.epoch, health, lease.epoch)
         stage = Stage(group, experiment, run, task, saver, reporting, lease)
-        return _train_on(stage, gone, resume)
+        step = None if found is None else found.manifest.step
+        return _train_on(stage, gone, resume, step)
     except (LeaseLostError, BrokenError):
         raise  # what lies there is another's by now, or the run goes on
     except BaseException as error:
@@ -275,7 +289,9 @@ def _train(
         maker.remove(placed)
 
 
-def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Summary:
+def _train_on(
+    stage: Stage, gone: GoneRegions, resume: Resumption | None, resumed_step: int | None
+) -> Summary:
     actors, experiment, reporting = stage.actors, stage.experiment, stage.reporting
     log_path = stage.own_log()
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
@@ -283,13 +299,20 @@ def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Sum
     try:
         actors.create(experiment.present)
         actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
-        origin_unix_s = time.time() - before_s
+        clock = None if resume is None else resume.clock
+        if clock is None:
+            startup_s = time.time() - reporting.began_unix_s
+            clock = RunClock(time.time() - before_s, startup_s)
+        else:
+            before_s, startup_s = time.time() - clock.origin_unix_s, 0.0
+        origin_unix_s = clock.origin_unix_s
         with EventLog(log_path) as log, stage.exporting(origin_unix_s) as export:
             recorder = stage.recorder(log, export)
-            startup_s = time.time() - reporting.began_unix_s
             about: dict[str, object] = {"startup_s": startup_s}
             if resume is not None and resume.cause is not None:
                 about["cause"] = resume.cause
+            if resumed_step is not None:
+                about["resumed_step"] = resumed_step
             recorder.started(experiment, stage.run.path.name, before_s, simulated=False, **about)
             keeper = BestKeeper.of(experiment, stage.task, stage.run)
             evals = evals_of(stage, recorder, keeper)
@@ -300,7 +323,7 @@ def _train_on(stage: Stage, gone: GoneRegions, resume: Resumption | None) -> Sum
             controller = controller_of(stage, recorder, evals, origin_unix_s)
             waits = resume is not None and resume.waits
             controller.members.go_on(gone, unhurried=() if waits else gone.awaited)
-            return drive_to_end(stage, controller, startup_s)
+            return drive_to_end(stage, controller, clock.startup_s)
     finally:
         stage.saver.close()
         actors.close()

@@ -221,6 +221,7 @@ def _measure(
     *,
     disjoint: bool,
 ) -> ProbeOutcome:
+    emulated = experiment.links()
     rounds = probe_rounds(list(actors), disjoint=disjoint)
     total = sum(len(pairs) for pairs in rounds)
     records: list[LinkRecord] = []
@@ -228,7 +229,7 @@ def _measure(
     for pairs in rounds:
         refs = {}
         for src, dst in pairs:
-            is_real = experiment.link(src, dst) is None
+            is_real = (src, dst) not in emulated
             suited = plan if is_real else plan.model_copy(update={"udp_s": 0.0})
             refs[src, dst] = actors[src].measure.remote(dst, suited)
         _watch(refs, actors, plan, len(records) + len(failures), total, on_status)

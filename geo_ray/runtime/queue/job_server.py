@@ -23,6 +23,9 @@ from geo_ray.config.yaml_text import write_yaml
 from geo_ray.errors import ClusterError, QueueRequestError
 
 _CONFIG: Final = "config.yaml"
+_CHANGES: Final = [  # what the queue decides for each attempt
+    word for key in ("regions", "members", "averager") for word in ("--allow-change", key)
+]
 MOST_CODE_BYTES: Final = 100 * 1024 * 1024
 """Of a job's own code."""
 _MOST_FILES: Final = 10_000
@@ -182,7 +185,7 @@ class QueueJobServer:
             (directory / _CONFIG).write_text(write_yaml(dict(tree)), encoding="utf-8")
             command = [sys.executable, "-m", "geo_ray.cli.main", "train", _CONFIG]
             self._connected().submit_job(
-                entrypoint=shlex.join([*command, "--allow-drift", "--plain"]),
+                entrypoint=shlex.join([*command, *_CHANGES, "--plain"]),
                 submission_id=name,
                 runtime_env={
                     "working_dir": str(directory),

@@ -57,7 +57,7 @@ class QueuedRun:
         if self._reader is None:
             return SubmissionSeen("going")
         status = self._reader.read(_MOST_EVENTS)  # a look must end soon, whatever the log has
-        now, names = self._members, self._reader.experiment.region_names
+        now, names = self._members, self._reader.config.region_names
         members = {} if now is None else {name: now.of(name).state for name in names}
         regions = [each for each in status.regions if each.steps is not None]
         there = [each for each in regions if members.get(each.name) not in _GONE] or regions

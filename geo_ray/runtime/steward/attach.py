@@ -72,6 +72,17 @@ class Attached:
         return sums
 
     @property
+    def requested(self) -> set[tuple[str, int]]:
+        """Places of workers that were requested, and of which nothing says that they work."""
+        places: set[tuple[str, int]] = set()
+        for event in self.stretch:
+            if event.kind == "worker_requested":
+                places.add((event["region"], event["worker"]))
+            elif event.kind == "worker_replaced":
+                places.discard((event["region"], event["worker"]))
+        return places
+
+    @property
     def startup_s(self) -> float:
         """Of the run."""
         begun = next((event for event in self.stretch if event.kind == "run_started"), None)

@@ -6,12 +6,13 @@ Strategies, codecs and parameter servers do maths on vectors; only the worker kn
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from geo_ray.errors import TaskOutputError
+from geo_ray.errors import TaskOutputError, TaskStateError
 
 _VECTOR = 16  # floats in the widest register, 512 bits
 _PIECE = 2**14  # elements whose squares fp32 sums up exactly enough
@@ -67,8 +68,42 @@ def exact_square_norm(x_P: Tensor) -> float:
     return sum(float(torch.dot(piece.double(), piece.double())) for piece in pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A trained parameter, the module that holds it, and its places in the two buffers."""
+
+    name: str
+    owner: nn.Module
+    leaf: str
+    param: nn.Parameter
+    value: Tensor
+    grad: Tensor
+    value_at: int
+    grad_at: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the module still holds this very parameter."""
+        return self.owner._parameters.get(self.leaf) is self.param
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether parameter and gradient lie in the buffers; compares addresses only."""
+        param, grad = self.param, self.param.grad
+        return (
+            param.data_ptr() == self.value_at
+            and grad is not None
+            and grad.data_ptr() == self.grad_at
+            and self.is_held
+        )
+
+
 class FlatModel:
     """Makes a module's parameters and gradients views of two flat buffers.
+
+    User code can replace these views: ``module.zero_grad()`` drops gradients, and
+    ``module.to(...)`` moves parameters to new memory. Call `take_gradient` after each backward and
+    `attach` after other user code, so that the module always trains in the buffers.
 
     Args:
         module: its trainable parameters must be fp32.
@@ -87,16 +122,77 @@ class FlatModel:
         self.module = module
         self.params_P = params_P
         self.grad_P = grad_P
+        self._slots: list[_Slot] = []
         offset = 0
-        for param in _trainable(module):
-            size = param.numel()
-            param.data = params_P[offset : offset + size].view(param.shape)
-            param.grad = grad_P[offset : offset + size].view(param.shape)
-            offset += size
+        for name, param in module.named_parameters():
+            if not param.requires_grad:
+                continue
+            piece = slice(offset, offset + param.numel())
+            value, grad = params_P[piece].view(param.shape), grad_P[piece].view(param.shape)
+            path, _, leaf = name.rpartition(".")
+            owner, at = module.get_submodule(path), (value.data_ptr(), grad.data_ptr())
+            slot = _Slot(name, owner, leaf, param, value, grad, *at)
+            _attach(slot)
+            self._slots.append(slot)
+            offset += param.numel()
 
     def zero_grad(self) -> None:
         """Clear all gradients, keeping them views."""
         self.grad_P.zero_()
+
+    def take_gradient(self) -> None:
+        """Bring gradients that ``backward`` left elsewhere into the buffer, and attach the model.
+
+        Raises:
+            TaskStateError: the loss replaced a parameter, or computed with other values of it; the
+                gradient is then not one of the parameters in the buffer.
+        """
+        for slot in self._detached():
+            param = slot.param
+            if param.data_ptr() != slot.value_at and not _same_values(param.detach(), slot.value):
+                raise TaskStateError(
+                    f"the task's loss gives the trained parameter {slot.name!r} other values "
+                    f"({param.dtype}, {param.device}), which are not those that are trained",
+                    fix="Change trained parameters nowhere but in the optimizer; for another "
+                    "precision use autocast, or convert a copy of the model.",
+                )
+            if param.grad is None:
+                slot.grad.zero_()
+            elif param.grad.data_ptr() != slot.grad_at:
+                slot.grad.copy_(param.grad.detach().to_dense())
+            _attach(slot)
+
+    def attach(self) -> None:
+        """Make parameters and gradients views again; the values in the buffers count.
+
+        Raises:
+            TaskStateError: the task replaced a parameter.
+        """
+        for slot in self._detached():
+            _attach(slot)
+
+    def _detached(self) -> list[_Slot]:
+        found = [slot for slot in self._slots if not slot.is_attached]
+        for slot in found:
+            if not slot.is_held:
+                raise TaskStateError(
+                    f"the task replaces the trained parameter {slot.name!r} by another object, "
+                    "which is not trained",
+                    fix="Make all parameters in model(seed), and keep them: convert a copy of the "
+                    "model (copy.deepcopy) where another one is needed.",
+                )
+        return found
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and torch.equal(one, other)
+
+
+def _attach(slot: _Slot) -> None:
+    slot.param.grad = None  # a gradient must fit the parameter's type and device
+    slot.param.data = slot.value
+    slot.param.grad = slot.grad.detach()  # a tensor of its own: `Module.to` gives it other memory
 
 
 def check_module(module: nn.Module) -> None:

@@ -18,6 +18,7 @@ from geo_ray.tasks.groups import GroupRun
 from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.group_pieces import pieces_of
 from geo_ray.training.compute.optimizers import InnerOptimizer, OneOptimizer
+from geo_ray.training.compute.state_guard import StateChange
 from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.types import Span
 
@@ -121,7 +122,7 @@ class LocalSteps:
         """See `Worker.on_work`."""
         self._worker.on_work(version)
 
-    def take_changed(self) -> str | None:
+    def take_changed(self) -> list[StateChange]:
         """See `Worker.take_changed`."""
         return self._worker.take_changed()
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,41 @@ WATCHED_STEPS: Final = 3
 """First steps of a run, and of a worker, in which a change of its model's values is an error."""
 
 _MOST_NAMED: Final = 6
+
+ChangeKind: TypeAlias = Literal["changed", "unfrozen", "frozen"]
+"""Values changed; ``requires_grad`` of an untrained parameter came on, or of a trained one off."""
+
+CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = get_args(ChangeKind)
+
+_MEANING: Final[Mapping[ChangeKind, str]] = {
+    "changed": "changes {names}, which is neither trained nor carried: it would be in no exchange "
+    "and in no checkpoint",
+    "unfrozen": "needs gradients of {names}, which is not trained: it was frozen, or not there, "
+    "when the run started",
+    "frozen": "switches requires_grad of {names} off, which was on when the run started: weight "
+    "decay and momentum would still change it",
+}
+_FIX: Final[Mapping[ChangeKind, str]] = {
+    "changed": 'Declare it in the task, for example carry = {{"{first}": "mean"}}; '
+    "docs/tasks.md has the rules.",
+    "unfrozen": "Leave requires_grad on in model(seed), and detach its output in the loss for as "
+    "long as it must not train; docs/tasks.md has an example of gradual unfreezing.",
+    "frozen": "Switch it off in model(seed); or leave it on, and detach its output in the loss "
+    "once it must not train; docs/tasks.md has an example.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """Something about a model's parameters or buffers that changed although nothing may change it.
+
+    Attributes:
+        how: what happened.
+        names: to which parameters or buffers, in words.
+    """
+
+    how: ChangeKind
+    names: str
 
 
 class StateGuard:
@@ -45,7 +81,8 @@ class StateGuard:
         self._ruled = frozenset(rules_of(task, module))
         self._steps = 0
         self._joined_at: int | None = None
-        self._changed: list[str] = []  # found late, and not told yet
+        self._trained = _trained_names(module)
+        self._changed: dict[str, ChangeKind] = {}  # found late, and not told yet
         there = digests_of(module)
         self._before = {name: value for name, value in there.items() if name not in self._ruled}
         self.constants = constants_of(module, there)
@@ -71,32 +108,45 @@ class StateGuard:
     def look(self) -> None:
         """Compare all that must stay as it is with what it was; see `take_changed`."""
         changed = self._found()
-        self._changed += changed
-        self._ruled |= frozenset(changed)  # told once
+        self._changed |= changed
+        self._ruled |= changed.keys()  # told once
+        self._trained |= {name for name, how in changed.items() if how == "unfrozen"}
         self._before = {k: v for k, v in self._before.items() if k not in self._ruled}
 
-    def _found(self) -> list[str]:
-        now = digests_of(self._module, but=self._ruled)
-        return sorted(
-            name for name in self._before.keys() | now.keys()
-            if self._before.get(name) != now.get(name) and not is_scratch(self._task, name)
+    def _found(self) -> dict[str, ChangeKind]:
+        now, trained = digests_of(self._module, but=self._ruled), _trained_names(self._module)
+        found: dict[str, ChangeKind] = dict.fromkeys(
+            (name for name in self._before.keys() | now.keys()
+             if self._before.get(name) != now.get(name)), "changed",
         )  # fmt: skip
+        found |= dict.fromkeys(self._trained & now.keys(), "frozen")
+        found |= dict.fromkeys(trained - self._trained, "unfrozen")
+        return {name: found[name] for name in sorted(found) if not is_scratch(self._task, name)}
 
-    def _refuse(self, changed: list[str]) -> None:
-        if not changed:
-            return
-        name = type(self._task).__name__
-        raise TaskStateError(
-            f"{name}: a training step changes {_listed(changed)}, which is "
-            "neither trained nor carried: it would be in no exchange and in no checkpoint",
-            fix=f'Declare it in the task, for example carry = {{"{changed[0]}": "mean"}}; '
-            "docs/tasks.md has the rules.",
-        )
+    def _refuse(self, changed: Mapping[str, ChangeKind]) -> None:
+        for how, names in _by_kind(changed):
+            raise TaskStateError(
+                f"{type(self._task).__name__}: a training step "
+                + _MEANING[how].format(names=_listed(names)),
+                fix=_FIX[how].format(first=names[0]),
+            )
 
-    def take_changed(self) -> str | None:
-        """What was found late since this was asked last, in words; None: nothing."""
-        changed, self._changed = self._changed, []
-        return _listed(sorted(changed)) if changed else None
+    def take_changed(self) -> list[StateChange]:
+        """What was found late since this was asked last."""
+        changed, self._changed = self._changed, {}
+        return [StateChange(how, _listed(names)) for how, names in _by_kind(changed)]
+
+
+def _trained_names(module: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
+
+
+def _by_kind(changed: Mapping[str, ChangeKind]) -> list[tuple[ChangeKind, list[str]]]:
+    """The changes that there are, with the names of each; the most surprising kind first."""
+    kinds = [
+        (how, [n for n, kind in changed.items() if kind == how]) for how in reversed(CHANGE_KINDS)
+    ]
+    return [(how, names) for how, names in kinds if names]
 
 
 def digests_of(module: nn.Module, but: Collection[str] = ()) -> dict[str, str]:

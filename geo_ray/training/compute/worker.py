@@ -17,11 +17,18 @@ from torch import Tensor, nn
 
 from geo_ray.errors import NonFiniteError
 from geo_ray.tasks.base import Batch, Columns, Stats, Task, num_rows
-from geo_ray.tasks.guard import checked_evaluate, checked_loss, checked_model
+from geo_ray.tasks.guard import (
+    blamed,
+    checked_collate,
+    checked_evaluate,
+    checked_first_loss,
+    checked_loss,
+    checked_model,
+)
 from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.flat import FlatModel, square_norm
 from geo_ray.training.compute.precise import has_statistics, precise_statistics
-from geo_ray.training.compute.state_guard import StateGuard
+from geo_ray.training.compute.state_guard import StateChange, StateGuard
 from geo_ray.types import Span
 from geo_ray.util.generators import generators_restored, plant
 
@@ -92,6 +99,7 @@ class Worker:
         model_grad_P = grad_P if on_host else torch.empty_like(grad_P, device=self._device)
         model_grad_P.zero_()
         self._flat = FlatModel(module, model_P, model_grad_P)
+        self._has_stepped = False
 
     @property
     def module(self) -> nn.Module:
@@ -107,7 +115,7 @@ class Worker:
         """See `StateGuard.on_work`."""
         self._guard.on_work(version)
 
-    def take_changed(self) -> str | None:
+    def take_changed(self) -> list[StateChange]:
         """See `StateGuard.take_changed`."""
         return self._guard.take_changed()
 
@@ -122,19 +130,24 @@ class Worker:
 
         Raises:
             TaskOutputError: if the task's loss is no scalar that depends on the parameters.
-            TaskStateError: if the step changes what nobody declared.
+            TaskStateError: if the step changes what nobody declared, or trained parameters.
         """
         self._load()
         self._flat.zero_grad()
         self._flat.module.train()
         with generators_restored(self.rng_devices()):
             plant(self._seed_of(span), self.rng_devices())
-            batch = self._task.collate(columns, self._device)
+            batch = checked_collate(self._task, columns, self._device)
+            checked = checked_loss if self._has_stepped else checked_first_loss
             try:
-                loss = checked_loss(self._task, self._flat.module, batch)
+                loss = checked(self._task, self._flat.module, batch)
             except NonFiniteError:
+                self._flat.attach()
                 return StepResult(None, "loss_not_finite")
-            loss.backward()  # type: ignore[no-untyped-call]
+            with blamed(self._task, "loss (in its backward pass)"):
+                loss.backward()  # type: ignore[no-untyped-call]
+        self._has_stepped = True
+        self._flat.take_gradient()
         self._guard.after_step()
         if self.layout.entries:
             self.layout.read_into(self.module, self.left_B)
@@ -158,15 +171,18 @@ class Worker:
         Plants the seed of those choices: wrap it in `generators_restored`.
         """
         plant(self._seed_of(span), self.rng_devices())
-        return self._task.collate(columns, self._device)
+        return checked_collate(self._task, columns, self._device)
 
     def evaluate(self, columns: Columns) -> Stats:
         """Additive statistics of the parameters in the buffer over ``columns``."""
         self._load()
         self._flat.module.eval()
         with torch.no_grad():
-            batch = self._task.collate(columns, self._device)
-            return checked_evaluate(self._task, self._flat.module, batch)
+            batch = checked_collate(self._task, columns, self._device)
+            try:
+                return checked_evaluate(self._task, self._flat.module, batch)
+            finally:
+                self._flat.attach()
 
     @property
     def has_statistics(self) -> bool:
@@ -182,8 +198,9 @@ class Worker:
         self.module.train()
         with torch.no_grad(), generators_restored(self.rng_devices()):
             plant(0, self.rng_devices())
-            made = [self._task.collate(columns, self._device) for columns in batches]
+            made = [checked_collate(self._task, columns, self._device) for columns in batches]
             precise_statistics(self._task, self.module, self.layout, made, self.carried_B)
+        self._flat.attach()
 
     def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
         """Sum the statistics over all batches.

@@ -51,6 +51,11 @@ def below(limit: int) -> Kind[int]:
     return Kind(f"a count below {limit}", lambda value: count.fits(value) and value < limit, int)
 
 
+def one_of(values: tuple[T, ...]) -> Kind[T]:
+    """One of these values."""
+    return Kind(f"one of {', '.join(map(str, values))}", values.__contains__, lambda value: value)
+
+
 def optional(kind: Kind[T]) -> Kind[T | None]:
     """Values of a kind, or None."""
     return Kind(

@@ -66,7 +66,7 @@ def test_statistics_of_regions_are_those_of_all_rows(ages: dict[str, list[int]])
     assert row["deviation"] == pytest.approx(every.std())
     assert "80 rows, 2 columns" in repr(merged) and "<td>income</td>" in merged._repr_html_()
     told = geo_ray.data_stats("us", "us", geo_ray.WantedStatistics(columns=["y"]), read=READ)
-    assert told.table()["column"].to_pylist() == ["y"]
+    assert told.table()["column"] == ["y"]
 
 
 def test_a_merged_manifest_keeps_the_preparation(
@@ -82,7 +82,7 @@ def test_a_merged_manifest_keeps_the_preparation(
         "both.preparation.json"
     )
     assert merged.manifest.regions() == ("us", "eu") and merged.table().num_rows == 4
-    assert sum(merged.table()["rows"].to_pylist()) == 80 and "80 rows" in repr(merged)
+    assert sum(merged.table()["rows"]) == 80 and "80 rows" in repr(merged)
     assert merged._repr_html_().count("<tr>") == 5
     geo_ray.check_data("both.json").raise_if_bad()
     differing = sharded("eu", geo_ray.data_stats("eu", "eu", read=READ), force=True)
@@ -123,7 +123,7 @@ def test_a_task_with_data_of_its_own_is_split_as_a_configuration_says(tmp_path: 
     rows = {name: made.manifest.rows(name, "train") for name in homes}
     assert rows["a"] == pytest.approx(3 * rows["b"], abs=3)
     assert (tmp_path / "other" / "b").is_dir() and not (tmp_path / "out" / "b").exists()
-    assert max(made.table()["rows"].to_pylist()) <= 500
+    assert max(made.table()["rows"]) <= 500
     with pytest.raises(errors.ConfigError, match="already has a manifest"):
         geo_ray.shard_data("digits", "a,b", tmp_path / "out")
     with pytest.raises(errors.ConfigError, match="split"):

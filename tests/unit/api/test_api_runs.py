@@ -51,7 +51,7 @@ def test_metrics_are_tables(run: geo_ray.Run) -> None:
     loss = run.metrics("loss")
     assert loss.column_names == ["step", "time_s", "region", "value", "wan_bytes"]
     assert loss.num_rows == 3 * 12
-    assert loss["time_s"].to_pylist() == sorted(loss["time_s"].to_pylist())
+    assert loss["time_s"] == sorted(loss["time_s"])
     accuracy = [row for row in run.metrics("accuracy").to_pylist() if row["region"] is None]
     assert [row["step"] for row in accuracy] == [6, 12]
     assert accuracy[-1]["value"] == run.summary.eval["accuracy"]

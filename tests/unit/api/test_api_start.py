@@ -139,7 +139,7 @@ def test_who_is_absent_at_a_resume_is_so_only_where_the_resume_says_it(tmp_path:
     store.commit(0, CheckpointManifest.model_validate(fields))
 
     def away(config: Path | None, *changes: str) -> frozenset[str]:
-        return resumed_run(begun.run.path, config, changes, None, allow_drift=True).away
+        return resumed_run(begun.run.path, config, changes, None, allowed=["members"]).away
 
     assert away(None) == frozenset()
     assert away(None, "train.steps=50") == frozenset()

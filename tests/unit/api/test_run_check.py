@@ -46,7 +46,9 @@ def test_regions_that_join_later_are_named_with_what_they_will_need(here: Path) 
     (line,) = [line for line in result.output.splitlines() if "us (absent at first)" in line]
     assert line.split()[-3] == "4"
     found = geo_ray.check_run("trial.yaml", {"members.absent": ["us"]})
-    rows = found.table().select(["region", "processes", "absent"]).to_pylist()
+    rows = [
+        {name: row[name] for name in ("region", "processes", "absent")} for row in found.table()
+    ]
     assert [tuple(row.values()) for row in rows] == [("eu", 4, False), ("us", 4, True)]
     assert [each.region for each in found.demands] == ["eu"]
 
@@ -72,7 +74,7 @@ def test_what_would_end_the_start_ends_the_dry_run(
 
 def test_from_python_it_is_a_value_and_warns(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = geo_ray.check_run("trial.yaml", {"train.eval_every": 50})
-    assert found.table().column("processes").to_pylist() == [4, 4]
+    assert found.table()["processes"] == [4, 4]
     assert "trial" in repr(found) and f"{found.num_params:,} parameters" in repr(found)
     assert any("beyond train.steps" in message for message in caplog.messages)
 

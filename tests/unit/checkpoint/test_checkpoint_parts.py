@@ -17,7 +17,8 @@ import torch
 
 from geo_ray.checkpoint.header import DTYPES, MAX_HEADER_BYTES, MAX_TENSORS
 from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.parts import read_part, verify_part, write_part
+from geo_ray.checkpoint.parts import read_part, write_part
+from geo_ray.checkpoint.store import verify_part
 from geo_ray.errors import CheckpointCorruptError, CheckpointError, RunDirectoryError
 
 TENSORS = {

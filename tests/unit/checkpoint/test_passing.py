@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from geo_ray.checkpoint.parts import read_part, verify_part, write_part
+from geo_ray.checkpoint.parts import read_part, write_part
+from geo_ray.checkpoint.store import verify_part
 from geo_ray.util.threads import give_way
 
 MIB = 1 << 20

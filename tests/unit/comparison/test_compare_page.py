@@ -207,7 +207,7 @@ def test_points_have_steps_and_the_bytes_that_left_a_region(tmp_path: Path, betw
     expected = [400, 800] if between == 0 else [200, 400]
     assert [point.wan_bytes for point in found.points] == expected
     # Whoever asks for bytes over time is told the same.
-    assert metric_table(events(rows), "eval.accuracy")["wan_bytes"].to_pylist() == expected
+    assert metric_table(events(rows), "eval.accuracy")["wan_bytes"] == expected
     drawn = _SoFar.of(record(events(rows))).wan_at(np.array([1.0, 2.0]))
     assert list(drawn) == expected
     assert [point.samples for point in found.points] == [32, 64]

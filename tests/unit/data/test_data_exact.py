@@ -7,6 +7,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -209,9 +210,31 @@ def test_flags_of_a_list_are_found_as_pandas_writes_them(flags: list[str]) -> No
     assert treat(source, "int64", True, False) == [1, 0]
 
 
-def test_text_is_taken_as_written_where_no_flag_is_meant() -> None:
-    assert treat({"vocabulary": {"values": ["true"]}}, "int64", "True", "true") == [1, 0]
-    assert treat({"vocabulary": {"values": ["True", True]}}, "int64", "True", "true") == [0, 1]
+@pytest.mark.parametrize(
+    "same",
+    [
+        ["1", "1.0", "1.000", 1, 1.0, Decimal("1.00")],
+        ["-0.0", "0", 0.0],
+        ["True", "TRUE", "true", True],
+        [str(2**70), f"{2**70}.0", float(2**70)],
+    ],
+)
+def test_one_value_has_one_place_in_every_region_whatever_wrote_it(same: list[Any]) -> None:
+    buckets = {"vocabulary": {"hash": 1000}}
+    assert len({treat(buckets, "int64", value)[0] for value in same}) == 1
+    listed = {"vocabulary": {"values": [same[-1] if len(same) < 6 else 1], "other": "refuse"}}
+    assert [treat(listed, "int64", value)[0] for value in same] == [0] * len(same)
+
+
+def test_other_text_is_taken_as_written() -> None:
+    words = ["01", "1", "1.5", "v1.0", "1e0", "truE", "t"]
+    assert treat({"vocabulary": {"values": words}}, "int64", *words) == list(range(len(words)))
+
+
+def test_whole_numbers_of_a_file_with_decimal_commas_are_the_same_words(tmp_path: Path) -> None:
+    words = {"vocabulary": {"values": ["1", "2"], "other": "refuse"}}
+    comma: dict[str, Any] = {"decimal": ",", "delimiter": ";"}
+    assert csv_rows(tmp_path, "x;y\n1,0;a\n2;b\n", words, "int64", **comma) == [0, 1]
 
 
 def test_decimal_commas_are_those_of_numbers_not_of_words(tmp_path: Path) -> None:

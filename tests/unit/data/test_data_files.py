@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
+import os
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +17,31 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from geo_ray.data.files.csv_file import BLOCK_BYTES
-from geo_ray.data.files.find import find_files
+from geo_ray.data.files import csv_file
+from geo_ray.data.files.csv_file import BLOCK_BYTES, csv_pieces
+from geo_ray.data.files.find import InputFile, LeftOut, find_files
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.files.rows import Unreadable, read_rows
-from geo_ray.errors import ConfigError, GeoRayError, ShardMissingError
+from geo_ray.data.files.rows import ReadReport, read_rows
+from geo_ray.data.prepare.numbers import parse_time, to_numbers, with_points
+from geo_ray.errors import (
+    ConfigError,
+    DataLeftOutError,
+    GeoRayError,
+    SchemaMismatchError,
+    ShardCorruptError,
+    ShardMissingError,
+    StoreError,
+)
 
 
 def read(
     folder: Path, options: ReadOptions | None = None, wanted: list[str] | None = None
 ) -> dict[str, list[Any]]:
     """All rows; a column that a batch lacks is None there."""
-    unreadable: list[Unreadable] = []
-    batches = list(read_rows(find_files(str(folder), options), wanted, unreadable))
-    if unreadable:
-        raise unreadable[0]
+    report = ReadReport()
+    batches = list(read_rows(find_files(str(folder), options), wanted, report))
+    if report.unreadable:
+        raise report.unreadable[0]
     names = dict.fromkeys(name for batch in batches for name in batch.piece.columns)
     out: dict[str, list[Any]] = {name: [] for name in names}
     for batch in batches:
@@ -67,7 +81,7 @@ def test_a_single_file_may_be_named(tmp_path: Path) -> None:
     ("files", "message", "fix"),
     [
         ([], "is empty", "Name the folder with your files"),
-        ([".csv.tmp"], "is empty", "Name the folder"),
+        ([".csv.tmp"], ".csv.tmp: its name begins with a dot", "Name the folder"),
         (["a.xlsx"], "has a.xlsx", "Save the sheets as CSV"),
         (["a.zip", "b.csv.7z"], "has a.zip", "Unpack"),
         (["a.parquet.gz"], "has a.parquet.gz", "Unpack"),
@@ -177,7 +191,7 @@ def test_compressed_files_are_read_in_blocks(tmp_path: Path, compress: Any) -> N
     suffix = ".gz" if compress is gzip.compress else ".bz2"
     (tmp_path / f"a.csv{suffix}").write_bytes(compress(text.encode()))
     sizes, last, done = [], None, 0.0
-    for batch in read_rows(find_files(str(tmp_path)), ["x"], []):
+    for batch in read_rows(find_files(str(tmp_path)), ["x"], ReadReport()):
         assert batch.first_row == sum(sizes) + 1
         assert list(batch.piece.columns) == ["x"]
         assert batch.files_done >= done
@@ -229,7 +243,7 @@ def test_files_without_rows_are_no_error(tmp_path: Path, data: str) -> None:
         (b'x,y\n"1,2\n3,4\n', "1 of them, the first is row 2", "quote"),
         (b'x,y\n1,"2\n3,4\n', "a quote that is not closed", "quote"),
         (b'x,y\n1,"2\n3,4', "a quote that is not closed", "quote"),
-        (b"x,y\n1,2\n3,\xe9\n", "not utf-8 text: row 3", "--encoding latin-1"),
+        (b"x,y\n1,2\n3,\xe9\n", "not utf-8 text: line 3 has the byte 0xe9", "--encoding latin-1"),
         ("x,y\n1,2\n".encode("utf-16"), "mark of UTF-16", "--encoding utf-16"),
         (gzip.compress(b"x\n1\n"), "gzip-compressed", ".csv.gz"),
         (b"PK\x03\x04....", "Excel", "Unpack"),
@@ -258,10 +272,13 @@ def test_a_bad_file_does_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"x\n\xe9\n")
     (tmp_path / "b.csv").write_text("x\n1\n")
     (tmp_path / "c.csv").write_bytes(b"x,y\n1\n2,3\n")
-    unreadable: list[Unreadable] = []
-    batches = list(read_rows(find_files(str(tmp_path)), None, unreadable))
+    report = ReadReport()
+    batches = list(read_rows(find_files(str(tmp_path)), None, report))
     assert [batch.path for batch in batches] == ["b.csv", "c.csv"]
-    assert [error.message.split()[0].rstrip(":") for error in unreadable] == ["a.csv", "c.csv"]
+    assert [error.message.split()[0].rstrip(":") for error in report.unreadable] == [
+        "a.csv",
+        "c.csv",
+    ]
 
 
 # ------------------------------------------------------------------ JSON lines
@@ -405,3 +422,235 @@ def test_extension_types_are_refused_before_they_are_rebuilt(tmp_path: Path, suf
     finally:
         MarkType.mark = None
         pa.unregister_extension_type("geo_ray.test.mark")
+
+
+# ------------------------------------------------------------------ what spreadsheets write
+
+
+@pytest.mark.parametrize("head", ["sep=;\n", "\ufeffSEP=;\r\n", '"sep=;"\r'])
+def test_the_line_with_which_excel_names_the_delimiter_is_known(tmp_path: Path, head: str) -> None:
+    (tmp_path / "a.csv").write_bytes(f"{head}a;b\n1;2\n3;4;5\n".encode())
+    error = error_of(tmp_path)
+    assert "the first is row 4 of the file" in error.message
+    (tmp_path / "a.csv").write_bytes(f"{head}a;b\n1;2\n".encode())
+    assert read(tmp_path) == {"a": ["1"], "b": ["2"]}
+    assert read(tmp_path, ReadOptions(delimiter=";")) == {"a": ["1"], "b": ["2"]}
+    (tmp_path / "a.csv").write_bytes(f"{head}1;2\n".encode())
+    assert read(tmp_path, ReadOptions(header=("x", "y"))) == {"x": ["1"], "y": ["2"]}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
+@pytest.mark.parametrize("pack", [None, gzip.compress])
+def test_line_ends_within_quotes_are_whole_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, pack: Any
+) -> None:
+    block = 4096
+    monkeypatch.setattr(csv_file, "BLOCK_BYTES", block)
+    row = '"{}a\r\nb",1\r\n'
+    size = len(row.format(""))
+    for shift in range(size):  # each byte of a row is once the last of a block
+        fill = "w" * (block - len("t,x\r\n") - size - shift)
+        data = ("t,x\r\n" + row.format(fill) + row.format("") * 3).encode(encoding)
+        (tmp_path / ("a.csv.gz" if pack else "a.csv")).write_bytes(pack(data) if pack else data)
+        found = read(tmp_path, ReadOptions(encoding=encoding))["t"]
+        assert [word[-4:] for word in found] == ["a\r\nb"] * 4
+
+
+def test_a_line_that_numbers_the_columns_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("0,1,2\n0.5,7,1\n")
+    error = error_of(tmp_path)
+    assert "numbers the columns" in error.message
+    names = ReadOptions(header=("a", "b", "label"))
+    report = ReadReport()
+    batches = list(read_rows(find_files(str(tmp_path), names), None, report))
+    assert [batch.piece.rows for batch in batches] == [1]
+    assert report.left_out == [
+        LeftOut("a.csv", "its first line '0,1,2' numbers the columns, which --header names")
+    ]
+    with pytest.raises(DataLeftOutError, match="numbers the columns"):
+        read(tmp_path, replace(names, strict=True))
+
+
+@pytest.mark.parametrize("first", ["2019,2020", "A , b"])
+def test_a_header_that_is_named_again_is_no_row(tmp_path: Path, first: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{first}\n5,6\n")
+    names = tuple(name.strip().lower() for name in first.split(","))
+    assert read(tmp_path, ReadOptions(header=names)) == {names[0]: ["5"], names[1]: ["6"]}
+    if first[0].isdigit():
+        assert "--header 2019,2020" in error_of(tmp_path).fix
+
+
+def test_a_header_in_another_encoding_is_said_so(tmp_path: Path) -> None:
+    for data, better in (("größe,x\n1,2\n", "latin-1"), ("preis €,x\n1,2\n", "cp1252")):
+        (tmp_path / "a.csv").write_bytes(data.encode("cp1252"))
+        error = error_of(tmp_path)
+        assert "is not utf-8 text: line 1 has the byte 0x" in error.message
+        assert f"--encoding {better}" in error.fix
+
+
+def test_a_row_of_another_length_with_a_byte_of_another_encoding_is_said_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a,b\n1,2\n\x80,4,5\n6,7\n")
+    error = error_of(tmp_path)
+    assert error.message == "a.csv is not utf-8 text: line 3 has the byte 0x80"
+    assert capfd.readouterr().err == ""
+    pieces = csv_pieces(
+        io.BytesIO(b"a,b\n1,2\n3,4,5\n"), InputFile("a.csv", "csv"), ReadOptions(), None
+    )
+    with pytest.raises(SchemaMismatchError, match="first is row 3"):
+        list(pieces)
+
+
+def test_a_header_beyond_what_is_looked_at_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",".join(f"c{n:09}" for n in range(100_000)) + "\n1\n")
+    assert "more than 1 MiB" in error_of(tmp_path).message
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "numbers"),
+    [
+        (["1,001", "12,345,678.5", "7"], {"thousands": ","}, [1001, 12_345_678.5, 7]),
+        (["1.001", "-12.345,5"], {"thousands": ".", "decimal": ","}, [1001, -12_345.5]),
+        (["1 001", "2\u202f000,5"], {"thousands": " ", "decimal": ","}, [1001, 2000.5]),
+        (["1'001", "2\u2019000.5"], {"thousands": "'"}, [1001, 2000.5]),
+        (["1,001", "1,00"], {}, [None, None]),
+        (["1,00", "1,0001", "1234,567"], {"thousands": ","}, [None, None, None]),
+        (["1.001", "1,5", "1.5"], {"decimal": ","}, [None, 1.5, None]),
+    ],
+)
+def test_marks_in_numbers_are_those_that_are_named(
+    text: list[str], options: dict[str, Any], numbers: list[float | None]
+) -> None:
+    marks = {"decimal": ".", "thousands": None, **options}
+    found = to_numbers(with_points(pa.array(text), **marks))
+    assert found is not None
+    values = [None if bad else value for value, bad in zip(found.values, found.bad, strict=True)]
+    assert values == numbers
+    for wrong in ({"thousands": "_"}, {"thousands": ".", "decimal": "."}):
+        with pytest.raises(ConfigError, match="--thousands"):
+            ReadOptions(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("word", "seconds"),
+    [
+        ("2024-01-01 00:00:01 UTC", 1704067201.0),
+        ("2024-01-01 00:00:00.5 UTC", 1704067200.5),
+        ("2024-01-01T01:00:00+01:00", 1704067200.0),
+        ("2024-01-01T01:00:00+01:00 UTC", None),
+        ("2024-13-01 00:00:00 UTC", None),
+    ],
+)
+def test_the_times_of_bigquery_are_times(word: str, seconds: float | None) -> None:
+    assert parse_time(word) == seconds
+
+
+# ------------------------------------------------------------------ folders and what is left out
+
+
+def test_the_folders_of_spark_are_columns(tmp_path: Path) -> None:
+    for country in ("DE", "C%C3%B4te", "__HIVE_DEFAULT_PARTITION__"):
+        folder = tmp_path / f"country={country}" / "=x"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"a": [1, 2]}), folder / "part-0.parquet")
+    assert read(tmp_path)["country"] == ["Côte", "Côte", "DE", "DE", None, None]
+    assert read(tmp_path, wanted=["country"]) == {"country": read(tmp_path)["country"]}
+    pq.write_table(pa.table({"country": ["own"]}), tmp_path / "country=DE" / "b.parquet")
+    assert read(tmp_path)["country"][4] == "own"
+
+
+def test_parquet_times_of_any_year_are_what_they_were(tmp_path: Path) -> None:
+    times = [datetime(9999, 12, 31), datetime(1, 1, 1), datetime(2024, 1, 1, microsecond=7), None]
+    table = pa.table({"t": pa.array(times, pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    assert read(tmp_path)["t"] == times
+
+
+def test_parquet_names_that_are_no_text_are_a_typed_error(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"name": [1]}), tmp_path / "a.parquet", store_schema=False)
+    data = (tmp_path / "a.parquet").read_bytes().replace(b"name", b"n\xff\xfee")
+    (tmp_path / "a.parquet").write_bytes(data)
+    error = error_of(tmp_path)
+    assert isinstance(error, ShardCorruptError)
+    assert "a.parquet" in error.message
+
+
+def test_everything_that_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    (root / "2023").mkdir(parents=True)
+    for name in ("0.csv", "1.csv.xz", "2.txt", "3.csv.1", "4.parquet", "5.parquet.gz", ".6.csv"):
+        (root / "2023" / name).write_text("a\n1\n")
+    for name in ("_SUCCESS", "_old/a.csv", "_old/b/c.csv", ".git/x"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("a\n1\n")
+    (root / "empty.csv").write_text("a\n")
+    (tmp_path / "elsewhere").mkdir()
+    (root / "2024").symlink_to(tmp_path / "elsewhere")
+    (root / "lost.csv").symlink_to(tmp_path / "nothing.csv")
+    os.mkfifo(root / "pipe.csv")
+    report = ReadReport()
+    chosen = ReadOptions(format="csv")
+    batches = list(read_rows(find_files(str(root), chosen), None, report))
+    assert [batch.path for batch in batches] == ["2023/0.csv"]
+    reasons = {one.path: one.reason for one in report.left_out}
+    assert list(reasons) == [
+        ".git/", "2023/.6.csv", "2023/1.csv.xz", "2023/2.txt", "2023/3.csv.1", "2023/4.parquet",
+        "2023/5.parquet.gz", "2024/", "_SUCCESS", "_old/", "lost.csv", "pipe.csv", "empty.csv",
+    ]  # fmt: skip
+    for path, reason in {
+        "2023/1.csv.xz": "unpack it",
+        "2023/3.csv.1": "its name ends in nothing that is read",
+        "2023/4.parquet": "--format parquet reads it",
+        "2024/": "link to a folder",
+        "lost.csv": "a link to nothing",
+        "pipe.csv": "no regular file",
+        "empty.csv": "no rows",
+    }.items():
+        assert reason in reasons[path]
+    assert [one.path for one in report.left_out if one.is_marker] == [".git/", "_SUCCESS"]
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/x.csv", "b/x.csv"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x\n1\n")
+    whole = os.scandir
+
+    def closed(path: Any) -> Any:  # root, who runs tests in containers, may read every folder
+        if os.fspath(path) == str(shut):
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    shut = tmp_path / "b"
+    found = find_files(str(tmp_path))
+    assert [file.path for file in found.files] == ["a/x.csv"]
+    assert found.left_out == (LeftOut("b/", "the folder cannot be read: Permission denied"),)
+    shut = tmp_path
+    with pytest.raises(StoreError, match="cannot be read: Permission denied"):
+        find_files(str(tmp_path))
+
+
+def test_strict_reading_refuses_what_would_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "_SUCCESS").write_text("")
+    strict = ReadOptions(strict=True)
+    assert read(tmp_path, strict) == {"x": ["1"]}
+    (tmp_path / "b.csv").write_text("x\n")
+    with pytest.raises(DataLeftOutError, match=r"b\.csv: it has no rows"):
+        read(tmp_path, strict)
+    (tmp_path / "c.txt").write_text("x\n2\n")
+    with pytest.raises(DataLeftOutError, match=r"c\.txt: its name ends"):
+        next(read_rows(find_files(str(tmp_path), strict), None, ReadReport()))
+
+
+def test_words_of_the_user_mean_no_value_also_in_quotes_and_in_all_formats(tmp_path: Path) -> None:
+    options = ReadOptions(nulls=("unknown", "NA"))
+    (tmp_path / "a.csv").write_text('x,y\n"unknown",1\n" unknown ","NA"\nNA,2\n')
+    assert read(tmp_path, options) == {"x": [None, None, None], "y": ["1", "NA", "2"]}
+    (tmp_path / "a.csv").unlink()
+    (tmp_path / "a.jsonl").write_text('{"x": "unknown"}\n{"x": "a"}\n')
+    assert read(tmp_path, options) == {"x": [None, "a"]}

@@ -184,3 +184,11 @@ def test_manifests_that_do_not_fit_are_not_merged(tmp_path: Path) -> None:
         merge_manifests([first, write(tmp_path / "b", regions=("eu-west",), task_name="other")])
     with pytest.raises(ManifestError):
         merge_manifests([])
+
+
+@pytest.mark.parametrize("depth", [500, 100_000])
+def test_a_manifest_that_is_nested_too_deeply_is_a_typed_error(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text('{"version": 1, "shards": ' + "[" * depth + "]" * depth + "}")
+    with pytest.raises(ManifestError, match="manifest"):
+        load_manifest(str(path))

@@ -103,7 +103,8 @@ def test_a_column_that_the_files_lack_is_named_with_all_they_have(shop: Path) ->
         "the files have no column 'visit' (bad.yaml, line 4; did you mean 'visits'?); they have "
         "age, visits, city_size, level"
     )
-    assert error.fix == "Correct the preparation file."
+    assert error.fix.startswith("Correct the preparation file;")
+    assert "--site" in error.fix
 
 
 def test_the_option_of_the_task_that_fits_is_named(shop: Path) -> None:

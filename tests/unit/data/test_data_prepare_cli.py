@@ -208,7 +208,7 @@ def test_inspecting_shows_types_gaps_differences_and_treatments(folders: Path) -
     out = run("inspect", "us").stdout
     assert "121 rows in 4 files" in out
     for line in (
-        "1 file without rows",
+        "Left out: part-3.csv: it has no rows",
         "country is not in part-2.csv",
         "age is of several types: 108 int (first in part-0.csv), 1 float (first in part-2.csv)",
         "customer_id: leave it out  # it differs in every row",

@@ -7,10 +7,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner, Result
 from job_support import experiment
 from observe_support import evaluation, started, write
@@ -175,7 +177,7 @@ def test_a_finished_run_says_where_its_model_is_and_how_to_go_on(run: RunDirecto
     error = resumed(run)
     assert isinstance(error, errors.RunFinishedError)
     assert "is finished after" in error.message and str(run.model) in error.message
-    assert advised(error) == ["train", "--resume", "runs/trial", "--allow-drift", "--set",
+    assert advised(error) == ["train", "--resume", "runs/trial", "--set",
                               f"train.steps={2 * experiment().train.steps}"]  # fmt: skip
     # The advice is taken: nothing is refused before the run itself begins.
     again = failure(invoke(*advised(error), "--plain"))
@@ -201,12 +203,12 @@ def test_a_run_cannot_end_before_the_checkpoint_that_it_goes_on_from(
         finish(run)
     save_checkpoint(run)  # after step 5
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    error = resumed(run, *more, "--allow-drift", "--set", "train.steps=4")
+    error = resumed(run, *more, "--set", "train.steps=4")
     assert isinstance(error, errors.CheckpointMissingError)
     assert "saved after 5 steps, and train.steps is 4" in error.message
     assert "--from ID" in error.fix and "5 or more" in error.fix
     assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    begun = resumed(run, *more, "--allow-drift", "--set", "train.steps=5", "--plain")
+    begun = resumed(run, *more, "--set", "train.steps=5", "--plain")
     assert isinstance(begun, errors.RayUnreachableError), begun
 
 
@@ -251,7 +253,7 @@ def test_a_finished_run_without_checkpoint_cannot_go_on(run: RunDirectory) -> No
     error = resumed(run)
     assert isinstance(error, errors.RunFinishedError) and error.code == "RUN_FINISHED"
     assert "is finished" in error.message and "no checkpoint" in error.fix
-    more = ["--set", "train.steps=1000", "--allow-drift"]
+    more = ["--set", "train.steps=1000"]
     assert resumed(run, *more).message == error.message
 
 
@@ -292,19 +294,61 @@ def test_the_key_that_non_finite_advises_is_taken_by_a_resume(run: RunDirectory)
     config = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
     assert config.train.clip_norm is None, "the run has not gone on"
     change = ("train.clip_norm=1.0",)
-    ready = resumed_run(run.path, None, change, None, allow_drift=True)
+    ready = resumed_run(run.path, None, change, None)
     ready.begun(conform("run_started", 0.0, started()[2]))
     config = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
     assert config.train.clip_norm == 1.0, "the next resumption would forget the changed key"
 
 
-def test_without_allow_drift_the_same_key_is_refused(run: RunDirectory) -> None:
+def changed_config(run: RunDirectory, changes: dict[str, Any]) -> Path:
+    """The configuration of a run with other values of some sections, in a file of its own."""
+    tree = yaml.safe_load((run.path / rundir.CONFIG_FILE).read_text())
+    for section, keys in changes.items():
+        tree[section] |= keys
+    path = run.path.parent / "changed.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_a_change_in_the_configuration_must_be_named(run: RunDirectory) -> None:
     save_checkpoint(run)
-    error = resumed(run, "--set", "train.clip_norm=1.0")
+    config = changed_config(run, {"train": {"clip_norm": 1.0}, "optimizer": {"lr": 0.5}})
+
+    def resume(*words: str) -> errors.GeoRayError:
+        return failure(invoke("train", str(config), "--resume", str(run.path), *words, "--plain"))
+
+    error = resume("--allow-change", "train")
     assert isinstance(error, errors.ConfigDriftError)
-    assert "train.clip_norm: null -> 1.0" in error.message and "--allow-drift" in error.fix
-    config = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
-    assert config.train.clip_norm is None
+    assert "optimizer.lr: " in error.message and "clip_norm" not in error.message
+    assert error.fix.endswith("name it: --allow-change optimizer.lr.")
+    assert isinstance(resume("--allow-change", "optim"), errors.ConfigDriftError)
+    named = ("--allow-change", "train.clip_norm", "--allow-change", "optimizer")
+    assert isinstance(resume(*named), errors.RayUnreachableError)
+    saved = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
+    assert saved.train.clip_norm is None, "the run has not gone on"
+    ready = resumed_run(run.path, config, (), None, allowed=["train", "optimizer"])
+    assert "changed: train.clip_norm: null -> 1.0" in ready.note.splitlines()
+
+
+def test_a_change_of_where_a_run_is_executed_need_not_be_named(run: RunDirectory) -> None:
+    save_checkpoint(run)
+    config = changed_config(run, {"run": {"again": "resume"}, "checkpoint": {"every_s": 7.0}})
+    ready = resumed_run(run.path, config, (), None)
+    assert ready.is_changed and ready.experiment.run.again == "resume"
+    assert 'changed: run.again: "new" -> "resume"' in ready.note
+
+
+@pytest.mark.parametrize("more", [(), ("optimizer.schedule.steps=20",)])
+def test_a_schedule_that_is_stretched_is_told_of(
+    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cosine = "optimizer={kind: sgd, lr: 0.1, schedule: {kind: cosine, last: 0.0}}"
+    run = rundir.create(experiment(cosine, "train.steps=20"), tmp_path)
+    save_checkpoint(run)
+    note = resumed_run(run.path, None, ("train.steps=40", *more), None).note
+    assert ("spans 40 steps instead of 20: at step 20 the rate is 50% of" in note) == (not more)
+    assert ("`--set optimizer.schedule.steps=20` keeps it" in note) == (not more)
 
 
 @pytest.mark.parametrize(
@@ -320,10 +364,10 @@ def test_other_regions_or_shards_are_refused_whatever_is_allowed(
     run: RunDirectory, regions: str, said: str
 ) -> None:
     save_checkpoint(run)
-    error = resumed(run, "--allow-drift", "--set", f"regions={regions}")
+    error = resumed(run, "--set", f"regions={regions}")
     assert isinstance(error, errors.ConfigDriftError) and said in error.message
     workers = "regions=[{name: eu, workers: 3}, {name: us, ps_shards: 2}]"
-    taken = resumed(run, "--allow-drift", "--set", workers, "--plain")
+    taken = resumed(run, "--set", workers, "--plain")
     assert isinstance(taken, errors.RayUnreachableError), taken
 
 

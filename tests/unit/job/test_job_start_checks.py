@@ -113,7 +113,7 @@ def test_an_evaluation_that_raises_is_told_before_anything_starts(tmp_path, monk
     (tmp_path / "run.yaml").write_text(text)
     for verb in ("simulate", "train"):
         error = CliRunner().invoke(root, [verb, "run.yaml", "--plain"]).exception
-        assert isinstance(error, TaskOutputError) and "evaluation raised KeyError" in error.message
+        assert isinstance(error, TaskOutputError) and "metrics raised KeyError" in error.message
         assert "broken.py:6" in error.message
         assert not any((tmp_path / "runs").iterdir())
 

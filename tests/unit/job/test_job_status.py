@@ -436,7 +436,7 @@ def test_a_request_that_is_begun_says_so(run: RunDirectory) -> None:
         assert geo_ray.change_members(run.path, "drain", "us", wait_s=60.0) == "begun"
         shown = CliRunner().invoke(members_command, [str(run.path), "drain", "us", "--wait", "60"])
         assert (shown.exit_code, shown.output.partition(";")[0]) == (0, "begun: drain us")
-        states = geo_ray.members(run.path).column("state").to_pylist()
+        states = geo_ray.members(run.path)["state"]
         assert states == ["member", "leaving"]
         assert [each.state for each in geo_ray.status(run.path).regions] == ["starting", "leaving"]
 
@@ -494,7 +494,7 @@ def test_a_region_on_its_way_in(run: RunDirectory) -> None:
         log.write("region_lost", 4.0, region="us", cause="killed")
         log.write("region_joining", 5.0, region="us")
         log.write("region_joining", 5.0, region="asia")
-        assert geo_ray.members(run.path).column("state").to_pylist() == ["member", "joining"]
+        assert geo_ray.members(run.path)["state"] == ["member", "joining"]
         found = geo_ray.status(run.path)
         assert [(each.name, each.state, each.lost_cause) for each in found.regions] == [
             ("eu", "computing", None),
@@ -509,4 +509,4 @@ def test_a_region_on_its_way_in(run: RunDirectory) -> None:
     log_of_who_was_killed = EventLog(run.path / EVENTS_FILE)
     log_of_who_was_killed.write("region_joining", 7.0, region="us")
     log_of_who_was_killed.close()
-    assert geo_ray.members(run.path).column("state").to_pylist() == ["member", "did not join"]
+    assert geo_ray.members(run.path)["state"] == ["member", "did not join"]

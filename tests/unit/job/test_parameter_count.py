@@ -1,4 +1,4 @@
-"""Parameters are counted without making them; a task that cannot have it so is made in full."""
+"""The library's models are counted without making them; a user's model is made on a real device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import nn
 
 from geo_ray.errors import TaskOutputError
 from geo_ray.job.build import initial_parameters, model_outline, model_start, parameter_count
+from geo_ray.job.plans.sizes import model_size
+from geo_ray.tasks.bytelm import ByteLM
 from geo_ray.tasks.guard import outlined_model
-
-WIDTH = 1_000_000
 
 
 class AnyTask:
@@ -36,10 +36,59 @@ class LooksAtValues(nn.Module):
         self.second = nn.Linear(3, 4 if self.first.weight.abs().max().item() < 100 else 5)
 
 
-def test_a_model_too_large_for_any_machine_is_counted() -> None:
-    task: Any = AnyTask(lambda: nn.Linear(WIDTH, WIDTH))
-    assert parameter_count(task, 0) == WIDTH * WIDTH + WIDTH
-    assert outlined_model(task, 0).weight.is_meta
+class OfTheLibrary(AnyTask):
+    """A task as the library has them."""
+
+    __module__ = "geo_ray.tasks.any"
+
+
+def test_a_model_of_the_library_is_counted_however_large_it_is() -> None:
+    options = ByteLM.Options(dim=16_384, layers=96, heads=64)
+    assert parameter_count(ByteLM(options), 0) > 300e9
+    assert model_outline(ByteLM(options), 0).num_params > 300e9
+
+
+class Encoder(nn.Module):
+    """A frozen part, made once in a process."""
+
+    made: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 6).view(2, 3), requires_grad=False)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x @ self.weight)
+
+    @classmethod
+    def cached(cls) -> Encoder:
+        if cls.made is None:
+            cls.made = cls().requires_grad_(False)
+        return cls.made
+
+
+class Cached(AnyTask):
+    columns = {"x": "float32[2]"}  # noqa: RUF012
+
+    def collate(self, columns: Any, device: torch.device) -> torch.Tensor:
+        return torch.from_numpy(columns["x"]).to(device)
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch + 1.0).square().mean()
+
+
+def test_a_frozen_part_that_a_task_keeps_stays_real_and_unchanged() -> None:
+    Encoder.made = None
+    task: Any = Cached(lambda: nn.Sequential(Encoder.cached(), nn.Linear(3, 1)))
+    assert parameter_count(task, 0) == 4
+    before = {name: value.clone() for name, value in Encoder.cached().state_dict().items()}
+    size = model_size(task, 0)
+    assert size.num_params == 4
+    assert size.row_bytes
+    for name, value in Encoder.cached().state_dict().items():
+        assert torch.equal(value, before[name])
+    assert model_start(task, 0).constants == model_outline(task, 0).constants
 
 
 class DrawsNormal(nn.Module):
@@ -59,15 +108,15 @@ def test_numbers_that_nobody_looks_at_are_not_drawn() -> None:
     """The first draw on the meta device would import PyTorch's compiler, which takes seconds."""
     code = (
         "import sys\nfrom geo_ray.job.build import parameter_count\n"
-        "from tests.unit.job.test_parameter_count import AnyTask, DrawsNormal\n"
-        "assert parameter_count(AnyTask(DrawsNormal), 0) == 15 + 12 + 16 + 4\n"
+        "from tests.unit.job.test_parameter_count import DrawsNormal, OfTheLibrary\n"
+        "assert parameter_count(OfTheLibrary(DrawsNormal), 0) == 15 + 12 + 16 + 4\n"
         "assert not {'torch._dynamo', 'sympy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_numbers_that_are_asked_for_elsewhere_are_drawn() -> None:
-    module = outlined_model(AnyTask(DrawsNormal), 3)  # type: ignore[arg-type]
+    module = outlined_model(OfTheLibrary(DrawsNormal), 3)  # type: ignore[arg-type]
     torch.manual_seed(3)
     assert isinstance(module, DrawsNormal)
     assert module.first.is_meta
@@ -85,7 +134,7 @@ def test_a_shared_parameter_and_a_frozen_one() -> None:
     assert parameter_count(task, 0) == initial_parameters(task, 0).numel() == 30
 
 
-def test_a_model_that_looks_at_values_is_made_in_full() -> None:
+def test_a_model_that_looks_at_values_is_counted() -> None:
     task: Any = AnyTask(LooksAtValues)
     assert parameter_count(task, 0) == initial_parameters(task, 0).numel() == 28
 
@@ -123,8 +172,3 @@ def test_the_outline_is_what_a_model_starts_from() -> None:
         assert outline.num_params == start.params_P.numel()
         assert (outline.layout, outline.groups) == (start.layout, start.groups)
         assert outline.constants == start.constants
-
-
-def test_a_model_without_other_values_is_outlined_only() -> None:
-    task: Any = AnyTask(lambda: nn.Linear(WIDTH, WIDTH))
-    assert model_outline(task, 0).num_params == WIDTH * WIDTH + WIDTH

@@ -13,10 +13,10 @@ from geo_ray.config.load import load_tree
 from geo_ray.config.source import text_of
 from geo_ray.errors import QueueRequestError, SpeedUnknownError
 from geo_ray.job.build import check_absent
-from geo_ray.job.queued.spec import JobHints, spec_of
+from geo_ray.job.queued.spec import spec_of
 from geo_ray.job.queued.tree import config_tree, run_tree, split_rows
 from geo_ray.queue.config import QueueConfig
-from geo_ray.queue.job_spec import JobRequest
+from geo_ray.queue.job_spec import JobHints, JobRequest
 from geo_ray.queue.model import share_per_s
 
 ROOT = Path(__file__).resolve().parents[3]

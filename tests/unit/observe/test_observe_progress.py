@@ -67,6 +67,29 @@ def test_one_worker_takes_part_and_two_take_part() -> None:
     ]
 
 
+def test_a_resumed_run_shows_the_step_that_it_continues_from() -> None:
+    """Not 0, although the processes of the terminal that resumes it have seen no step."""
+    progress = quiet(120, width=200)
+    kind, t_s, fields = started()
+    progress.feed(*events([(kind, t_s, {**fields, "resumed_step": 40})]))
+    assert all("40/120" in row and "starting" in row for row in shown(progress).splitlines()[1:3])
+    progress.feed(*events([step("east", 41, 1.0)]))
+    east, west = shown(progress).splitlines()[1:3]
+    assert "41/120" in east and "starting" not in east
+    assert "40/120" in west and "starting" in west
+
+
+def test_each_kind_of_state_change_is_told_in_its_own_words() -> None:
+    rows: list[Row] = [
+        ("state_changed", 1.0, {"region": "east", "step": 5, "how": how, "names": f"'{how}'"})
+        for how in ("changed", "unfrozen", "frozen", "a kind of a newer release")
+    ]
+    told = [line for line in plain_lines([started(), *rows], VirtualClock()) if "step 5" in line]
+    starts = ["state changes that nobody declared", "unfrozen but not trained"]
+    starts += ["frozen but still trained", "state changes that nobody declared"]
+    assert [line.split(":")[0] for line in told] == starts
+
+
 def test_status_lines_and_faults_are_printed_once_each() -> None:
     stream = io.StringIO()
     progress = Progress(4, REGIONS, Console(file=stream, width=60), plain=True)

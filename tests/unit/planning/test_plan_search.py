@@ -18,7 +18,7 @@ from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.policies.cloudless import cloudless, everything
 from geo_ray.planning.policies.optimal import front, optimal
 from geo_ray.planning.request import Rental, Request, Site
-from geo_ray.planning.search.fleet import Offer, RegionFleet
+from geo_ray.planning.search.fleet import Offer, Pick, RegionFleet
 from geo_ray.planning.search.knapsack import Cover, cheapest_cover
 from geo_ray.planning.search.search import Search
 from geo_ray.planning.search.ways import Limits
@@ -200,6 +200,89 @@ def test_the_cheapest_machines_with_few_that_may_be_preempted(seed, lan):
             assert found is not None and found.step_s <= limit_s * (1 + 1e-8)
             assert found.usd_per_h == pytest.approx(least)
             assert fleet.spots(found.counts) <= most_spot
+
+
+def _unlike_machines(rng: random.Random) -> RegionFleet:
+    """A fleet whose types have their own networks and memory."""
+    offers = []
+    for i in range(rng.randint(2, 3)):
+        speed, cap = rng.uniform(1, 40), rng.randint(1, 3)
+        lan_s = rng.choice([0, 0.001, 0.02, 0.2, 1.0]) * rng.uniform(0.5, 1.5)
+        room = rng.choice([2**40, 5, 12])
+        for market in rng.choice([["on_demand"], ["spot"], ["on_demand", "spot"]]):
+            lost_share = 0.01 if market == "spot" else 0.0
+            price = rng.uniform(0.1, 2)
+            offers.append(Offer(f"t{i}", market, price, speed, cap, lan_s, room, lost_share))
+    rows, fixed_s = rng.randint(2, 30), rng.choice([0.0, 0.1])
+    return RegionFleet("r", offers, rows, fixed_s, one_is_free=rng.random() < 0.5)
+
+
+def _every_pick(fleet: RegionFleet) -> list[Pick]:
+    ranges = [range(offer.cap + 1) for offer in fleet.offers]
+    counts = (c for c in itertools.product(*ranges) if 1 <= sum(c) <= fleet.rows)
+    return [pick for pick in map(fleet.pick, counts) if math.isfinite(pick.step_s)]
+
+
+def test_the_fastest_of_machines_with_their_own_networks_are_the_fastest():
+    rng = random.Random(0)
+    for _ in range(60):
+        fleet = _unlike_machines(rng)
+        picks = _every_pick(fleet)
+        for most_spot in (None, 0, 1, 3):
+            capped = fleet if most_spot is None else fleet.capped(most_spot)
+            allowed = [
+                p.step_s for p in picks if most_spot is None or fleet.spots(p.counts) <= most_spot
+            ]
+            if not allowed:
+                assert capped.least_step_s == math.inf
+                continue
+            assert capped.fastest().step_s == pytest.approx(min(allowed), rel=1e-7)
+            assert capped.least_step_s == pytest.approx(min(allowed), rel=1e-7)
+
+
+def test_the_bound_of_the_shortest_step_holds_where_its_search_is_cut_off(monkeypatch):
+    monkeypatch.setattr("geo_ray.planning.search.fleet._MOST_COVERS", 1)
+    rng, cut_off = random.Random(1), 0
+    for _ in range(60):
+        fleet = _unlike_machines(rng)
+        picks = _every_pick(fleet)
+        if not picks:
+            continue
+        best_s = min(pick.step_s for pick in picks)
+        assert fleet.least_step_s <= best_s * (1 + 1e-9) <= fleet.fastest().step_s * (1 + 2e-9)
+        cut_off += fleet.least_step_s < best_s * (1 - 1e-6)
+        found = fleet.cheapest(best_s)
+        assert found is None or found.step_s <= best_s * (1 + 1e-8)
+        assert not fleet.is_too_short(best_s)
+    assert cut_off > 3
+
+
+@pytest.mark.parametrize("most_covers", [400, 1])
+@pytest.mark.parametrize("objective", ["cost", "time"])
+def test_the_gap_is_true_where_types_have_their_own_networks(objective, most_covers, monkeypatch):
+    monkeypatch.setattr("geo_ray.planning.search.fleet._MOST_COVERS", most_covers)
+    for seed in range(6):
+        request = scenario(
+            seed, regions=2, offers=2, cap=2, lost_share=0.02 * (seed % 2), objective=objective
+        )
+        rng = random.Random(seed)
+        sites = [
+            dataclasses.replace(
+                site,
+                rentals=[
+                    dataclasses.replace(r, lan_s=rng.choice([0.01, 0.1, 0.6])) for r in site.rentals
+                ],
+                one_is_free=seed % 3 == 0,
+            )
+            for site in request.sites
+        ]
+        request = dataclasses.replace(request, sites=sites)
+        values = [found.usd if objective == "cost" else found.seconds for found in every(request)]
+        plan = optimal(request, gap=0.0)
+        ours = plan.total_usd if objective == "cost" else plan.total_s
+        assert ours * (1 - plan.gap) <= min(values) * (1 + 1e-9)
+        if most_covers > 1:
+            assert ours == pytest.approx(min(values), rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -11,8 +11,9 @@ import torch
 from wan_support import Node, running
 
 from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.parts import read_part, verify_part, write_part
+from geo_ray.checkpoint.parts import read_part, write_part
 from geo_ray.checkpoint.spool_folder import SpoolFolder
+from geo_ray.checkpoint.store import verify_part
 from geo_ray.errors import CheckpointCorruptError, LinkDownError
 from geo_ray.runtime.actors.copy_transfer import PIECE_BYTES, CarriedParts, CopyTransfer
 from geo_ray.transport.wire.message import Message

@@ -13,9 +13,9 @@ import torch
 from train_support import experiment_of
 
 from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
-from geo_ray.checkpoint.parts import read_part, verify_part, write_part
+from geo_ray.checkpoint.parts import read_part, write_part
 from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.checkpoint.store import CheckpointStore, verify_part
 from geo_ray.errors import (
     CheckpointCorruptError,
     CheckpointError,

@@ -17,7 +17,6 @@ from geo_ray.errors import (
 )
 from geo_ray.runtime.control.policy import (
     HALT_DEADLINE_S,
-    MAX_FAILED_SAVES,
     PART_S,
     STALL_S,
     RunLimits,
@@ -25,9 +24,12 @@ from geo_ray.runtime.control.policy import (
     Save,
 )
 
+EVERY_S = 10.0
+RETRY_S = 300.0
 
-def policy(restarts: int = 1, every_s: float | None = 10.0) -> RunPolicy:
-    return RunPolicy(RunLimits(restarts, 5, every_s), now_s=100.0)
+
+def policy(restarts: int = 1, every_s: float | None = EVERY_S) -> RunPolicy:
+    return RunPolicy(RunLimits(restarts, 5, every_s, retry_s=RETRY_S), now_s=100.0)
 
 
 # ------------------------------------------------------------------ workers
@@ -147,11 +149,28 @@ def test_saves_come_by_time_one_at_a_time() -> None:
     assert policy(every_s=None).due(1e9, is_open=False) is None
 
 
+def test_while_nothing_happens_no_checkpoint_pushes_older_ones_out() -> None:
+    run = policy(every_s=10.0)
+    assert run.due(110.0, is_open=False) == Save(halt=False), "the state is not saved yet"
+    run.on_progress(110.5)  # in mid-save: the next one has more
+    run.saved(1)
+    assert run.due(120.0, is_open=False) == Save(halt=False)
+    run.saved(2)
+    assert run.due(130.0, is_open=False) is None and run.due(999.0, is_open=False) is None
+    run.on_progress(1000.0)
+    assert run.due(1000.0, is_open=False) == Save(halt=False)
+    assert run.due(1011.0, is_open=False) == Save(halt=False), "the one before was not saved"
+    run.saved(4)
+    run.halt(InterruptedRunError("stop"), 1012.0)
+    assert run.due(1012.0, is_open=False) == Save(halt=True), "regions stand still after it"
+
+
 def test_checkpoints_that_take_long_take_half_of_the_time() -> None:
     run = policy(every_s=10.0)
     assert run.due(110.0, is_open=False) == Save(halt=False)
     assert run.due(118.0, is_open=True) is None
     run.saved(1)
+    run.on_progress(119.0)
     assert run.due(125.9, is_open=False) is None  # 8 s, then 8 s without
     assert run.due(126.0, is_open=False) == Save(halt=False)
     assert run.due(129.0, is_open=True) is None
@@ -237,14 +256,11 @@ def test_an_open_checkpoint_delays_a_halt_for_a_limited_time() -> None:
 
 def test_a_save_from_before_the_halt_that_fails_does_not_end_the_run() -> None:
     run, full = policy(), CheckpointError("the disk is full")
-    for _ in range(MAX_FAILED_SAVES - 1):
-        run.save_failed(full)
     assert run.due(110.0, is_open=False) == Save(halt=False)
     run.halt(InterruptedRunError("the run was interrupted"), 112.0)
-    run.save_failed(full)
-    assert run.due(113.0, is_open=False) == Save(halt=True)
-    with pytest.raises(CheckpointError):
-        run.save_failed(full)
+    assert run.save_failed(full, 112.5) == 1.0
+    assert run.due(113.0, is_open=False) is None, "the pause is not over"
+    assert run.due(113.5, is_open=False) == Save(halt=True)
 
 
 def test_an_interrupt_that_came_after_the_end_is_none() -> None:
@@ -266,28 +282,38 @@ def test_refused_steps_halt_and_count_more_than_an_interrupt() -> None:
         run.check_end({"done"})
 
 
-def test_failed_saves_are_borne_until_there_are_too_many_in_a_row() -> None:
-    run, full = policy(), CheckpointError("the disk is full")
-    for _ in range(MAX_FAILED_SAVES - 1):
-        run.save_failed(full)
+def test_a_run_that_trains_is_never_ended_by_a_store_or_a_full_disk() -> None:
+    run, full, now_s = policy(), CheckpointError("the disk is full"), 110.0
+    pauses = []
+    for _ in range(200):
+        assert run.due(now_s, is_open=False) == Save(halt=False)
+        pauses.append(run.save_failed(full, now_s))
+        assert run.is_failing
+        assert run.due(now_s + pauses[-1] - 0.1, is_open=False) is None
+        now_s += max(pauses[-1], EVERY_S)
+    assert pauses[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0] and set(pauses[7:]) == {60.0}
     run.saved(1)
-    for _ in range(MAX_FAILED_SAVES - 1):
-        run.save_failed(full)
-    with pytest.raises(CheckpointError):
-        run.save_failed(full)
+    assert not run.is_failing and run.save_failed(full, now_s) == 1.0
 
 
 def test_a_run_whose_checkpoints_somebody_else_writes_ends_at_once() -> None:
     with pytest.raises(CheckpointConflictError):
-        policy().save_failed(CheckpointConflictError("another writer"))
+        policy().save_failed(CheckpointConflictError("another writer"), 110.0)
 
 
-def test_a_save_that_fails_while_the_run_must_stop_ends_it() -> None:
-    run = policy()
+def test_a_run_that_must_stop_is_tried_to_be_saved_for_a_time() -> None:
+    run, full = policy(), CheckpointError("the disk is full")
     run.halt(InterruptedRunError("the run was interrupted"), 101.0)
-    run.due(101.0, is_open=False)
-    with pytest.raises(GeoRayError, match="disk"):
-        run.save_failed(CheckpointError("the disk is full"))
+    now_s, ends_s, tries = 101.0, 101.0 + RETRY_S, 0
+    while now_s < ends_s:
+        if run.due(now_s, is_open=False) is not None:
+            run.save_failed(full, now_s)
+            tries += 1
+        now_s += 1.0
+    assert tries > 5
+    with pytest.raises(InterruptedRunError, match="no new checkpoint was made: it was tried for"):
+        run.due(ends_s + 1.0, is_open=False)
+    assert run.saves_until_s(ends_s) == ends_s
 
 
 def test_a_checkpoint_of_which_no_part_comes_for_long_is_given_up() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -9,10 +10,20 @@ import torch
 from torch import nn
 
 from geo_ray.errors import NonFiniteError, SchemaMismatchError, TaskOutputError
+from geo_ray.job.model_file import load_trained, save_trained
 from geo_ray.tasks.base import Batch, Columns, Stats, num_rows
 from geo_ray.tasks.classification import classification_metrics
 from geo_ray.tasks.columns import check_columns, parse_column_type
-from geo_ray.tasks.guard import checked_evaluate, checked_loss, checked_model
+from geo_ray.tasks.groups import group_runs
+from geo_ray.tasks.guard import (
+    checked_collate,
+    checked_dataset,
+    checked_evaluate,
+    checked_loss,
+    checked_metrics,
+    checked_model,
+)
+from geo_ray.training.compute.flat import read_parameters
 
 
 class Fixed:
@@ -133,6 +144,119 @@ def test_a_model_that_cannot_be_trained_here(output: object, part: str) -> None:
     with pytest.raises(TaskOutputError) as caught:
         checked_model(Fixed(output), 0)
     assert part in str(caught.value)
+
+
+class Views(nn.Module):
+    """Parameters and buffers that share memory in several ways."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.one = nn.Linear(3, 3)
+        self.other = nn.Linear(3, 3)
+        if what == "expanded":
+            self.scale = nn.Parameter(torch.ones(1).expand(3))
+        if what == "tied by data":
+            self.other.weight.data = self.one.weight.data.t()
+        if what == "a buffer of a parameter":
+            self.register_buffer("shadow", self.one.weight.data)
+        if what == "extra":
+            self.extra = Extra()
+        if what == "sparse":
+            self.register_buffer("links", torch.eye(3).to_sparse())
+        if what == "cut from one":
+            both = torch.randn(6, 3)
+            self.one.weight, self.other.weight = (nn.Parameter(part) for part in both.split(3))
+        if what == "tied":
+            self.other.weight = self.one.weight
+        if what == "constants":
+            self.register_buffer("ones", torch.ones(1).expand(3))
+            self.register_buffer("part", torch.arange(6.0)[:3])
+            self.register_buffer("low", self.part[:2])
+            self.register_buffer("twos", torch.ones(3))
+            self.register_buffer("same", self.twos)
+
+
+class Extra(nn.Module):
+    def get_extra_state(self) -> str:
+        return "a text"
+
+    def set_extra_state(self, state: str) -> None:
+        """Takes none."""
+
+
+@pytest.mark.parametrize(
+    ("what", "part"),
+    [
+        ("expanded", "'scale' is expanded"),
+        ("tied by data", "'one.weight' and 'other.weight' are different tensors"),
+        ("a buffer of a parameter", "'one.weight' and 'shadow' are different tensors"),
+        ("extra", "'extra._extra_state'"),
+        ("sparse", "'links'"),
+    ],
+)
+def test_a_model_that_could_not_be_trained_or_saved_is_refused(what: str, part: str) -> None:
+    with pytest.raises(TaskOutputError) as caught:
+        checked_model(Fixed(lambda: Views(what)), 0)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["tied", "constants", "cut from one"])
+def test_a_model_that_shares_memory_in_a_harmless_way_is_saved(what: str, tmp_path: Path) -> None:
+    task, path = Fixed(lambda: Views(what)), tmp_path / "model.safetensors"
+    params_P = read_parameters(checked_model(task, 0)) + 1
+    save_trained(task, 0, params_P, path)
+    loaded = load_trained(task, 0, path)
+    assert torch.equal(read_parameters(loaded), params_P)
+    for name, constant in checked_model(task, 0).named_buffers():
+        assert torch.equal(loaded.get_buffer(name), constant)
+
+
+def test_a_lazy_layer_is_refused_by_name_until_it_has_a_shape() -> None:
+    def made() -> nn.Module:
+        model = nn.Sequential(nn.LazyLinear(2))
+        model(torch.zeros(1, 3))
+        return model
+
+    with pytest.raises(TaskOutputError, match=r"'0\.weight' has no shape yet"):
+        checked_model(Fixed(lambda: nn.Sequential(nn.LazyLinear(2))), 0)
+    with pytest.raises(TaskOutputError, match=r"'0\.running_mean' has no shape yet"):
+        norm = [nn.LazyBatchNorm1d(affine=False), nn.Linear(2, 1)]
+        checked_model(Fixed(lambda: nn.Sequential(*norm)), 0)
+    assert isinstance(checked_model(Fixed(made), 0), nn.Sequential)
+
+
+class Raises:
+    """A task whose every method raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        def method(*_: object) -> None:
+            raise LookupError(f"wrong {name}")
+
+        return method
+
+
+def test_an_exception_of_any_method_names_it() -> None:
+    task: Any = Raises()
+    calls = {
+        "collate": lambda: checked_collate(task, {}, torch.device("cpu")),
+        "metrics": lambda: checked_metrics(task, {}),
+        "dataset": lambda: checked_dataset(task, 0),
+        "groups": lambda: group_runs(task, MODEL),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TaskOutputError, match=f"Raises.{name} raised LookupError: wrong"):
+            call()
+
+
+@pytest.mark.parametrize("output", [3.0, {"loss": "small"}, {1: 2.0}, {"loss": np.zeros(2)}])
+def test_metrics_that_are_no_numbers_by_name(output: object) -> None:
+    class Measured(Fixed):
+        def metrics(self, stats: Stats) -> dict[str, float]:
+            return self._answer()
+
+    with pytest.raises(TaskOutputError, match=r"Measured\.metrics"):
+        checked_metrics(Measured(output), {})
+    assert checked_metrics(Measured({"loss": np.float32(2)}), {}) == {"loss": 2.0}
 
 
 @pytest.mark.parametrize("keeps", [True, False])

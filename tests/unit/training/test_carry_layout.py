@@ -22,6 +22,7 @@ from geo_ray.training.averager.averager_carry import AveragerCarry
 from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.precise import StatisticsBoard, precise_statistics
 from geo_ray.training.compute.state_guard import (
+    StateChange,
     StateGuard,
     check_constants,
     check_same_size,
@@ -261,6 +262,9 @@ def test_what_is_made_in_the_first_step_is_found_and_may_be_scratch() -> None:
             guard.after_step()
 
 
+MEAN_CHANGED = StateChange("changed", "'mean'")
+
+
 class Late(nn.Module):
     """Begins to average its weights late, as averages do that leave the first steps out."""
 
@@ -284,9 +288,9 @@ def test_what_begins_to_change_late_is_told_once_and_ends_nothing(begins: int, f
     for step in range(1, 300):
         net(torch.zeros(1, 2))
         guard.after_step()
-        if (words := guard.take_changed()) is not None:
-            told[step] = words
-    assert told == {found: "'mean'"}
+        if changes := guard.take_changed():
+            told[step] = changes
+    assert told == {found: [MEAN_CHANGED]}
 
 
 def test_an_evaluation_looks_at_what_no_power_of_two_would_find() -> None:
@@ -295,9 +299,9 @@ def test_an_evaluation_looks_at_what_no_power_of_two_would_find() -> None:
     for _ in range(80):
         net(torch.zeros(1, 2))
         guard.after_step()
-    assert guard.take_changed() is None
+    assert not guard.take_changed()
     guard.look()
-    assert guard.take_changed() == "'mean'"
+    assert guard.take_changed() == [MEAN_CHANGED]
 
 
 class Restored(nn.Module):
@@ -329,11 +333,11 @@ def test_a_worker_that_joins_late_tells_and_ends_nothing(version: int | None, ra
             guard.after_step()
         return
     guard.after_step()
-    assert guard.take_changed() == "'mean'"
+    assert guard.take_changed() == [MEAN_CHANGED]
     for _ in range(8):
         net(torch.rand(4, 2))
         guard.after_step()
-    assert guard.take_changed() is None
+    assert not guard.take_changed()
 
 
 def test_an_evaluation_tells_and_ends_nothing_where_no_step_was_counted() -> None:
@@ -342,7 +346,7 @@ def test_an_evaluation_tells_and_ends_nothing_where_no_step_was_counted() -> Non
     guard = StateGuard(Task(), net)
     net(torch.zeros(1, 2))
     guard.look()
-    assert guard.take_changed() == "'mean'"
+    assert guard.take_changed() == [MEAN_CHANGED]
 
 
 def test_constants_of_two_processes_are_compared_by_name() -> None:

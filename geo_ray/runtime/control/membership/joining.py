@@ -41,6 +41,7 @@ class Joining:
         origin_unix_s: when the run's clock was 0.
         asked_s: when it was asked for.
         is_asked: whether the averager was told.
+        is_told: whether it was told that its processes run.
     """
 
     region: str
@@ -49,6 +50,7 @@ class Joining:
     origin_unix_s: float
     asked_s: float = field(default_factory=time.monotonic)
     is_asked: bool = False
+    is_told: bool = False
     _up: Future[ActorGroup] = field(init=False)
     _begun: Future[int] | None = None
     _own: dict[str, PlacedRegion] = field(default_factory=dict)

@@ -133,8 +133,10 @@ class Newcomers:
                     joining.give_up()
                 elif is_late and joining.begun is None:  # no checkpoint begins meanwhile
                     self.call_off(region, RegionLostError("the run ends before it was there"))
-                elif joining.is_up and not self._carry_on(joining, view):
-                    ready.append(joining)
+                elif joining.is_up:
+                    self._note_started(joining, now_s)
+                    if not self._carry_on(joining, view):
+                        ready.append(joining)
             except GeoRayError as error:
                 self.call_off(region, error)
             except Exception as error:  # of this region alone: the run and the others go on
@@ -206,6 +208,12 @@ class Newcomers:
         self._asked_s = time.monotonic()
         if those:
             self.enter(tuple(joining.region for joining in those))
+
+    def _note_started(self, joining: Joining, now_s: float) -> None:
+        if not joining.is_told:
+            joining.is_told = True
+            took_s = now_s - joining.asked_s
+            self.hooks.emit("region_started", region=joining.region, took_s=took_s)
 
     def _carry_on(self, joining: Joining, view: View) -> bool:
         """Whether it was asked for; it is a member once it trains."""

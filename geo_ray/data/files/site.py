@@ -1,0 +1,287 @@
+"""The site file: how one site's columns differ from those that all regions share.
+
+A preparation is the same in all regions, and its fingerprint proves it. Sites name their columns in
+their own way, and write words, times and units in their own way. A site file translates them while
+the rows are read, so that all that follows sees the shared columns. It is not part of the
+fingerprint.
+"""
+
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, ValidationError, model_validator
+
+from geo_ray.config.base import StrictModel
+from geo_ray.config.explain import explain
+from geo_ray.config.load import read_text
+from geo_ray.config.yaml_text import parse_yaml
+from geo_ray.data.nearby import listed, missing_path, nearest
+from geo_ray.data.prepare.numbers import (
+    TimeFormat,
+    as_times,
+    decoded,
+    is_text,
+    to_numbers,
+    with_points,
+)
+from geo_ray.data.prepare.words import to_words
+from geo_ray.data.values import python_values, text_of
+from geo_ray.errors import ConfigError, SchemaMismatchError
+
+_SHOWN = 40
+
+Array = np.ndarray[Any, Any]
+
+
+class Unit(StrictModel):
+    """Conversion of a column's numbers to the shared unit: value * multiply + add."""
+
+    multiply: float = Field(
+        default=1.0, description="first factor, such as 0.45359237 for lb to kg"
+    )
+    add: float = Field(default=0.0, description="then added")
+
+    @model_validator(mode="after")
+    def _keeps_the_value(self) -> Unit:
+        if self.multiply == 0:
+            raise ValueError("multiply must not be 0")
+        return self
+
+
+class SiteColumn(StrictModel):
+    """How one column of the site becomes a shared one."""
+
+    rename: str | None = Field(default=None, description="the shared name of the column")
+    words: dict[str, bool | int | float | str | None] = Field(
+        default_factory=dict,
+        description="the site's word -> the shared word; null: there is no value",
+    )
+    cast: TimeFormat | None = Field(
+        default=None, description="{time: FORMAT}, such as %d.%m.%Y, if the column has times"
+    )
+    unit: Unit | None = Field(
+        default=None, description="{multiply: A, add: B}, if the column has another unit"
+    )
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> SiteColumn:
+        if self.cast is not None and self.unit is not None:
+            raise ValueError("cast and unit do not go together: a time has no unit")
+        twice = [w for w, n in Counter(text_of(word) for word in self.words).items() if n > 1]
+        if twice:
+            raise ValueError(f"words: {twice[0]!r} is there twice")
+        return self
+
+
+class SiteFile(StrictModel):
+    """All columns of a site that differ from the shared ones."""
+
+    version: Literal[1] = Field(default=1, description="version of this format")
+    columns: dict[str, SiteColumn] = Field(
+        description="column of the site's files -> how it becomes a shared column"
+    )
+
+    @model_validator(mode="after")
+    def _one_column_per_name(self) -> SiteFile:
+        names = Counter(self.shared_name(name) for name in self.columns)
+        twice = [name for name, n in names.items() if n > 1]
+        if twice:
+            raise ValueError(f"columns: two of them become {twice[0]!r}")
+        return self
+
+    def shared_name(self, column: str) -> str:
+        """The shared name of a column of the site."""
+        known = self.columns.get(column)
+        return column if known is None or known.rename is None else known.rename
+
+    def own_names(self, shared: Collection[str]) -> set[str]:
+        """The columns of the site that may become some of the shared columns."""
+        renamed = {name for name in self.columns if self.shared_name(name) in shared}
+        return renamed | {name for name in shared if self.shared_name(name) == name}
+
+
+def load_site(path: Path) -> SiteFile:
+    """Read a site file.
+
+    Raises:
+        ConfigError: naming every key that is wrong.
+    """
+    if not path.exists():
+        raise ConfigError(
+            f"there is no site file {path}{missing_path(path)}", fix="Correct the path of --site."
+        )
+    tree = parse_yaml(read_text(path), str(path))
+    try:
+        return SiteFile.model_validate_json(json.dumps(tree.value, allow_nan=False))
+    except ValidationError as error:
+        lines = explain(error, SiteFile, tree.origins)
+        raise ConfigError(
+            "\n    ".join([f"{path}: this site file makes no sense:", *lines]),
+            fix="Correct the keys; docs/data.md lists them.",
+        ) from None
+
+
+@dataclass
+class _Problem:
+    """Values of one column of a file that cannot be translated."""
+
+    what: str
+    example: object
+    row: int
+    rows: int
+
+
+class SiteReader:
+    """Translates columns of a site to shared ones and gathers what cannot be translated.
+
+    Args:
+        site: the translation.
+        origin: the name of the site file, for messages.
+        decimal: the decimal mark of numbers that are text.
+        thousands: the mark between groups of three of their digits.
+    """
+
+    def __init__(
+        self, site: SiteFile, origin: str, decimal: str = ".", thousands: str | None = None
+    ) -> None:
+        self._site = site
+        self._origin = origin
+        self._marks = decimal, thousands
+        self._problems: dict[tuple[str, str], _Problem] = {}
+        self._seen: set[str] = set()
+
+    def names(self, own: Iterable[str], path: str) -> tuple[str, ...]:
+        """The shared names of the columns of a file.
+
+        Raises:
+            SchemaMismatchError: two columns become one.
+        """
+        own = tuple(own)
+        self._seen.update(own)
+        names = tuple(self._site.shared_name(name) for name in own)
+        twice = [name for name, n in Counter(names).items() if n > 1]
+        if twice:
+            both = [name for name in own if self._site.shared_name(name) == twice[0]]
+            raise SchemaMismatchError(
+                f"{path}: the columns {listed(both)} both become {twice[0]!r}",
+                fix=f"Rename one of them to another name in {self._origin}.",
+            )
+        return names
+
+    def columns(self, own: Mapping[str, pa.Array], first_row: int) -> dict[str, pa.Array]:
+        """Translate rows of a file.
+
+        Args:
+            own: column of the site -> values (N,).
+            first_row: the number of the first row in its file, from 1.
+        """
+        return {
+            self._site.shared_name(name): self._column(name, array, first_row)
+            for name, array in own.items()
+        }
+
+    def take_problem(self, path: str) -> SchemaMismatchError | None:
+        """What could not be translated since the last call, of the file at ``path``."""
+        problems, self._problems = self._problems, {}
+        if not problems:
+            return None
+        lines = [
+            f"column {name!r} {problem.what}, such as {_shown(problem.example)} "
+            f"({problem.rows:,} rows, first in row {problem.row})"
+            for (name, _), problem in problems.items()
+        ]
+        return SchemaMismatchError(
+            f"{path}: " + "; ".join(lines),
+            fix=f"Correct the column in {self._origin}. A word that means that there is no value "
+            "goes there as words: {WORD: null}.",
+        )
+
+    def lost(self) -> SchemaMismatchError | None:
+        """Columns of the site file that no file had."""
+        lost = [name for name in self._site.columns if name not in self._seen]
+        if not lost or not self._seen:
+            return None
+        hints = []
+        for name in lost:
+            close = nearest(name, self._seen)
+            hints.append(f"{name!r}" + (f" (did you mean {close!r}?)" if close else ""))
+        return SchemaMismatchError(
+            f"{self._origin} names the column {', '.join(hints)}, which no file has; they have "
+            f"{listed(sorted(self._seen))}",
+            fix=f"Correct the name in {self._origin}, or remove the column there.",
+        )
+
+    def _column(self, name: str, array: pa.Array, first_row: int) -> pa.Array:
+        rules = self._site.columns.get(name)
+        if rules is None:
+            return array
+        array = decoded(array)
+        if rules.words:
+            array = self._translated(name, array, rules.words, first_row)
+        if rules.cast is not None:
+            array = self._times(name, array, rules.cast, first_row)
+        if rules.unit is not None:
+            array = self._converted(name, array, rules.unit, first_row)
+        return array
+
+    def _translated(
+        self, name: str, array: pa.Array, words: Mapping[str, object], first_row: int
+    ) -> pa.Array:
+        found = to_words(array)
+        if found is None:
+            self._refuse(name, "has values that are no words", array, None, first_row)
+            return array
+        shared = {text_of(word): None if to is None else text_of(to) for word, to in words.items()}
+        if not shared.keys() & set(found.words):
+            return array
+        made = pa.array([shared.get(word, word) for word in found.words], pa.string())
+        return made.take(pa.array(found.codes, mask=found.codes < 0))
+
+    def _times(self, name: str, array: pa.Array, cast: TimeFormat, first_row: int) -> pa.Array:
+        if not is_text(array.type) and not pa.types.is_integer(array.type):
+            return array
+        times, bad_N = as_times(array, cast)
+        self._refuse(name, f"has times not written as {cast.time}", array, bad_N, first_row)
+        return times
+
+    def _converted(self, name: str, array: pa.Array, unit: Unit, first_row: int) -> pa.Array:
+        numbers = to_numbers(with_points(array, *self._marks))
+        if numbers is None:
+            self._refuse(name, "has values that are no numbers", array, None, first_row)
+            return array
+        self._refuse(name, "has text where a unit needs numbers", array, numbers.bad, first_row)
+        what = "has integers beyond 2**53, which have no unit"
+        self._refuse(name, what, array, numbers.inexact, first_row)
+        values = numbers.values.astype(np.float64) * unit.multiply + unit.add
+        values[numbers.nan] = np.nan
+        return pa.array(values, mask=numbers.null | numbers.bad)
+
+    def _refuse(
+        self, name: str, what: str, array: pa.Array, wrong_N: Array | None, first_row: int
+    ) -> None:
+        rows: Sequence[int] | Array = (
+            range(len(array)) if wrong_N is None else np.flatnonzero(wrong_N)
+        )
+        if not len(rows):
+            return
+        problem = self._problems.get((name, what))
+        if problem is None:
+            (example,) = python_values(array.slice(int(rows[0]), 1))
+            problem = _Problem(what, example, first_row + int(rows[0]), 0)
+            self._problems[name, what] = problem
+        problem.rows += len(rows)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
