@@ -160,7 +160,7 @@ class QueueLoop:
         journal, state = QueueJournal(self.store), QueueState()
         state.feed(journal.read())
         before = state.config
-        self._journal, self.state = journal, state
+        self._journal, self.state, self._slots = journal, state, None
         entries: list[AnyEntry] = []
         if before != self.config or state.epoch != self.epoch:
             entries.append(self._opened(unix_s))

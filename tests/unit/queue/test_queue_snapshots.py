@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from queue_support import SimQueue, job, sim_queue
 
-from geo_ray.errors import LeaseLostError, QueueJournalError
+from geo_ray.errors import LeaseLostError, QueueJournalError, RunDirectoryError
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.store import StoredValue
 from geo_ray.queue import inbox
@@ -23,7 +23,7 @@ from geo_ray.queue.entries import (
     StartEntry,
 )
 from geo_ray.queue.job_spec import CancelRequest
-from geo_ray.queue.journal import QueueJournal, piece_key
+from geo_ray.queue.journal import BASE_KEY, QueueJournal, piece_key
 from geo_ray.queue.place import QueuePlace
 from geo_ray.queue.report import report_of
 from geo_ray.queue.state import QueueState, state_of
@@ -193,6 +193,33 @@ def test_a_snapshot_that_is_interrupted_anywhere_costs_nothing(
         assert len(again.jobs) == 6
     else:
         raise AssertionError("the snapshot has more writes than were tried")
+
+
+class NoBase(LocalConditionalStore):
+    """A store where readers' beginning cannot be written."""
+
+    def write(self, key: str, data: bytes, expected: str | None) -> str | None:
+        if key == BASE_KEY:
+            raise RunDirectoryError("no space left on device")
+        return super().write(key, data, expected)
+
+
+def test_a_snapshot_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 300)
+    queue = sim_queue(tmp_path, policy="pd_ors")
+    loop = queue.open()
+    loop.store = NoBase(tmp_path)
+    told: list[str] = []
+    for number in range(12):
+        queue.submit("red", job(f"j{number}", seconds=8.0))
+        told += loop.tick(queue.world.now_s)
+        queue.world.advance(queue.world.now_s + 4.0)
+    queue.run(280.0, every_s=2.0)
+    assert [each for each in told if "the journal stays long" in each]
+    assert len(queue.state.jobs) == 12
+    assert all(each.end is not None for each in queue.state.jobs.values())
 
 
 def test_who_was_overtaken_by_a_snapshot_writes_nothing(
