@@ -29,6 +29,19 @@ class SystemClock:
             time.sleep(duration_s)
 
 
+class BootClock(SystemClock):
+    """A clock that also counts while the machine is suspended; for leases.
+
+    Linux stops its monotonic clock during a suspend. Systems that do not have a clock of this kind
+    use the monotonic clock.
+    """
+
+    def now_s(self) -> float:
+        """See `Clock.now_s`."""
+        boot_clock: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+        return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
+
+
 class VirtualClock:
     """A clock that moves only when it is told to; the simulator's."""
 

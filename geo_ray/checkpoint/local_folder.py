@@ -13,6 +13,7 @@ from geo_ray.checkpoint.manifest import MANIFEST_FILE
 from geo_ray.errors import CheckpointCorruptError, RunDirectoryError
 from geo_ray.util.atomic_file import (
     Failpoint,
+    make_directory,
     no_failpoint,
     save_chunks,
     sync_directory,
@@ -50,7 +51,7 @@ class LocalFolder:
             RunDirectoryError: it cannot be made.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path, exist_ok=True)
         except OSError as error:
             raise unwritable(self.path, error) from error
 
@@ -148,8 +149,7 @@ class LocalRoot:
         """See `Root.claim`."""
         path = self.folder(id).path
         try:
-            path.mkdir(parents=True)
-            sync_directory(self.path)
+            make_directory(path)
         except OSError as error:
             raise unwritable(path, error) from error
 

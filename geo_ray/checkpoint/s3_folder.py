@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from geo_ray.checkpoint.local_folder import FOLDER_NAME, folder_name
 from geo_ray.checkpoint.manifest import MANIFEST_FILE
-from geo_ray.errors import CheckpointConflictError, CheckpointCorruptError, StoreError
+from geo_ray.errors import CheckpointConflictError, CheckpointCorruptError
 from geo_ray.stores.bucket import Bucket, RequestLimits
 from geo_ray.stores.object_reader import ObjectReader
 from geo_ray.stores.upload import upload_once
@@ -119,7 +119,6 @@ class S3Root:
         self._prefix = f"{address.prefix}/" if address.prefix else ""
         self._name = f"s3://{address.bucket}/{address.prefix}"
         self._me = secrets.token_hex(16)
-        self._is_checked = False
 
     def __str__(self) -> str:
         return self._name
@@ -160,8 +159,7 @@ class S3Root:
                 raise CheckpointConflictError(
                     f"{self}: another writer has begun checkpoint {id}"
                 ) from None
-        if not self._is_checked:
-            self._check_conditions(key, mine)
+        self._bucket.check_conditions(key, b"", mine)
 
     def owner(self, id: int) -> Literal["self", "other"] | None:
         """See `Root.owner`."""
@@ -187,19 +185,6 @@ class S3Root:
 
     def _claim_key(self, id: int) -> str:
         return f"{self._prefix}{folder_name(id)}/{CLAIM_FILE}"
-
-    def _check_conditions(self, key: str, mine: dict[str, str]) -> None:
-        """Write over the own claim, which a server that knows the condition refuses."""
-        try:
-            self._bucket.put(key, b"", once=True, metadata=mine)
-        except FileExistsError:
-            self._is_checked = True
-            return
-        raise StoreError(
-            f"{self._bucket.place} writes over objects although it is told not to "
-            "(If-None-Match: *), so two writers would not notice each other",
-            fix="Use a server that knows conditional writes for checkpoint.store, or leave it out.",
-        )
 
 
 def _drop_uploads(bucket: Bucket, prefix: str, is_left: Callable[[str], bool]) -> None:

@@ -20,6 +20,7 @@ from geo_ray.lease.record import LEASE_KEY
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.stores.uri import is_s3, join
+from geo_ray.util.atomic_file import make_directory, save_text
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and readers of a run do without it
     from geo_ray.config.experiment import Experiment
@@ -104,13 +105,13 @@ def create(
     """
     run = _begin(experiment, base_dir.absolute(), exact=exact)
     path = run.path
-    _write(path / CONFIG_FILE, dump_yaml(experiment))
+    save_text(path / CONFIG_FILE, dump_yaml(experiment))
     plan = plan_of(experiment) | {"reason": reason, "address": run.address}
     plan |= _origin(experiment, run.base_dir)
     if followed is not None:
         plan |= {"predicted_seconds": followed.total_s, "predicted_usd": followed.total_usd}
-        _write(path / FOLLOWED_FILE, followed.model_dump_json(indent=2) + "\n")
-    _write(path / PLAN_FILE, json.dumps(plan, indent=2) + "\n")
+        save_text(path / FOLLOWED_FILE, followed.model_dump_json(indent=2) + "\n")
+    save_text(path / PLAN_FILE, json.dumps(plan, indent=2) + "\n")
     return run
 
 
@@ -166,8 +167,7 @@ def _begin(experiment: Experiment, base_dir: Path, *, exact: bool) -> RunDirecto
             number += 1
             continue
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
+            make_directory(path)
             return RunDirectory(path, base_dir)
         except FileExistsError as error:
             is_foreign = exact and not is_run(path) and not _is_half_made(path)
@@ -425,15 +425,15 @@ def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -
     Raises:
         RunDirectoryError: the directory cannot be written.
     """
-    _write(run.path / CONFIG_FILE, dump_yaml(experiment))
+    save_text(run.path / CONFIG_FILE, dump_yaml(experiment))
     try:
         written = json.loads((run.path / PLAN_FILE).read_text())
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"cannot read {run.path / PLAN_FILE}: {error}") from error
     written |= _origin(experiment, run.base_dir)
-    _write(run.path / PLAN_FILE, json.dumps(written, indent=2) + "\n")
+    save_text(run.path / PLAN_FILE, json.dumps(written, indent=2) + "\n")
     if plan is not None:
-        _write(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
+        save_text(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
 
 
 def has_moved(run: RunDirectory, experiment: Experiment, named: Collection[str] = ()) -> bool:
@@ -511,10 +511,3 @@ def plan_of(experiment: Experiment) -> dict[str, object]:
         "predicted_seconds": None,
         "predicted_usd": None,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error

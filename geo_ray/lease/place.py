@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.s3_store import S3ConditionalStore
+from geo_ray.lease.s3_store import LEASE_LIMITS, S3ConditionalStore
 from geo_ray.lease.store import ConditionalStore
-from geo_ray.stores.bucket import Bucket, RequestLimits
+from geo_ray.stores.bucket import Bucket
 from geo_ray.stores.uri import is_s3, parse_s3
 
 
@@ -48,4 +48,4 @@ class StorePlace:
             return LocalConditionalStore(Path(self.uri) / below)
         address = parse_s3(self.uri)
         folder = "".join(f"{part}/" for part in (address.prefix, below) if part)
-        return S3ConditionalStore(Bucket(address, RequestLimits()), folder)
+        return S3ConditionalStore(Bucket(address, LEASE_LIMITS), folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from geo_ray.clock import Clock, SystemClock
+from geo_ray.clock import BootClock, Clock
 from geo_ray.errors import RunHeldError
 from geo_ray.lease.claim import Claim, Refused, Taking, Waiting
 from geo_ray.lease.holding import Holding
@@ -26,7 +26,8 @@ class LeaseSeeker:
         name: of the run, for messages.
         tell: told why it waits.
         lives_s: for how long a renewal of its own is to count.
-        clock: by which it judges; the machine's if None.
+        clock: by which it judges; a `BootClock` if None, so that a lease also runs out while the
+            machine is suspended.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class LeaseSeeker:
         clock: Clock | None = None,
     ) -> None:
         self._store, self._name, self._tell = store, name, tell
-        self._clock = clock or SystemClock()
+        self._clock = clock or BootClock()
         self.claim = Claim(this_process(), lives_s)
         self._has_told = False
 

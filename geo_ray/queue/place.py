@@ -13,7 +13,7 @@ from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.journal import QueueJournal, is_there
 from geo_ray.queue.state import QueueState, state_of
 from geo_ray.stores.uri import is_s3, join, local_path
-from geo_ray.util.atomic_file import unwritable
+from geo_ray.util.atomic_file import make_directory, unwritable
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class QueuePlace:
         """
         if not self.is_far:
             try:
-                Path(self.uri).mkdir(parents=True, exist_ok=True)
+                make_directory(Path(self.uri), exist_ok=True)
             except OSError as error:
                 raise unwritable(Path(self.uri), error) from error
 

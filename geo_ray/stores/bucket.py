@@ -1,13 +1,15 @@
 """One bucket of a server of the S3 protocol, and every failure as an error of geo_ray's tree.
 
 Credentials come only from boto3's own chain (environment, ``~/.aws``, the machine's role). They are
-never in an address, an error or a log line.
+never in an address, an error or a log line. They are read again when a server refuses them, so keys
+that are rotated in ``~/.aws`` need no restart.
 """
 
 # The SDK ships no types.
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -21,6 +23,7 @@ T = TypeVar("T")
 _COS_DOMAIN: Final = ".myqcloud.com"
 _MISSING: Final = ("NoSuchKey", "404", "NotFound")
 _THERE: Final = (409, 412)
+_REFUSED: Final = (400, 401, 403)  # also for keys that have expired; HEAD answers have no code
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,16 @@ class Bucket:
     def __init__(self, address: S3Address, limits: RequestLimits) -> None:
         self.address = address
         self.limits = limits
-        self.place = f"bucket {address.bucket!r} at {address.endpoint_url or 'AWS'}"
-        self.client = _client(address, limits)
+        self.endpoint_url = endpoint_of(address)
+        self.place = f"bucket {address.bucket!r} at {self.endpoint_url or 'AWS'}"
+        self._client_lock = threading.Lock()
+        self._session, self._client = self._connected()
+        self._keeps_conditions = False
+
+    @property
+    def client(self) -> Any:
+        """boto3's client; may be another one at the next request."""
+        return self._client
 
     def put(
         self,
@@ -75,6 +86,36 @@ class Bucket:
         options |= {"Metadata": dict(metadata)} if metadata else {}
         verb = "create" if once else "write"
         self.ask(verb, key, "put_object", Key=key, Body=data, **options)
+
+    def check_conditions(
+        self, key: str, data: bytes | bytearray, metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """Make sure that the server refuses a conditional write over an object that is there.
+
+        Asks once in the life of this object. Call it between a conditional write and the first act
+        that relies on it.
+
+        Args:
+            key: of an object that this process has just written ``once``.
+            data: its content, which is written again if the server ignores the condition.
+            metadata: as it was written.
+
+        Raises:
+            StoreError: the server ignores the condition, or does not answer.
+        """
+        if self._keeps_conditions:
+            return
+        try:
+            self.put(key, data, once=True, metadata=metadata)
+        except FileExistsError:
+            self._keeps_conditions = True
+            return
+        raise StoreError(
+            f"{self.place} writes over objects although it is told not to "
+            "(If-None-Match: *), so two writers would not notice each other",
+            fix="Use a server that knows conditional writes for run.dir, checkpoint.store, queues "
+            "and clusters, or keep them in a directory.",
+        )
 
     def metadata(self, key: str) -> dict[str, str]:
         """What was kept beside an object."""
@@ -160,8 +201,11 @@ class Bucket:
     def ask(self, verb: str, what: str, operation: str, **arguments: Any) -> Any:
         """Send one request of boto3's client, and answer or raise as the class says."""
         bucket = self.address.bucket
-        request = getattr(self.client, operation)
-        return self.call(verb, what, lambda: request(Bucket=bucket, **arguments))
+
+        def request() -> Any:
+            return getattr(self.client, operation)(Bucket=bucket, **arguments)
+
+        return self.call(verb, what, request)
 
     def call(self, verb: str, what: str, call: Callable[[], T]) -> T:
         """Run what sends requests.
@@ -169,12 +213,18 @@ class Bucket:
         Args:
             verb: what it does, for messages.
             what: with which key.
-            call: sends them.
+            call: sends them by `client`; called again if there are new credentials.
         """
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
         try:
+            client = self.client
+            try:
+                return call()
+            except ClientError as error:
+                if _status(error) not in _REFUSED or not self._renew_credentials(client):
+                    raise
             return call()
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", "unknown"))
@@ -184,8 +234,7 @@ class Bucket:
                 raise FileNotFoundError(
                     f"{what}: its upload was given up in {self.place}"
                 ) from None
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            if verb == "create" and status in _THERE:
+            if verb == "create" and _status(error) in _THERE:
                 raise FileExistsError(f"{what} is in {self.place} already") from None
             raise StoreError(f"{self.place} refused to {verb} {what}: {code}") from None
         except NoCredentialsError:
@@ -200,6 +249,101 @@ class Bucket:
                 f"{self.place} did not answer ({verb} {what}): {type(error).__name__}"
             ) from None
 
+    def _renew_credentials(self, refused: Any) -> bool:
+        """Read the credentials again; whether they differ from those of a client."""
+        with self._client_lock:
+            if self._client is refused:
+                session, client = self._connected()
+                if _keys(session) == _keys(self._session):
+                    return False
+                self._session, self._client = session, client
+            return True
+
+    def _connected(self) -> tuple[Any, Any]:
+        """A session of boto3's with the present credentials, and its client."""
+        # Imported here: users of local directories do not pay for the SDK's start-up.
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        options: dict[str, Any] = {}
+        s3: dict[str, Any] = {"addressing_style": self.address.addressing}
+        if self.endpoint_url:
+            host = urlsplit(self.endpoint_url).hostname or ""
+            if self.address.addressing == "auto" and host.endswith(_COS_DOMAIN):
+                # COS buckets made since 2024 refuse boto3's choice, path style.
+                s3["addressing_style"] = "virtual"
+            # Servers other than AWS may not know the newer checksum trailers; sha256 of the
+            # manifest checks the content anyway.
+            options["request_checksum_calculation"] = "when_required"
+            options["response_checksum_validation"] = "when_required"
+        config = Config(
+            connect_timeout=self.limits.connect_timeout_s,
+            read_timeout=self.limits.read_timeout_s,
+            retries={"mode": "standard", "total_max_attempts": self.limits.attempts},
+            s3=s3,
+            **options,
+        )
+        try:
+            # boto3's default session is shared and not safe to use from several threads.
+            session = boto3.session.Session()
+            client = session.client(
+                "s3",
+                endpoint_url=self.endpoint_url,
+                region_name=self.address.region,
+                config=config,
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise StoreError(
+                f"no client for bucket {self.address.bucket!r}: {type(error).__name__}"
+            ) from None
+        client.meta.events.register("before-sign.s3", _keep_for_cos)
+        return session, client
+
+
+def _keys(session: Any) -> object:
+    credentials = session.get_credentials()
+    return None if credentials is None else credentials.get_frozen_credentials()
+
+
+def _status(error: Any) -> int | None:
+    status: int | None = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
+
+
+def endpoint_of(address: S3Address) -> str | None:
+    """The server of an address; None for AWS itself.
+
+    That of the address, else the one that boto3 finds: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or a
+    profile's ``endpoint_url``.
+
+    Raises:
+        StoreError: the profile cannot be read, or the server's address carries credentials.
+    """
+    if address.endpoint_url is not None:
+        return address.endpoint_url
+    from botocore.configprovider import ConfiguredEndpointProvider
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import get_session
+
+    try:
+        session = get_session()
+        if session.get_config_variable("ignore_configured_endpoint_urls"):
+            return None
+        found = ConfiguredEndpointProvider(
+            full_config=session.full_config,
+            scoped_config=session.get_scoped_config(),
+            client_name="s3",
+        ).provide()
+    except BotoCoreError as error:
+        raise StoreError(f"the profile of AWS cannot be read: {type(error).__name__}") from None
+    if found is not None and "@" in urlsplit(found).netloc:
+        raise StoreError(
+            "the configured endpoint_url of S3 carries credentials",
+            fix="Remove them; credentials come from the environment, ~/.aws or the machine's role.",
+        )
+    return None if found is None else str(found)
+
 
 def broken_downloads() -> tuple[type[Exception], ...]:
     """What the body of an answer raises that breaks off; boto3 itself repeats until the headers."""
@@ -211,43 +355,6 @@ def broken_downloads() -> tuple[type[Exception], ...]:
     )
 
     return (IncompleteReadError, ReadTimeoutError, ResponseStreamingError, ConnectionClosedError)
-
-
-def _client(address: S3Address, limits: RequestLimits) -> Any:
-    # Imported here: users of local directories do not pay for the SDK's start-up.
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError
-
-    options: dict[str, Any] = {}
-    s3: dict[str, Any] = {"addressing_style": address.addressing}
-    if address.endpoint_url:
-        host = urlsplit(address.endpoint_url).hostname or ""
-        if address.addressing == "auto" and host.endswith(_COS_DOMAIN):
-            # COS buckets made since 2024 refuse boto3's choice, path style.
-            s3["addressing_style"] = "virtual"
-        # Servers other than AWS may not know the newer checksum trailers; sha256 of the manifest
-        # checks the content anyway.
-        options["request_checksum_calculation"] = "when_required"
-        options["response_checksum_validation"] = "when_required"
-    config = Config(
-        connect_timeout=limits.connect_timeout_s,
-        read_timeout=limits.read_timeout_s,
-        retries={"mode": "standard", "total_max_attempts": limits.attempts},
-        s3=s3,
-        **options,
-    )
-    try:
-        # An own session: boto3's default one is shared and not safe to use from several threads.
-        client = boto3.session.Session().client(
-            "s3", endpoint_url=address.endpoint_url, region_name=address.region, config=config
-        )
-    except (BotoCoreError, ValueError) as error:
-        raise StoreError(
-            f"no client for bucket {address.bucket!r}: {type(error).__name__}"
-        ) from None
-    client.meta.events.register("before-sign.s3", _keep_for_cos)
-    return client
 
 
 def _keep_for_cos(request: Any, **_: Any) -> None:

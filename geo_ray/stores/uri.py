@@ -9,6 +9,10 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from geo_ray.errors import StoreError
 
 _OPTIONS = ("endpoint_url", "region", "addressing")
+_HOW_TO_WRITE = (
+    "Write s3://BUCKET/PREFIX?endpoint_url=URL&region=NAME&addressing=path|virtual; all options "
+    "may be left out."
+)
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,15 @@ def parse_s3(uri: str) -> S3Address:
     Raises:
         StoreError: for unknown options, or credentials in the address (which are not repeated).
     """
-    parts = urlsplit(uri)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    endpoint = options.get("endpoint_url")
-    if "@" in parts.netloc or (endpoint and "@" in urlsplit(endpoint).netloc):
+    try:
+        parts = urlsplit(uri)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        endpoint = options.get("endpoint_url")
+        server = urlsplit(endpoint or "")
+        _ = server.port  # parsed here, and would be wrong later
+    except ValueError:  # whose text may quote a secret
+        raise StoreError("an s3:// address is not understood", fix=_HOW_TO_WRITE) from None
+    if "@" in parts.netloc or "@" in server.netloc:
         raise StoreError(
             f"the address of bucket {parts.netloc.rpartition('@')[2]!r} carries credentials",
             fix="Remove them; credentials come from the environment, ~/.aws or the machine's role.",
@@ -56,10 +65,9 @@ def parse_s3(uri: str) -> S3Address:
         raise StoreError(
             f"address of bucket {parts.netloc!r} is not understood "
             f"(options {', '.join(sorted(options))})",
-            fix="Write s3://BUCKET/PREFIX?endpoint_url=URL&region=NAME&addressing=path|virtual; "
-            "all options may be left out.",
+            fix=_HOW_TO_WRITE,
         )
-    if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
+    if endpoint is not None and (server.scheme not in ("http", "https") or not server.hostname):
         raise StoreError(
             f"endpoint_url of bucket {parts.netloc!r} is no http or https address",
             fix="Write endpoint_url=https://HOST; escape '&' and '?' in it.",
@@ -81,7 +89,13 @@ def local_path(uri: str) -> Path:
     """
     if "://" not in uri:
         return Path(uri).expanduser().absolute()
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise StoreError(
+            f"store address is not understood: {error}",
+            fix="Use a path, file:///DIR or s3://BUCKET/PREFIX.",
+        ) from None
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise StoreError(
             f"store address scheme {parts.scheme!r} is not supported",

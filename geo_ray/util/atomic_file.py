@@ -185,6 +185,27 @@ class AtomicFile:
             os.close(descriptor)
 
 
+def make_directory(path: Path, *, exist_ok: bool = False) -> None:
+    """Make a directory and its parents so that they survive a loss of power.
+
+    Args:
+        path: the directory.
+        exist_ok: return if it is there already.
+
+    Raises:
+        OSError: as the system says; FileExistsError if it is there and must not be.
+    """
+    parent = path.parent
+    if parent != path and not parent.is_dir():
+        make_directory(parent, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not exist_ok or not path.is_dir():
+            raise
+    sync_directory(parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and removals in ``directory`` survive a loss of power.
 

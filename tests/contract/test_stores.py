@@ -331,6 +331,10 @@ def test_cos_is_addressed_by_host_name() -> None:
         "s3://bucket?colour=red",
         "s3://bucket?addressing=sideways",
         "s3://bucket?endpoint_url=localhost:9000",
+        "s3://[x",
+        "s3://bucket?endpoint_url=http://[x",
+        "s3://bucket?endpoint_url=http://host:port",
+        "s3://bucket?endpoint_url=http://",
     ],
 )
 def test_addresses_that_are_not_understood_are_refused(uri: str) -> None:

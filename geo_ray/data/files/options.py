@@ -67,7 +67,7 @@ class ReadOptions:
         if self.thousands == self.decimal:
             raise ConfigError(
                 f"--thousands and --decimal are both {self.decimal!r}",
-                fix="Numbers such as 1.000,5 need --thousands . --decimal ,",
+                fix="Pass `--thousands . --decimal ,` for numbers such as 1.000,5.",
             )
         if len(set(self.header)) != len(self.header) or not all(self.header):
             raise ConfigError(

@@ -21,6 +21,7 @@ from geo_ray.errors import RunDirectoryError
 from geo_ray.job.far.objects import FileVersion, RunObjects
 from geo_ray.job.far.segments import Segment, chain, first_bytes, length_of
 from geo_ray.observe.events.log import EVENTS_FILE
+from geo_ray.stores.bucket import endpoint_of
 from geo_ray.stores.uri import parse_s3
 from geo_ray.util.atomic_file import save_text, unwritable
 
@@ -35,7 +36,7 @@ _TRIES: Final = 5
 def copy_path(uri: str, use: Use) -> Path:
     """Where the copy of a run is, or will be; its last part is the run's name."""
     address = parse_s3(uri)
-    where = f"{address.endpoint_url}/{address.bucket}/{address.prefix}"
+    where = f"{endpoint_of(address)}/{address.bucket}/{address.prefix}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(where.encode()).hexdigest()[:12]
     return cache / "geo_ray" / "runs" / use / digest / address.prefix.rpartition("/")[2]

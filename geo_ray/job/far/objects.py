@@ -24,9 +24,9 @@ from typing import Any, Final, TypeVar
 
 from geo_ray.errors import StoreError
 from geo_ray.job.far.segments import Segment, segment_named
-from geo_ray.lease.s3_store import S3ConditionalStore
+from geo_ray.lease.s3_store import LEASE_LIMITS, S3ConditionalStore
 from geo_ray.stores.bucket import Bucket, RequestLimits, broken_downloads
-from geo_ray.stores.paths import checked_path
+from geo_ray.stores.paths import checked_path, problem_of_path
 from geo_ray.stores.upload import PIECE_BYTES, upload_once
 from geo_ray.stores.uri import parse_s3
 from geo_ray.util.atomic_file import save_chunks
@@ -78,14 +78,20 @@ class RunObjects:
 
     def lease(self) -> S3ConditionalStore:
         """Where the run's lease lies."""
-        return S3ConditionalStore(self._bucket, self._prefix)
+        return S3ConditionalStore(Bucket(self._bucket.address, LEASE_LIMITS), self._prefix)
 
     def begin(self) -> bool:
-        """Take the name for a new run; False if there is one."""
+        """Take the name for a new run; False if there is one.
+
+        Raises:
+            StoreError: also if the server would let two runs take the same name.
+        """
+        key, data = f"{self._prefix}begun", b"geo_ray\n"
         try:
-            upload_once(self._bucket, f"{self._prefix}begun", [b"geo_ray\n"], 8)
+            upload_once(self._bucket, key, [data], len(data))
         except FileExistsError:
             return False
+        self._bucket.check_conditions(key, data)
         return True
 
     def is_there(self) -> bool:
@@ -189,7 +195,9 @@ class RunObjects:
         folder, found = f"{self._prefix}requests/", dict[str, bytes]()
         for key, size in sorted(self._bucket.sizes(folder).items()):
             name = key.removeprefix(folder)
-            if size <= _MOST_REQUEST_BYTES and "/" not in checked_path(name, self.name):
+            if not name or name.endswith("/"):
+                continue  # a folder, as consoles of clouds make it
+            if size <= _MOST_REQUEST_BYTES and "/" not in name and problem_of_path(name) is None:
                 with suppress(FileNotFoundError):  # somebody else was quicker
                     found[name] = self._read(f"requests/{name}")
             self._bucket.delete([key])
@@ -201,9 +209,9 @@ class RunObjects:
         folder = f"{self._prefix}files/"
         for key in self._bucket.sizes(folder):
             found = _FILE.fullmatch(key.removeprefix(folder))
-            if found is not None:
+            if found is not None and problem_of_path(found[4]) is None:
                 epoch, version, digest, name = found.groups()
-                yield FileVersion(int(epoch), int(version), digest, checked_path(name, self.name))
+                yield FileVersion(int(epoch), int(version), digest, name)
 
     def _once(self, key: str, chunks: Iterable[bytes], num_bytes: int) -> None:
         try:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import InvariantError, RunDirectoryError
 from geo_ray.observe.events.schema import EVENT_FIELDS, Event, conform
-from geo_ray.util.atomic_file import TEMPORARY_SUFFIX, is_full
+from geo_ray.util.atomic_file import TEMPORARY_SUFFIX, is_full, sync_directory
 from geo_ray.util.rate_limited_log import RateLimitedLog
 
 EVENTS_FILE = "events.jsonl"
@@ -63,6 +63,7 @@ class EventLog:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             with suppress(OSError):  # some file systems have no locks; readers are told so
                 fcntl.flock(self._fd, fcntl.LOCK_SH)
+            sync_directory(path.parent)
             self._size = _whole_lines_bytes(self._fd)
             os.ftruncate(self._fd, self._size)
         except OSError as error:

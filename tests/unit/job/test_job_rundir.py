@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from job_support import experiment
 
+from geo_ray.checkpoint.local_folder import LocalRoot
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest, load_tree
 from geo_ray.errors import ConfigDriftError, ConfigError, RunDirectoryError
 from geo_ray.job.rundir import CONFIG_FILE, PLAN_FILE, check_drift, create, followed_plan, reopen
+from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 
 
 def into(path: Path, *overrides: str) -> Experiment:
@@ -29,6 +32,24 @@ def test_a_new_run_has_its_configuration_and_its_plan(tmp_path):
     assert [r["ps_shards"] for r in plan["regions"]] == [1, 2]
     assert plan["predicted_seconds"] is None and followed_plan(run) is None
     assert {run.checkpoints.parent, Path(run.data).parent, run.model.parent} == {run.path}
+
+
+def test_a_new_run_survives_a_loss_of_power(tmp_path, monkeypatch):
+    synced, fsync = set(), os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    run = create(into(tmp_path / "deep" / "runs"), tmp_path)
+    EventLog(run.path / EVENTS_FILE).close()
+    LocalRoot(run.checkpoints).claim(0)
+    made = [run.checkpoints, run.checkpoints / "ckpt-00000000", *run.path.iterdir()]
+    assert {path.parent for path in made} <= synced
+    assert {tmp_path, tmp_path / "deep", tmp_path / "deep" / "runs"} <= synced
+    written = {path.name.split(".")[1] for path in synced if path.suffix == ".tmp"}
+    assert written == {"config", "plan"}  # whole under another name before they are there
 
 
 def test_a_taken_name_gets_a_number(tmp_path):

@@ -346,3 +346,16 @@ def test_what_is_not_known_to_be_lost_goes_on_while_the_store_is_out_of_reach(
     with pytest.raises(LeaseLostError):
         keeper.check_known()
     keeper.close()
+
+
+def test_a_lease_runs_out_while_the_machine_is_suspended(tmp_path, monkeypatch):
+    """Linux stops the monotonic clock then; another machine takes the lease meanwhile."""
+    keeper = LeaseSeeker(LocalConditionalStore(tmp_path), "run", print, lives_s=600.0).look()
+    assert isinstance(keeper, LeaseKeeper) and keeper.may_write()
+    asleep_s, clock_gettime = 601.0, time.clock_gettime
+
+    def after_a_suspend(clock: int) -> float:
+        return clock_gettime(clock) + (asleep_s if clock == time.CLOCK_BOOTTIME else 0.0)
+
+    monkeypatch.setattr(time, "clock_gettime", after_a_suspend)
+    assert not keeper.may_write()
