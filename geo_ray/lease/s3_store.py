@@ -97,7 +97,9 @@ class S3ConditionalStore:
 
     def remove(self, key: str) -> None:
         """See `ConditionalStore.remove`."""
-        self._delete([self._name(key, number) for number in sorted(self._numbers(key))])
+        asked = _Asked(self._bucket.limits)
+        numbers = sorted(self._numbers(key, asked))
+        self._delete([self._name(key, number) for number in numbers], asked)
 
     @contextmanager
     def unchanged(self, key: str, tag: str) -> Iterator[bool]:
