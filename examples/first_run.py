@@ -23,7 +23,7 @@ run = geo_ray.simulate(config)
 run
 
 # %% [markdown]
-# What it came to, and its curves as Arrow tables: `.to_pandas()` and the like go from there.
+# What it came to, and its curves as tables: `.to_arrow()` and `.to_pandas()` convert them.
 
 # %%
 print(run.summary.eval, run.summary.wan_bytes)

@@ -330,6 +330,7 @@ def data_stats(
         trial = Trial(preparer, findings, needs.formats)
     with reading_files(len(found.files), progress) as on_read:
         survey = survey_files(found, names, tuple(wanted.words), on_read, trial)
+    findings.forget(survey.report.untranslated)
     for error in survey.unreadable:
         findings.add_unreadable(error)
     if trial is not None and not survey.unreadable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from geo_ray.api.tables import Table
 from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import ConfigError, RunDirectoryError
+from geo_ray.errors import ConfigDriftError, ConfigError, RunDirectoryError
 from geo_ray.job import rundir
 from geo_ray.job.best import load_best
 from geo_ray.job.checkpoints import store_of
@@ -36,6 +37,8 @@ from geo_ray.runtime.actors.parts import wire_tensors
 from geo_ray.tasks.load import load_task
 from geo_ray.training.server.region_carry import carried_in
 from geo_ray.util.nearest import nearest
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,6 +165,10 @@ class Run:
             TaskError: the task cannot be loaded.
         """
         self._check_best(checkpoint, best=best)
+        try:
+            rundir.has_moved(self.directory, self.experiment)
+        except ConfigDriftError as error:
+            _log.warning("%s", error.message)
         task = load_task(self.experiment.task, self.directory.base_dir)
         seed = self.experiment.seed
         if checkpoint is None:
@@ -246,16 +253,22 @@ class Run:
         return html_view(repr(self)[1:-1], headings, rows)
 
 
-def open_run(path: FilePath | Run) -> Run:
+def open_run(path: FilePath | Run, *, base_dir: FilePath | None = None) -> Run:
     """Open the directory of a run: finished, cut off, or still going.
 
     Imports nothing that the run's configuration names: a file with a strategy or codec of the
     user's may have been changed or removed since. `Run.model` and `Run.export` do import the task.
 
+    Args:
+        path: its directory, or its address.
+        base_dir: where to look first for files that its configuration names by a relative path;
+            then come the place from which it was started and the working directory.
+
     Raises:
         RunDirectoryError: there is no run, or nothing has happened in it yet.
     """
-    directory, experiment = rundir.reopen(directory_of(path), to_look_at=True)
+    near = None if base_dir is None else Path(base_dir)
+    directory, experiment = rundir.reopen(directory_of(path), to_look_at=True, near=near)
     summary = load_summary(directory.path)
     if summary is not None:
         return Run(directory, experiment, summary)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+import torch
 
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
@@ -15,14 +20,21 @@ from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.source import override_items
+from geo_ray.data.manifest import Manifest
+from geo_ray.errors import ConfigError, DataError, RunDirectoryError
 from geo_ray.job.build import check_start, model_outline, use_one_thread
-from geo_ray.job.data import data_region, prepare_manifest
-from geo_ray.job.start.evaluation import check_evaluation
+from geo_ray.job.data import data_region, open_readers, prepare_manifest
+from geo_ray.job.start.evaluation import check_evaluation, check_metric_names, metrics_there
 from geo_ray.job.start.notes import warn_at_start
 from geo_ray.observe.export.open import check_exports
+from geo_ray.observe.text import bytes_text
 from geo_ray.runtime.cluster.demand import RegionDemand
 from geo_ray.runtime.control.demands import demand_of, demands_of
+from geo_ray.stores.uri import is_s3
+from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
+
+_FLOAT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,6 +122,9 @@ def check_run(
         check_start(experiment, outline)
         manifest, _ = prepare_manifest(experiment, task, source.parent, Path(scratch))
         check_evaluation(experiment, task, manifest)
+        _check_metrics_here(experiment, task, manifest)
+        _check_place(experiment, outline.num_params)
+        _check_gpus(experiment)
         warn_at_start(experiment, manifest, simulated=False)
         rows = {
             region.name: manifest.rows(data_region(region, manifest), "train")
@@ -120,3 +135,64 @@ def check_run(
         later = [each for each in experiment.regions if each.name not in present]
         absent = tuple(demand_of(experiment, region) for region in later)
     return RunCheck(experiment, outline.num_params, demands, rows, absent)
+
+
+def _check_metrics_here(experiment: Experiment, task: Task, manifest: Manifest) -> None:
+    """Hold the metrics that a run goes by against those of the rows, if all rows are here.
+
+    Rows in a bucket are read in their region alone, by the workers of a run.
+
+    Raises:
+        GeoRayError: as for `check_evaluation`.
+    """
+    if experiment.data.manifest is None or any(map(is_s3, manifest.stores.values())):
+        return
+    try:
+        heldout = [open_readers(experiment, manifest, name)[1] for name in experiment.region_names]
+    except DataError:
+        return  # the shards are on other machines
+    found: set[str] = set()
+    for each in heldout:
+        found |= metrics_there(experiment, task, each)
+    check_metric_names(experiment, found)
+
+
+def _check_place(experiment: Experiment, num_params: int) -> None:
+    """Refuse a run directory that cannot be written, or has no room for the model.
+
+    Raises:
+        RunDirectoryError: says which.
+    """
+    root = Path(experiment.run.dir).absolute()
+    if is_s3(experiment.run.dir):
+        return
+    there = next(path for path in (root, *root.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RunDirectoryError(f"run.dir: {root} cannot be made or written")
+    own_store = experiment.checkpoint.store is None and experiment.checkpoint.every_s is not None
+    copies = 1 + (experiment.checkpoint.keep + 1 if own_store else 0)
+    needed = copies * num_params * _FLOAT_BYTES
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise RunDirectoryError(
+            f"run.dir: {root} has {bytes_text(free)} free, and the model with its checkpoints "
+            f"takes at least {bytes_text(needed)}"
+        )
+
+
+def _check_gpus(experiment: Experiment) -> None:
+    """Refuse to reserve GPUs on a machine that has too few; on a local cluster.
+
+    Raises:
+        ConfigError: naming the keys.
+    """
+    wanted = sum(each.workers * each.gpus_per_worker for each in experiment.present)
+    if experiment.cluster.kind != "local" or wanted == 0:
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted > count:
+        raise ConfigError(
+            f"gpus_per_worker: the workers reserve {wanted:g} GPUs, and this machine has {count}",
+            fix="Set gpus_per_worker to 0 in every region and device to cpu, or run on a cluster "
+            "that has them: `cluster: {kind: existing}`.",
+        )

@@ -46,10 +46,10 @@ class TuningResult:
     Attributes:
         tuning: its trials, best first.
         path: its directory.
-        best_path: the best trial as a configuration; None if there is none.
+        best_path: the best trial as a configuration; None if no trial beat the base.
         page_path: the HTML page about it.
         grid: the same as Ray Tune's ``ResultGrid``.
-        experiment: the best trial's configuration; None if there is none.
+        experiment: the best trial's configuration; None if no trial beat the base.
     """
 
     tuning: Tuning
@@ -223,7 +223,7 @@ def _finish(plan: SearchPlan, found: SearchResult, command: str) -> TuningResult
     save_tuning(tuning, plan.out / "tune.json")
     page = write_tuning_page(tuning, f"Search {plan.config.name}", plan.out / "tune.html")
     best_path = experiment = None
-    if tuning.best is not None:
+    if tuning.best is not None and tuning.beats_base:
         note = f"The best of {len(tuning.rows)} trials of the search {plan.config.name}."
         best_path = write_best(plan.space.base, tuning.best.values, note, plan.out / "best.yaml")
         experiment = plan.space.base.experiment(tuning.best.values)

@@ -28,7 +28,8 @@ def tune(
 
     SEARCH names the configuration to start from, the keys that may change and how, and what is to
     be least. Trials are simulated, unless it says otherwise: many side by side, on virtual time.
-    The result is a table, tune.html, tune.json and best.yaml, which `geo-ray train` takes; Ray
+    The result is a table, tune.html, tune.json and, if a trial beat the base, best.yaml, which
+    `geo-ray train` takes; Ray
     Tune's own results are in the folder tune.
     """
     loading("PyTorch and Ray")
@@ -52,4 +53,5 @@ def tune(
     result = geo_ray.tune(search, overrides, out=out, resume=resume, progress=True)
     Console().print(tuning_table(result.tuning, f"search {search.stem}, best first"))
     click.echo(f"page     {result.page_path}")
-    click.echo(f"best     {result.best_path}")
+    if result.best_path is not None:
+        click.echo(f"best     {result.best_path}")

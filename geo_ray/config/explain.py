@@ -111,7 +111,7 @@ def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, 
     if kind == "missing":
         return path, f"missing; a value is required: {_accepted(found.places)}"
     if kind == "extra_forbidden":
-        hint = _nearest_key(str(item["loc"][-1]), _valid_keys(found.holders), root)
+        hint = _nearest_key(path, str(item["loc"][-1]), _valid_keys(found.holders), root)
         return path, f"unknown key; {hint}"
     if kind == "union_tag_invalid":
         return _wrong_kind(str(ctx["tag"]), item["input"], found)
@@ -124,9 +124,10 @@ def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, 
         return _broken_rule(str(ctx["error"]), item["input"], found, root)
     if kind == "json_invalid":
         return path, f"not valid JSON: {ctx['error']}"
-    return path, f"{_got(item['input'], path)}expected {_accepted(found.places)}" + _or_meant(
-        item["input"], found
-    )
+    hint = _or_meant(item["input"], found)
+    if hint.startswith("; did you mean {"):  # a list of all kinds would hide it
+        return path, f"{_got(item['input'], path)}{hint.removeprefix('; ')}"
+    return path, f"{_got(item['input'], path)}expected {_accepted(found.places)}{hint}"
 
 
 def _accepted(places: list[Place]) -> str:
@@ -144,8 +145,9 @@ def _or_meant(value: JSONValue, found: _Found) -> str:
 def _as_kind(value: JSONValue, place: Place) -> str | None:
     """A section of which only the kind was written, maybe one section too high."""
     key, words = kinds_of(place)
-    if key and value in words:
-        return f"{{{key}: {value}}}"
+    near = value if value in words else nearest(value, words) if isinstance(value, str) else None
+    if key and near:
+        return f"{{{key}: {near}}}"
     for option in alternatives(place):
         for name, info in option.model.model_fields.items() if option.model is not None else ():
             key, words = kinds_of(Place.of(info))
@@ -244,10 +246,13 @@ def _valid_keys(holders: list[Place]) -> list[str]:
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
 
 
-def _nearest_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str:
+def _nearest_key(path: KeyPath, word: str, valid: Sequence[str], root: type[BaseModel]) -> str:
     if word in root.model_fields and word not in valid:
         return f"{word} is a key of the whole file: write it without what is before it"
     near = _near_key(word, valid, root)
+    if near is not None and near == dotted(path):
+        kind = _of_kind(near, root).removeprefix(",") or " a key of another kind"
+        return f"this kind has no such key; it is{kind}"
     if near is not None:
         return f"did you mean {near}{_of_kind(near, root)}?"
     shown = ", ".join(valid[:_MAX_KEYS]) + (", ..." if len(valid) > _MAX_KEYS else "")

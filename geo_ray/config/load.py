@@ -121,6 +121,14 @@ def load_text(
     """
     tree = parse_yaml(text, source)
     if tree.value is None:
+        needed = [name for name, field in root.model_fields.items() if field.is_required()]
+        if needed and not overrides:
+            raise ConfigError(
+                f"{source}: the file is empty; it needs at least the keys {', '.join(needed)}",
+                fix="Begin with a file that `geo-ray init` writes, such as configs/quickstart.yaml."
+                if advice is None
+                else advice,
+            )
         tree = YamlTree({}, tree.origins)
     if not isinstance(tree.value, dict):
         raise ConfigError(

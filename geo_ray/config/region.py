@@ -96,8 +96,14 @@ def check_device(device: str, regions: Sequence[RegionConfig]) -> None:
     Raises:
         ValueError: naming the key.
     """
-    if device != "cpu" and any(region.gpus_per_worker == 0 for region in regions):
-        raise ValueError("device: cuda needs gpus_per_worker above 0 in every region")
+    without = [i for i, region in enumerate(regions) if region.gpus_per_worker == 0]
+    if device != "cpu" and without:
+        names = ", ".join(regions[i].name for i in without)
+        raise ValueError(
+            f"device: {device} needs gpus_per_worker above 0 in every region, and {names} "
+            f"{'has' if len(without) == 1 else 'have'} 0: set regions.{without[0]}."
+            "gpus_per_worker=1 and so on, or device=cpu"
+        )
 
 
 def _copies(region: RegionConfig) -> list[RegionConfig]:

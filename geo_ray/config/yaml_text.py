@@ -65,6 +65,9 @@ def parse_yaml(text: str, source: str, *, flow_only: bool = False) -> YamlTree:
         mark = error.problem_mark
         where = f"{source}, line {mark.line + 1}" if mark else source
         detail = " ".join(part for part in (error.context, error.problem) if part)
+        if error.problem == "expected the node content, but found '-'":
+            detail = "a line that begins with '-' is inside brackets that are still open: remove "
+            detail += "the opening [ or {, or separate the items with commas instead of dashes"
         raise ConfigError(f"{where}: not valid YAML: {detail}", fix=fix) from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         # Escapes such as "\UFFFFFFFF" leave the parser as bare ValueErrors.

@@ -103,6 +103,7 @@ def gather_rows(
             if on_read is not None:
                 on_read(batch.files_done, batch.piece.rows)
             names.update(dict.fromkeys(batch.piece.names))
+        findings.forget(report.untranslated)
         for error in report.unreadable:
             findings.add_unreadable(error)
         if names:

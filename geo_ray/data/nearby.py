@@ -17,6 +17,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return by_lower[close[0]] if close else None
 
 
+def printable(text: str) -> str:
+    """Text of a file or its name for a terminal: what is not printable is escaped."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+
+
 def listed(names: Iterable[str]) -> str:
     """Some names for a message: all, or the first ones and how many more there are."""
     names = list(names)

@@ -17,6 +17,7 @@ from geo_ray.data.residency import check_residency
 from geo_ray.data.verify import fetch_shard
 from geo_ray.errors import ManifestError, ShardEmptyError
 from geo_ray.stores.base import Store, open_store
+from geo_ray.util.nearest import nearest
 
 Array = np.ndarray[Any, Any]
 
@@ -57,7 +58,8 @@ class RegionReader:
     ) -> None:
         if region not in manifest.stores:
             raise ManifestError(
-                f"region {region!r} is not in the manifest, which has {listed(manifest.stores)}",
+                f"region {region!r} is not in the manifest, which has {listed(manifest.stores)}"
+                + (f"; did you mean {near}?" if (near := nearest(region, manifest.stores)) else ""),
                 fix="Correct the region's name, or write data for it.",
             )
         self._here = region if here is None else here

@@ -23,6 +23,7 @@ from geo_ray.stores.uri import is_s3, join
 from geo_ray.stores.uri import split as split_uri
 from geo_ray.tasks.base import SelfContained, Task
 from geo_ray.tasks.guard import checked_dataset
+from geo_ray.util.nearest import nearest
 
 _log = logging.getLogger(__name__)
 
@@ -116,9 +117,11 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
         region = data_region(config, manifest)
         for split in ("train", "heldout"):
             if region not in manifest.stores or not manifest.rows(region, split):
+                near = None if region in manifest.stores else nearest(region, manifest.stores)
                 raise ShardEmptyError(
                     f"region '{region}' has no {split} rows in the manifest; "
-                    f"it has regions {list(manifest.stores)}",
+                    f"it has regions {list(manifest.stores)}"
+                    + (f"; did you mean {near}?" if near else ""),
                     fix="Write the data anew, with --heldout above 0."
                     if region in manifest.stores and split == "heldout"
                     else "Name the regions as the manifest does, or write this one's data and "

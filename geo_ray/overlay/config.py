@@ -153,9 +153,9 @@ def check_overlay(
     for direction, each in (("up", codec.up), ("down", codec.down)):
         if each is not None:
             raise ValueError(
-                f"overlay.kind: {config.kind} adds updates up on the way, which what "
-                f"codec.{direction}: {each.kind} makes of them does not allow: leave the codec "
-                "out, or use overlay star"
+                f"overlay.kind: {config.kind} adds the regions' updates on their way, and updates "
+                f"that codec.{direction} ({each.kind}) has encoded cannot be added: leave "
+                f"codec.{direction} out, or use overlay star"
             )
     _check_regions(config, regions)
 

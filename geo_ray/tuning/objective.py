@@ -126,7 +126,7 @@ def usd_of(
     return time_s / HOUR_S * per_h + egress
 
 
-Status = Literal["reached", "ended", "stopped", "failed"]
+Status = Literal["reached", "ended", "stopped", "diverged", "failed"]
 
 
 def kind_of(score_value: float) -> Literal["met", "unmet", "failed"]:

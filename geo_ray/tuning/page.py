@@ -25,7 +25,13 @@ from geo_ray.tuning.result import TrialRow, Tuning
 _SHOWN: Final = 10  # trials in the terminal
 _CURVES: Final = 40  # of the best trials
 _TITLES: Final = {"time_to_target": "to target", "usd": "USD", "loss": "metric"}
-_MARKS: Final = {"reached": "", "ended": "", "stopped": "ended early", "failed": "failed"}
+_MARKS: Final = {
+    "reached": "",
+    "ended": "",
+    "stopped": "ended early",
+    "diverged": "diverged",
+    "failed": "failed",
+}
 
 
 def tuning_table(tuning: Tuning, title: str) -> Table:
@@ -58,10 +64,11 @@ def summary_text(tuning: Tuning) -> str:
     parts = [f"{len(tuning.rows)} of {tuning.wanted} trials"]
     parts += [f"{count['reached']} reached the target"] if tuning.goal.target is not None else []
     parts += [f"{count['stopped']} ended early"] if count["stopped"] else []
+    parts += [f"{count['diverged']} diverged"] if count["diverged"] else []
     parts += [f"{count['failed']} failed"] if count["failed"] else []
     lines = [", ".join(parts)]
     if not tuning.beats_base:
-        lines.append("nothing tried beat the base")
+        lines.append("nothing tried beat the base, so there is no best.yaml")
     elif tuning.gain is not None:
         what = "sooner at the target" if tuning.objectives[0] == "time_to_target" else "cheaper"
         lines.append(f"the best is {tuning.gain:.2f} times {what} than the base")

@@ -73,6 +73,8 @@ class ProgressCallback(Callback):
         first = float(told[score_key(self._objectives[0])])
         texts = [score_text(name, float(told[score_key(name)])) for name in self._objectives]
         early = "" if "status" in told else "ended early, "
+        if told.get("status") == "diverged":
+            return f"diverged, {', '.join(texts)}"
         if "status" in told and (self._best is None or first < self._best):
             self._best = first
             texts.append("the best so far")

@@ -33,7 +33,8 @@ class TrialRow:
     Attributes:
         id: in Ray Tune.
         values: what it had, by key.
-        status: how it ended: at its target, at its end, early, or in an error.
+        status: how it ended: at its target, at its end, early, with a training loss that had
+            exploded, or in an error.
         scores: one per objective; less is better.
         told: the numbers of its newest report.
         points: its evaluations, in order.
@@ -51,7 +52,7 @@ class TrialRow:
     @property
     def counts(self) -> bool:
         """Whether it may be the best: it came to an end of its own."""
-        return self.status in ("reached", "ended")
+        return self.status in ("reached", "ended")  # not what diverged, whatever its score
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Tuning:
 
     @property
     def best(self) -> TrialRow | None:
-        """The first of them; None if all failed or were ended early."""
+        """The first of them; None if all failed, diverged or were ended early."""
         return next((row for row in self.rows if row.counts), None)
 
     @property
@@ -103,8 +104,8 @@ class Tuning:
 
 
 def ordered(rows: Sequence[TrialRow]) -> tuple[TrialRow, ...]:
-    """Best first: those that came to an end by their objectives, then others, failed ones last."""
-    places = {"reached": 0, "ended": 0, "stopped": 1, "failed": 2}
+    """Best first: ended ones by their objectives, then stopped, diverged and failed ones."""
+    places = {"reached": 0, "ended": 0, "stopped": 1, "diverged": 2, "failed": 3}
     return tuple(sorted(rows, key=lambda row: (places[row.status], row.scores, row.id)))
 
 

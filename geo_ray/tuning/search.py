@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -23,6 +23,28 @@ from geo_ray.tuning.space import Space, SpaceEntry
 from geo_ray.tuning.watch import score_key
 
 _TIME_ATTRS: Final = {"time_to_target": "time_s", "usd": "usd", "loss": "samples"}
+
+
+class BaseKeptAsha(ASHAScheduler):
+    """ASHA that never stops the base: without its score nobody knows whether a trial beat it.
+
+    Args:
+        base: the draw that is the base; empty if the space does not have it.
+        options: of ASHA.
+    """
+
+    def __init__(self, base: Mapping[str, Any], **options: Any) -> None:
+        super().__init__(**options)
+        self._base = dict(base)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """See Ray."""
+        decision = super().on_trial_result(tune_controller, trial, result)
+        drawn = trial.config
+        is_base = bool(drawn) and all(
+            name in self._base and self._base[name] == value for name, value in drawn.items()
+        )
+        return str(self.CONTINUE if is_base else decision)
 
 
 def check_installed(search: SearchConfig) -> None:
@@ -89,8 +111,9 @@ def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
     """
     schedule = config.schedule
     if schedule.kind == "asha":
-        untyped: Any = ASHAScheduler  # whose types are of steps, which are whole
+        untyped: Any = BaseKeptAsha  # whose types are of steps, which are whole
         made: TrialScheduler = untyped(
+            space.base_draw() or {},
             time_attr=_TIME_ATTRS[config.objectives[0]],
             metric="behind",
             mode="min",

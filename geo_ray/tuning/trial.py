@@ -185,11 +185,12 @@ def final_report(ended: Sequence[tuple[Standing, TrialWatch]], spec: TrialSpec) 
         if key in found and len(known) < len(reports):
             del found[key]
     reached = all(standing.reached_s is not None for standing, _ in ended)
+    diverged = any(watch.diverged for _, watch in ended)
     return found | {
         "time_s": first.time_s,
         "samples": first.samples,
         "wan_bytes": together([watch.wan_bytes for _, watch in ended]),
-        "status": "reached" if reached else "ended",
+        "status": "reached" if reached else "diverged" if diverged else "ended",
     }
 
 

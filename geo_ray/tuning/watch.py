@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.observe.events.schema import Event
@@ -12,6 +13,11 @@ from geo_ray.observe.events.sent import SentUntil
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.tuning.config import ObjectiveName, PricesConfig
 from geo_ray.tuning.objective import FAILED, Goal, Standing, score, usd_of
+
+_LAST_STEPS: Final = 5
+_EXPLODED: Final = 1.5
+"""A mean loss of the last steps above so many times that of the first step is worse than no
+training at all, whatever the noise of a batch is."""
 
 
 class TrialWatch:
@@ -38,6 +44,8 @@ class TrialWatch:
         self._before = before or Standing(0.0, 0, 0.0, None)
         self._sent = SentUntil(math.inf)
         self._samples = 0
+        self._first_losses: dict[str, float] = {}
+        self._last_losses: dict[str, deque[float]] = {}
         self._newest = self._before
         self.goal = Goal.of(self._target)
 
@@ -56,11 +64,24 @@ class TrialWatch:
         self._sent.feed(event)
         if event.kind == "step":
             self._samples += event["samples"]
+            region, loss = event["region"], event["loss"]
+            loss = math.inf if loss is None else float(loss)
+            self._first_losses.setdefault(region, loss)
+            self._last_losses.setdefault(region, deque(maxlen=_LAST_STEPS)).append(loss)
         elif event.kind == "eval" and event["region"] is None:
             reached = self._target is not None and self._target.reached(event)
             now = self._at(event.t_s, event["metrics"].get(self.goal.metric), reached=reached)
             self._newest = now
             self._tell(now, event)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the training loss of a region is not finite, or far above that of step 1."""
+        for region, first in self._first_losses.items():
+            last = sum(self._last_losses[region]) / len(self._last_losses[region])
+            if not math.isfinite(last) or (first > 0 and last > _EXPLODED * first):
+                return True
+        return False
 
     def ended(self, summary: Summary) -> Standing:
         """How it stands after its end."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from geo_ray.api.auto import load_experiment
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.queue.serve import place_of
 from geo_ray.config.source import override_items
@@ -96,7 +97,6 @@ def submit_job(
         QueueMissingError: there is no queue.
     """
     # PyTorch takes seconds to import, and the other requests do without it.
-    from geo_ray.job.auto import load_experiment
     from geo_ray.job.queued.spec import spec_of
     from geo_ray.job.queued.tree import config_tree
 

@@ -118,14 +118,20 @@ def _frequent(column: ColumnSurvey) -> str:
     numbers = column.families["int"] + column.families["float"]
     if column.marks or column.formats or numbers > column.families["text"] > 0:  # a measure
         return ", ".join(
-            f"{word} {rows:,}" for word, rows in column.texts.most_common(_MOST_VALUES)
+            f"{_cut(word)} {rows:,}" for word, rows in column.texts.most_common(_MOST_VALUES)
         )
     top = column.seen.most_common(_MOST_VALUES)
-    shown = ", ".join(f"{word[:_MOST_LETTERS]} {rows:,}" for word, rows in top)
+    shown = ", ".join(f"{_cut(word)} {rows:,}" for word, rows in top)
     if column.is_many:
         return f"{shown} and many more"
     more = len(column.seen) - len(top)
     return shown + (f" and {more:,} more" if more else "")
+
+
+def _cut(word: str) -> str:
+    from geo_ray.data.nearby import printable
+
+    return printable(word[:_MOST_LETTERS])
 
 
 def _different(column: ColumnSurvey) -> str:

@@ -187,6 +187,10 @@ def _frequent(words: Counter[str] | None) -> str:
     """The most frequent words that a vocabulary lacks."""
     if not words:
         return ""
-    shown = ", ".join(f"{word} {rows:,}" for word, rows in words.most_common(_MOST_WORDS))
+    from geo_ray.data.nearby import printable
+
+    shown = ", ".join(
+        f"{printable(word)} {rows:,}" for word, rows in words.most_common(_MOST_WORDS)
+    )
     more = len(words) - _MOST_WORDS
     return f": {shown}" + (f" and {more:,} more words" if more > 0 else "")

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from geo_ray.data.files.options import Format, ReadOptions
 from geo_ray.data.files.site import SiteFile, load_site
-from geo_ray.data.nearby import listed, missing_path
+from geo_ray.data.nearby import listed, missing_path, printable
 from geo_ray.errors import ConfigError, ShardMissingError, StoreError
 from geo_ray.stores.base import Store, open_store
 from geo_ray.stores.uri import is_s3, local_path, split
@@ -56,7 +56,8 @@ class LeftOut:
     """Something at the address that is not read.
 
     Attributes:
-        path: of a file, or of a folder with all that it has; a folder's ends with a slash.
+        path: of a file, or of a folder with all that it has; a folder's ends with a slash. What is
+            not printable is escaped.
         reason: why it is left out.
         is_marker: whether it is hidden and has no data by its name, such as ``_SUCCESS``.
     """
@@ -64,6 +65,9 @@ class LeftOut:
     path: str
     reason: str
     is_marker: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", printable(self.path))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -131,8 +132,8 @@ def _take(line: str, number: int, rows: list[Row], bad: list[_Bad]) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+        counts = Counter(name for name, _ in pairs)
+        raise _TwiceError(next(name for name, n in counts.items() if n > 1))
     return row
 
 

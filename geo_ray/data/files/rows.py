@@ -53,10 +53,12 @@ class ReadReport:
     Attributes:
         unreadable: what is wrong with files.
         left_out: files, folders and lines that are not read, with the reasons.
+        untranslated: shared columns of which the site file could not translate all values.
     """
 
     unreadable: list[Unreadable] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    untranslated: set[str] = field(default_factory=set)
 
 
 def read_rows(
@@ -108,6 +110,7 @@ def read_rows(
                 problem = None if site is None else site.take_problem(entry.path)
                 if problem is not None:
                     report.unreadable.append(problem)
+                    report.untranslated |= site.untranslated if site is not None else set()
             except (SchemaMismatchError, ShardCorruptError) as error:
                 report.unreadable.append(error)
     lost = None if site is None else site.lost()

@@ -30,7 +30,10 @@ from geo_ray.data.prepare.numbers import (
     TimeFormat,
     as_times,
     decoded,
+    fitting_formats,
+    fitting_marks,
     is_text,
+    marks_options,
     to_numbers,
     with_points,
 )
@@ -139,6 +142,7 @@ class _Problem:
     example: object
     row: int
     rows: int
+    hint: str
 
 
 class SiteReader:
@@ -149,6 +153,9 @@ class SiteReader:
         origin: the name of the site file, for messages.
         decimal: the decimal mark of numbers that are text.
         thousands: the mark between groups of three of their digits.
+
+    Attributes:
+        untranslated: shared columns with values that could not be translated.
     """
 
     def __init__(
@@ -159,6 +166,7 @@ class SiteReader:
         self._marks = decimal, thousands
         self._problems: dict[tuple[str, str], _Problem] = {}
         self._seen: set[str] = set()
+        self.untranslated: set[str] = set()
 
     def names(self, own: Iterable[str], path: str) -> tuple[str, ...]:
         """The shared names of the columns of a file.
@@ -197,7 +205,8 @@ class SiteReader:
             return None
         lines = [
             f"column {name!r} {problem.what}, such as {_shown(problem.example)} "
-            f"({problem.rows:,} rows, first in row {problem.row})"
+            f"({problem.rows:,} {'row' if problem.rows == 1 else 'rows'}, first in row "
+            f"{problem.row}{problem.hint})"
             for (name, _), problem in problems.items()
         ]
         return SchemaMismatchError(
@@ -277,9 +286,20 @@ class SiteReader:
         problem = self._problems.get((name, what))
         if problem is None:
             (example,) = python_values(array.slice(int(rows[0]), 1))
-            problem = _Problem(what, example, first_row + int(rows[0]), 0)
+            problem = _Problem(what, example, first_row + int(rows[0]), 0, _hint(example))
+            self.untranslated.add(self._site.shared_name(name))
             self._problems[name, what] = problem
         problem.rows += len(rows)
+
+
+def _hint(example: object) -> str:
+    """What would read a value as a time or a number."""
+    word = str(example).strip()
+    if formats := fitting_formats([word]):
+        return f"; {formats[0].time} fits it"
+    if marks := fitting_marks([word]):
+        return f"; add {marks_options(marks[0])}"
+    return ""
 
 
 def _shown(value: object) -> str:

@@ -111,6 +111,10 @@ class Findings:
         """Note a file that cannot be read."""
         self._unreadable[error.message] = error
 
+    def forget(self, columns: Collection[str]) -> None:
+        """Drop what was noted of columns of the files; the cause was said already."""
+        self._found = {key: found for key, found in self._found.items() if key[1] not in columns}
+
     def raise_any(self, what: str, prepared: bool, draft: str = "") -> None:
         """Raise one error that lists all that was noted; nothing if there is nothing.
 

@@ -62,6 +62,9 @@ def test_regions_that_join_later_are_named_with_what_they_will_need(here: Path) 
         ("transport.certs=none", errors.CertificateError),
         ("train.keep_best={metric: nothing, mode: max}", errors.ConfigError),
         ("regions.0.workers=0", errors.ConfigError),
+        ("run.dir=/proc/nowhere", errors.RunDirectoryError),
+        ("train.target={metric: nothing, value: 1, direction: at_least}", errors.ConfigError),
+        ("regions.0.gpus_per_worker=4096", errors.ConfigError),
     ],
 )
 def test_what_would_end_the_start_ends_the_dry_run(
@@ -90,3 +93,14 @@ def test_a_key_that_is_taken_for_an_option_is_named(verb: str, here: Path) -> No
     result = CliRunner().invoke(root, [verb, "trial.yaml", "--steps", "5"])
     assert result.exit_code == 2 and "did you mean --set train.steps=5?" in result.output
     assert "--steps" not in CliRunner().invoke(root, [verb, "--help"]).output
+
+
+def test_metrics_and_regions_are_held_against_data_that_are_here(here: Path) -> None:
+    made = geo_ray.shard_data({"use": "digits", "options": {"width": 2}}, ["eu", "us"], "data")
+    data = {"data": {"manifest": str(made.path)}}
+    geo_ray.check_run("trial.yaml", data)
+    target = {"metric": "acuracy", "value": 0.9, "direction": "at_least"}
+    with pytest.raises(errors.ConfigError, match="acuracy"):
+        geo_ray.check_run("trial.yaml", data | {"train.target": target})
+    with pytest.raises(errors.ShardEmptyError, match=r"did you mean us"):
+        geo_ray.check_run("trial.yaml", data | {"regions.1.name": "uss"})

@@ -137,6 +137,7 @@ def test_keys_stay_text_whatever_they_look_like() -> None:
         ("text", ["mapping"]),
         ("a: b: c", ["line 1", "not valid YAML"]),
         ("a: 'x", ["not valid YAML"]),
+        ("a: [\n  - x\n", ["line 2", "inside brackets that are still open"]),
         ("a: %x", ["not valid YAML"]),
         ("a: \0", ["not valid YAML"]),
         (r'a: "\UFFFFFFFF"', ["not valid YAML"]),
@@ -157,6 +158,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.yaml", tmp_path, big, latin, Path("\0")):
         with pytest.raises(ConfigError, match=r"CONFIG_INVALID"):
             load_tree(path, [], Root)
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing yet\n")
+    with pytest.raises(ConfigError, match=r"the file is empty; it needs at least the keys"):
+        load_tree(path, [], Root)
 
 
 # ------------------------------------------------------------------ complaints
@@ -191,7 +199,7 @@ def test_one_error_lists_every_problem_with_key_place_value_and_expectation() ->
 
 
 def test_a_key_of_another_section_is_found() -> None:
-    assert "outer_lr (line 2): unknown key; did you mean strategy.outer_lr?" in complaint(
+    assert "did you mean strategy.outer_lr, a key of diloco alone?" in complaint(
         "steps: 1\nouter_lr: 1.0"
     )
 

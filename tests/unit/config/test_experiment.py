@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from geo_ray.api.auto import load_experiment
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest, dump_yaml, load_text
 from geo_ray.errors import ConfigError, TaskLoadError
-from geo_ray.job.auto import load_experiment
 from geo_ray.job.build import check_absent
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.transport.emulation.link_model import LinkSpec
@@ -100,7 +100,9 @@ def test_every_strategy_can_be_named(kind):
         ("strategy.intervall=3", "strategy.intervall.*did you mean interval"),
         ("strategy.kind=smaa", "strategy.kind.*did you mean sma"),
         ("strategy.alpha=0.5", r"strategy.alpha.*unknown key"),
-        ("optimizer.momentum=0.9", "optimizer.momentum.*unknown key"),
+        ("optimizer.momentum=0.9", "this kind has no such key; it is a key of momentum alone"),
+        ("strategy=smaa", r"got \"smaa\", did you mean {kind: sma}\?$"),
+        ("strategy=sma", r"got \"sma\", did you mean {kind: sma}\?$"),
         ("regions.0.wrokers=3", r"regions.0.wrokers.*did you mean workers"),
         ("emulate.link.delay=0.1", "emulate.link.delay.*did you mean delay_s"),
         ("checkpoint.every=5", "checkpoint.every.*did you mean every_s"),

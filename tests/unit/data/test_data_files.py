@@ -654,3 +654,9 @@ def test_words_of_the_user_mean_no_value_also_in_quotes_and_in_all_formats(tmp_p
     (tmp_path / "a.csv").unlink()
     (tmp_path / "a.jsonl").write_text('{"x": "unknown"}\n{"x": "a"}\n')
     assert read(tmp_path, options) == {"x": [None, "a"]}
+
+
+def test_names_that_no_terminal_should_print_are_escaped(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff\x1b[2J.txt")).write_text("")
+    assert [one.path for one in find_files(str(tmp_path)).left_out] == ["b\\udcff\\x1b[2J.txt"]

@@ -184,7 +184,7 @@ def test_what_cannot_be_translated_is_said_with_its_place(
     assert message in caught.value.message
     assert "site.yaml" in caught.value.fix
     if "times" in message:
-        assert "such as '1.2.24' (1 rows, first in row 2)" in caught.value.message
+        assert "such as '1.2.24' (1 row, first in row 2; %d.%m.%y fits it)" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -232,6 +232,19 @@ def test_stats_refuse_what_shard_would_refuse(sites: Path) -> None:
         assert not Path("us.json").exists()
     path.write_text(whole.replace("died", "dead"))
     assert "no column 'died'" in message_of(stats("us", error=ConfigError))
+
+
+def test_untranslated_values_are_said_once_with_what_reads_them(sites: Path) -> None:
+    read = ("--delimiter", ";", "--site", "site.yaml")
+    refused = message_of(stats("eu", *read, error=SchemaMismatchError))
+    assert "such as '3.000,50' (20 rows, first in row 1; add --thousands . --decimal ,)" in refused
+    assert "column 'weight'" not in refused
+    Path("site.yaml").write_text(SITE.replace("%d.%m.%Y", "%m/%d/%Y"))
+    stats("us")
+    run("merge-stats", "us.json", "--out", "all.json")
+    refused = message_of(shard("eu", *READ, error=SchemaMismatchError))
+    assert "such as '01.02.2024' (20 rows, first in row 1; %d.%m.%Y fits it)" in refused
+    assert "column 'seen'" not in refused
 
 
 def test_stats_do_not_refuse_what_depends_on_the_task(sites: Path) -> None:

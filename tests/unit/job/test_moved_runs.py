@@ -122,3 +122,6 @@ def test_a_run_is_opened_with_the_files_of_a_copy_of_the_project(project: Projec
     place = project.copied("elsewhere")
     write(project.run / "events.jsonl", [started()])
     assert open_run(project.run).directory.base_dir == place / "configs"
+    project.enter(project.runs)
+    found = open_run(project.run, base_dir=place / "configs")
+    assert found.directory.base_dir == place / "configs"

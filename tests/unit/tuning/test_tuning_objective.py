@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geo_ray.api.tuning import _finish as finished
+from geo_ray.api.tuning import plan_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.errors import GeoRayError, SearchMissingError, from_code
@@ -25,8 +28,9 @@ from geo_ray.tuning.front import front
 from geo_ray.tuning.objective import FAILED, UNREACHED, Goal, Standing, score, usd_of
 from geo_ray.tuning.page import summary_text, tuning_table, write_tuning_page
 from geo_ray.tuning.result import TrialPoint, TrialRow, Tuning, ordered
+from geo_ray.tuning.run import SearchResult
 from geo_ray.tuning.save import save_tuning
-from geo_ray.tuning.search import check_installed
+from geo_ray.tuning.search import BaseKeptAsha, check_installed
 from geo_ray.tuning.trial import base_of
 from geo_ray.tuning.watch import TrialWatch, report_of
 
@@ -121,10 +125,10 @@ def test_a_run_is_followed_by_its_events() -> None:
     told: list[Standing] = []
     watch = TrialWatch(experiment, prices, lambda standing, _: told.append(standing))
     for each in (
-        event("step", 1.0, samples=16),
+        event("step", 1.0, region="us", samples=16, loss=1.0),
         evaluation(2.0, 0.1, region="us"),
         evaluation(2.5, 0.5),
-        event("step", 3.0, samples=16),
+        event("step", 3.0, region="us", samples=16, loss=0.9),
         evaluation(4.0, 0.15),
         evaluation(5.0, 0.3),
     ):
@@ -188,11 +192,11 @@ def test_a_base_that_nothing_beat_is_not_praised() -> None:
     for rows, best in (([base, beaten], base), ([equal, beaten], equal)):
         found = tuning(*rows, base=base)
         assert found.best is best
-        assert summary_text(found).splitlines()[-1] == "nothing tried beat the base"
+        assert summary_text(found).splitlines()[-1].startswith("nothing tried beat the base")
     lower = tuning(row(3, "ended", 0.3), base, base=base, names=("loss",))
     assert "base" not in summary_text(lower), "how much lower a loss is says little"
     same = tuning(base, beaten, base=base, names=("loss",))
-    assert summary_text(same).endswith("nothing tried beat the base")
+    assert "nothing tried beat the base" in summary_text(same)
     ahead = tuning(row(1, "reached", 2.5), base, base=base)
     assert summary_text(ahead).endswith("the best is 2.00 times sooner at the target than the base")
 
@@ -277,3 +281,67 @@ def test_a_search_that_is_not_installed_says_what_to_install(monkeypatch: Any) -
 def test_errors_have_a_code_and_the_chapters_exit_code(code: str) -> None:
     error = from_code(code, "x", None)
     assert type(error) is not GeoRayError and error.exit_code == 13
+
+
+# ------------------------------------------------------------------ what is never the best
+
+
+def test_a_trial_that_diverged_is_never_first_whatever_its_score() -> None:
+    rows = ordered([row(1, "diverged", 0.1), row(2, "stopped", 5.0), row(3, "ended", 1.4)])
+    assert [each.status for each in rows] == ["ended", "stopped", "diverged"]
+    assert tuning(*rows).best == rows[0]
+    only = tuning(*ordered([row(1, "diverged", 0.1)]))
+    assert only.best is None and "1 diverged" in summary_text(only)
+
+
+@pytest.mark.parametrize(
+    ("losses", "diverged"),
+    [([2.3, 2.5, 2.4], False), ([2.3, 8.0, 9.3], True), ([2.3, 1.0, None], True), ([], False)],
+)
+def test_a_training_loss_that_exploded_is_divergence(
+    losses: list[float | None], diverged: bool
+) -> None:
+    watch = TrialWatch(load_tree(CONFIG, (), Experiment), None, lambda standing, event: None)
+    for number, loss in enumerate(losses, start=1):
+        for region in ("us-east", "eu-west"):
+            steps = {"region": region, "step": number, "samples": 8, "loss": loss}
+            watch.feed(event("step", float(number), **steps))
+    assert watch.diverged is diverged
+
+
+def test_asha_stops_what_is_behind_but_never_the_base() -> None:
+    def scheduler(base: dict[str, Any]) -> Any:
+        options = {"time_attr": "samples", "metric": "behind", "mode": "min"}
+        return BaseKeptAsha(base, **options, grace_period=1, max_t=100, reduction_factor=2)
+
+    def last_decision(scheduler: Any) -> str:
+        for number, behind in enumerate([0.1, 0.2, 0.3, 9.0]):
+            trial = SimpleNamespace(trial_id=str(number), config={"lr": float(number)})
+            scheduler.on_trial_add(None, trial)
+            told = {"samples": 1, "behind": behind}
+            decision = scheduler.on_trial_result(None, trial, told)
+        return str(decision)
+
+    assert last_decision(scheduler({"lr": 7.0})) == "STOP"
+    assert last_decision(scheduler({"lr": 3.0})) == "CONTINUE"
+
+
+@pytest.mark.parametrize(("score", "is_written"), [(9.3, False), (0.5, True)])
+def test_only_a_trial_that_beat_the_base_becomes_best_yaml(
+    score: float, is_written: bool, tmp_path: Path
+) -> None:
+    plan = plan_of(
+        {
+            "base": str(CONFIG),
+            "space": {"optimizer.lr": {"choice": [0.05, 0.1]}},
+            "objectives": ["loss"],
+        },
+        out=tmp_path / "out",
+    )
+    base = row(1, "ended", 1.4, **{"optimizer.lr": 0.05})
+    other = row(2, "ended", score, **{"optimizer.lr": 0.1})
+    found = Tuning(("loss",), Goal.of(None), ordered([base, other]), base, 2)
+    (tmp_path / "out").mkdir()
+    result = finished(plan, SearchResult(found, None, False), "geo-ray tune")
+    assert (result.best_path is not None) == (tmp_path / "out" / "best.yaml").exists() == is_written
+    assert ("nothing tried beat the base" in summary_text(found)) is not is_written
