@@ -56,6 +56,10 @@ def _holds(condition: Mapping[str, Mapping[str, Any]], context: Mapping[str, str
                     holds = found in many
                 case "StringLike":
                     holds = found is not None and _any(many, found)
+                case "Null":
+                    holds = (found is None) == ("true" in many)
+                case "Bool":
+                    holds = found in many
                 case _:
                     raise AssertionError(f"a condition that nobody here can judge: {operator}")
             if not holds:
@@ -87,6 +91,7 @@ OWN_PARTS = [
 ]
 OTHERS_PARTS = [
     f"{RUN}/checkpoints/ckpt-00000001/us-ps0.safetensors",
+    f"{RUN}/checkpoints/ckpt-00000001/eu-ps-ps0.safetensors",
     f"{RUN}/checkpoints/model/model-us.safetensors",
     f"{RUN}/data/eu/train/0.npz",
 ]
@@ -97,11 +102,14 @@ def check_aws_nodes(policy: Mapping[str, Any], token: str, other_secret: str) ->
     assert allows(policy, "secretsmanager:GetSecretValue", token)
     assert not allows(policy, "secretsmanager:GetSecretValue", other_secret)
     assert not allows(policy, "secretsmanager:PutSecretValue", token)
+    making, once = {"s3_ObjectCreationOperation": "true"}, {"s3_if_none_match": "*"}
     for key in OWN_PARTS:
-        assert allows(policy, "s3:PutObject", key), key
+        assert allows(policy, "s3:PutObject", key, **making, **once), key
+        assert not allows(policy, "s3:PutObject", key, **making), f"{key} can be replaced"
+        assert allows(policy, "s3:PutObject", key, s3_ObjectCreationOperation="false"), "a piece"
         assert allows(policy, "s3:GetObject", key), key
     for key in OTHERS_PARTS + RUN_RECORDS + RECORDS:
-        assert not allows(policy, "s3:PutObject", key), key
+        assert not allows(policy, "s3:PutObject", key, **making, **once), key
     for key in OWN_PARTS + OTHERS_PARTS + RUN_RECORDS + RECORDS:
         assert not allows(policy, "s3:DeleteObject", key), key
     assert allows(policy, "s3:GetObject", f"{RUN}/data/eu/train/0.npz")
@@ -137,7 +145,9 @@ def check_aws_head(policy: Mapping[str, Any], token: str, nodes_role: str) -> No
     assert allows(policy, "iam:PassRole", nodes_role, **to)
     assert not allows(policy, "iam:PassRole", "arn:aws:iam::123456789012:role/admin", **to)
     made = {"ec2_CreateAction": "RunInstances"}
-    assert allows(policy, "ec2:CreateTags", instance, **made)
+    for cluster, may in (("demo", True), ("other", False)):
+        asked = {"aws_RequestTag_geo_ray_cluster": cluster}
+        assert allows(policy, "ec2:CreateTags", instance, **made, **asked) == may
     assert not allows(policy, "ec2:CreateTags", instance)
 
 

@@ -47,7 +47,14 @@ def target_of(
         section.budget_usd,
         section.spot.preemptions_per_h,
         section.spot.lost_s,
+        compute_share=_compute_share(plan),
     )
+
+
+def _compute_share(plan: Plan) -> float:
+    """Return the share of the planned time after the start in which machines compute rows."""
+    running_s = plan.total_s - plan.seconds.get("start", 0.0)
+    return plan.seconds.get("compute", 0.0) / running_s if running_s > 0 else 1.0
 
 
 def head_target(offer: RegionOffer, pool: Pool, book: PriceBook) -> HeadTarget:

@@ -148,10 +148,14 @@ class PaceRecord:
     Attributes:
         only_on_demand: whether the deadline leaves no time for a preemption.
         stopped_at_usd: the budget at which all was stopped; None: it was not.
+        speed: times the target's, at which the job finishes for the least.
+        speed_unix_s: when that was last chosen.
     """
 
     only_on_demand: bool = False
     stopped_at_usd: float | None = None
+    speed: float = 1.0
+    speed_unix_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -237,6 +241,7 @@ def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
     memory = memory.copied()
     memory.booked_unix_s = at(memory.booked_unix_s)
     memory.called_off = {key: at(when) for key, when in memory.called_off.items()}
+    memory.pace.speed_unix_s = at(memory.pace.speed_unix_s)
     for intent in memory.intents.values():
         intent.since_unix_s, intent.sent_unix_s = at(intent.since_unix_s), at(intent.sent_unix_s)
     for duty in (*memory.duties.values(), *memory.heads.values()):

@@ -26,7 +26,7 @@ from geo_ray.autoscale.sightings import burn_usd_per_hour
 from geo_ray.autoscale.target import ClusterTarget
 
 _BACK: Final = 3.0
-_STEP: Final = 0.05  # speeds follow in steps, so that a little more haste rents nothing
+SPEED_STEP: Final = 0.05  # speeds follow in steps, so that a little more haste rents nothing
 _SPARE: Final = 0.01  # of what is left: speeds are measured
 
 DONE: Final = "the job is done"
@@ -119,7 +119,7 @@ def _pace(
     wanted = observed.left_s / max(1e-9, time_left_s - change_s(config))
     if not 0 <= wanted <= config.most_speed:
         wanted = config.most_speed
-    speed = min(config.most_speed, max(1.0, math.ceil(wanted / _STEP - 1e-9) * _STEP))
+    speed = min(config.most_speed, max(1.0, math.ceil(wanted / SPEED_STEP - 1e-9) * SPEED_STEP))
     late = LATE if memory.pace.only_on_demand or speed > 1 else ""
     return RunPace(speed, memory.pace.only_on_demand, late)
 

@@ -10,6 +10,7 @@ is done, and all others go on.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
@@ -21,9 +22,9 @@ from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
 from geo_ray.autoscale.notes import resource_notes, unjoined_notes
 from geo_ray.autoscale.observed import Observed
-from geo_ray.autoscale.pace import UNKNOWN, RunPace, affords, run_pace
+from geo_ray.autoscale.pace import SPEED_STEP, UNKNOWN, RunPace, affords, run_pace
 from geo_ray.autoscale.pool.offers import Losses, offers_of
-from geo_ray.autoscale.posts import Post, PostChoice, PostKeeper
+from geo_ray.autoscale.posts import ENOUGH, Post, PostChoice, PostKeeper, exchange_markup
 from geo_ray.autoscale.sightings import (
     NO_NODE_CAME,
     REPLACED,
@@ -111,6 +112,7 @@ class AutoscalePolicy:
         since_unix_s = now_s - self._config.retry.missing_s
         memory.called_off = {k: s for k, s in memory.called_off.items() if s > since_unix_s}
         losses = self._losses(target, memory, observed)
+        pace = replace(pace, speed=self._speed(target, memory, observed, pace, losses))
         actions = self._drains_again(memory, observed)
         shown, too_dear = [], list[str]()
         for region in target.regions:
@@ -199,6 +201,65 @@ class AutoscalePolicy:
             floor = 0
         found.append(Post(name, "worker", wanted, region.kinds, floor, only, reason))
         return found
+
+    def _speed(
+        self,
+        target: ClusterTarget,
+        memory: AutoscalerMemory,
+        observed: Observed,
+        pace: RunPace,
+        losses: Losses,
+    ) -> float:
+        """Return the speed at which workers finish the job for the least, at least the pace's.
+
+        Machines are whole, so a region may have more speed than it needs. That shortens the job as
+        far as all regions have it. The speed is chosen when the first machines are rented, and then
+        once in `calm.dwell_s`; when machines are missing it may fall to what those at hand reach.
+        """
+        regions = [each for each in target.regions if each.rows_per_s > 0]
+        record, now_s = memory.pace, observed.now_unix_s
+        present = max(pace.speed, record.speed)
+        if pace.speed <= 0 or not regions:
+            return pace.speed
+        if any(each.at in observed.silent for each in regions):
+            return present
+        posts = []
+        for region in regions:
+            post = self._posts(region, replace(pace, speed=1.0))[-1]
+            offers = offers_of(region, post.kinds, memory, observed.stocks, losses, now_s)
+            keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
+            posts.append((keeper, region, *self._of(memory, region.name, "worker")))
+        states = [keeper.state(duties, intents) for keeper, _, duties, intents in posts]
+        have = min(
+            state.rows_per_s / each.rows_per_s for state, each in zip(states, regions, strict=True)
+        )
+        most, markup = self._config.most_speed, exchange_markup(self._config, observed.left_s)
+        is_rested = now_s - record.speed_unix_s >= self._config.calm.dwell_s
+        if all(state.is_empty for state in states):
+            markup = 1.0
+        elif have < present * ENOUGH:
+            most, markup = present, None
+        elif not is_rested or markup is None or not all(state.is_quiet for state in states):
+            return present
+        best, least = pace.speed, math.inf
+        speed = pace.speed
+        while speed <= max(most, pace.speed) * (1 + 1e-9):
+            costs = [
+                (keeper.cost(duties, intents, speed * region.rows_per_s, markup), region.rows_per_s)
+                for keeper, region, duties, intents in posts
+            ]
+            reached = min(rows_per_s / needed for (_, rows_per_s), needed in costs)
+            if reached < speed * ENOUGH and math.isfinite(least):
+                break
+            reached = min(reached, max(most, pace.speed))
+            time = target.compute_share / max(reached, 1e-9) + 1.0 - target.compute_share
+            usd = time * sum(usd for (usd, _), _ in costs)
+            if usd < least * (1 - 1e-6):
+                best, least = speed, usd
+            speed += SPEED_STEP
+        if best != record.speed:
+            record.speed, record.speed_unix_s = best, now_s
+        return best
 
     def _losses(
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed

@@ -21,7 +21,7 @@ from geo_ray.autoscale.sightings import LIFE
 from geo_ray.autoscale.target import MachineKind, MachineRole
 from geo_ray.providers.base import Market, Pool
 
-_ENOUGH = 1 - 1.2 * SHORT  # of the speed
+ENOUGH = 1 - 1.2 * SHORT  # of the speed
 
 CHEAPER = "cheaper machines take its place"
 TOO_MANY = "there are more than are needed"
@@ -58,6 +58,21 @@ class Post:
         return next((kind.rows_per_s for kind in self.kinds if kind.type == pool.type), 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class PostState:
+    """What a post has.
+
+    Attributes:
+        rows_per_s: of its machines that stay and of those on their way.
+        is_quiet: whether all its machines compute and none came or goes since `calm.dwell_s`.
+        is_empty: whether it has no machines and has asked for none.
+    """
+
+    rows_per_s: float
+    is_quiet: bool
+    is_empty: bool
+
+
 @dataclass(slots=True)
 class PostChoice:
     """What is decided.
@@ -73,6 +88,24 @@ class PostChoice:
     drains: list[tuple[Duty, str]] = field(default_factory=list)
     calls_off: bool = False
     alternatives: tuple[Alternative, ...] = ()
+
+
+def exchange_markup(config: AutoscaleConfig, left_s: float | None) -> float | None:
+    """Return the factor on the price of machines that take the place of others.
+
+    They are paid while they start, and an exchange must save `calm.least_gain`.
+
+    Args:
+        config: of the autoscaler.
+        left_s: how long the job goes on; None: without end.
+
+    Returns:
+        None if the job ends before new machines could pay.
+    """
+    horizon_s = config.calm.horizon_s if left_s is None else min(config.calm.horizon_s, left_s)
+    if horizon_s <= config.start_s:
+        return None
+    return (1 + config.start_s / horizon_s) / (1 - config.calm.least_gain)
 
 
 class PostKeeper:
@@ -124,13 +157,72 @@ class PostKeeper:
         self._make_up_floor(duties, coming)
         have = sum(self._speed(duty) for duty in duties if duty.parting is None)
         have += sum(post.speed(pool) * count for pool, count in coming.items())
-        if have < post.rows_per_s * _ENOUGH:
+        if have < post.rows_per_s * ENOUGH:
             self._record.surplus_unix_s = None
             self._make_up(duties, post.rows_per_s - have)
         else:
             self._exchange(duties, bool(coming), left_s)
         self._let_go(duties)
         return self._choice
+
+    # ------------------------------------------------------------------ what a speed costs
+
+    def state(self, duties: Sequence[Duty], intents: Sequence[Intent]) -> PostState:
+        """Return what the post has, and whether it is at rest."""
+        steady = [duty for duty in duties if duty.parting is None]
+        coming = self._coming(intents)
+        rows_per_s = sum(self._speed(duty) for duty in steady)
+        rows_per_s += sum(self._post.speed(pool) * count for pool, count in coming.items())
+        is_quiet = not coming and self._is_quiet(duties)
+        return PostState(rows_per_s, is_quiet, not duties and not coming)
+
+    def cost(
+        self,
+        duties: Sequence[Duty],
+        intents: Sequence[Intent],
+        rows_per_s: float,
+        markup: float | None,
+    ) -> tuple[float, float]:
+        """Return the dollars an hour and the rows/s of the cheapest machines for a speed.
+
+        The dollars are without those of the floor, which is there at any speed.
+
+        Args:
+            duties: the machines of the post.
+            intents: requests for it.
+            rows_per_s: that is needed.
+            markup: factor on the price of new machines that replace others; None: all that the
+                post has is kept.
+        """
+        steady = [duty for duty in duties if duty.parting is None and self._speed(duty) > 0]
+        floor = self._floor_of(steady)
+        have = sum(self._speed(duty) for duty in floor)
+        first = next((o for o in self._offers if _is_safe(o.pool) and o.most > 0), None)
+        if len(floor) < self._post.floor and first is not None and not intents:
+            have += self._post.speed(first.pool)
+        free = [duty for duty in steady if not any(duty is each for each in floor)]
+        kept = [self._item(duty) for duty in free] if markup is None else []
+        for pool, count in self._coming(intents).items():
+            usd = price_of(self._memory, pool, None) or 0.0
+            kept.append(CoverItem(self._post.speed(pool), usd, count))
+        usd = sum(item.usd_per_hour * item.most for item in kept)
+        have += sum(item.rows_per_s * item.most for item in kept)
+        free = [] if markup is None else free
+        choices = [self._item(duty) for duty in free] + [
+            CoverItem(self._post.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), o.most)
+            for o in self._offers
+        ]
+        for item, count in zip(choices, cheapest_cover(choices, rows_per_s - have), strict=True):
+            usd += item.usd_per_hour * count
+            have += item.rows_per_s * count
+        return usd, have
+
+    def _is_quiet(self, duties: Sequence[Duty]) -> bool:
+        return (
+            not any(duty.parting for duty in duties)
+            and all(duty.unready_unix_s is None for duty in duties)
+            and self._now_s - self._record.moved_unix_s >= self._config.calm.dwell_s
+        )
 
     # ------------------------------------------------------------------ too little
 
@@ -189,18 +281,11 @@ class PostKeeper:
     # ------------------------------------------------------------------ enough
 
     def _exchange(self, duties: Sequence[Duty], is_coming: bool, left_s: float | None) -> None:
-        calm = self._config.calm
         steady = [duty for duty in duties if duty.parting is None]
-        is_quiet = (
-            not is_coming
-            and not any(duty.parting for duty in duties)
-            and all(duty.unready_unix_s is None for duty in steady)
-            and self._now_s - self._record.moved_unix_s >= calm.dwell_s
-        )
-        horizon_s = calm.horizon_s if left_s is None else min(calm.horizon_s, left_s)
-        offers = self._offers if is_quiet and horizon_s > self._config.start_s else []
-        markup = (1 + self._config.start_s / max(horizon_s, 1.0)) / (1 - calm.least_gain)
-        spare = sum(self._speed(d) for d in steady) - self._post.rows_per_s * _ENOUGH
+        is_quiet = not is_coming and self._is_quiet(duties)
+        markup = exchange_markup(self._config, left_s)
+        offers = self._offers if is_quiet and markup is not None else []
+        spare = sum(self._speed(d) for d in steady) - self._post.rows_per_s * ENOUGH
         if not offers and spare < min((self._speed(d) for d in steady), default=0.0):
             self._record.surplus_unix_s = None
             return
@@ -208,7 +293,9 @@ class PostKeeper:
         free = [duty for duty in steady if not any(duty is each for each in kept)]
         need = self._post.rows_per_s - sum(self._speed(duty) for duty in kept)
         items = [self._item(duty) for duty in free] + [
-            CoverItem(self._post.speed(o.pool), o.full_usd_per_hour * markup, self._left(o))
+            CoverItem(
+                self._post.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), self._left(o)
+            )
             for o in offers
         ]
         counts = cheapest_cover(items, need)
@@ -251,7 +338,7 @@ class PostKeeper:
             reason = duty.parting.reason if duty.parting else ""
             mine = self._speed(duty) if _computes(duty) else 0.0
             must = reason not in _LEAVE_LATER
-            if must or able - mine >= self._post.rows_per_s * _ENOUGH:
+            if must or able - mine >= self._post.rows_per_s * ENOUGH:
                 able -= mine
                 self._choice.drains.append((duty, reason))
 

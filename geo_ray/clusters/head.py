@@ -73,9 +73,34 @@ def listed_for_head(provider: MachineProvider, record: ClusterRecord) -> Sequenc
 
 
 def job_server_of(address: str, record: ClusterRecord) -> str:
-    """Return the address of its job server, as the head itself reaches it."""
-    host = "127.0.0.1" if record.head.standing is not None else address.rpartition(":")[0]
+    """Return the address of its job server, as the head itself reaches it.
+
+    In a cloud it listens on loopback alone; see `tunnel_command`.
+    """
+    host = address.rpartition(":")[0] if record.head.cloud == "local" else "127.0.0.1"
     return f"http://{host}:{record.head.dashboard_port}"
+
+
+def tunnel_command(address: str, record: ClusterRecord, machine: Machine | None) -> str | None:
+    """Return what forwards the job server of a head to this computer; None: it is here.
+
+    Args:
+        address: host:port of Ray's head.
+        record: the cluster.
+        machine: of the head, as the cloud lists it.
+    """
+    head, port = record.head, record.head.dashboard_port
+    if head.cloud == "local":
+        return None
+    name = None if machine is None else machine.id
+    name = name if head.standing is None else head.standing.machine
+    if head.cloud == "aws" and name is not None:
+        return (
+            f"aws ssm start-session --region {head.pool.region} --target {name} "
+            "--document-name AWS-StartPortForwardingSession "
+            f"--parameters portNumber={port},localPortNumber={port}"
+        )
+    return f"ssh -N -L {port}:127.0.0.1:{port} {address.rpartition(':')[0]}"
 
 
 def is_alive(machine: Machine | None) -> bool:

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, pool_key
 from geo_ray.autoscale.status import AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, MachineKind
-from geo_ray.clusters.head import find_head, head_address, job_server_of
+from geo_ray.clusters.head import find_head, head_address, job_server_of, tunnel_command
 from geo_ray.clusters.record import ClusterRecord, Phase
 from geo_ray.clusters.state import STATUS_KEY, ClusterState
 from geo_ray.config.base import StrictModel
@@ -83,6 +83,7 @@ class ClusterReport(StrictModel):
     state: str = Field(description="where it is written down")
     address: str | None = Field(description="host:port of Ray's head")
     job_server: str | None
+    tunnel: str | None
     head: ClusterMachineRow | None
     machines: tuple[ClusterMachineRow, ...] = Field(description="all that live, but the head")
     posts: tuple[PostRow, ...] = Field(description="plan against actual")
@@ -222,6 +223,7 @@ def report_of(
         state=state.uri,
         address=address,
         job_server=job_server_of(address, record) if address else None,
+        tunnel=tunnel_command(address, record, head) if address else None,
         head=head_row,
         machines=tuple(rows),
         posts=tuple(posts),

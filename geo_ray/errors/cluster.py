@@ -49,7 +49,7 @@ class PreflightError(ClusterError):
     code = "PREFLIGHT"
     causes = (
         "A region without labelled nodes, too few CPUs, another version of geo_ray, Ray or Python "
-        "on a node, a dashboard that the network can reach without a token."
+        "on a node, several hosts without a token."
     )
     advice = "Mend each point of the list and start again."
 

@@ -27,6 +27,7 @@ HEAD_ENVIRONMENT: Final = {
     "RAY_JOB_STOP_WAIT_TIME_S": "120",
 }
 _GCS_STATE: Final = "/var/lib/geo_ray/gcs"
+_USER: Final = "geo-ray"  # all of Ray, and so every job, runs as this user
 _TLS_FILES: Final = {
     "RAY_TLS_SERVER_CERT": "tls_certificate_secret",
     "RAY_TLS_SERVER_KEY": "tls_key_secret",
@@ -126,6 +127,8 @@ def boot_script(
         *_end(request.ends_unix_s),
         f"python={shlex.quote(join.python)}",
         f'machine=$("$python" -m geo_ray.providers.notices --cloud {cloud} --machine-id)',
+        f"id -u {_USER} > /dev/null 2>&1 "
+        f"|| useradd --system --create-home --shell /bin/bash {_USER}",
         "mkdir -p /run/geo_ray",
         ": > /run/geo_ray/environment",
     ]
@@ -144,6 +147,7 @@ def boot_script(
         "echo RAY_health_check_timeout_ms=60000 >> /run/geo_ray/environment",
         "echo RAY_gcs_rpc_server_reconnect_timeout_s=600 >> /run/geo_ray/environment",
         "echo RAY_USAGE_STATS_ENABLED=0 >> /run/geo_ray/environment",
+        f"chown -R {_USER}: /run/geo_ray",
     ]
     node = (
         f" --labels={shlex.quote(labels + ',') if labels else ''}"
@@ -170,12 +174,13 @@ def _head(join: NodeJoin, node: str) -> list[str]:
     ]
     return [
         f"mkdir -p {_GCS_STATE}",
+        f"chown -R {_USER}: /var/lib/geo_ray",
         *lines,
         'echo PATH="$(dirname "$python"):$PATH" >> /run/geo_ray/environment',
         _unit(
             "node",
             f'"$python" -m ray.scripts.scripts start --block --head --port={head.port}'
-            f" --num-cpus=0 --num-gpus=0 --no-monitor --dashboard-host=0.0.0.0"
+            f" --num-cpus=0 --num-gpus=0 --no-monitor --dashboard-host=127.0.0.1"
             f" --dashboard-port={head.dashboard_port}{node}",
         ),
         _unit("cluster", f'"$python" -m geo_ray.clusters.serve {shlex.quote(head.state)}'),
@@ -211,6 +216,7 @@ def _end(ends_unix_s: float | None) -> list[str]:
 
 def _unit(name: str, command: str) -> str:
     return (
-        f"systemd-run --unit=geo-ray-{name} --property=Restart=always --property=RestartSec=5"
+        f"systemd-run --unit=geo-ray-{name} --uid={_USER} --property=Restart=always"
+        f" --property=RestartSec=5 --property=NoNewPrivileges=yes"
         f" --property=EnvironmentFile=/run/geo_ray/environment {command}"
     )

@@ -6,6 +6,9 @@ import json
 import logging
 import math
 import os
+import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -120,10 +123,12 @@ def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = Fals
     """
     wanted = trial_count(plan.config, plan.space)
     folder = plan.out / TUNE_FOLDER
-    _claim(plan, resume=resume)
     with ExitStack() as stack:
+        stack.enter_context(_sigterm_as_ctrl_c())
+        stack.enter_context(_claimed(plan, resume=resume))
         stack.enter_context(_quiet(tell))
         stack.enter_context(_cluster(plan))
+        stack.enter_context(_sigterm_as_ctrl_c())  # Ray has set a handler of its own
         if tune.Tuner.can_restore(str(folder)):
             tuner = tune.Tuner.restore(
                 str(folder),
@@ -195,6 +200,32 @@ def _cluster(plan: SearchPlan) -> Iterator[None]:
         regions = ()
     with connect(config, regions, namespace=f"geo_ray-{plan.config.name}", cpus_per_region=cpus):
         yield
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """In the main thread, let SIGTERM end the search as Ctrl-C does, with what there is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _claimed(plan: SearchPlan, *, resume: bool) -> Iterator[None]:
+    """Have the directory of a search; one that did not come to begin leaves none."""
+    was_there = plan.out.exists()
+    _claim(plan, resume=resume)
+    try:
+        yield
+    except BaseException:
+        if not was_there and not (plan.out / TUNE_FOLDER).exists():
+            shutil.rmtree(plan.out, ignore_errors=True)
+        raise
 
 
 def _claim(plan: SearchPlan, *, resume: bool) -> None:

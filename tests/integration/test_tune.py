@@ -187,7 +187,12 @@ def test_plain_tune_code_takes_the_trainable(connected: ConnectedCluster, tmp_pa
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "sign", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+    "sign",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        signal.SIGKILL,
+    ],
 )
 def test_a_search_that_was_cut_off_goes_on_and_repeats_no_trial(
     ray_cluster: LocalCluster, tmp_path: Path, sign: signal.Signals
@@ -208,7 +213,7 @@ def test_a_search_that_was_cut_off_goes_on_and_repeats_no_trial(
         time.sleep(0.05)
     first.send_signal(sign)
     _, rest = first.communicate(timeout=400)
-    if sign == signal.SIGINT:
+    if sign != signal.SIGKILL:
         assert first.returncode == InterruptedRunError.exit_code, rest
         assert "stopped: the search was interrupted" in rest and "--resume" in rest
         assert (out / "best.yaml").exists() and (out / "tune.html").exists()

@@ -10,9 +10,11 @@ from benchmarks.autoscale.autoscale import scenario
 from geo_ray.autoscale.config import AutoscaleConfig, RetryConfig
 from geo_ray.autoscale.replay.compare import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
 from geo_ray.autoscale.replay.day import DayKind, made_up_day
+from geo_ray.autoscale.replay.sim_cloud import forever
 from geo_ray.autoscale.replay.world import SimJob
+from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clouds.price_book import shipped_book
-from geo_ray.providers.base import Market
+from geo_ray.providers.base import Market, Pool
 
 BOOK = shipped_book()
 CONFIG = AutoscaleConfig(every_s=60.0, retry=RetryConfig(resend_s=60.0))
@@ -72,3 +74,39 @@ def test_a_made_up_day_is_within_what_is_documented_and_comes_again_with_its_see
             assert min(stock for _, stock in market.stocks) < 3
         else:
             assert prices == [1.006]
+
+
+def _two_regions(speeds: tuple[float, float], **changes: object) -> ClusterTarget:
+    """Regions for which 2 x a is the cheapest per row, and a + b the cheapest per hour."""
+    kinds = (MachineKind("a", 100.0, 10), MachineKind("b", 60.0, 10))
+    regions = tuple(
+        RegionTarget(f"r{i}", f"at{i}", speed, kinds, floor=0) for i, speed in enumerate(speeds)
+    )
+    return replace(ClusterTarget(regions, 6 * 3600.0), **changes)  # type: ignore[arg-type]
+
+
+def _bills(target: ClusterTarget) -> dict[str, float]:
+    usd = {"a": (1.0, 0.4), "b": (0.7, 0.3)}
+    markets = {
+        Pool(region.at, None, kind, market): forever(price)
+        for region in target.regions
+        for kind, prices in usd.items()
+        for market, price in zip((Market.ON_DEMAND, Market.SPOT), prices, strict=True)
+    }
+    config = CONFIG.model_copy(update={"floor": "none"})
+    return {
+        way: replay(way, target, markets, SimJob(4 * 3600.0), config).usd for way in (OURS, SPOT)
+    }
+
+
+def test_speed_beyond_what_is_needed_counts_as_far_as_it_shortens_the_job() -> None:
+    bills = _bills(_two_regions((160.0, 160.0)))
+    assert bills[OURS] == pytest.approx(bills[SPOT], rel=1e-3)
+    # Where only one of the regions could be faster, or rows are little of the time, it buys none.
+    for target in (
+        _two_regions((160.0, 200.0)),
+        _two_regions((160.0, 160.0), compute_share=0.2),
+    ):
+        least = sum(0.7 if region.rows_per_s == 160.0 else 0.8 for region in target.regions)
+        hours = 4 + (CONFIG.start_s + 5 + 2 * CONFIG.every_s) / 3600
+        assert _bills(target)[OURS] <= least * hours

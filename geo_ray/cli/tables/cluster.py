@@ -110,6 +110,7 @@ def report_lines(report: ClusterReport) -> list[str]:
     lines = [f"{report.name} is {report.phase}; {', '.join(report.clouds)}; id {report.id}"]
     if report.address is not None:
         lines.append(f"head     {report.address}, job server {report.job_server}")
+        lines += _tunnel(report)
     for post in report.posts:
         extra = [f"{post.coming} coming"] if post.coming else []
         extra += [f"{post.leaving} leaving"] if post.leaving else []
@@ -155,7 +156,7 @@ def reach_lines(made: UpCluster, config: Path) -> list[str]:
     else:
         lines.append(f"head     {made.report.address}, job server {made.report.job_server}")
         lines.append(f"token    {made.token_command}")
-        lines += _tunnel(made)
+        lines += _tunnel(made.report)
     lines += [
         f"train    ray job submit --working-dir . -- geo-ray train {quote(str(config))}",
         f"look     geo-ray status {shown}",
@@ -164,17 +165,9 @@ def reach_lines(made: UpCluster, config: Path) -> list[str]:
     return lines
 
 
-def _tunnel(made: UpCluster) -> list[str]:
-    """How to come to a job server that only the head itself sees."""
-    head = made.record.head
-    if head.standing is None or head.cloud != "aws":
-        return []
-    port = head.dashboard_port
-    return [
-        f"tunnel   aws ssm start-session --region {head.pool.region} "
-        f"--target {head.standing.machine} --document-name AWS-StartPortForwardingSession "
-        f"--parameters portNumber={port},localPortNumber={port}"
-    ]
+def _tunnel(report: ClusterReport) -> list[str]:
+    """How to come to a job server that only the head itself reaches."""
+    return [] if report.tunnel is None else [f"tunnel   {report.tunnel}"]
 
 
 def _alternatives(decision: DecisionRow) -> list[str]:

@@ -96,7 +96,7 @@ def check(
             problems += _unfit(nodes, facts.versions)
         else:
             problems.append(_unknown_region(demand.region, facts))
-    problems += _open_dashboard(facts)
+    problems += _unauthenticated(facts)
     return problems
 
 
@@ -184,23 +184,22 @@ def _comparable(name: str, version: str) -> str:
     return version.partition("+")[0]  # 2.13.0+cpu and 2.13.0+cu128 are one release
 
 
-def _open_dashboard(facts: ClusterFacts) -> Iterator[Problem]:
-    hosts = {node.address for node in facts.nodes if node.alive}
-    if facts.dashboard is None or _is_loopback(facts.dashboard) or facts.auth_mode == "token":
-        return
-    if len(hosts) > 1:
+def _unauthenticated(facts: ClusterFacts) -> Iterator[Problem]:
+    """Ray's own ports are open to other hosts whatever the dashboard listens at."""
+    alive = [node.address for node in facts.nodes if node.alive]
+    hosts = {"loopback" if _is_loopback(address) else address for address in alive}
+    if facts.auth_mode != "token" and len(hosts) > 1:
+        also = f"; its dashboard listens at {facts.dashboard}" if facts.dashboard else ""
         yield Problem(
-            f"the dashboard listens at {facts.dashboard} without a token: whoever reaches it can "
-            "run programs on every node",
-            "set RAY_AUTH_MODE=token on every node, or start the head with "
-            "--dashboard-host=127.0.0.1",
+            f"the cluster has {len(hosts)} hosts and no token: any program that reaches a port of "
+            f"Ray can run code on every node{also}",
+            "set RAY_AUTH_MODE=token and the same token on every node",
         )
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether host:port is reached from its own machine only."""
-    host = address.rpartition(":")[0].strip("[]")
+    """Whether an address is of its own machine only."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost"
+        return address == "localhost"

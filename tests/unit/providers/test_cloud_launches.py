@@ -24,7 +24,7 @@ from geo_ray.providers.base import (
 )
 from geo_ray.providers.tags import MachineTags, read_tags, tags_of
 from geo_ray.providers.tencent.config import TencentPlaceConfig
-from geo_ray.providers.user_data import NodeJoin, boot_script
+from geo_ray.providers.user_data import HEAD_ROLE, ROLE_LABEL, HeadBoot, NodeJoin, boot_script
 from tests.cloud_servers import as_caller, shows_no_secret
 from tests.provider_support import CLUSTER, JOIN, CloudBench, aws_bench, tencent_bench
 
@@ -226,6 +226,8 @@ def test_tags_say_what_a_request_said() -> None:
 STUBS = {
     "shutdown": 'echo "shutdown $@" >> "$LOG"',
     "systemd-run": 'echo "systemd-run $@" >> "$LOG"',
+    "useradd": 'echo "useradd $@" >> "$LOG"',
+    "chown": 'echo "chown $@" >> "$LOG"',
     "python": """
 case "$2" in
   geo_ray.providers.notices) echo i-0123 ;;
@@ -255,7 +257,10 @@ def test_the_script_joins_the_cluster_when_a_shell_runs_it(cloud: str, tmp_path:
     script = script.replace("/run/geo_ray", str(tmp_path / "run"))
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log")}
     subprocess.run(["bash", "-c", script], check=True, env=environment)
-    off, node, agent = (tmp_path / "log").read_text().splitlines()
+    off, user, owns, node, agent = (tmp_path / "log").read_text().splitlines()
+    assert user.startswith("useradd --system") and user.endswith(" geo-ray")
+    assert owns == f"chown -R geo-ray: {tmp_path / 'run'}"
+    assert all(" --uid=geo-ray " in unit for unit in (node, agent)), "no job runs as root"
     assert off in ("shutdown -P +59", "shutdown -P +60")
     assert "start --block --address=10.0.0.2:6379" in node
     labels = "geo-ray/role=worker,ray.io/availability-region=us,geo-ray/machine=i-0123"
@@ -269,6 +274,18 @@ def test_the_script_joins_the_cluster_when_a_shell_runs_it(cloud: str, tmp_path:
         file = Path(told[name])
         assert file.read_text() == f"value of geo-ray/{secret}\n"
         assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_head_runs_as_its_own_user_and_listens_for_jobs_on_loopback() -> None:
+    labels = {ROLE_LABEL: HEAD_ROLE}
+    wanted = replace(request("h", Pool("north", None, "m5.large", Market.ON_DEMAND)), labels=labels)
+    join = NodeJoin(head=HeadBoot(state="s3://bucket/clusters/c"), token_secret="t")
+    script = boot_script(wanted, join, "aws", "aws-ssm")
+    units = [line for line in script.splitlines() if line.startswith("systemd-run")]
+    assert len(units) == 2 and all(" --uid=geo-ray " in unit for unit in units)
+    assert "--dashboard-host=127.0.0.1" in units[0]
+    assert "0.0.0.0" not in script
+    assert "chown -R geo-ray: /var/lib/geo_ray" in script
 
 
 @pytest.mark.parametrize("wrong", ["head", "head:port", "a b:1", "$(id):6379"])

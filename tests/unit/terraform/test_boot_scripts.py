@@ -111,7 +111,14 @@ def test_a_head_begins_like_a_node_and_keeps_its_state(scripts: dict[str, str]) 
     assert "--dashboard-host=127.0.0.1" in rest
     assert "RAY_gcs_storage=rocksdb" in rest
     assert "vol0123" in rest
-    assert rest.index("mount /dev") < rest.index("systemd-run")
+    assert rest.index("mount /dev") < rest.index("chown -R geo-ray: /var/lib/geo_ray")
+    assert rest.index("chown") < rest.index("systemd-run")
+
+
+def test_no_unit_runs_as_root(scripts: dict[str, str]) -> None:
+    for name in (*CASES, *HEADS):
+        units = [line for line in scripts[name].splitlines() if line.startswith("systemd-run")]
+        assert units and all(" --uid=geo-ray " in unit for unit in units), name
 
 
 def test_a_head_serves_the_cluster_that_is_written_where_it_looks(scripts: dict[str, str]) -> None:

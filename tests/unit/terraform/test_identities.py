@@ -78,6 +78,12 @@ def test_aws_nodes_write_their_own_parts_and_the_head_the_records(tmp_path: Path
         role = iam.get_role(RoleName="demo-nodes-eu")["Role"]["Arn"]
     check_aws_nodes(nodes, TOKEN, OTHER)
     check_aws_head(head, TOKEN, role)
+    for kind in ("subnet", "security-group"):
+        there = f"arn:aws:ec2:us-east-1:123456789012:{kind}/x"
+        for stack, may in (("demo", True), ("other", False)):
+            tags = {"aws_ResourceTag_geo_ray_stack": stack}
+            assert allows(head, "ec2:RunInstances", there, **tags) == may
+        assert not allows(head, "ec2:RunInstances", there)
     for action in ("s3:GetObject", "s3:PutObject"):
         assert allows(nodes, action, "arn:aws:s3:::demo-eu-data/rows/0.parquet")
         assert not allows(nodes, action, "arn:aws:s3:::demo-us-data/rows/0.parquet")

@@ -3,6 +3,14 @@
 # another one, and what is written down of cluster and runs from all nodes. The head writes that, and
 # may rent machines besides, if an autoscaler runs there.
 
+locals {
+  # A region has at most 1000 shards. One sign each, so that a region named eu-ps is not meant by eu.
+  own = var.runs == null ? [] : concat(
+    [for signs in ["?", "??", "???"] : "${var.runs.region}-ps${signs}"], ["model-${var.runs.region}", "averager"],
+  )
+  parts = [for file in local.own : "${var.runs.arn}/runs/*/checkpoints/*/${file}.safetensors"]
+}
+
 data "aws_caller_identity" "here" {}
 
 data "aws_partition" "here" {}
@@ -82,11 +90,33 @@ data "aws_iam_policy_document" "this" {
   dynamic "statement" {
     for_each = var.runs == null ? [] : [var.runs]
     content {
-      sid     = "RunParts"
-      actions = ["s3:PutObject", "s3:AbortMultipartUpload"]
-      resources = [for file in ["${statement.value.region}-ps*", "model-${statement.value.region}", "averager"] :
-        "${statement.value.arn}/runs/*/checkpoints/*/${file}.safetensors"
-      ]
+      sid       = "RunParts"
+      actions   = ["s3:PutObject", "s3:AbortMultipartUpload"]
+      resources = local.parts
+    }
+  }
+
+  # A part is written once: whoever may write it cannot replace it.
+  dynamic "statement" {
+    for_each = var.runs == null ? [] : [var.runs]
+    content {
+      sid       = "RunPartsOnce"
+      effect    = "Deny"
+      actions   = ["s3:PutObject"]
+      resources = local.parts
+
+      condition {
+        test     = "Null"
+        variable = "s3:if-none-match"
+        values   = ["true"]
+      }
+
+      # Of an upload in pieces only its end makes the object.
+      condition {
+        test     = "Bool"
+        variable = "s3:ObjectCreationOperation"
+        values   = ["true"]
+      }
     }
   }
 
@@ -134,12 +164,28 @@ data "aws_iam_policy_document" "this" {
   dynamic "statement" {
     for_each = var.rents ? [1] : []
     content {
-      sid     = "RentThere"
+      sid     = "RentWith"
       actions = ["ec2:RunInstances"]
-      resources = concat(
-        [for kind in ["subnet", "security-group", "network-interface"] : "arn:${data.aws_partition.here.partition}:ec2:*:${data.aws_caller_identity.here.account_id}:${kind}/*"],
-        ["arn:${data.aws_partition.here.partition}:ec2:*::image/*"],
-      )
+      resources = [
+        "arn:${data.aws_partition.here.partition}:ec2:*:${data.aws_caller_identity.here.account_id}:network-interface/*",
+        "arn:${data.aws_partition.here.partition}:ec2:*::image/*",
+      ]
+    }
+  }
+
+  # Only in the stack's own networks, behind its own security groups.
+  dynamic "statement" {
+    for_each = var.rents ? [1] : []
+    content {
+      sid       = "RentThere"
+      actions   = ["ec2:RunInstances"]
+      resources = [for kind in ["subnet", "security-group"] : "arn:${data.aws_partition.here.partition}:ec2:*:${data.aws_caller_identity.here.account_id}:${kind}/*"]
+
+      condition {
+        test     = "StringEquals"
+        variable = "aws:ResourceTag/geo-ray:stack"
+        values   = [var.name]
+      }
     }
   }
 
@@ -154,6 +200,12 @@ data "aws_iam_policy_document" "this" {
         test     = "StringEquals"
         variable = "ec2:CreateAction"
         values   = ["RunInstances"]
+      }
+
+      condition {
+        test     = "StringEquals"
+        variable = "aws:RequestTag/geo-ray:cluster"
+        values   = [var.cluster]
       }
     }
   }
