@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from typing import Final
 
 _MOST_METRICS = 5  # in one line
+_CONTROL: Final = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
+
+
+def printable(text: str) -> str:
+    """Replace characters that control a terminal, such as ESC, by their codes; keep line ends."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def number_text(value: float | None) -> str:
