@@ -19,7 +19,6 @@ from geo_ray.observe.live.queue_page import queue_sections
 from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.queue import inbox
 from geo_ray.queue.config import QueueConfig as QueueConfig
-from geo_ray.queue.entries import TakenEntry
 from geo_ray.queue.job_spec import (
     AnyRequest,
     CancelRequest,
@@ -33,7 +32,7 @@ from geo_ray.queue.job_spec import JobWorth as JobWorth
 from geo_ray.queue.job_spec import WorthChange as WorthChange
 from geo_ray.queue.journal import QueueJournal
 from geo_ray.queue.report import QueueReport as QueueReport
-from geo_ray.queue.state import QueueState
+from geo_ray.queue.state import QueueState, RequestAnswer
 from geo_ray.queue.tokens import key_of
 
 _LOOK_S = 0.2
@@ -246,6 +245,6 @@ def _check_known(config: QueueConfig, user: QueueUser) -> None:
         )
 
 
-def _raise_refused(answer: TakenEntry) -> None:
+def _raise_refused(answer: RequestAnswer) -> None:
     if answer.refused is not None:
         raise from_code(answer.code or "", answer.refused, None)
