@@ -11,11 +11,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.metrics.regions import RegionNow, RunNow
 from geo_ray.observe.text import bytes_text, coarse_text, counted, metrics_text, number_text
 
@@ -25,6 +25,7 @@ PLAIN_WAIT_EVERY_S = 5.0
 _LONG_S = 3.0  # a phase of the start-up that takes longer shows its time
 _NAMED = 3  # of those that are awaited
 _HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "wait", "state")
+_LEFT_OUT = ("in", "Mb/s out", "stale", "wait", "samples/s")  # on narrow terminals, in this order
 _TOLD = (
     "worker_lost",
     "worker_replaced",
@@ -247,9 +248,16 @@ class Progress:
             return f"{self._status} ({coarse_text(took_s)})"
         return self._status
 
-    def _table(self) -> Table:
+    def _table(self) -> FittedTable:
         gap = 1 if self._console.width < 90 else 2
-        table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False)
+        table = FittedTable(
+            leave_out=_LEFT_OUT,
+            whole=("state",),
+            named=False,
+            box=None,
+            padding=(0, gap, 0, 0),
+            pad_edge=False,
+        )
         for heading in _HEADINGS:
             left = heading in ("region", "state")
             table.add_column(heading, justify="left" if left else "right", no_wrap=True)
