@@ -41,7 +41,7 @@ def load_config(
     Raises:
         ConfigError: naming every key that is wrong.
     """
-    from geo_ray.job.auto import load_experiment
+    from geo_ray.api.auto import load_experiment
 
     with own_threads_kept():
         return load_experiment(source_of(config, base_dir), override_items(overrides))[0]

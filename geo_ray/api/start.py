@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from geo_ray.api.auto import load_experiment
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.base import expanded
 from geo_ray.config.experiment import Experiment
@@ -18,7 +19,6 @@ from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
 from geo_ray.job import rundir
-from geo_ray.job.auto import load_experiment
 from geo_ray.job.build import check_device
 from geo_ray.job.follow_plan import changes_of, check_model, emulation_of
 from geo_ray.job.resumption import check_resumable

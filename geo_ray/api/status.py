@@ -228,6 +228,8 @@ def report(run: FilePath | OpenedRun, out: FilePath | None = None) -> Path:
 def stop(run: FilePath | OpenedRun) -> None:
     """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
 
+    Nothing is asked of a run that nobody drives, unless its processes wait for a driver.
+
     Args:
         run: its directory.
 
@@ -235,6 +237,9 @@ def stop(run: FilePath | OpenedRun) -> None:
         RunDirectoryError: there is no run, or nothing can be written there.
     """
     directory, _ = _begun(run)
+    found = StatusReader(directory.path).read()
+    if found.is_going is False and found.waits_s is None:
+        return
     stop_requests.ask(directory.path)
     pass_on(directory.address, directory.path)
 

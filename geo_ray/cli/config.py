@@ -21,8 +21,8 @@ def config() -> None:
 def show(file: Path, overrides: tuple[str, ...]) -> None:
     """Print FILE as it would run, defaults included, and its digest."""
     loading()
+    from geo_ray.api.auto import load_experiment
     from geo_ray.config.load import digest, dump_yaml, override_notes
-    from geo_ray.job.auto import load_experiment
 
     experiment, advice = load_experiment(file, overrides)
     for note in override_notes(file, overrides):

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from geo_ray.errors import GeoRayError, InterruptedRunError
+from geo_ray.observe.text import printable
 from geo_ray.util.nearest import nearest
 from geo_ray.util.terminal import terminal_outlived
 from geo_ray.version import __version__
@@ -146,10 +147,10 @@ def _main(arguments: list[str]) -> Any:
         error.show()
         sys.exit(error.exit_code)
     except InterruptedRunError as error:
-        click.echo(f"stopped: {error.message}\n  {error.fix}", err=True)
+        click.echo(printable(f"stopped: {error.message}\n  {error.fix}"), err=True)
         sys.exit(error.exit_code)
     except GeoRayError as error:
-        click.secho(f"error {error}", fg="red", err=True)
+        click.secho(printable(f"error {error}"), fg="red", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)

@@ -104,7 +104,11 @@ def token() -> None:
 @click.option("--rows-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a worker.")
 @click.option("--anywhere", is_flag=True, help="The job's data are in every region of the queue.")
 @click.option("--most-workers", type=click.IntRange(1), help="In all.  [default: as configured]")
-@click.option("--working-dir", type=click.Path(file_okay=False, path_type=Path), help="Own code.")
+@click.option(
+    "--working-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Own code, below the tenant's working_dirs.",
+)
 @_tenant
 @_token
 @_wait

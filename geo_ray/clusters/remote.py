@@ -108,6 +108,10 @@ class RemoteStore:
         """See `ConditionalStore.write`."""
         return self._store().write(key, data, expected)
 
+    def remove(self, key: str) -> None:
+        """See `ConditionalStore.remove`."""
+        self._store().remove(key)
+
     def unchanged(self, key: str, tag: str) -> AbstractContextManager[bool]:
         """See `ConditionalStore.unchanged`."""
         return self._store().unchanged(key, tag)

@@ -1,6 +1,6 @@
 """The ``strategy`` section with ``kind: auto``: what may be given up for time.
 
-It is no strategy: `geo_ray.job.auto` puts the strategy that it chooses in its place, before the
+It is no strategy: `geo_ray.api.auto` puts the strategy that it chooses in its place, before the
 tree is validated.
 """
 

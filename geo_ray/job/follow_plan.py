@@ -125,9 +125,8 @@ def exchange_of(experiment: Experiment, interval: int, codec: str | None) -> dic
     changes: dict[str, object] = {}
     if experiment.strategy.traits.exchange.interval is not None:
         changes["strategy.interval"] = max(1, interval // max(1, experiment.worker_steps))
-    present = experiment.model_dump(include={"strategy"})["strategy"].get("outer", {})
-    outer = outer_of(experiment.strategy.kind, interval)
-    if outer is not None and present.get("kind") == "nesterov":
+    outer = outer_of(experiment.strategy.traits, interval)
+    if outer is not None:
         changes["strategy.outer"] = outer
     up = experiment.codec.up
     if codec != (None if up is None else up.kind):

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from hashlib import file_digest
 from pathlib import Path
 
 import torch
@@ -28,7 +29,8 @@ from geo_ray.util.atomic_file import (
     write_atomic,
 )
 
-_MAX_HEADER_BYTES = 100_000_000
+_DIGEST = "data_sha256"
+"""Key of a file's metadata: the SHA-256 of all its tensors' bytes."""
 
 
 def about_model(
@@ -133,7 +135,8 @@ def load_trained(task: Task, seed: int, path: Path) -> nn.Module:
     """The task's module with the parameters of a file that `save_trained` wrote.
 
     Raises:
-        RunDirectoryError: there is no such file, or it cannot be read.
+        RunDirectoryError: there is no such file, it cannot be read, or its tensors are not those
+            that were written.
         TaskOutputError: the task's module has other parameters.
     """
     if not path.exists():
@@ -143,6 +146,7 @@ def load_trained(task: Task, seed: int, path: Path) -> nn.Module:
         )
     module = checked_model(task, seed)
     try:
+        _check_digest(path)
         load_model(module, path)
     except (OSError, SafetensorError) as error:
         raise RunDirectoryError(f"cannot read {path}: {error}") from error
@@ -186,8 +190,8 @@ def export_model(module: nn.Module, path: Path, about: Mapping[str, str]) -> Non
 def _save(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
-        save_model(module, str(temporary), dict(about))
-        _sort_metadata(temporary)
+        save_model(module, str(temporary), {**about, _DIGEST: "0" * 64})
+        _complete_metadata(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -202,17 +206,29 @@ def _save(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _sort_metadata(path: Path) -> None:
-    """Put the metadata in order: the library's own order differs from file to file."""
+def _complete_metadata(path: Path) -> None:
+    """Fill in the digest, and sort the metadata, whose order in the library differs by file."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
-        if size > _MAX_HEADER_BYTES:
-            return
         header = json.loads(file.read(size))
-        if "__metadata__" not in header:
-            return
+        header["__metadata__"][_DIGEST] = file_digest(file, "sha256").hexdigest()
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= size:
-            file.seek(8)
-            file.write(text.ljust(size))
+        if len(text) > size:
+            raise OSError(f"the header of {path} takes {len(text)} bytes and has {size}")
+        file.seek(8)
+        file.write(text.ljust(size))
+
+
+def _check_digest(path: Path) -> None:
+    with safe_open(path, framework="pt") as opened:  # checks the header
+        wanted = (opened.metadata() or {}).get(_DIGEST)
+    with path.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        found = file_digest(file, "sha256").hexdigest()
+    if found != wanted:
+        raise RunDirectoryError(
+            f"{path} is damaged: its tensors are not those that were written",
+            fix="Restore the file, or take the model of a checkpoint: `geo-ray export RUN --from "
+            "ID`; `geo-ray checkpoints RUN` lists them.",
+        )

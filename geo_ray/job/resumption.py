@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 
@@ -10,6 +11,7 @@ from pydantic import JsonValue
 from geo_ray.checkpoint.manifest import CheckpointManifest
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest
 from geo_ray.errors import (
     CheckpointError,
     CheckpointMissingError,
@@ -17,11 +19,13 @@ from geo_ray.errors import (
     RunFinishedError,
 )
 from geo_ray.job.checkpoints import store_of
-from geo_ray.job.rundir import RunDirectory, lease_of
+from geo_ray.job.rundir import CONFIG_FILE, RunDirectory, lease_of
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.record import LEASE_KEY, decode_record
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.metrics.totals import RunTotals
+
+_log = logging.getLogger(__name__)
 
 
 def check_resumable(
@@ -71,6 +75,14 @@ def check_resumable(
     _check_stores(saved, wanted)
     taken = _taken(store, checkpoint)
     if taken is not None:  # else whoever restores it says what is wrong with it
+        if taken.config_digest != digest(saved):
+            _log.warning(
+                "%s of %s is not the configuration that checkpoint %d was saved with: values were "
+                "changed in a resumption since, or the file was edited",
+                CONFIG_FILE,
+                run.shown,
+                taken.id,
+            )
         codecs = taken.extra.get("codecs")
         _check_codecs(codecs if isinstance(codecs, dict) else {}, wanted)
         _check_steps(taken, wanted)

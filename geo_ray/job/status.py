@@ -105,6 +105,11 @@ class StatusReader:
         return self._copy is not None
 
     @property
+    def problems(self) -> tuple[str, ...]:
+        """The first damaged lines of the log, which were passed over."""
+        return self._tail.problems
+
+    @property
     def read_bytes(self) -> int:
         """How much of the log was read."""
         return self._tail.read_bytes

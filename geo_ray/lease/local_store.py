@@ -69,6 +69,15 @@ class LocalConditionalStore:
                 raise unwritable(path, error) from error
         return hashlib.sha256(data).hexdigest()
 
+    def remove(self, key: str) -> None:
+        """See `ConditionalStore.remove`."""
+        with self._locked(key):
+            for path in (self._root / key, self._root / f"{key}{LOCK_SUFFIX}"):
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise unwritable(path, error) from error
+
     @contextmanager
     def unchanged(self, key: str, tag: str) -> Iterator[bool]:
         """See `ConditionalStore.unchanged`."""

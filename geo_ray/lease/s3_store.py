@@ -95,6 +95,12 @@ class S3ConditionalStore:
         self._delete([self._name(key, number) for number in found if number <= mine - _KEPT], asked)
         return str(mine)
 
+    def remove(self, key: str) -> None:
+        """See `ConditionalStore.remove`."""
+        asked = _Asked(self._bucket.limits)
+        numbers = sorted(self._numbers(key, asked))
+        self._delete([self._name(key, number) for number in numbers], asked)
+
     @contextmanager
     def unchanged(self, key: str, tag: str) -> Iterator[bool]:
         """See `ConditionalStore.unchanged`; it only looks."""

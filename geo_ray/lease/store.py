@@ -50,6 +50,15 @@ class ConditionalStore(Protocol):
             RunDirectoryError: it cannot be written; or it was, and the answer got lost.
         """
 
+    def remove(self, key: str) -> None:
+        """Remove a value that nobody needs; does nothing if there is none.
+
+        A late writer that has seen it may write it once more: readers must not rely on its absence.
+
+        Raises:
+            RunDirectoryError: it cannot be removed.
+        """
+
     def unchanged(self, key: str, tag: str) -> AbstractContextManager[bool]:
         """Look whether a value still has a tag, and let nobody write it while the block runs.
 

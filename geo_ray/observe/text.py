@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from typing import Final
+
+_MOST_METRICS = 5  # in one line
+_CONTROL: Final = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
+
+
+def printable(text: str) -> str:
+    """Replace characters that control a terminal, such as ESC, by their codes; keep line ends."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def number_text(value: float | None) -> str:
@@ -78,8 +88,11 @@ def age_text(age_s: float) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
-    """Give ``accuracy 0.93, loss 0.21``."""
-    return ", ".join(f"{name} {number_text(value)}" for name, value in metrics.items())
+    """Give ``loss 0.21, accuracy 0.93``; of many metrics the first ones, and how many more."""
+    shown = [f"{name} {number_text(value)}" for name, value in metrics.items()]
+    if len(shown) > _MOST_METRICS:
+        shown[_MOST_METRICS:] = [f"{len(shown) - _MOST_METRICS} more"]
+    return ", ".join(shown)
 
 
 def coarse_text(seconds: float) -> str:

@@ -12,7 +12,7 @@ by up to the number of regions that share the averager's line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -46,6 +46,7 @@ class Situation:
         links: goodput and round trip to and from the averager's region.
         averager: that region.
         loss_budget: relative loss against the plainest training that is acceptable.
+        inner_momentum: whether the regions' optimizer has momentum.
     """
 
     num_params: int
@@ -53,6 +54,7 @@ class Situation:
     links: LinkTable
     averager: str
     loss_budget: float
+    inner_momentum: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,12 @@ class Choice:
     loss: float
 
 
-def advise(situation: Situation) -> Choice:
+def advise(situation: Situation, vetoed: Collection[tuple[Family, int]] = ()) -> Choice:
     """Return the best candidate.
+
+    Args:
+        situation: the measurements.
+        vetoed: families with their intervals that are no candidates.
 
     Raises:
         ConfigError: there is only one region.
@@ -88,7 +94,7 @@ def advise(situation: Situation) -> Choice:
             "strategy auto: with one region there is nothing to synchronise",
             fix="Set `strategy: {kind: bsp}`.",
         )
-    found = list(candidates(situation))
+    found = [c for c in candidates(situation) if (c.family, c.interval) not in vetoed]
     affordable = [c for c in found if c.loss <= situation.loss_budget] or [
         min(found, key=lambda c: c.loss)
     ]
@@ -150,19 +156,25 @@ def transfer_time_s(situation: Situation, codec: str | None) -> float:
     return max(times_s)
 
 
-def sections(choice: Choice) -> dict[str, dict[str, object]]:
+def sections(choice: Choice, situation: Situation) -> dict[str, dict[str, object]]:
     """Return the configuration's sections for a choice."""
+    plainest = STRATEGIES[choice.family]()
     strategy: dict[str, object] = {"kind": choice.family}
-    if choice.family != "bsp":
+    if plainest.traits.exchange.interval is not None:
         strategy["interval"] = choice.interval
-    if choice.family == "diloco":
+    if _follows_link(choice.family):
         strategy["compute_share"] = min(0.95, max(0.5, round(choice.compute_share, 2)))
-    outer = outer_of(choice.family, choice.interval)
-    if outer is not None:
-        strategy["outer"] = outer
-    if choice.family == "one_step_delay":
+    if hasattr(plainest, "merge"):
         strategy["merge"] = "correct"
+    momentum = situation.inner_momentum
+    outer = outer_of(plainest.traits, choice.interval, inner_momentum=momentum)
+    if outer is not None:
+        strategy["outer"] = dict(outer)
     return {"strategy": strategy, "codec": {**sections_of(choice.codec)}}
+
+
+def _follows_link(family: Family) -> bool:
+    return hasattr(STRATEGIES[family](), "compute_share")
 
 
 def explain(choice: Choice, situation: Situation) -> str:
@@ -183,6 +195,6 @@ def explain(choice: Choice, situation: Situation) -> str:
             f" Regions do not wait for each other, since the slowest takes "
             f"{slowest_s / fastest_s:.1f} times as long as the fastest."
         )
-    if choice.family == "diloco":
+    if _follows_link(choice.family):
         text += " The interval follows the link while training."
     return text

@@ -11,6 +11,7 @@ little less so), reconstructed.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Final
@@ -18,6 +19,7 @@ from typing import Final
 from geo_ray.codecs.common.feedback import bits_of_last
 from geo_ray.codecs.registry import CODECS
 from geo_ray.codecs.traits import FP32_BITS
+from geo_ray.strategies.traits import Traits
 
 LOSS_BY_INTERVAL: Final = ((1, 0.0), (25, 0.01), (100, 0.025), (500, 0.05))
 """(H, relative loss against H = 1), ascending."""
@@ -73,19 +75,26 @@ LOSS_OF_ASYNCHRONY: Final = 0.01
 
 
 _SMALL_INTERVAL: Final = 16
-_WITH_MOMENTUM: Final = ("diloco", "one_step_delay")
+_SMALL_WITH_MOMENTUM: Final = 128
 
 
-def outer_of(kind: str, interval: int) -> dict[str, object] | None:
-    """Return the outer optimizer of rounds so short that outer momentum overshoots; else None.
+def outer_of(
+    traits: Traits, interval: int, *, inner_momentum: bool = False
+) -> Mapping[str, float | str] | None:
+    """Return the option ``outer`` of a strategy whose outer momentum would overshoot; else None.
+
+    An outer momentum of 0.9 goes seven times as far as the regions' mean, and momentum in the inner
+    optimizer ten times as far as a gradient. Together, over rounds of 16 to 64 steps, they take a
+    model to chance that either alone trains (docs/strategies.md has the measurements).
 
     Args:
-        kind: of the strategy.
+        traits: of the strategy.
         interval: local steps of a round.
+        inner_momentum: whether the regions' optimizer has momentum, and nobody has chosen that of
+            the averager to go with it.
     """
-    if kind not in _WITH_MOMENTUM or interval >= _SMALL_INTERVAL:
-        return None
-    return {"kind": "sgd", "lr": 1.0}
+    small = _SMALL_WITH_MOMENTUM if inner_momentum else _SMALL_INTERVAL
+    return traits.averager.plain_outer if interval < small else None
 
 
 def loss_of_interval(steps: int) -> float:

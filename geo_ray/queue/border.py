@@ -134,16 +134,15 @@ def begun_slot(
     slots.answered(entry)
     found: list[AnyEntry] = [entry]
     for name in entry.turned_away:
-        if name not in again:
-            payoff = entry.payoffs.get(name)
-            why = "no schedule ends in time" if payoff is None else f"payoff {payoff:.4g}"
+        payoff = entry.payoffs.get(name)
+        if name not in again and payoff is not None:  # else no schedule was found: it waits
             found.append(
                 EndedEntry(
                     unix_s=now.unix_s,
                     job=name,
                     outcome="turned away",
                     code=NotWorthError.code,
-                    told=f"it was turned away when it came: {why}",
+                    told=f"it is worth {-payoff:.4g} less than what it would take from others",
                 )
             )
     for job in state.living():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter
 
 from geo_ray.config.base import StrictModel
 from geo_ray.queue.config import QueueConfig
@@ -158,6 +158,22 @@ class EndedEntry(StrictModel):
     told: str = ""
 
 
+class SnapshotEntry(StrictModel):
+    """A part of all that the queue remembers; see `QueueState.snapshot`.
+
+    The last part replaces the state, if all parts came without any other entry in between.
+    """
+
+    kind: Literal["snapshot"] = "snapshot"
+    unix_s: float
+    part: int = Field(ge=0)
+    is_last: bool = False
+    head: dict[str, JsonValue] | None = Field(None, description="all but the following, in part 0")
+    job: dict[str, JsonValue] | None = None
+    slot: SlotEntry | None = None
+    answers: dict[str, JsonValue] = Field({})
+
+
 AnyEntry = Annotated[
     OpenedEntry
     | TakenEntry
@@ -168,7 +184,8 @@ AnyEntry = Annotated[
     | LeaveEntry
     | GoneEntry
     | SeenEntry
-    | EndedEntry,
+    | EndedEntry
+    | SnapshotEntry,
     Field(discriminator="kind"),
 ]
 ENTRIES: TypeAdapter[list[AnyEntry]] = TypeAdapter(list[AnyEntry])

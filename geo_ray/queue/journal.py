@@ -1,6 +1,11 @@
 """The journal of a queue in its store: pieces that are only ever added to.
 
     journal-000001.z, journal-000002.z, ...
+    journal-base.z                              which piece a reader begins with
+
+So that the journal stays short, `QueueJournal.compact` writes a snapshot of the state as further
+entries, lets readers begin there, and removes the pieces before. A reader that is behind finds its
+piece gone and goes to the new beginning; the snapshot replaces what it knew.
 
 A piece is written on condition that it is what was read, so who was overtaken writes nothing; a new
 holder of the lease writes an entry first, and so ends what the one before could still do. That a
@@ -36,6 +41,19 @@ _PIECE: Final[TypeAdapter[list[AnyEntry | _Full]]] = TypeAdapter(
 )
 
 
+class _Base(StrictModel):
+    """Where readers begin."""
+
+    first: int = Field(ge=1, description="first piece of the newest whole snapshot")
+    last: int = Field(ge=0, description="its last piece; 0: there is no snapshot")
+    oldest: int = Field(ge=1, description="pieces from here to the first may not be removed yet")
+
+
+BASE_KEY: Final = "journal-base.z"
+_BASE: Final[TypeAdapter[_Base]] = TypeAdapter(_Base)
+_LEAST_PIECES: Final = 8  # behind a snapshot until the next one
+
+
 def piece_key(number: int) -> str:
     """Return the key of a piece."""
     return f"journal-{number:06d}.z"
@@ -50,6 +68,8 @@ class QueueJournal:
 
     def __init__(self, store: ConditionalStore) -> None:
         self._store = store
+        self._base: _Base | None = None
+        self._base_tag: str | None = None
         self._number = 1
         self._tag: str | None = None
         self._newest: list[AnyEntry] = []
@@ -63,19 +83,81 @@ class QueueJournal:
             RunDirectoryError: they cannot be read.
         """
         found: list[AnyEntry] = []
+        if self._base is None:
+            self._begin()
         while True:
             if not self._look(found):
+                if self._begin():
+                    continue
                 if self._number > 1 or self._tag is not None or self._has(2):
                     raise _gone(self._number)
                 return found
             if not self._has(self._number + 1):
+                if self._is_full and self._begin():
+                    continue
                 if self._is_full and self._has(self._number + 2):
                     raise _gone(self._number + 1)
                 return found
             if not self._is_full:  # written between the two looks
                 self._look(found)
-            self._number += 1
-            self._tag, self._newest, self._is_full = None, [], False
+            self._go_to(self._number + 1)
+
+    def _begin(self) -> bool:
+        """Look where readers begin, and go there if this one is behind; whether it was."""
+        stored = self._store.read(BASE_KEY)
+        if stored is None:
+            self._base = _Base(first=1, last=0, oldest=1)
+        else:
+            self._base = unpack(_BASE, stored.data, BASE_KEY)
+            self._base_tag = stored.tag
+        is_behind = self._base.first > self._number
+        if is_behind:
+            self._go_to(self._base.first)
+        return is_behind
+
+    def _go_to(self, number: int) -> None:
+        self._number = number
+        self._tag, self._newest, self._is_full = None, [], False
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a snapshot would make it much shorter."""
+        base = self._base or _Base(first=1, last=0, oldest=1)
+        return self._number - base.last > max(_LEAST_PIECES, base.last - base.first + 1)
+
+    def compact(self, snapshot: Sequence[AnyEntry]) -> None:
+        """Write a snapshot and remove what comes before it.
+
+        It may be interrupted anywhere: readers begin at the old place until the snapshot is whole,
+        and what is not removed yet is removed with the next one.
+
+        Args:
+            snapshot: entries that replace all that were read or added so far.
+
+        Raises:
+            LeaseLostError: somebody else has written since.
+            RunDirectoryError: it cannot be written.
+        """
+        if not self._is_full:
+            full = _packed([*self._newest, _Full()])
+            self._tag, self._is_full = self._write(self._number, full, self._tag), True
+        first, groups = self._number + 1, _grouped(snapshot)
+        for index, group in enumerate(groups):
+            is_last = index == len(groups) - 1
+            data = _packed(group if is_last else [*group, _Full()])
+            _check_size(data)
+            tag = self._write(self._number + 1, data, None)
+            self._go_to(self._number + 1)
+            self._tag, self._newest, self._is_full = tag, list(group), not is_last
+        before = self._base or _Base(first=1, last=0, oldest=1)
+        base = _Base(first=first, last=self._number, oldest=before.oldest)
+        tag_now = self._store.write(BASE_KEY, pack(_BASE, base), self._base_tag)
+        if tag_now is None:
+            raise _overtaken()
+        self._base, self._base_tag = base, tag_now
+        for number in range(base.oldest, first):
+            self._store.remove(piece_key(number))
+        self._base = base.model_copy(update={"oldest": first})
 
     def add(self, entries: Sequence[AnyEntry]) -> None:
         """Write entries, all of them or none.
@@ -99,6 +181,8 @@ class QueueJournal:
             self._tag, self._is_full = self._write(self._number, full, self._tag), True
         self._tag = self._write(self._number + 1, alone, None)
         self._number, self._newest, self._is_full = self._number + 1, list(entries), False
+        if self._begin():  # it was removed already, and has just been written once more
+            raise _overtaken()
 
     def _look(self, found: list[AnyEntry]) -> bool:
         """Take in what the newest piece has now; whether it is there."""
@@ -124,11 +208,34 @@ class QueueJournal:
             return tag
         found = self._store.read(piece_key(number))
         if found is None or found.data != data:
-            raise LeaseLostError(
-                "another process has written the journal of this queue; this one decides and "
-                "does nothing any more"
-            )
+            raise _overtaken()
         return found.tag  # the answer to this very write got lost
+
+
+def is_there(store: ConditionalStore) -> bool:
+    """Whether a store has the journal of a queue."""
+    return any(store.read(key) is not None for key in (piece_key(1), BASE_KEY))
+
+
+def _grouped(entries: Sequence[AnyEntry]) -> list[list[AnyEntry]]:
+    """Return entries in groups, each of which is a full piece."""
+    groups: list[list[AnyEntry]] = [[]]
+    size = 0
+    for entry in entries:
+        more = len(_packed([entry]))  # together they take less
+        if groups[-1] and size + more > _FULL_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(entry)
+        size += more
+    return groups
+
+
+def _overtaken() -> LeaseLostError:
+    return LeaseLostError(
+        "another process has written the journal of this queue; this one decides and does nothing "
+        "any more"
+    )
 
 
 def _packed(entries: Sequence[AnyEntry | _Full]) -> bytes:

@@ -57,6 +57,7 @@ from geo_ray.queue.watching import JobProgressSeen, impatience, over, progress, 
 
 _SEEN_EVERY_S: Final = 30.0
 _GAP_S: Final = 120.0  # between two looks, after which nothing is known of the time between
+_COMPACT_AGAIN_S: Final = 600.0
 _MOST_TOLD: Final = 300  # characters of what went wrong with a job
 _BACK_S: Final = 1.0  # that clocks are set back all the time
 _log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class QueueLoop:
     _slots: QueueSlots | None = None
     _looked_unix_s: float = 0.0
     _told_unix_s: float = -math.inf
+    _compacts_unix_s: float = -math.inf
 
     def tick(self, unix_s: float) -> tuple[str, ...]:
         """Look once; return what could not be done.
@@ -149,6 +151,7 @@ class QueueLoop:
         if self.config.autoscaler is not None:
             self._act(AskMachines(target_of(self.state, self.config)), errors)
         self._note_problems(problems, unix_s)
+        self._compact(unix_s, errors)
         return (*errors, *(f"job {name}: {problem}" for name, problem in problems.items()))
 
     # ------------------------------------------------------------------ its parts
@@ -157,7 +160,7 @@ class QueueLoop:
         journal, state = QueueJournal(self.store), QueueState()
         state.feed(journal.read())
         before = state.config
-        self._journal, self.state = journal, state
+        self._journal, self.state, self._slots = journal, state, None
         entries: list[AnyEntry] = []
         if before != self.config or state.epoch != self.epoch:
             entries.append(self._opened(unix_s))
@@ -200,8 +203,6 @@ class QueueLoop:
         found: list[tuple[str, AnyRequest]] = []
         for tenant, box in boxes.items():
             for each in box:
-                if each.id in self.state.answers:
-                    continue
                 key = self.config.tenants[tenant].key
                 request = inbox.opened(each, self.state.queue_id, key)
                 if request is None:
@@ -209,7 +210,7 @@ class QueueLoop:
                         f"a request of tenant {tenant} is not signed by its token, or makes no "
                         "sense"
                     )
-                else:
+                elif not self.state.was_heard(tenant, request):
                     found.append((tenant, request))
         for tenant, request in sorted(found, key=lambda each: each[1].sent_unix_s):
             if request.id not in self.state.answers:
@@ -353,6 +354,24 @@ class QueueLoop:
             except Exception:
                 found.append(name)
         return found
+
+    def _compact(self, unix_s: float, errors: list[str]) -> None:
+        """Replace a journal that has become long by what it comes to."""
+        journal = self._journal
+        if journal is None or not journal.is_long or unix_s < self._compacts_unix_s:
+            return
+        self.fence()
+        snapshot = self.state.snapshot(unix_s)
+        try:
+            journal.compact(snapshot)
+        except (LeaseLostError, QueueJournalError):
+            raise
+        except GeoRayError as error:  # a long journal is no reason to stop
+            self._compacts_unix_s = unix_s + _COMPACT_AGAIN_S
+            errors.append(f"the journal stays long: {error.message}")
+            self._journal = None  # what was written of it is read again
+            return
+        self.state.feed(snapshot)
 
     def _slot_of(self, unix_s: float) -> int:
         return max(0, int((unix_s - self.state.era.began_unix_s) / self.config.slot_s))

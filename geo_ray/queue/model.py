@@ -206,4 +206,4 @@ def adapted(policy: SchedulingPolicy, worth_per_usd: float) -> SchedulingPolicy:
     if not isinstance(policy, PdOrsPolicy):
         return policy
     search = replace(policy.search, worth_per_usd=worth_per_usd)
-    return replace(policy, search=search, window=WINDOW_SLOTS, fine=True)
+    return replace(policy, search=search, window=WINDOW_SLOTS, fine=True, endless=True)

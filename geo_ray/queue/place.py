@@ -10,7 +10,7 @@ from geo_ray.errors import QueueMissingError, StoreError
 from geo_ray.lease.place import StorePlace
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.queue.config import QueueConfig
-from geo_ray.queue.journal import QueueJournal, piece_key
+from geo_ray.queue.journal import QueueJournal, is_there
 from geo_ray.queue.state import QueueState, state_of
 from geo_ray.stores.uri import is_s3, join, local_path
 from geo_ray.util.atomic_file import make_directory, unwritable
@@ -74,7 +74,7 @@ class QueuePlace:
 
     def is_there(self) -> bool:
         """Whether a queue was ever served here."""
-        return self.store().read(piece_key(1)) is not None
+        return is_there(self.store())
 
     def read(self) -> QueueState:
         """Return how the queue stands, as far as it is written down.

@@ -159,6 +159,8 @@ def _stands(job: QueuedJob, state: QueueState) -> str:
         return "its regions are not there" if known else "waits for the next slot"
     if job.name in slot.held:
         return slot.held[job.name]
+    if job.name in slot.turned_away:
+        return "no schedule yet: no room beside what is promised; asked again at the next slot"
     if job.name in slot.given:
         return "is about to start, as soon as there is room"
     return "has its turn later"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, Literal
 
-from geo_ray.errors import InvariantError
+from pydantic import JsonValue, TypeAdapter
+
+from geo_ray.errors import InvariantError, QueueJournalError
 from geo_ray.queue.config import QueueConfig
 from geo_ray.queue.entries import (
     AnyEntry,
@@ -19,13 +23,20 @@ from geo_ray.queue.entries import (
     ReshapeEntry,
     SeenEntry,
     SlotEntry,
+    SnapshotEntry,
     StartEntry,
     TakenEntry,
 )
-from geo_ray.queue.job_spec import CancelRequest, JobRequest, MoveRequest, SubmitRequest
+from geo_ray.queue.job_spec import AnyRequest, CancelRequest, JobRequest, MoveRequest, SubmitRequest
 
 Phase = Literal["waiting", "running", "leaving", "ended"]
 
+KEPT_ENDED: Final = 500
+"""Jobs that have ended and are still shown."""
+KEPT_ANSWERS: Final = 200
+"""Of a tenant."""
+_KEPT_STRETCHES: Final = 200  # of a job
+_AT_ONCE: Final = 50  # answers in a part of a snapshot
 _UNSEEN_S: Final = 60.0  # without an entry; of jobs that train there is one every 30 s
 
 
@@ -170,6 +181,25 @@ class QueuedJob:
         return self.request.name
 
 
+@dataclass(frozen=True, slots=True)
+class RequestAnswer:
+    """What became of a request.
+
+    Attributes:
+        tenant: who asked.
+        unix_s: when it was heard.
+        sent_unix_s: when it was sent, as it says; not later than it was heard.
+        code: of the error; None: it was granted.
+        refused: why.
+    """
+
+    tenant: str
+    unix_s: float
+    sent_unix_s: float
+    code: str | None = None
+    refused: str | None = None
+
+
 @dataclass(slots=True)
 class EraState:
     """The time since a policy began anew.
@@ -181,7 +211,8 @@ class EraState:
         known: jobs that the policy was told of.
         admitted: jobs that were taken on, in this era or one before.
         stranded: of these, those that this era's policy has no place for.
-        moved: waiting jobs that the policy is to be told of anew, as their worth has changed.
+        moved: waiting jobs that the policy must be told of again: their worth has changed, or it
+            found no schedule for them.
     """
 
     number: int = 0
@@ -203,7 +234,9 @@ class QueueState:
         queue_id: random identity that the queue got when it was first served.
         taken: jobs that were accepted so far.
         jobs: all of them by name, in the order in which they came.
-        answers: to all requests that were taken in or refused, by id.
+        answers: to the newest requests of each tenant that were accepted or refused, by id.
+        heard_until: by tenant, when the newest request was sent whose answer is not kept: one that
+            was sent earlier may have been answered, and is not heard again.
         attempts: submissions so far, by job.
         era: of the policy.
         written_unix_s: of the newest entry.
@@ -216,12 +249,20 @@ class QueueState:
     queue_id: str = ""
     taken: int = 0
     jobs: dict[str, QueuedJob] = field(default_factory=dict)
-    answers: dict[str, TakenEntry] = field(default_factory=dict)
+    answers: dict[str, RequestAnswer] = field(default_factory=dict)
+    heard_until: dict[str, float] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     era: EraState = field(default_factory=EraState)
     written_unix_s: float = 0.0
     seen_unix_s: float = 0.0
     start_s: float | None = None
+    _parts: list[SnapshotEntry] = field(default_factory=list, compare=False)
+
+    def was_heard(self, tenant: str, request: AnyRequest) -> bool:
+        """Whether a request was answered before, or may have been."""
+        return request.id in self.answers or (
+            request.sent_unix_s <= self.heard_until.get(tenant, -math.inf)
+        )
 
     def living(self) -> list[QueuedJob]:
         """Return the jobs that have not ended, in their order."""
@@ -231,10 +272,22 @@ class QueueState:
     def feed(self, entries: Iterable[AnyEntry]) -> None:
         """Take in entries, in their order."""
         for entry in entries:
-            if isinstance(entry, OpenedEntry):
-                self._look_anew(entry.unix_s)
-            self.written_unix_s = max(self.written_unix_s, entry.unix_s)
-            self._feed(entry)
+            try:
+                self._feed_one(entry)
+            except (KeyError, InvariantError, StopIteration, IndexError, ValueError) as error:
+                raise QueueJournalError(
+                    f"the journal contradicts itself: {entry.kind} at {entry.unix_s:.3f}: {error!r}"
+                ) from error
+
+    def _feed_one(self, entry: AnyEntry) -> None:
+        if isinstance(entry, SnapshotEntry):
+            self._restore(entry)
+            return
+        self._parts.clear()  # of a snapshot whose writer died
+        if isinstance(entry, OpenedEntry):
+            self._look_anew(entry.unix_s)
+        self.written_unix_s = max(self.written_unix_s, entry.unix_s)
+        self._feed(entry)
 
     def _feed(self, entry: AnyEntry) -> None:
         match entry:
@@ -255,6 +308,75 @@ class QueueState:
             case StartEntry() | ReshapeEntry() | LeaveEntry() | GoneEntry():
                 self._attempt(entry)
 
+    def snapshot(self, unix_s: float) -> list[SnapshotEntry]:
+        """Return all that must be remembered, as entries that replace those before.
+
+        Forgotten are answers to all but the newest requests of each tenant, jobs that ended long
+        ago, and the configurations of those that have ended.
+        """
+        kept = self._kept()
+        heads: list[dict[str, JsonValue]] = [_HEAD.dump_python(kept, mode="json")]
+        heads[0] |= {"jobs": {}, "answers": {}, "era": {**_dict(heads[0]["era"]), "slots": []}}
+        parts = [SnapshotEntry(unix_s=unix_s, part=0, head=heads[0])]
+        for job in kept.jobs.values():
+            value = _JOB.dump_python(job, mode="json")
+            parts.append(SnapshotEntry(unix_s=unix_s, part=len(parts), job=value))
+        for slot in kept.era.slots:
+            parts.append(SnapshotEntry(unix_s=unix_s, part=len(parts), slot=slot))
+        answers = list(_ANSWERS.dump_python(kept.answers, mode="json").items())
+        for first in range(0, len(answers), _AT_ONCE):
+            some = dict(answers[first : first + _AT_ONCE])
+            parts.append(SnapshotEntry(unix_s=unix_s, part=len(parts), answers=some))
+        parts[-1] = parts[-1].model_copy(update={"is_last": True})
+        return parts
+
+    def _kept(self) -> QueueState:
+        """Return the state without what may be forgotten."""
+        shown = {name for slot in self.era.slots for name in slot.jobs}  # asked for by the policy
+        ended = [job for job in self.jobs.values() if job.end is not None]
+        ended.sort(key=lambda job: 0.0 if job.end is None else job.end.unix_s)
+        old = {job.name for job in ended[: max(0, len(ended) - KEPT_ENDED)]} - shown
+        jobs = {name: _slim(job) for name, job in self.jobs.items() if name not in old}
+        answers, until = dict(self.answers), dict(self.heard_until)
+        of_tenant: dict[str, list[str]] = {}
+        for id, answer in answers.items():
+            of_tenant.setdefault(answer.tenant, []).append(id)
+        for tenant, ids in of_tenant.items():
+            for id in ids[: max(0, len(ids) - KEPT_ANSWERS)]:
+                sent_s = answers.pop(id).sent_unix_s
+                until[tenant] = max(until.get(tenant, -math.inf), sent_s)
+        admitted, stranded = self.era.admitted & jobs.keys(), self.era.stranded & jobs.keys()
+        era = replace(self.era, admitted=admitted, stranded=stranded)
+        attempts = {name: count for name, count in self.attempts.items() if name in jobs}
+        kept = replace(self, jobs=jobs, answers=answers, heard_until=until)
+        return replace(kept, era=era, attempts=attempts, _parts=[])
+
+    def _restore(self, entry: SnapshotEntry) -> None:
+        """Take in a part of a snapshot; the last one replaces the state."""
+        if entry.part == 0:
+            self._parts.clear()
+        if entry.part != len(self._parts):
+            self._parts.clear()  # its beginning is missing: the entries before it count
+            return
+        self._parts.append(entry)
+        if not entry.is_last:
+            return
+        parts, head = list(self._parts), self._parts[0].head
+        found = _HEAD.validate_json(json.dumps(head))
+        for part in parts:
+            if part.job is not None:
+                job = _JOB.validate_json(json.dumps(part.job))
+                found.jobs[job.name] = job
+            if part.slot is not None:
+                found.era.slots.append(part.slot)
+            found.answers |= _ANSWERS.validate_json(json.dumps(part.answers))
+        jobs = self.jobs  # a policy's memory refers to it
+        for each in fields(self):
+            setattr(self, each.name, getattr(found, each.name))
+        jobs.clear()
+        jobs |= found.jobs
+        self.jobs = jobs
+
     def _look_anew(self, unix_s: float) -> None:
         """Somebody looks again: jobs have all their time from now on.
 
@@ -273,7 +395,13 @@ class QueueState:
                 course.seen_unix_s, course.mark, attempt.is_timed = unix_s, None, False
 
     def _take(self, entry: TakenEntry) -> None:
-        self.answers[entry.request.id] = entry
+        self.answers[entry.request.id] = RequestAnswer(
+            entry.tenant,
+            entry.unix_s,
+            min(entry.request.sent_unix_s, entry.unix_s),
+            entry.code,
+            entry.refused,
+        )
         if entry.refused is not None:
             return
         match entry.request:
@@ -318,6 +446,12 @@ class QueueState:
         self.era.stranded -= set(entry.arrived)
         self.era.stranded |= set(entry.turned_away) & self.era.admitted
         self.era.admitted |= set(entry.arrived) - set(entry.turned_away)
+        # Those without a schedule are no refusal of the policy's: it is asked again.
+        self.era.moved |= {
+            name
+            for name in entry.turned_away
+            if entry.payoffs.get(name) is None and name not in self.era.admitted
+        }
         slot_s = self.config.slot_s if self.config is not None else 0.0
         for name in entry.arrived:
             one = self.jobs[name]
@@ -426,6 +560,24 @@ def job_id(name: str, queue_id: str, number: int) -> str:
     """
     digest = hashlib.sha256(f"{queue_id}\n{number}".encode()).hexdigest()
     return f"{name}.{digest[:8]}"
+
+
+def _slim(job: QueuedJob) -> QueuedJob:
+    """Return a job without what grows for ever, or is of no use once it has ended."""
+    course = replace(job.course, stretches=job.course.stretches[-_KEPT_STRETCHES:])
+    if job.end is None:
+        return replace(job, course=course)
+    request = job.request.model_copy(update={"config": {}, "working_dir": None})
+    return replace(job, course=course, request=request)
+
+
+def _dict(value: JsonValue) -> dict[str, JsonValue]:
+    return value if isinstance(value, dict) else {}
+
+
+_HEAD: Final = TypeAdapter(QueueState)
+_JOB: Final = TypeAdapter(QueuedJob)
+_ANSWERS: Final = TypeAdapter(dict[str, RequestAnswer])
 
 
 def state_of(entries: Iterable[AnyEntry]) -> QueueState:

@@ -29,8 +29,9 @@ from geo_ray.queue.job_spec import (
 from geo_ray.queue.packed import MOST_PACKED_BYTES, pack
 from geo_ray.queue.state import QueuedJob, QueueState
 
-MOST_JOB_BYTES: Final = MOST_PACKED_BYTES - 1000
-"""Of a job as it is written down, packed."""
+MOST_JOB_BYTES: Final = MOST_PACKED_BYTES - 10_000
+"""Of a job as it is written down, packed; a snapshot adds what has become of it."""
+_MOST_AHEAD_S: Final = 3600.0
 _TOLD: Final = 500  # characters of a refusal
 
 
@@ -48,6 +49,11 @@ def taken(
     """
     entry = TakenEntry(unix_s=unix_s, tenant=tenant, request=request)
     try:
+        if request.sent_unix_s > unix_s + _MOST_AHEAD_S:
+            raise QueueRequestError(
+                f"it was sent {request.sent_unix_s - unix_s:.0f} s from now",
+                fix="Set the clock of the computer that sends it.",
+            )
         match request:
             case SubmitRequest():
                 _check_submit(state, config, tenant, request)

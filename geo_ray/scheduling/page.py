@@ -50,7 +50,8 @@ def cells(name: str, outcome: ScheduleOutcome) -> list[str]:
         f"{outcome.utilisation:.0%}",
         f"{outcome.fairness:.2f}",
         str(outcome.ended),
-        str(outcome.turned_away),
+        str(outcome.turned_away)
+        + (f" ({outcome.no_schedule} without a schedule)" if outcome.no_schedule else ""),
         f"{outcome.usd:.2f}",
         f"{outcome.decision_s * 1e3:.1f} ms",
     ]

@@ -66,6 +66,7 @@ class AsyncLocalSgd(StrictModel):
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
             averager=AveragerTraits(
+                plain_outer=self.outer.plain,
                 bound=self.staleness.bound,
                 on_release=self.on_release,
                 on_finished=self.on_finished,

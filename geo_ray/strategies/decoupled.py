@@ -65,7 +65,10 @@ class Decoupled(StrictModel):
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
             averager=AveragerTraits(
-                on_release=self.on_release, on_finished=self.on_finished, on_wake=self.on_wake
+                plain_outer=self.outer.plain,
+                on_release=self.on_release,
+                on_finished=self.on_finished,
+                on_wake=self.on_wake,
             ),
         )
 

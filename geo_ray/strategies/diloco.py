@@ -71,7 +71,7 @@ class DiLoCo(StrictModel):
                 paced=self.compute_share is None,
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
-            averager=AveragerTraits(round_mean=mean),
+            averager=AveragerTraits(plain_outer=self.outer.plain, round_mean=mean),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

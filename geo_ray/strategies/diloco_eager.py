@@ -39,7 +39,7 @@ from geo_ray.strategies.base import (
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_change
-from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _START, _OWN, _MEAN = "start", "own", "mean"
 _SHARE, _LAST = "share", "last"
@@ -63,6 +63,7 @@ class DiLoCoEager(StrictModel):
                 stands_still="when_late", every=self.interval, last="always", interval=self.interval
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
+            averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

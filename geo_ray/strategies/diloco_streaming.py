@@ -39,7 +39,7 @@ from geo_ray.strategies.base import (
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, OuterSgd, outer_round
-from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _PENDING, _NEXT, _SENT = "pending", "next", "sent"
 
@@ -80,6 +80,7 @@ class DiLoCoStreaming(StrictModel):
                 interval=self.interval,
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
+            averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

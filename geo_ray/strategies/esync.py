@@ -44,7 +44,7 @@ from geo_ray.strategies.base import (
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
-from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
 
@@ -66,6 +66,7 @@ class ESync(StrictModel):
             sends="change",
             exchange=ExchangeTraits(stands_still="always", every=self.slowest_steps, last="rest"),
             region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+            averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

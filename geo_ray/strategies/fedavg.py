@@ -75,7 +75,7 @@ class FedAvg(StrictModel):
                 paced=not self.by_speed,
             ),
             region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
-            averager=AveragerTraits(on_release=self.on_release),
+            averager=AveragerTraits(plain_outer=self.outer.plain, on_release=self.on_release),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

@@ -90,7 +90,9 @@ class FedGSync(StrictModel):
                 paced=not self.by_speed,
             ),
             region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
-            averager=AveragerTraits(on_release=self.on_release, on_wake=self.on_wake),
+            averager=AveragerTraits(
+                plain_outer=self.outer.plain, on_release=self.on_release, on_wake=self.on_wake
+            ),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

@@ -84,6 +84,7 @@ class Halos(StrictModel):
             ),
             region=RegionTraits(worker_steps=self.local_steps, eval_params=_GLOBAL),
             averager=AveragerTraits(
+                plain_outer=self.outer.plain,
                 bound=self.staleness.bound,
                 on_release=self.on_release,
                 on_finished=self.on_finished,

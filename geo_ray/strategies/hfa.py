@@ -60,7 +60,9 @@ class Hfa(StrictModel):
             sends="change",
             exchange=ExchangeTraits(stands_still="always", every=self.k2, last="rest"),
             region=RegionTraits(worker_steps=self.k1, eval_params=local.ANCHOR),
-            averager=AveragerTraits(round_mean=RoundMean(weights=self.weights)),
+            averager=AveragerTraits(
+                plain_outer=self.outer.plain, round_mean=RoundMean(weights=self.weights)
+            ),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

@@ -41,7 +41,7 @@ from geo_ray.strategies.base import (
 )
 from geo_ray.strategies.common import local, overlap
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
-from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 
 class NbSync(StrictModel):
@@ -61,6 +61,7 @@ class NbSync(StrictModel):
             sends="change",
             exchange=ExchangeTraits(stands_still="when_late", every=1, last="always"),
             region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+            averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

@@ -32,7 +32,7 @@ from geo_ray.strategies.base import (
 )
 from geo_ray.strategies.common import local, overlap
 from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_round
-from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 
 class OneStepDelay(StrictModel):
@@ -56,6 +56,7 @@ class OneStepDelay(StrictModel):
                 stands_still="when_late", every=self.interval, last="always", interval=self.interval
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
+            averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

@@ -37,7 +37,7 @@ from geo_ray.strategies.base import (
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
-from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 
 class SparseLoCo(StrictModel):
@@ -63,6 +63,7 @@ class SparseLoCo(StrictModel):
                 paced=True,
             ),
             region=RegionTraits(eval_params=local.ANCHOR, needs_codec="chunked_topk"),
+            averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

@@ -11,7 +11,7 @@ every strategy (`geo_ray.contract`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -184,6 +184,9 @@ class AveragerTraits:
         on_finished: answers whom only a region held up that has finished (it is in
             `AveragerState.finished` now). Its last word waits for those of all others. None: where
             somebody waits, it is taken in as an ordinary update, and asked for again.
+        plain_outer: value of the option ``outer`` with which changes are applied as they are; None:
+            there is no such option, or it is such a value. Momentum there and momentum in the
+            inner optimizer multiply, and overshoot where rounds are short or few.
         on_wake: does what is due now that the time that it asked for (`AveragerState.wake_s`) has
             come, and is cleared. None: the strategy does not go by the averager's clock.
     """
@@ -192,6 +195,7 @@ class AveragerTraits:
     adds_up: Combine | None = None
     mean_gradient: bool = False
     bound: int | None = None
+    plain_outer: Mapping[str, float | str] | None = None
     on_release: Callable[[AveragerState], list[Reply]] | None = None
     on_finished: Callable[[AveragerState], list[Reply]] | None = None
     on_wake: Callable[[AveragerState], list[Reply]] | None = None

@@ -95,11 +95,11 @@ class Images:
         return classification_loss(model, batch)
 
     def evaluate(self, model: nn.Module, batch: Labelled) -> Stats:
-        """Return the counts of rows and correct rows and the summed loss."""
+        """Return the sums of `classification_stats`."""
         return classification_stats(model, batch)
 
     def metrics(self, stats: Stats) -> dict[str, float]:
-        """Return loss (nats) and accuracy in [0, 1]."""
+        """Return loss (nats), accuracy, base_rate, recall_mean and recall_least."""
         return classification_metrics(stats)
 
     def dataset(self, seed: int) -> Dataset:

@@ -6,6 +6,9 @@ import json
 import logging
 import math
 import os
+import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from geo_ray.config.load import digest
 from geo_ray.errors import TuningDirectoryError
 from geo_ray.runtime.cluster.connect import connect
 from geo_ray.tuning.config import TuningConfig
+from geo_ray.tuning.ended import ENDED_FILE, EndedTrial, key_of, read_ended
 from geo_ray.tuning.objective import Goal, Status
 from geo_ray.tuning.progress import TELL, ProgressCallback
 from geo_ray.tuning.real import cluster_cpus, real_resources, real_trial
@@ -35,13 +39,9 @@ from geo_ray.util.atomic_file import save_text
 TUNE_FOLDER: Final = "tune"
 SEARCH_FILE: Final = "search.json"
 _TRIALS_REGION: Final = "trials"
-_SAVE_EVERY_S: Final = 2
-"""How often the state of a search is written down; Ray's own 300 s lose what a kill comes upon."""
-
 _QUIET: Final = {
     "RAY_AIR_NEW_OUTPUT": "0",  # Ray's own table; the lines of `ProgressCallback` are ours
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "TUNE_GLOBAL_CHECKPOINT_S": str(_SAVE_EVERY_S),
 }
 
 
@@ -115,25 +115,20 @@ def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = Fals
         resume: go on with what lies in its directory.
 
     Raises:
-        TuningDirectoryError: what lies there is no search, or another one.
+        TuningDirectoryError: what lies there is no search, or another one, or one under `pbt`.
         ClusterError: the cluster does not come up, or cannot be reached.
     """
     wanted = trial_count(plan.config, plan.space)
     folder = plan.out / TUNE_FOLDER
-    _claim(plan, resume=resume)
     with ExitStack() as stack:
+        stack.enter_context(_sigterm_as_ctrl_c())
+        stack.enter_context(_claimed(plan, resume=resume))
+        ended = read_ended(plan.out / ENDED_FILE, tuple(param_space(plan.space)))
+        shutil.rmtree(folder, ignore_errors=True)  # pickled by Ray, and not read again
         stack.enter_context(_quiet(tell))
         stack.enter_context(_cluster(plan))
-        if tune.Tuner.can_restore(str(folder)):
-            tuner = tune.Tuner.restore(
-                str(folder),
-                _trainable(plan),
-                restart_errored=True,
-                param_space=param_space(plan.space),
-            )
-        else:
-            tuner = _tuner(plan, wanted)
-        grid = tuner.fit()
+        stack.enter_context(_sigterm_as_ctrl_c())  # Ray has set a handler of its own
+        grid = _tuner(plan, wanted, ended).fit()
     found = [_row(grid[place], plan) for place in range(len(grid))]
     rows = ordered([row for row in found if row is not None])
     goal = Goal.of(plan.space.base.experiment().train.target)
@@ -141,15 +136,15 @@ def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = Fals
     return SearchResult(tuning, grid, grid.num_terminated + grid.num_errors < wanted)
 
 
-def _tuner(plan: SearchPlan, wanted: int) -> tune.Tuner:
+def _tuner(plan: SearchPlan, wanted: int, ended: Mapping[str, EndedTrial]) -> tune.Tuner:
     config = plan.config
     return tune.Tuner(
-        _trainable(plan),
+        _trainable(plan, ended),
         param_space=param_space(plan.space),
         tune_config=tune.TuneConfig(
             num_samples=config.search.trials,
             max_concurrent_trials=None if config.search.kind == "random" else plan.jobs,
-            search_alg=search_of(config, plan.space, plan.jobs),
+            search_alg=search_of(config, plan.space, plan.jobs, list(ended.values())),
             scheduler=schedule_of(config, plan.space),
             reuse_actors=not plan.is_real,
             trial_dirname_creator=_folder_of,
@@ -157,29 +152,40 @@ def _tuner(plan: SearchPlan, wanted: int) -> tune.Tuner:
         run_config=tune.RunConfig(
             name=TUNE_FOLDER,
             storage_path=str(plan.out),
-            callbacks=[ProgressCallback(config.objectives, wanted)],
+            callbacks=[
+                ProgressCallback(config.objectives, wanted, plan.out / ENDED_FILE, ended.keys())
+            ],
             verbose=0,
-            sync_config=tune.SyncConfig(sync_period=_SAVE_EVERY_S),
         ),
     )
 
 
 def _folder_of(trial: Any) -> str:
-    """By its number alone: values by key are no names of folders."""
-    return str(trial.trial_id)
+    """By its number alone, which a resumed search gives it again."""
+    return str(trial.trial_id).rpartition("_")[2]
 
 
-def _trainable(plan: SearchPlan) -> Any:
-    """What Ray Tune runs, with what one trial reserves."""
+def _trainable(plan: SearchPlan, ended: Mapping[str, EndedTrial]) -> Any:
+    """What Ray Tune runs, with what one trial reserves; a trial that has ended repeats itself."""
+    known = {key: each.reports for key, each in ended.items()}
     space, spec = plan.space, plan.spec
     run: Callable[[Mapping[str, JSONValue], TrialSpec], None]
     run = real_trial if plan.is_real else simulated_trial
 
     def trial(drawn: dict[str, Any]) -> None:
-        run(space.values(drawn), spec)
+        reports = known.get(key_of(drawn))
+        if reports is None:
+            run(space.values(drawn), spec)
+        for each in reports or ():
+            tune.report(dict(each))
+
+    def resources(drawn: dict[str, Any]) -> tune.PlacementGroupFactory:
+        if key_of(drawn) in known:
+            return tune.PlacementGroupFactory([{"CPU": 0.01}])
+        return real_resources(space.values(drawn), spec)
 
     if plan.is_real:
-        return tune.with_resources(trial, lambda drawn: real_resources(space.values(drawn), spec))
+        return tune.with_resources(trial, resources)
     return tune.with_resources(trial, {"cpu": 1})
 
 
@@ -195,6 +201,32 @@ def _cluster(plan: SearchPlan) -> Iterator[None]:
         regions = ()
     with connect(config, regions, namespace=f"geo_ray-{plan.config.name}", cpus_per_region=cpus):
         yield
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """In the main thread, let SIGTERM end the search as Ctrl-C does, with what there is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _claimed(plan: SearchPlan, *, resume: bool) -> Iterator[None]:
+    """Have the directory of a search; one that did not come to begin leaves none."""
+    was_there = plan.out.exists()
+    _claim(plan, resume=resume)
+    try:
+        yield
+    except BaseException:
+        if not was_there and not (plan.out / TUNE_FOLDER).exists():
+            shutil.rmtree(plan.out, ignore_errors=True)
+        raise
 
 
 def _claim(plan: SearchPlan, *, resume: bool) -> None:
@@ -216,6 +248,12 @@ def _claim(plan: SearchPlan, *, resume: bool) -> None:
         return
     if not resume:
         raise TuningDirectoryError(f"{plan.out} exists")
+    if plan.config.schedule.kind == "pbt":
+        raise TuningDirectoryError(
+            "a search with schedule.kind pbt cannot be resumed: its trials have become copies of "
+            "each other, which only Ray Tune's pickled state knows",
+            fix="Begin a new search with --out.",
+        )
     try:
         known = json.loads(file.read_text("utf-8"))["digest"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -19,6 +19,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from geo_ray.errors import SearchMissingError
 from geo_ray.tuning.config import SearchConfig, TuningConfig
+from geo_ray.tuning.ended import EndedTrial
 from geo_ray.tuning.space import Space, SpaceEntry
 from geo_ray.tuning.watch import score_key
 
@@ -68,11 +69,25 @@ def param_space(space: Space) -> dict[str, Any]:
     return {entry.name: _domain(entry, space) for entry in drawn}
 
 
-def search_of(config: TuningConfig, space: Space, jobs: int) -> Searcher | SearchAlgorithm:
-    """The search algorithm; its first trial is the base, if that is asked for and in the space."""
+def search_of(
+    config: TuningConfig, space: Space, jobs: int, ended: Sequence[EndedTrial] = ()
+) -> Searcher | SearchAlgorithm:
+    """The search algorithm; its first trial is the base, if that is asked for and in the space.
+
+    Args:
+        config: the file of the search.
+        space: what is searched.
+        jobs: trials at once.
+        ended: trials of an earlier part of the search, which come again. A search at random draws
+            the same ones by itself; one that learns is given them as its first points.
+    """
     search, objectives = config.search, config.objectives
     first = space.base_draw() if search.base_first else None
     points = None if first is None else [_drawn(first, space)]
+    if ended and search.kind != "random":
+        known = [dict(each.drawn) for each in ended]
+        points = [each for each in points or [] if each not in known] + known
+    seed = search.seed + len(ended)  # else the next draws would be those that came first
     if search.kind == "random":
         return BasicVariantGenerator(
             points_to_evaluate=points, max_concurrent=jobs, random_state=search.seed
@@ -88,7 +103,7 @@ def search_of(config: TuningConfig, space: Space, jobs: int) -> Searcher | Searc
             metric=metrics if several else metrics[0],
             mode=["min"] * len(metrics) if several else "min",
             points_to_evaluate=points,
-            seed=search.seed,
+            seed=seed,
         )
         return made
     from ray.tune.search.hyperopt import HyperOptSearch
@@ -97,7 +112,7 @@ def search_of(config: TuningConfig, space: Space, jobs: int) -> Searcher | Searc
         metric=metrics[0],
         mode="min",
         points_to_evaluate=points,
-        random_state_seed=search.seed,
+        random_state_seed=seed,
         n_initial_points=max(5, search.trials // 4),
     )
     return found

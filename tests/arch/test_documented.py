@@ -12,10 +12,10 @@ import click
 import pytest
 
 from geo_ray import errors
+from geo_ray.api.auto import load_experiment
 from geo_ray.config.load import load_tree
 from geo_ray.errors.base import every_class
 from geo_ray.errors.page import page
-from geo_ray.job.auto import load_experiment
 from geo_ray.queue.config import QueueConfig
 from geo_ray.tuning.config import TuningConfig
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,23 @@ def test_a_search_ranks_its_trials_scores_failures_and_leaves_a_runnable_best(
     other = {**search, "search": {"trials": 7, "seed": 3}}
     with pytest.raises(TuningDirectoryError, match="another search"):
         geo_ray.tune(other, out=tmp_path / "out", resume=True)
+    proof = tmp_path / "proof"
+    for name in ("tuner.pkl", "trainable.pkl", "searcher-state-x.pkl"):
+        (tmp_path / "out" / "tune" / name).write_bytes(pickle.dumps(Planted(proof)))
     again = geo_ray.tune(search, out=tmp_path / "out", resume=True)
+    assert not proof.exists(), "code from the search's folder was run"
     assert [row.id for row in again.tuning.rows] == [row.id for row in rows]
     assert [row.scores for row in again.tuning.rows] == [row.scores for row in rows]
+
+
+class Planted:
+    """What somebody else put into the folder of a search."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.proof),)
 
 
 def section(values: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +201,12 @@ def test_plain_tune_code_takes_the_trainable(connected: ConnectedCluster, tmp_pa
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "sign", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+    "sign",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        signal.SIGKILL,
+    ],
 )
 def test_a_search_that_was_cut_off_goes_on_and_repeats_no_trial(
     ray_cluster: LocalCluster, tmp_path: Path, sign: signal.Signals
@@ -204,33 +223,30 @@ def test_a_search_that_was_cut_off_goes_on_and_repeats_no_trial(
     for line in first.stderr:
         if line.startswith("1/4"):
             break
-    while sign == signal.SIGKILL and not state_is_written(out):
-        time.sleep(0.05)
     first.send_signal(sign)
     _, rest = first.communicate(timeout=400)
-    if sign == signal.SIGINT:
+    if sign != signal.SIGKILL:
         assert first.returncode == InterruptedRunError.exit_code, rest
         assert "stopped: the search was interrupted" in rest and "--resume" in rest
         assert (out / "best.yaml").exists() and (out / "tune.html").exists()
-    before = reports(out)
+    before, ended = reports(out), (out / "trials.jsonl").read_text()
     second = subprocess.run(
         [*command, "--resume"], capture_output=True, text=True, env=environment, timeout=400
     )
     assert second.returncode == 0, second.stderr
     after = reports(out)
-    done = [name for name, told in before.items() if "status" in told[-1]]
-    known = [name for name in done if before[name] == after[name]]
-    assert len(known) >= 1, "nothing was known of trials that had ended"
-    # what ended after the state was last written is not known to have ended after a kill
-    assert sign == signal.SIGKILL or len(known) == len(done), "a trial was repeated"
+    written = {json.loads(line)["drawn"]["optimizer.lr"] for line in ended.splitlines()}
+    assert written, "a trial that was told of was not written down"
+    told = second.stderr.count("/4")
+    assert told == 4 - len(written), "a trial was repeated"
+    known = [n for n, each in before.items() if each[0]["config"]["optimizer.lr"] in written]
+    assert [values_of(before[name]) for name in known] == [values_of(after[name]) for name in known]
     assert len(json.loads((out / "tune.json").read_text())["trials"]) == 4
     assert all("status" in told[-1] for told in after.values())
 
 
-def state_is_written(out: Path) -> bool:
-    """Whether a search that goes on would know of a trial that has ended."""
-    states = (out / "tune").glob("experiment_state-*.json")
-    return any("TERMINATED" in path.read_text() for path in states)
+def values_of(told: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    return [(each["time_s"], each["accuracy"]) for each in told]
 
 
 def reports(out: Path) -> dict[str, list[dict[str, Any]]]:

@@ -46,6 +46,10 @@ class DyingStore:
         self.at("after a write")
         return tag
 
+    def remove(self, key: str) -> None:
+        self.at("before a removal")
+        self.inner.remove(key)
+
     def unchanged(self, key: str, tag: str) -> Any:
         return self.inner.unchanged(key, tag)
 

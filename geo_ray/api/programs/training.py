@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from geo_ray.api.auto import load_experiment
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import PlanInputs
 from geo_ray.api.planning import plan as plan_of
@@ -16,7 +17,6 @@ from geo_ray.config.load import read_text
 from geo_ray.config.overrides import apply_overrides
 from geo_ray.config.source import override_items
 from geo_ray.config.yaml_text import parse_yaml
-from geo_ray.job.auto import load_experiment
 from geo_ray.program.graph import Program
 from geo_ray.program.node import NodeGroup, NodeHandle, ProgramNode
 from geo_ray.program.surroundings import here

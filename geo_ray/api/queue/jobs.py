@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from geo_ray.api.auto import load_experiment
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.queue.serve import place_of
 from geo_ray.config.source import override_items
@@ -18,7 +19,6 @@ from geo_ray.observe.live.queue_page import queue_sections
 from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.queue import inbox
 from geo_ray.queue.config import QueueConfig as QueueConfig
-from geo_ray.queue.entries import TakenEntry
 from geo_ray.queue.job_spec import (
     AnyRequest,
     CancelRequest,
@@ -32,7 +32,7 @@ from geo_ray.queue.job_spec import JobWorth as JobWorth
 from geo_ray.queue.job_spec import WorthChange as WorthChange
 from geo_ray.queue.journal import QueueJournal
 from geo_ray.queue.report import QueueReport as QueueReport
-from geo_ray.queue.state import QueueState
+from geo_ray.queue.state import QueueState, RequestAnswer
 from geo_ray.queue.tokens import key_of
 
 _LOOK_S = 0.2
@@ -97,7 +97,6 @@ def submit_job(
         QueueMissingError: there is no queue.
     """
     # PyTorch takes seconds to import, and the other requests do without it.
-    from geo_ray.job.auto import load_experiment
     from geo_ray.job.queued.spec import spec_of
     from geo_ray.job.queued.tree import config_tree
 
@@ -246,6 +245,6 @@ def _check_known(config: QueueConfig, user: QueueUser) -> None:
         )
 
 
-def _raise_refused(answer: TakenEntry) -> None:
+def _raise_refused(answer: RequestAnswer) -> None:
     if answer.refused is not None:
         raise from_code(answer.code or "", answer.refused, None)

@@ -10,7 +10,6 @@ from geo_ray.config.cluster import ExistingClusterConfig
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items, text_of
 from geo_ray.queue.config import QueueConfig as QueueConfig
-from geo_ray.queue.journal import piece_key
 from geo_ray.queue.place import QueuePlace
 from geo_ray.queue.tokens import key_of, new_token
 from geo_ray.stores.uri import is_s3
@@ -100,7 +99,9 @@ def names_queue(place: FilePath) -> bool:
     name = os.fspath(place)
     if is_s3(name):
         return QueuePlace.at(name).is_there()
-    return name.endswith((".yaml", ".yml")) or (Path(name) / piece_key(1)).is_file()
+    return name.endswith((".yaml", ".yml")) or (
+        Path(name).is_dir() and QueuePlace.at(name).is_there()
+    )
 
 
 def _absolute(queue: QueueConfig) -> QueueConfig:

@@ -46,6 +46,10 @@ class MemoryStore:
         self._value = StoredValue(data, tag)
         return tag
 
+    def remove(self, key: str) -> None:
+        """See `ConditionalStore.remove`."""
+        self._value = None
+
     @contextmanager
     def unchanged(self, key: str, tag: str) -> Iterator[bool]:
         """See `ConditionalStore.unchanged`."""

@@ -13,14 +13,20 @@ from geo_ray.cli.paths import RunRef, RunReference, run_directory
 def _may_begin_later(
     context: click.Context, parameter: click.Parameter, path: RunRef
 ) -> RunRef | None:
-    """Take also what is not there yet, and the configuration of a queue."""
-    if isinstance(path, Path) and (not path.exists() or path.suffix in (".yaml", ".yml")):
+    """Take also the configuration of a queue and, with --wait, a run that is not there yet."""
+    may_be_missing = bool(context.params.get("wait"))
+    if isinstance(path, Path) and path.suffix in (".yaml", ".yml"):
+        return path
+    if isinstance(path, Path) and may_be_missing and not path.exists():
         return path
     return run_directory(context, parameter, path)
 
 
 @click.command("watch")
 @click.argument("run_dir", metavar="RUN|QUEUE", type=RunReference(), callback=_may_begin_later)
+@click.option(
+    "--wait", is_flag=True, is_eager=True, help="RUN may begin later: it is shown as soon as it is."
+)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="To serve on; any that is free."
 )
@@ -39,6 +45,7 @@ def _may_begin_later(
 )
 def watch(
     run_dir: RunRef,
+    wait: bool,
     port: int,
     open_page: bool,
     terminal: bool,
@@ -51,7 +58,8 @@ def watch(
     and as they are planned.
 
     Serves a page on this machine alone and prints its address, which holds a token: who has it may
-    look. RUN may begin later, or have ended. Ctrl-C ends the page, and nothing else.
+    look. RUN may have ended, and with --wait it may begin later. Ctrl-C ends the page, and nothing
+    else.
     """
     if isinstance(run_dir, Path) and not run_dir.exists():
         click.echo(f"{run_dir} is not there yet; it is shown as soon as it is", err=True)

@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from geo_ray.errors import GeoRayError, RunDirectoryError
+from geo_ray.errors import GeoRayError
 from geo_ray.job.live.machines import machines_of
 from geo_ray.job.status import Beside, StatusReader
 from geo_ray.lease.store import ConditionalStore
@@ -25,9 +25,7 @@ from geo_ray.planning.actual import Spent, held_against
 _ALL_STEPS: Final = 200_000
 _EACH_STEPS: Final = 2_000
 _PROBLEMS: Final = 5
-_BAD_LINES: Final = 100  # that one look passes over
 _MORE_EVENTS: Final = 10_000
-T = TypeVar("T")
 
 
 class LiveReader:
@@ -68,7 +66,7 @@ class LiveReader:
             StoreError: the bucket does not answer or refuses.
         """
         reader = self._opened()
-        self._passing_over(lambda: reader.feed(most_events))
+        reader.feed(most_events)
         totals = reader.totals
         totals.forget(max(_EACH_STEPS, _ALL_STEPS // max(1, len(totals.regions))))
         self._history.prune()
@@ -83,9 +81,7 @@ class LiveReader:
         """
         reader = self._opened()
         # Some events more: whoever ends a run writes those before it gives the lease back.
-        status = self._passing_over(lambda: reader.read(_MORE_EVENTS))
-        if status is None:
-            status = reader.read(0)
+        status = reader.read(_MORE_EVENTS)
         cost = self._cost(reader.totals)
         plan = reader.plan
         return RunView(
@@ -95,21 +91,8 @@ class LiveReader:
             machines=self._machines(reader),
             cost=cost,
             planned=None if plan is None else PlannedTotals(plan.total_s, plan.total_usd),
-            problems=tuple(self._problems),
+            problems=(*reader.problems, *self._problems),
         )
-
-    def _passing_over(self, reads: Callable[[], T]) -> T | None:
-        """Read although lines are no events: what follows them may be."""
-        before = ""
-        for _ in range(_BAD_LINES):
-            try:
-                return reads()
-            except RunDirectoryError as error:
-                if error.message == before:
-                    raise  # no line of the log, of which each has its number
-                before = error.message
-                self._note(error)
-        return None
 
     @property
     def is_far(self) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -21,6 +23,7 @@ from pydantic import TypeAdapter
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import InvariantError, RunDirectoryError
 from geo_ray.observe.events.schema import EVENT_FIELDS, Event, conform
+from geo_ray.observe.text import printable
 from geo_ray.util.atomic_file import TEMPORARY_SUFFIX, is_full, sync_directory
 from geo_ray.util.rate_limited_log import RateLimitedLog
 
@@ -29,6 +32,8 @@ MOST_WAITING_BYTES: Final = 64 << 20
 """Of events that wait for room on a full disk."""
 _log = logging.getLogger(__name__)
 _MOST_LINE_BYTES = 16 * 1024 * 1024
+_MOST_PROBLEMS: Final = 5
+_ESCAPED: Final = re.compile(rb"\\[bfr]|\\u00[0189]|\x7f|\xc2[\x80-\x9f]")
 _ROW = TypeAdapter(dict[str, Any])  # a quarter of `json`'s time, and there may be millions
 
 
@@ -149,19 +154,15 @@ class EventLog:
 def read_events(path: Path) -> Iterator[Event]:
     """Give the events of a log in the order of the file; a torn last line is left out.
 
-    Kinds that this release does not know are given as they are; readers pass over them.
+    A damaged line costs its event and a warning. Kinds that this release does not know are given as
+    they are; readers pass over them.
 
     Raises:
-        RunDirectoryError: the file cannot be read, or a line before the last is no event.
+        RunDirectoryError: the file cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    return
-                yield _parsed(line, path, number)
-    except OSError as error:
-        raise _cannot("read", path, error) from error
+    if not path.is_file():
+        raise _cannot("read", path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    yield from EventTail(path).new()
 
 
 def follow(
@@ -208,6 +209,12 @@ class EventTail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset_bytes = self._number = 0
+        self._problems: list[str] = []
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The first damaged lines, each with its number and what is wrong with it."""
+        return tuple(self._problems)
 
     @property
     def left_bytes(self) -> int:
@@ -225,8 +232,7 @@ class EventTail:
     def new(self) -> Iterator[Event]:
         """Give the events since the last call, as far as their lines are whole.
 
-        Who stops in between gets the next ones at the next call. A line that is no event is raised
-        once, and passed over by the next call.
+        Who stops in between gets the next ones at the next call. Damaged lines are passed over.
 
         Raises:
             RunDirectoryError: as for `read_events`.
@@ -234,7 +240,20 @@ class EventTail:
         for line in _new_lines(self._path, self._offset_bytes):
             self._offset_bytes += len(line)
             self._number += 1
-            yield _parsed(line, self._path, self._number)
+            try:
+                event = _parsed(line)
+            except (ValueError, TypeError, KeyError, AttributeError, InvariantError) as error:
+                self._note(error)
+                continue
+            yield event
+
+    def _note(self, error: Exception) -> None:
+        if len(self._problems) == _MOST_PROBLEMS:
+            return
+        why = error.message if isinstance(error, InvariantError) else repr(error)
+        text = printable(f"line {self._number} of {self._path} is no event: {why}")
+        self._problems.append(text)
+        _log.warning("%s; it is passed over", text)
 
 
 def newest_stretch(tail: EventTail) -> list[Event]:
@@ -304,19 +323,25 @@ def _new_lines(path: Path, offset_bytes: int) -> Iterator[bytes]:
         raise _cannot("read", path, error) from error
 
 
-def _parsed(line: bytes, path: Path, number: int) -> Event:
-    try:
-        row = json.loads(line)
-        kind, t_s = row.pop("kind"), row.pop("t_s")
-        if kind in EVENT_FIELDS:
-            return conform(kind, t_s, row)
-        return Event(str(kind), float(t_s), row)
-    except (ValueError, TypeError, KeyError, AttributeError, InvariantError) as error:
-        why = error.message if isinstance(error, InvariantError) else f"{error!r}"
-        raise RunDirectoryError(
-            f"line {number} of {path} is no event: {why}",
-            fix="Remove that line, if the file was edited; otherwise report it with the file.",
-        ) from error
+def _parsed(line: bytes) -> Event:
+    row = json.loads(line)
+    if _ESCAPED.search(line) is not None:  # rare, and what follows takes time
+        row = _printable(row)
+    kind, t_s = row.pop("kind"), row.pop("t_s")
+    if kind in EVENT_FIELDS:
+        return conform(kind, t_s, row)
+    return Event(str(kind), float(t_s), row)
+
+
+def _printable(value: Any) -> Any:
+    """A value of an event without characters that control a terminal."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    if isinstance(value, dict):
+        return {printable(name): _printable(each) for name, each in value.items()}
+    return value
 
 
 def _whole_lines_bytes(fd: int) -> int:

@@ -21,7 +21,10 @@ class PageGuard:
 
     def is_token(self, given: str | None) -> bool:
         """Whether it is the token; takes the same time whatever is wrong with it."""
-        return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
+        if given is None:
+            return False
+        sent = given.encode(errors="replace")  # bytes that are no text come as lone surrogates
+        return hmac.compare_digest(sent, self.token.encode())
 
     def is_here(self, host: str | None) -> bool:
         """Whether a ``Host`` header names this machine.

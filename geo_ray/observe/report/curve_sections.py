@@ -70,7 +70,7 @@ def _loss(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
             curves.append(Curve(name, x, bold, index))
         curves.sort(key=lambda curve: not curve.faint)
         whose = " of the region" if axis == SAMPLES else ""
-        charts += view(axis, "loss", curves, whose=whose, log=True, at=_on(axis, run))
+        charts += view(axis, "training loss", curves, whose=whose, log=True, at=_on(axis, run))
     note = (
         "Bold: moving mean; the number beside a name is its end. Faint: every step. The table's "
         "loss at the end is another mean: of the last 20 steps, by rows."
@@ -120,7 +120,7 @@ def _evals(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
                 if (region, metric) in run.evals
             ]
             whose = " of all regions" if axis == SAMPLES else ""
-            charts += view(axis, metric, curves, whose=whose, at=_on(axis, run))
+            charts += view(axis, f"held-out {metric}", curves, whose=whose, at=_on(axis, run))
     body = f'<div class="charts">{charts}</div>' if charts else none("nothing was evaluated")
     return section("Evaluation on held-out rows", body)
 

@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 
+from geo_ray.errors import InterruptedRunError
 from geo_ray.observe.events.columns import RegionRecord, RunRecord
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.report.charts import Curve, bars_chart, curves_chart, histogram
@@ -141,7 +142,7 @@ def incidents_section(run: RunRecord) -> str:
     faults = [
         [
             duration_text(event.t_s),
-            escape("resumed" if event.kind == "run_started" else event.kind.replace("_", " ")),
+            escape(_incident(event)),
             escape(str(event.fields.get("region", ""))),
             escape(_details(event)),
         ]
@@ -166,6 +167,12 @@ def _listed(title: str, headings: Sequence[str], rows: list[list[str]], left: in
         return section(title, none("none"))
     note = f"The last {MAX_ROWS} of {len(rows):,}." if len(rows) > MAX_ROWS else ""
     return section(title, table(headings, rows[-MAX_ROWS:], left), note)
+
+
+def _incident(event: Event) -> str:
+    if event.kind == "run_failed" and event["code"] == InterruptedRunError.code:
+        return "stopped on request"
+    return "resumed" if event.kind == "run_started" else event.kind.replace("_", " ")
 
 
 def _details(event: Event) -> str:

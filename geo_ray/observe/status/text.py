@@ -12,6 +12,7 @@ from geo_ray.observe.text import (
     duration_text,
     metrics_text,
     number_text,
+    printable,
 )
 
 _UNPACED: Final = ("stopped", "trains on", "left", "joining", "did not join")
@@ -42,7 +43,8 @@ def status_lines(status: RunStatus) -> list[str]:
     rows += [("saved", _saved(status))] if status.regions else []
     rows.append(("spent", _spent(status)))
     wide = max(len(name) for name, _ in rows)
-    return [rows[0][1], *(f"  {name:<{wide}}  {text}" for name, text in rows[1:])]
+    lines = [rows[0][1], *(f"  {name:<{wide}}  {text}" for name, text in rows[1:])]
+    return [printable(line) for line in lines]
 
 
 def _driver(status: RunStatus) -> str:

@@ -95,7 +95,10 @@ class LocalCluster:
         return {"RAY_ADDRESS": self.address, **token_environment(self._token_path)}
 
     def kill_region(self, region: str) -> None:
-        """Kill a region's node and all that runs there without notice, as a power cut would."""
+        """Kill a region's node and all that runs there without notice, as a power cut would.
+
+        It is not started again, unlike one that ends by itself.
+        """
         self._kept.kill(_node_name(self.regions.index(region)))
 
     def actor_pids(self, region: str | None, *classes: str) -> list[int]:
@@ -145,6 +148,8 @@ class LocalCluster:
             )
         for name in [_HEAD, *map(_node_name, range(len(self.regions)))]:
             self._wait((self._home(name) / "ray_current_cluster").is_file, name, deadline)
+        for index in range(len(self.regions)):  # not the head, whose state is lost with it
+            self._kept.keep(_node_name(index))
 
     def _head_flags(self) -> list[str]:
         flags = [

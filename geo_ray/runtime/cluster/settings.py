@@ -39,6 +39,9 @@ _QUIET_DRIVER = {
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A failed call that nobody waits for is printed with its traceback otherwise; that its actor is
+    # lost is heard when that is polled.
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
 }
 
 

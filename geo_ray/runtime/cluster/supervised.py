@@ -60,8 +60,12 @@ class SupervisedProcesses:
         self._send(do="start", name=name, argv=list(argv), env=dict(env), log=str(log))
         return log
 
+    def keep(self, name: str) -> None:
+        """Have a process started again whenever it ends by itself from now on."""
+        self._send(do="keep", name=name)
+
     def kill(self, name: str) -> None:
-        """Kill a process without notice; what it started dies with it. For fault tests."""
+        """Kill a process for good, and all that it started with it. For fault tests."""
         self._send(do="kill", name=name)
 
     def poll(self) -> None:
@@ -119,6 +123,7 @@ class SupervisedProcesses:
         for event in events:
             if event["event"] == "started":
                 self.pids[event["name"]] = event["pid"]
+                self.exit_codes.pop(event["name"], None)
             elif event["event"] == "exited":
                 self.exit_codes[event["name"]] = event["code"]
         return events

@@ -9,7 +9,8 @@ It is a *subreaper*: processes whose parents died become its children, so none c
 Commands, one JSON object per line on standard input::
 
     {"do": "start", "name": NAME, "argv": [...], "env": {...}, "log": PATH}
-    {"do": "kill", "name": NAME}
+    {"do": "keep", "name": NAME}   if it ends by itself from now on, it is started again
+    {"do": "kill", "name": NAME}   and it is not started again
 
 Events, one per line on standard output::
 
@@ -39,6 +40,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _POLITE_S = 3.0
 _FORCE_S = 20.0
 _TICK_S = 0.1
+_AGAIN_S = 1.0  # before a process is started again; twice as long each time
+_LONGEST_AGAIN_S = 60.0
 
 
 def _prctl(option: int, value: int) -> None:
@@ -86,6 +89,9 @@ class ProcessSupervisor:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._pids: dict[str, int] = {}
+        self._orders: dict[str, dict[str, Any]] = {}  # with which they were started
+        self._ends: dict[str, int] = {}  # of processes that are kept: how often they ended
+        self._due_s: dict[str, float] = {}  # when to start them again
 
     @property
     def running(self) -> frozenset[str]:
@@ -95,10 +101,18 @@ class ProcessSupervisor:
     def obey(self, command: dict[str, Any]) -> None:
         """Carry out one command."""
         name = command["name"]
+        if command["do"] == "keep":
+            self._ends[name] = 0
+            if name not in self._pids:
+                self._due_s[name] = time.monotonic()
+            return
         if command["do"] == "kill":
+            self._ends.pop(name, None)
+            self._due_s.pop(name, None)
             if name in self._pids:
                 os.kill(self._pids[name], signal.SIGKILL)
             return
+        self._orders[name] = command
         with Path(command["log"]).open("ab") as log:
             process = subprocess.Popen(
                 command["argv"],
@@ -126,6 +140,17 @@ class ProcessSupervisor:
                 del self._pids[name]
                 code = os.waitstatus_to_exitcode(status)
                 tell({"event": "exited", "name": name, "code": code})
+                if name in self._ends:
+                    wait_s = min(_LONGEST_AGAIN_S, _AGAIN_S * 2 ** self._ends[name])
+                    self._ends[name] += 1
+                    self._due_s[name] = time.monotonic() + wait_s
+
+    def start_again(self) -> None:
+        """Start processes that are kept, have ended, and have waited for long enough."""
+        now_s = time.monotonic()
+        for name in [name for name, due_s in self._due_s.items() if now_s >= due_s]:
+            del self._due_s[name]
+            self.obey(self._orders[name])
 
     def kill_all(self) -> None:
         """Kill every process below this one without notice, as a power cut would."""
@@ -171,6 +196,7 @@ def serve(supervisor: ProcessSupervisor, parent: int) -> None:
             for line in lines:
                 supervisor.obey(json.loads(line))
         supervisor.reap()
+        supervisor.start_again()
 
 
 def main(base: str, parent: int) -> None:

@@ -274,6 +274,10 @@ class Controller:
         self.recorder.check()  # whose are lost may be another's by now
         servers = self.actors.servers()
         answers, silent = self._polls.ask(servers, wait_s)
+        if silent and not self.actors.maker.is_ours():
+            raise RegionLostError(
+                "the process that owns the run's processes was ended, and they ended with it"
+            )
         lost: dict[str, str] = {}
         replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent, answers)}
         for (role, region), cause in silent.items():

@@ -100,6 +100,7 @@ class QueueActor:
                 told = str(error) if isinstance(error, GeoRayError) else repr(error)
                 _log.warning("queue: %s", told)
                 self._served = QueueServed(False, errors=(told,))
+                self._wake.clear()
                 self._wake.wait(_AGAIN_S)
 
     def _hold(self, place: QueuePlace) -> None:

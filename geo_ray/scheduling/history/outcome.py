@@ -36,6 +36,7 @@ class ScheduleOutcome:
         completion: of those that ended.
         ended: how many did.
         turned_away: how many were, when they came.
+        no_schedule: how many of these, as no schedule was found, whatever they were worth.
         makespan_s: until the last end.
         utilisation: share in use.
         fairness: Jain's index.
@@ -47,6 +48,7 @@ class ScheduleOutcome:
     completion: CompletionTimes
     ended: int
     turned_away: int
+    no_schedule: int
     makespan_s: float
     utilisation: float
     fairness: float
@@ -68,6 +70,7 @@ def outcome_of(schedule: ClusterSchedule) -> ScheduleOutcome:
         _times(took_s),
         len(took_s),
         sum(not one.is_admitted for one in schedule.admissions),
+        sum(not one.is_admitted and one.payoff is None for one in schedule.admissions),
         makespan_s,
         _utilisation(schedule),
         _fairness(schedule),

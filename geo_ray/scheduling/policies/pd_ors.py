@@ -8,7 +8,9 @@ dollars are part of the price with ``worth_per_usd``. Where machines of the spot
 back, the rest of a job is scheduled anew, and what was promised is not taken from others. A job
 that lost its processes or regions otherwise keeps its place: it is scheduled anew before those that
 came after it and have not begun, which wait for longer. Who was taken on is not turned away. When:
-deadlines and worth differ, and jobs come unannounced. Source: PD-ORS (Yu, Liu, Wu, Ji, Bentley,
+deadlines and worth differ, and jobs come unannounced. A job that single slots
+could not hold even if it were alone is planned in longer blocks (ours): no job is turned away for
+want of a schedule where the cluster is empty. Source: PD-ORS (Yu, Liu, Wu, Ji, Bentley,
 arXiv 2108.02917); only its abstract could be read, the algorithm is reconstructed; what was added
 for regions, money and spot machines is ours.
 
@@ -27,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -48,6 +50,8 @@ from geo_ray.scheduling.pricing.prices import PriceBoard
 from geo_ray.scheduling.pricing.ways import SpreadWay, spread_ways
 
 Locality = Literal["any", "apart"]
+_MOST_PARTS: Final = 60  # of a long job's work
+_FEWER: Final = 4  # times fewer workers, from one try to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,9 @@ class PdOrsPolicy:
         locality: ``apart``: no site has both workers and parameter servers, as in OASiS.
         server_share: of the sites, that have parameter servers if apart.
         fine: whether a job's work is cut into as many parts as it takes slots at its fastest, or a
-            multiple of that; else long jobs, of which no part fits a slot, are turned away, and
-            others are planned longer than they take. Not in the paper.
+            multiple of that; else jobs are planned longer than they take. Not in the paper.
+        endless: whether the cluster goes on behind its last slot: then a job that takes longer is
+            planned in part. Not in the paper.
         change_s: none: moves between slots are planned and go through members, not a restart.
     """
 
@@ -77,6 +82,7 @@ class PdOrsPolicy:
     server_share: float = 0.3
     change_s: float = 0.0
     fine: bool = False
+    endless: bool = False
 
     def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
         """See `SchedulingPolicy`."""
@@ -190,20 +196,101 @@ class _PdOrs:
 
     def _best(self, job: ClusterJob, rows: float, slot: int) -> BestSchedule | None:
         policy = self._policy
-        capacity_NSR, usd_per_h_NSR = self._cluster.foreseen(slot, policy.window)
-        slots = slice(slot, slot + len(capacity_NSR))
-        price_NSR = self._board.prices(slots, capacity_NSR)
-        kappa = policy.search.worth_per_usd
-        if kappa:
-            price_NSR = price_NSR + kappa * self._cluster.slot_s / 3600.0 * usd_per_h_NSR
-        free_NSR = np.maximum(0.0, capacity_NSR - self._board.promised_TSR[slots])
-        offers = SlotOffers(slot, price_NSR, free_NSR)
+        offers = self._offers(slot, policy.window)
         ways = self._ways(job)
-        for rule in self._rules(job, rows, ways):
+        rules = self._rules(job, rows, ways)
+        for rule in rules:
             found = best_schedule(self._cluster, job, rows, offers, ways, rule, self._rng)
             if found is not None:
                 return found
+        capacity_NSR, _ = self._cluster.foreseen(slot, policy.window)
+        empty = replace(offers, price_NSR=np.zeros_like(capacity_NSR), free_NSR=capacity_NSR)
+        rng = np.random.default_rng(0)  # of a question that decides nothing by itself
+        for rule in rules:
+            if best_schedule(self._cluster, job, rows, empty, ways, rule, rng) is not None:
+                return None  # others have the room
+        return self._coarse(job, rows, slot, ways)
+
+    def _offers(self, slot: int, slots: int) -> SlotOffers:
+        """Return what the next slots offer."""
+        capacity_NSR, usd_per_h_NSR = self._cluster.foreseen(slot, slots)
+        at = slice(slot, slot + len(capacity_NSR))
+        price_NSR = self._board.prices(at, capacity_NSR)
+        kappa = self._policy.search.worth_per_usd
+        if kappa:
+            price_NSR = price_NSR + kappa * self._cluster.slot_s / 3600.0 * usd_per_h_NSR
+        free_NSR = np.maximum(0.0, capacity_NSR - self._board.promised_TSR[at])
+        return SlotOffers(slot, price_NSR, free_NSR)
+
+    def _coarse(
+        self, job: ClusterJob, rows: float, slot: int, ways: Sequence[SpreadWay]
+    ) -> BestSchedule | None:
+        """Plan a job that no schedule of single slots of the window holds, were it alone.
+
+        A part of its work is what some number of workers does in a block of slots; with fewer
+        workers, parts are smaller and blocks longer, down to one worker that takes until the
+        cluster's last slot. So a cluster with room for a worker in each of the job's regions has a
+        schedule for it. In an endless cluster work beyond the last slot that is known is planned
+        when that is near, and counts here at the price of the part that is planned.
+        """
+        known = self._cluster.slots - slot
+        links = [way.link for way in ways]
+        if len(job.data) <= 1:
+            links.append(LinkUsed(float(self._cluster.inside_mbps_S.max()), is_inside=True))
+        if not links or known < 1:
+            return None
+        counts, batch = [], job.speed.batch.rows
+        count = min(job.demands.most_workers, batch)
+        while count:
+            counts.append(count)
+            count //= _FEWER
+        if counts[-1] != 1:
+            counts.append(1)
+        slots_of = {}
+        for count in counts:
+            servers = job.demands.servers(count)
+            per_s = min(float(job.speed.rows_per_s(count, servers, batch, link)) for link in links)
+            slots_of[count] = rows / (per_s * self._cluster.slot_s)
+        offers = self._offers(slot, known)
+        for share in (1.0, None) if self._policy.endless else (1.0,):
+            for count in counts:
+                found = self._in_blocks(job, rows, offers, ways, slots_of[count], share)
+                if found is not None:
+                    return found
         return None
+
+    def _in_blocks(
+        self,
+        job: ClusterJob,
+        rows: float,
+        offers: SlotOffers,
+        ways: Sequence[SpreadWay],
+        slots: float,
+        share: float | None,
+    ) -> BestSchedule | None:
+        """Plan a job in parts that take a block each; ``slots`` in all.
+
+        Args:
+            job: which.
+            rows: that are left of it.
+            offers: all slots that are known.
+            ways: to spread it.
+            slots: that all of its work takes with the workers that parts are made for.
+            share: of its work that is planned; None: what half of the slots is enough for.
+        """
+        known = len(offers.price_NSR)
+        if share is None:
+            share = min(1.0, known / 2 / slots)
+            later_slots = slots * (1.0 - share)
+            offers = replace(offers, later_slots=later_slots, later_share=1.0 / share)
+        planned = slots * share
+        quanta = min(_MOST_PARTS, max(1, math.ceil(planned - 1e-9)))
+        span = max(1, math.ceil(planned / quanta - 1e-9))
+        if span > known:
+            return None
+        blocks = offers.in_blocks(span, max(self._policy.window, 4 * quanta))
+        rule = replace(self._policy.search, quanta=quanta)
+        return best_schedule(self._cluster, job, rows * share, blocks, list(ways), rule, self._rng)
 
     def _rules(self, job: ClusterJob, rows: float, ways: Sequence[SpreadWay]) -> list[SearchRule]:
         """Return the ways to cut a job's work that are tried, one after the other."""

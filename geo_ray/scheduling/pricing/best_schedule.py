@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -51,11 +51,25 @@ class SlotOffers:
         first: its first slot.
         price_NSR: of a unit in a slot, money included.
         free_NSR: what is not promised.
+        span: slots that each row stands for: a job has the same in all of them.
+        later_slots: that a job goes on for behind the schedule, as work is planned in part only.
+        later_share: price of the whole job, to that of the part that is planned.
     """
 
     first: int
     price_NSR: Floats
     free_NSR: Floats
+    span: int = 1
+    later_slots: float = 0.0
+    later_share: float = 1.0
+
+    def in_blocks(self, span: int, most: int) -> SlotOffers:
+        """Return the same in blocks of so many slots, at most so many blocks."""
+        blocks = min(most, len(self.price_NSR) // span)
+        shape = (blocks, span, *self.price_NSR.shape[1:])
+        price_NSR = self.price_NSR[: blocks * span].reshape(shape).sum(axis=1)
+        free_NSR = self.free_NSR[: blocks * span].reshape(shape).min(axis=1)
+        return replace(self, price_NSR=price_NSR, free_NSR=free_NSR, span=span)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +127,7 @@ class _Search:
         self._offers, self._rule, self._rng = offers, rule, rng
         self._batch = job.speed.batch.rows
         most = min(job.demands.most_workers, self._batch)
+        self._block_s = cluster.slot_s * offers.span
         self._workers_W = np.arange(1, most + 1)
         self._servers_W = -(-self._workers_W // job.demands.workers_per_server)
         self._parts_K = rows_left / rule.quanta * np.arange(1, rule.quanta + 1)
@@ -122,7 +137,7 @@ class _Search:
     def _needed_K(self, link: LinkUsed) -> np.ndarray:
         """Return the workers that each number of quanta takes in a slot; 0: cannot be done."""
         per_s_W = self._job.speed.rows_per_s(self._workers_W, self._servers_W, self._batch, link)
-        done_W = np.maximum.accumulate(per_s_W) * self._cluster.slot_s
+        done_W = np.maximum.accumulate(per_s_W) * self._block_s
         place_K = np.searchsorted(done_W, self._parts_K * (1 - 1e-12))
         return np.where(place_K < len(done_W), place_K + 1, 0)
 
@@ -148,9 +163,9 @@ class _Search:
                 sums = total_NK[n, k::-1] + here_K[: k + 1]
                 taken_NK[n + 1, k] = int(sums.argmin())
                 total_NK[n + 1, k] = sums[taken_NK[n + 1, k]]
-        waited = offers.first - job.arrival_slot
-        worth_N = np.array([job.utility.of(waited + n) for n in range(slots)])
-        payoff_N = worth_N - total_NK[1:, quanta]
+        ends_N = offers.first - job.arrival_slot + offers.span * (np.arange(slots) + 1) - 1
+        worth_N = np.array([job.utility.of(end + offers.later_slots) for end in ends_N.tolist()])
+        payoff_N = worth_N - total_NK[1:, quanta] * offers.later_share
         end = int(payoff_N.argmax())
         if not math.isfinite(payoff_N[end]):
             return None
@@ -159,10 +174,12 @@ class _Search:
         for n in range(end + 1, 0, -1):
             k = int(taken_NK[n, left])
             if k:
-                found[offers.first + n - 1] = plans[n - 1][k]
+                begins = offers.first + (n - 1) * offers.span
+                found |= dict.fromkeys(range(begins, begins + offers.span), plans[n - 1][k])
                 left -= k
-        cost = float(total_NK[end + 1, quanta])
-        return BestSchedule(found, float(payoff_N[end]), cost, offers.first + end)
+        cost = float(total_NK[end + 1, quanta]) * offers.later_share
+        last = offers.first + (end + 1) * offers.span - 1
+        return BestSchedule(found, float(payoff_N[end]), cost, last)
 
     def _inside(self) -> tuple[Floats, np.ndarray, np.ndarray]:
         """Return price and site of every number of quanta inside one site, by slot."""
@@ -237,7 +254,7 @@ class _Search:
         if not self._rule.worth_per_usd:
             return 0.0
         per_s = self._job.egress_usd_per_s(self._cluster, had)
-        return self._rule.worth_per_usd * per_s * self._cluster.slot_s
+        return self._rule.worth_per_usd * per_s * self._block_s
 
     def _solver(self, n: int, way: SpreadWay) -> SpreadSolver:
         demands, region_S = self._job.demands, self._cluster.region_S

@@ -15,6 +15,8 @@ Shape legend: P = parameters of the model, or of one shard's slice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -31,6 +33,11 @@ class DelayedNesterov(StrictModel):
     period: int | None = Field(
         None, ge=1, description="updates per step of the momentum (N); null: one per sender"
     )
+
+    @property
+    def plain(self) -> Mapping[str, float | str] | None:
+        """See `AveragerTraits.plain_outer`."""
+        return {"lr": 1.0, "momentum": 0.0} if self.momentum > 0 else None
 
     def change(self, keeper: OptimizerMemory, delta_P: Tensor, senders: int, key: str) -> Tensor:
         """What is to be subtracted for one update.

@@ -16,7 +16,7 @@ Shape legend: P = parameters of the model, or of the fragment that is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Protocol, Self
 
@@ -46,6 +46,10 @@ class OuterSgd(StrictModel):
         1.0, gt=0, le=1e6, description="outer learning rate; 1: the mean of the models"
     )
 
+    @property
+    def plain(self) -> None:
+        """See `AveragerTraits.plain_outer`."""
+
 
 class OuterNesterov(StrictModel):
     """A step with Nesterov momentum."""
@@ -53,6 +57,11 @@ class OuterNesterov(StrictModel):
     kind: Literal["nesterov"] = "nesterov"
     lr: float = Field(0.7, gt=0, le=1e6, description="outer learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="share of the last step that is kept")
+
+    @property
+    def plain(self) -> Mapping[str, float | str]:
+        """See `AveragerTraits.plain_outer`."""
+        return {"kind": "sgd", "lr": 1.0}
 
 
 class OuterAdam(StrictModel):
@@ -65,6 +74,10 @@ class OuterAdam(StrictModel):
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
     eps: float = Field(1e-3, gt=0, description="added to the denominator")
+
+    @property
+    def plain(self) -> None:
+        """See `AveragerTraits.plain_outer`: its steps do not grow with the changes."""
 
 
 OneOuter = OuterSgd | OuterNesterov | OuterAdam

@@ -50,6 +50,11 @@ class Sgd(StrictModel):
         None, description="learning rate over time; null: constant"
     )
 
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step repeats a share of the steps before."""
+        return False
+
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """One step with the gradients of the group's parameters."""
         _sgd(group, grads, [None] * len(grads), momentum=0.0, nesterov=False)
@@ -66,6 +71,11 @@ class Momentum(StrictModel):
     schedule: RateSchedule | None = Field(
         None, description="learning rate over time; null: constant"
     )
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step repeats a share of the steps before."""
+        return True
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """One step with the gradients of the group's parameters."""
@@ -88,6 +98,11 @@ class AdamW(StrictModel):
     schedule: RateSchedule | None = Field(
         None, description="learning rate over time; null: constant"
     )
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step repeats a share of the steps before."""
+        return self.beta1 > 0
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """One step with the gradients of the group's parameters: fused, one pass over memory."""

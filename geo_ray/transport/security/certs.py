@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -24,6 +25,7 @@ from geo_ray.transport.security.tls import TlsBytes, region_uri
 
 CA_DAYS: Final = 3650
 REGION_DAYS: Final = 365
+_UNREADABLE: Final = (ValueError, UnsupportedAlgorithm)  # the latter of a curve that is not known
 _BACKDATE = dt.timedelta(hours=1)  # hosts whose clocks are late take a fresh certificate too
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -229,8 +231,10 @@ def read_cert(pem: bytes) -> x509.Certificate:
         CertificateError: there is none.
     """
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError:
+        cert = x509.load_pem_x509_certificate(pem)
+        cert.public_key()  # read only now; it may be of a kind that this release does not know
+        return cert
+    except _UNREADABLE:
         raise CertificateError(
             "this is no PEM text of a certificate",
             fix="Restore the file, or issue it anew: "
@@ -246,7 +250,7 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError):  # the message could quote the key
+    except (*_UNREADABLE, TypeError):  # the message could quote the key
         raise CertificateError(
             "this is no PEM text of an unencrypted private key",
             fix="Decrypt the key, or issue it anew: "
@@ -266,7 +270,7 @@ def _requested_key(region: str, request_pem: bytes) -> ec.EllipticCurvePublicKey
         is_whole = request.is_signature_valid
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         public = request.public_key()
-    except (ValueError, x509.ExtensionNotFound):
+    except (*_UNREADABLE, x509.ExtensionNotFound):
         raise CertificateError(
             f"region {region} asks for a certificate with something that is no request",
             fix="Use the same release of geo_ray in every region.",

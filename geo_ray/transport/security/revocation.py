@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -45,7 +46,7 @@ def revoked_serials(crl_pem: bytes, ca_pem: bytes) -> frozenset[int]:
         if not all(any(_signed_by(crl, key) for key in keys) for crl in lists):
             raise CertificateError("the revocation list is not from this deployment's CA", fix=_FIX)
         return frozenset(entry.serial_number for crl in lists for entry in crl)
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         raise CertificateError("the revocation list cannot be read", fix=_FIX) from None
 
 

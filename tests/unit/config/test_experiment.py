@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from geo_ray.api.auto import load_experiment
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest, dump_yaml, load_text
 from geo_ray.errors import ConfigError, TaskLoadError
-from geo_ray.job.auto import load_experiment
 from geo_ray.job.build import check_absent
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.transport.emulation.link_model import LinkSpec

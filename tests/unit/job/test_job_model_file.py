@@ -10,7 +10,13 @@ from torch import nn
 
 from geo_ray.errors import RunDirectoryError
 from geo_ray.job.build import build_shard, initial_parameters
-from geo_ray.job.model_file import about_model, export_model, keep_longer, save_trained
+from geo_ray.job.model_file import (
+    about_model,
+    export_model,
+    keep_longer,
+    load_trained,
+    save_trained,
+)
 from geo_ray.training.compute.flat import read_parameters
 
 
@@ -95,3 +101,15 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, ending):
     with pytest.raises(RunDirectoryError, match="cannot be written") as caught:
         export_model(digits().model(0), path, {})
     assert f"Make the directory {path.parent}" in caught.value.fix
+
+
+@pytest.mark.parametrize("place", [-1, -1000])
+def test_a_flipped_bit_of_a_weight_is_found_when_the_file_is_loaded(tmp_path, place):
+    task, path = digits(), tmp_path / "m.safetensors"
+    save_trained(task, 0, initial_parameters(task, 0), path)
+    load_trained(task, 0, path)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0x40
+    path.write_bytes(data)
+    with pytest.raises(RunDirectoryError, match="is damaged"):
+        load_trained(task, 0, path)

@@ -160,7 +160,9 @@ def test_there_is_nothing_to_do_but_to_look(made: MadeRun) -> None:
 def test_a_guard_compares_tokens_and_hosts() -> None:
     guard = PageGuard("secret")
     assert guard.is_token("secret")
-    assert not any(map(guard.is_token, (None, "", "secre", "secrets", "s\u00e9cret")))
+    assert not any(
+        map(guard.is_token, (None, "", "secre", "secrets", "s\u00e9cret", "s\udce9cret"))
+    )
     assert "secret" not in repr(guard)
     assert PageGuard().token != PageGuard().token
 
@@ -291,7 +293,7 @@ def test_the_terminal_tells_once_that_a_run_is_awaited(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=begin_later)
     writer.start()
-    words = ["watch", str(tmp_path / "runs" / "trial"), "--terminal", "--every", "0.2"]
+    words = ["watch", str(tmp_path / "runs" / "trial"), "--terminal", "--every", "0.2", "--wait"]
     shown = CliRunner().invoke(root, words, catch_exceptions=False)
     writer.join()
     assert "is not there yet" in shown.stderr
@@ -300,6 +302,11 @@ def test_the_terminal_tells_once_that_a_run_is_awaited(tmp_path: Path) -> None:
     saved = [line for line in shown.stdout.splitlines() if line.startswith("  saved")]
     assert saved
     assert "ago" not in saved[-1]  # counted from the end it says nothing
+
+
+def test_a_run_that_is_not_there_is_not_waited_for_unasked(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(root, ["watch", str(tmp_path / "runs" / "tiral"), "--terminal"])
+    assert shown.exit_code != 0 and not shown.stdout
 
 
 def test_a_long_log_is_shown_as_far_as_it_was_read(

@@ -17,7 +17,7 @@ from observe_support import small_run, started, step, write
 from wan_support import open_files
 
 from geo_ray.errors import InvariantError, RunDirectoryError
-from geo_ray.observe.events.log import EventLog, follow, last_time_s, read_events
+from geo_ray.observe.events.log import EventLog, EventTail, follow, last_time_s, read_events
 from geo_ray.observe.events.schema import EVENT_FIELDS, conform
 
 
@@ -130,12 +130,29 @@ def test_a_file_that_is_one_long_torn_line_is_cut_to_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "line", ["nonsense", "[]", '{"kind":"step"}', '{"kind":"step","t_s":1}', '{"t_s":1}']
 )
-def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+def test_a_damaged_line_costs_its_event_and_a_warning(
+    tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write(tmp_path / "events.jsonl", [started()])
     with path.open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(RunDirectoryError, match=rf"line 2 of {path}"):
-        list(read_events(path))
+    with EventLog(path) as log:
+        log.write("stop_requested", 1.0, cause="x")
+    assert [event.kind for event in read_events(path)] == ["run_started", "stop_requested"]
+    assert f"line 2 of {path}" in caplog.text
+    tail = EventTail(path)
+    assert len(list(tail.new())) == 2 and len(tail.problems) == 1
+
+
+def test_control_characters_of_a_log_do_not_reach_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    cause = "a\x1b]0;pwned\x07\r\x9b2J\x7fb\nc\u00e9"
+    with EventLog(path) as log:
+        log.write("stop_requested", 1.0, cause=cause)
+    for text in (path.read_text(), json.dumps(json.loads(path.read_text())) + "\n"):
+        path.write_text(text)
+        (event,) = read_events(path)
+        assert event["cause"] == r"a\x1b]0;pwned\x07\x0d\x9b2J\x7fb" + "\nc\u00e9"
 
 
 def test_kinds_of_a_newer_release_are_passed_on(tmp_path: Path) -> None:

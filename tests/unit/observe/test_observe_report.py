@@ -127,6 +127,17 @@ def test_a_simulated_resumed_stopped_run_says_so(tmp_path: Path) -> None:
         assert text in page.text
 
 
+def test_a_stop_that_was_asked_for_is_no_failure_in_the_list_of_faults(tmp_path: Path) -> None:
+    told = {"code": "INTERRUPTED", "message": "Ctrl-C", "fix": "Resume with it."}
+    page = page_of(tmp_path, [started(), step("east", 1, 1.0), ("run_failed", 2.0, told)])
+    assert "stopped on request" in page.text and "run failed" not in page.text
+
+
+def test_training_and_held_out_loss_have_charts_of_different_titles(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [started(), step("east", 1, 1.0), evaluation(1, 1.5, loss=0.5)])
+    assert "training loss over steps" in page.text and "held-out loss over steps" in page.text
+
+
 def test_a_resumption_is_a_mark_in_the_timeline_and_over_time(tmp_path: Path) -> None:
     before = [started(), step("east", 1, 1.0), step("east", 2, 2.0)]
     after = [step("east", 3, 6.0), evaluation(3, 6.5, accuracy=0.5)]

@@ -15,7 +15,8 @@ from geo_ray.planning.advisor import (
     sections,
     transfer_time_s,
 )
-from geo_ray.planning.tradeoffs import LOSS_BY_INTERVAL, loss_of_interval
+from geo_ray.planning.tradeoffs import LOSS_BY_INTERVAL, loss_of_interval, outer_of
+from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.transport.links.record import LinkRecord
 from geo_ray.transport.links.table import LinkTable
 
@@ -112,7 +113,9 @@ train: {steps: 10}
     import json
 
     for choice in candidates(where):
-        chosen = [f"{key}={json.dumps(value)}" for key, value in sections(choice).items() if value]
+        chosen = [
+            f"{key}={json.dumps(value)}" for key, value in sections(choice, where).items() if value
+        ]
         experiment = load_text(base, chosen, Experiment, "test")
         assert experiment.strategy.kind in (choice.family, "diloco")
         assert f"{choice.interval} steps" in explain(choice, where)
@@ -123,3 +126,31 @@ def test_loss_of_an_interval_goes_through_the_points_and_grows():
         assert loss_of_interval(steps) == pytest.approx(loss)
     values = [loss_of_interval(2**n) for n in range(13)]
     assert values == sorted(values) and values[-1] > 0.05
+
+
+def test_outer_momentum_is_left_out_where_it_would_overshoot() -> None:
+    """For whatever strategy says that it has some; none is named."""
+    nesterov = {
+        kind: strategy()
+        for kind, strategy in STRATEGIES.items()
+        if getattr(getattr(strategy(), "outer", None), "momentum", 0) > 0
+    }
+    assert {"diloco", "one_step_delay", "async_local_sgd", "diloco_streaming"} <= nesterov.keys()
+    for kind, strategy in nesterov.items():
+        for interval, inner, left_out in (
+            (15, False, True), (16, False, False), (32, True, True), (128, True, False),
+        ):  # fmt: skip
+            outer = outer_of(strategy.traits, interval, inner_momentum=inner)
+            assert (outer is not None) == left_out, kind
+        assert outer_of(strategy.traits, 4) == strategy.traits.averager.plain_outer
+        plain = STRATEGIES[kind].model_validate({"outer": dict(outer_of(strategy.traits, 4) or {})})
+        assert plain.traits.averager.plain_outer is None, kind
+    assert outer_of(STRATEGIES["sma"]().traits, 4) is None
+
+
+def test_what_is_vetoed_is_no_candidate() -> None:
+    where, vetoed = situation(), []
+    for _ in range(5):
+        choice = advise(where, vetoed)
+        assert (choice.family, choice.interval) not in vetoed
+        vetoed.append((choice.family, choice.interval))

@@ -94,7 +94,8 @@ def test_what_is_refused_is_not_written_down_whole(tmp_path: Path) -> None:
     queue.submit("red", full)
     again = queue.submit("red", full)
     queue.tick()
-    answer = queue.state.answers[again].request
+    taken = [each for each in QueueJournal(queue.store).read() if isinstance(each, TakenEntry)]
+    answer = next(each.request for each in taken if each.request.id == again)
     assert isinstance(answer, SubmitRequest) and answer.job.config == {}
     assert queue.state.jobs["a"].request.config == full.config
 
@@ -117,6 +118,9 @@ class BrokenBox:
 
     def unchanged(self, key: str, tag: str) -> Any:
         return self._inner.unchanged(key, tag)
+
+    def remove(self, key: str) -> None:
+        self._inner.remove(key)
 
 
 @pytest.mark.parametrize("when", ["read", "write"])

@@ -638,3 +638,14 @@ def test_at_the_end_no_thread_calls_ray_any_more(run: Run) -> None:
     assert isinstance(found.exception(0.0), RegionLostError)
     assert not [each for each in threading.enumerate() if each.name.startswith("ray-")]
     run.controller.close()
+
+
+def test_all_are_lost_with_the_process_that_owns_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No region goes on without another then, and the error names what was killed."""
+    monkeypatch.setattr(type(run.actors.maker), "is_ours", lambda self: False)
+    run.polls.news = [({}, {("ps", "eu"): "its owner has died"})]
+    with pytest.raises(RegionLostError, match="the process that owns the run's processes"):
+        run.controller._poll()
+    assert run.kinds() == []

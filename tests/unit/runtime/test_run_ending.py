@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.errors import GeoRayError, InvariantError, RunDirectoryError, StoreError
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.runtime.actors.server_actors import PrimaryActor
 from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.driver import ending
-from geo_ray.runtime.driver.ending import Retrying
+from geo_ray.runtime.driver.ending import Retrying, _final_model
+from geo_ray.training.compute.flat import digest
 
 
 class Clock:
@@ -76,3 +86,48 @@ def test_nobody_has_to_wait_and_other_errors_are_not_repeated(clock: Clock) -> N
     with pytest.raises(InvariantError):
         broken.run(600.0)
     assert (trial.tries, broken.tries, clock.slept) == (1, 1, [])
+
+
+class Server:
+    """A region's server in this process, asked as an actor is."""
+
+    def __init__(self, params_P: torch.Tensor, carried_B: torch.Tensor | None) -> None:
+        carry = None if carried_B is None else SimpleNamespace(final_B=carried_B)
+        model = SimpleNamespace(whole_params=lambda: params_P)
+        server = SimpleNamespace(model=model, carry=carry)
+        self._actor: Any = object.__new__(PrimaryActor)
+        self._actor._primary, self._actor._final = SimpleNamespace(server=server), None
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._actor, name)
+        return SimpleNamespace(remote=lambda *words: lambda: method(*words))
+
+
+def called(refs: Mapping[Any, Callable[[], Any]], timeout_s: float) -> dict[Any, Any]:
+    return {key: ref() for key, ref in refs.items()}
+
+
+@pytest.mark.parametrize("is_store_away", [False, True])
+def test_a_model_that_no_store_takes_comes_from_its_server(
+    is_store_away: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params_P = torch.arange(1000, dtype=torch.float32)
+    carried_B = torch.arange(77, dtype=torch.uint8)
+    servers = {"eu": Server(params_P + 1, None), "us": Server(params_P, carried_B)}
+    actors: Any = SimpleNamespace(home=SimpleNamespace(region="us"), primaries=servers)
+    tries: list[object] = []
+
+    def refuse(*words: object) -> None:
+        tries.append(words)
+        raise StoreError("no answer")
+
+    monkeypatch.setattr(ending, "collect", called)
+    monkeypatch.setattr(ending, "_through", refuse)
+    monkeypatch.setattr(ending, "_PIECE_BYTES", 300)
+    told: list[str] = []
+    retrying = Retrying(0.0, told.append, Interruption(), is_store_away=is_store_away)
+    run = RunDirectory(tmp_path, tmp_path)
+    tensors, digests = _final_model(actors, CheckpointPlaces("s3://bucket/run"), run, retrying)
+    assert torch.equal(tensors["params"], params_P) and torch.equal(tensors["carried"], carried_B)
+    assert digests == {"eu": digest(params_P + 1), "us": digest(params_P)}
+    assert (len(tries), len(told)) == ((0, 0) if is_store_away else (1, 1))

@@ -175,6 +175,7 @@ def test_checkpoints_that_take_long_take_half_of_the_time() -> None:
     assert run.due(126.0, is_open=False) == Save(halt=False)
     assert run.due(129.0, is_open=True) is None
     run.saved(1)
+    run.on_progress(130.0)
     assert run.due(136.0, is_open=False) == Save(halt=False)  # 3 s: in its time
     assert run.due(176.0, is_open=True) is None
     assert run.due(176.1, is_open=False) == Save(halt=False)  # it came to nothing

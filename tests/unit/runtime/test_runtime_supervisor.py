@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -128,3 +129,35 @@ def test_descendants() -> None:
         assert eventually(lambda: len(descendants(shell.pid)) == 1)
         assert shell.pid in descendants(os.getpid())
         os.killpg(shell.pid, 9)
+
+
+def test_a_kept_process_is_started_again_unless_it_is_killed_on_purpose(
+    kept: SupervisedProcesses,
+) -> None:
+    kept.start("node", [sys.executable, "-c", "import time; time.sleep(300)"], {})
+    kept.keep("node")
+
+    def lives_as_another_than(pid: int | None) -> bool:
+        kept.poll()
+        return kept.pids.get("node") != pid and "node" not in kept.exit_codes
+
+    assert eventually(lambda: lives_as_another_than(None))
+    first = kept.pids["node"]
+    os.kill(first, signal.SIGKILL)
+    assert eventually(lambda: lives_as_another_than(first))
+    kept.kill("node")
+
+    def has_ended() -> bool:
+        kept.poll()
+        return "node" in kept.exit_codes
+
+    assert eventually(has_ended)
+    time.sleep(1.5)  # longer than it takes to be started again
+    assert has_ended()
+
+
+def test_one_that_had_ended_before_it_was_kept_is_started_again(kept: SupervisedProcesses) -> None:
+    log = kept.start("node", [sys.executable, "-c", "print('began')"], {})
+    assert eventually(lambda: log.is_file() and log.read_text().count("began") == 1)
+    kept.keep("node")
+    assert eventually(lambda: log.read_text().count("began") >= 2)

@@ -321,4 +321,6 @@ def test_rows_of_columns() -> None:
 
 def test_no_held_out_rows_is_an_error_and_not_a_division_by_zero() -> None:
     with pytest.raises(TaskOutputError, match="held-out"):
-        classification_metrics({key: np.zeros(1) for key in ("rows", "loss", "correct")})
+        classification_metrics(
+            {key: np.zeros(1) for key in ("rows", "loss", "correct", "labels", "hits")}
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime as dt
 import os
@@ -26,6 +27,7 @@ from geo_ray.transport.security.certs import (
     issue_for_run,
     new_key,
     pem_of_key,
+    read_cert,
     read_key,
 )
 from geo_ray.transport.security.tls import (
@@ -455,3 +457,22 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run("init", tmp_path / "file" / "below", error=CertificateError)
+
+
+def test_a_curve_that_is_not_known_is_a_certificate_error() -> None:
+    authority = Authority.create("ca")
+    p256, unknown = b"\x2a\x86\x48\xce\x3d\x03\x01\x07", b"\x2a\x86\x48\xce\x3d\x03\x01\x63"
+
+    def odd(pem: bytes) -> bytes:
+        head, *lines, tail = pem.strip().splitlines()
+        der = base64.b64decode(b"".join(lines))
+        assert p256 in der
+        body = base64.encodebytes(der.replace(p256, unknown))
+        return head + b"\n" + body + tail + b"\n"
+
+    cert_pem = authority.cert.public_bytes(serialization.Encoding.PEM)
+    read_cert(cert_pem)
+    with pytest.raises(CertificateError):
+        read_cert(odd(cert_pem))
+    with pytest.raises(CertificateError):
+        read_key(odd(pem_of_key(new_key())))

@@ -1,0 +1,282 @@
+"""`strategy: {kind: auto}`: the configuration is completed from measurements before it is read.
+
+``auto`` is no strategy of its own. Its section says what may be given up; strategy, interval and
+codec are put in its place, as the user could have written them, and the reason is told.
+
+The advisor's losses are those of other tasks. So a choice is tried before it is taken, where the
+task brings its data and the trial is cheap: a few rounds are simulated, and the same steps of
+synchronous training. A choice that makes less than three quarters of the progress is vetoed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+
+from geo_ray.config.auto import AutoConfig
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import checked, load_text, load_tree, read_text
+from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.own import context
+from geo_ray.config.source import ConfigSource
+from geo_ray.config.yaml_text import parse_yaml
+from geo_ray.errors import ConfigError, NonFiniteError
+from geo_ray.job.build import model_start, parameter_count, use_one_thread
+from geo_ray.job.data import prepare_manifest
+from geo_ray.observe.events.schema import Event
+from geo_ray.planning.advisor import (
+    Choice,
+    Family,
+    Situation,
+    advise,
+    candidates,
+    explain,
+    sections,
+)
+from geo_ray.sim.world import World
+from geo_ray.tasks.base import Columns, SelfContained, Task, num_rows
+from geo_ray.tasks.guard import checked_dataset
+from geo_ray.tasks.load import load_task
+from geo_ray.training.compute.worker import Worker
+from geo_ray.transport.links.table import LinkTable, load_links, table_of
+from geo_ray.types import Span
+
+_TRIALS: Final = 5
+_TRIAL_ROUNDS: Final = 10
+_TRIAL_LOSS_ROWS: Final = 256
+_MOST_WORK: Final = 10**9  # rows times parameters: some ten seconds of a core
+_LEAST_PROGRESS: Final = 0.75  # of that of synchronous training
+_MOST_VETOES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What was chosen, and why.
+
+    Attributes:
+        choice: the candidate.
+        reason: a paragraph.
+    """
+
+    choice: Choice
+    reason: str
+
+
+def load_experiment(
+    path: ConfigSource,
+    overrides: Sequence[str],
+    *,
+    base_dir: Path | None = None,
+    allow_drift: bool = False,
+) -> tuple[Experiment, Advice | None]:
+    """Read a configuration; complete it if its strategy is ``auto``.
+
+    Args:
+        path: a YAML file, or what `source.text_of` made.
+        overrides: as for ``--set``.
+        base_dir: where relative paths start; default: the file's directory.
+        allow_drift: as for `load_tree`.
+
+    Returns:
+        The experiment, and the advice if there was any to give.
+
+    Raises:
+        ConfigError: the file is wrong, or there are no measurements to go by.
+    """
+    text = read_text(path)
+    tree = apply_overrides(parse_yaml(text, str(path)), overrides)
+    keys = tree.value if isinstance(tree.value, dict) else {}
+    strategy = keys.get("strategy")
+    if not isinstance(strategy, dict) or strategy.get("kind") != "auto":
+        known = load_tree(path, overrides, Experiment, base_dir=base_dir, allow_drift=allow_drift)
+        return known, None
+    wanted = checked(tree, AutoConfig, str(path), "strategy")
+    base_dir = path.parent if base_dir is None else base_dir
+    where = context(base_dir, allow_drift=allow_drift)
+    if keys.get("codec"):
+        raise ConfigError(
+            f"{path}: strategy auto chooses the codec too, but `codec` is given",
+            fix="Leave out `codec`, or name a strategy.",
+        )
+    plain = [*overrides, "strategy={kind: bsp}"]
+    known = load_text(text, plain, Experiment, str(path), where=where)
+    situation = measure(known, wanted, base_dir)
+    trial, vetoed, notes = ChoiceTrial(known, base_dir), list[tuple[Family, int]](), list[str]()
+    while True:
+        choice = advise(situation, vetoed)
+        found = sections(choice, situation)
+        chosen = [f"{key}={json.dumps(value)}" for key, value in found.items() if value]
+        experiment = load_text(text, [*overrides, *chosen], Experiment, str(path), where=where)
+        is_good, note = trial.run(experiment, choice)
+        notes.append(note)
+        if is_good:
+            return experiment, Advice(choice, " ".join([explain(choice, situation), *notes]))
+        vetoed += [(choice.family, choice.interval)]
+        if len(vetoed) >= _MOST_VETOES:  # synchronous training is what the trials compare with
+            vetoed += [(c.family, c.interval) for c in candidates(situation) if c.interval > 1]
+
+
+class ChoiceTrial:
+    """Tries choices in short simulations on this machine.
+
+    Args:
+        plain: the configuration with synchronous training.
+        base_dir: where relative paths in it start.
+    """
+
+    def __init__(self, plain: Experiment, base_dir: Path) -> None:
+        self._plain = plain
+        self._task = load_task(plain.task, base_dir)
+        self._base_dir = base_dir
+        self._plain_losses: dict[int, float] = {}
+
+    def run(self, experiment: Experiment, choice: Choice) -> tuple[bool, str]:
+        """Try a choice.
+
+        Args:
+            experiment: the configuration with it.
+            choice: what was chosen.
+
+        Returns:
+            Whether it may be taken, and a sentence about the trial.
+        """
+        if choice.interval == 1:
+            return True, ""
+        if experiment.data.generate is None:
+            return True, "It was not tried in a simulation: the rows are in their regions."
+        steps = min(experiment.train.steps, _TRIAL_ROUNDS * choice.interval)
+        rows = experiment.rows * steps // experiment.train.steps
+        num_params = parameter_count(self._task, experiment.seed)
+        if rows * num_params > _MOST_WORK:
+            return True, "It was not tried in a simulation, which would take long for this model."
+        use_one_thread()
+        if not self._plain_losses:
+            self._plain_losses[0] = self._loss_of(model_start(self._task, experiment.seed).buffer())
+        if steps not in self._plain_losses:
+            self._plain_losses[steps] = self._loss_after(self._plain, steps)
+        start, plain = self._plain_losses[0], self._plain_losses[steps]
+        found = self._loss_after(experiment, steps)
+        name = f"{choice.family} with {choice.interval} steps per exchange"
+        if not start - found >= _LEAST_PROGRESS * (start - plain):
+            return False, (
+                f"{name} was tried and left out: {steps} simulated steps bring the training loss "
+                f"from {start:.3g} to {found:.3g}, synchronous training to {plain:.3g}."
+            )
+        return True, (
+            f"{steps} simulated steps of it bring the training loss from {start:.3g} to "
+            f"{found:.3g}, those of synchronous training to {plain:.3g}."
+        )
+
+    def _loss_after(self, experiment: Experiment, steps: int) -> float:
+        """The loss of the model after so many steps; infinite if it diverges on the way."""
+        train = experiment.train.model_copy(
+            update={"steps": steps, "eval_every": 0, "target": None, "keep_best": None}
+        )
+        short = experiment.model_copy(update={"train": train})
+        with tempfile.TemporaryDirectory() as scratch:
+            manifest, _ = prepare_manifest(short, self._task, self._base_dir, Path(scratch))
+            try:
+                result = World(short, self._task, manifest, _unrecorded).run()
+            except NonFiniteError:
+                return math.inf
+        home = short.averager_region
+        carried_B = result.carried_B[home]
+        parts = [] if carried_B is None else [carried_B.view(torch.float32)]
+        return self._loss_of(torch.cat([*parts, result.params_P[home]]))
+
+    def _loss_of(self, buffer: torch.Tensor) -> float:
+        """The mean loss of training rows, with what a worker's buffer holds."""
+        worker = _worker(self._plain, self._task, buffer)
+        result = worker.step(*_first_rows(self._plain, self._task, _TRIAL_LOSS_ROWS))
+        return math.inf if result.loss is None else result.loss
+
+
+def _unrecorded(kind: str, t_s: float, **fields: object) -> Event:
+    """An event of a trial, which is written nowhere."""
+    return Event(kind, t_s, fields)
+
+
+def measure(experiment: Experiment, wanted: AutoConfig, base_dir: Path) -> Situation:
+    """What the advisor needs: from the emulation, the link table, or a few steps done here.
+
+    Raises:
+        ConfigError: no link is known.
+    """
+    task = load_task(experiment.task, base_dir)
+    names = experiment.region_names
+    steps_s = {name: experiment.step_s(name) for name in names}
+    if None in steps_s.values():
+        here_s = wanted.step_s or _step_s(experiment, task)
+        steps_s = {name: here_s if step_s is None else step_s for name, step_s in steps_s.items()}
+    specs = experiment.links()
+    links = table_of(specs) if specs else load_links(base_dir / wanted.links)
+    return Situation(
+        num_params=parameter_count(task, experiment.seed),
+        step_s={name: step_s for name, step_s in steps_s.items() if step_s is not None},
+        links=_known(links, experiment),
+        averager=experiment.averager_region,
+        loss_budget=wanted.loss_budget,
+        inner_momentum=experiment.optimizer.has_momentum,
+    )
+
+
+def _known(links: LinkTable, experiment: Experiment) -> LinkTable:
+    averager_region = experiment.averager_region
+    pairs = [
+        p
+        for r in experiment.region_names
+        if r != averager_region
+        for p in ((r, averager_region), (averager_region, r))
+    ]
+    holes = [f"{src} to {dst}" for src, dst in pairs if links.find(src, dst) is None]
+    if holes:
+        raise ConfigError(
+            f"strategy auto: nothing is known of the links {', '.join(holes)}",
+            fix="Measure them with `geo-ray probe`, or give their rates under `emulate`.",
+        )
+    return links
+
+
+def _step_s(experiment: Experiment, task: Task) -> float:
+    """Seconds of a step on this machine (median): machines are taken to be like it."""
+    if not isinstance(task, SelfContained):  # rows of a manifest are for its regions to read
+        raise ConfigError(
+            "strategy auto: how long a step takes is not known",
+            fix="Give strategy.step_s in seconds, or emulate.step_s.",
+        )
+    use_one_thread()
+    worker = _worker(experiment, task, model_start(task, experiment.seed).buffer())
+    columns, span = _first_rows(experiment, task, experiment.data.batch_size)
+    times_s = []
+    for _ in range(_TRIALS):
+        began_s = time.perf_counter()
+        worker.step(columns, span)
+        times_s.append(time.perf_counter() - began_s)
+    return sorted(times_s)[_TRIALS // 2]
+
+
+def _worker(experiment: Experiment, task: Task, buffer: torch.Tensor) -> Worker:
+    """A worker with what a buffer holds: carried values, then parameters."""
+    return Worker(
+        task,
+        buffer,
+        buffer.clone(),
+        region=experiment.averager_region,
+        seed=experiment.seed,
+        device=experiment.device,
+    )
+
+
+def _first_rows(experiment: Experiment, task: Task, rows: int) -> tuple[Columns, Span]:
+    """The first training rows of a task that brings its data."""
+    train = checked_dataset(cast(SelfContained, task), experiment.seed).train
+    columns = {name: column[:rows] for name, column in train.items()}
+    return columns, Span(0, num_rows(columns))

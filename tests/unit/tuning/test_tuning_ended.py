@@ -1,0 +1,76 @@
+"""A search that is ended from outside leaves a directory only if there is something in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from geo_ray.api.tuning import plan_of
+from geo_ray.errors import TuningDirectoryError
+from geo_ray.tuning import run
+from geo_ray.tuning.run import TUNE_FOLDER, SearchPlan, search
+
+SHIPPED = Path(__file__).parents[3] / "configs" / "tune.yaml"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> SearchPlan:
+    return plan_of(SHIPPED, out=tmp_path / "search")
+
+
+def test_sigterm_while_the_cluster_starts_leaves_nothing(
+    plan: SearchPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    @contextmanager
+    def cluster(_: SearchPlan) -> Iterator[None]:
+        assert plan.out.is_dir()
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            yield
+        finally:
+            ended.append("the cluster is down")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run, "_cluster", cluster)
+    with pytest.raises(KeyboardInterrupt):
+        search(plan, lambda text: None)
+    assert not plan.out.exists() and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_trials_have_told_is_kept(plan: SearchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sets a handler of SIGTERM as it connects, which counts no more while trials run."""
+
+    @contextmanager
+    def cluster(_: SearchPlan) -> Iterator[None]:
+        before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("Ray's handler was called"))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    class Tuner:
+        def fit(self) -> None:
+            (plan.out / TUNE_FOLDER).mkdir()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(run, "_cluster", cluster)
+    monkeypatch.setattr(run, "_tuner", lambda plan, wanted: Tuner())
+    with pytest.raises(KeyboardInterrupt):  # of Ctrl-C, which Ray Tune itself handles
+        search(plan, lambda text: None)
+    assert (plan.out / TUNE_FOLDER).is_dir()
+
+
+def test_a_directory_that_was_there_stays(
+    plan: SearchPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan.out.mkdir()
+    with pytest.raises(TuningDirectoryError):
+        search(plan, lambda text: None)
+    assert plan.out.is_dir()
