@@ -14,7 +14,7 @@ from geo_ray.autoscale.status import AutoscalerStatus
 from geo_ray.clouds.price_book import shipped_book
 from geo_ray.clusters.asked import AskedCluster, asked_cluster
 from geo_ray.clusters.clouds import secret_command, secrets_of
-from geo_ray.clusters.head import find_head, head_address, job_server_of
+from geo_ray.clusters.head import find_head, head_address, job_server_of, tunnel_command
 from geo_ray.clusters.record import ClusterRecord, decode_cluster, encode_cluster
 from geo_ray.clusters.remote import RemoteProvider
 from geo_ray.clusters.report import ToldStatus, report_of, tell_status
@@ -120,6 +120,13 @@ def test_its_head_is_neither_rented_nor_ended_and_its_token_is_the_stacks(plan: 
     assert find_head([machine], record) is None
     assert head_address(None, record) == "10.20.128.10:6380"
     assert job_server_of("10.20.128.10:6380", record) == "http://127.0.0.1:8265"
+    command = tunnel_command("10.20.128.10:6380", record, None)
+    assert command is not None and command.startswith("aws ssm start-session --region ")
+    assert command.endswith("--parameters portNumber=8265,localPortNumber=8265")
+    own = record.model_copy(update={"head": record.head.model_copy(update={"standing": None})})
+    assert job_server_of("10.20.128.10:6380", own) == "http://127.0.0.1:8265"
+    ssh = "ssh -N -L 8265:127.0.0.1:8265 10.20.128.10"
+    assert tunnel_command("10.20.128.10:6380", own, None) == ssh
     assert (pool.region, pool.type, record.head.ends_unix_s) == ("us-east-1", "m5.large", None)
     assert secrets_of(record, found.state) == []
     assert record.token_secret == "geo-ray/demo/token"
