@@ -49,7 +49,7 @@ def inspect(
 
     Their types, missing values, and usual treatments.
     """
-    loading("Arrow" if use is None else "PyTorch")
+    loading("pyarrow" if use is None else "torch")
     import geo_ray
 
     if draft_file is not None and use is None:

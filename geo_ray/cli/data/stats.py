@@ -67,7 +67,7 @@ def stats(
 
     Counts, means, deviations; no rows.
     """
-    loading("Arrow")
+    loading("pyarrow")
     import geo_ray
 
     wanted = geo_ray.WantedStatistics(
@@ -89,7 +89,7 @@ def merge_stats(files: tuple[Path, ...], out: Path) -> None:
 
     `geo-ray data stats` wrote them, one per region.
     """
-    loading("Arrow")
+    loading("pyarrow")
     import geo_ray
 
     merged = geo_ray.merge_data_stats(files)
