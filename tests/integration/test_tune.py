@@ -228,7 +228,7 @@ def test_a_search_that_was_cut_off_goes_on_and_repeats_no_trial(
     if sign != signal.SIGKILL:
         assert first.returncode == InterruptedRunError.exit_code, rest
         assert "stopped: the search was interrupted" in rest and "--resume" in rest
-        assert (out / "best.yaml").exists() and (out / "tune.html").exists()
+        assert (out / "tune.html").exists()  # of the base alone, which nothing beats: no best.yaml
     before, ended = reports(out), (out / "trials.jsonl").read_text()
     second = subprocess.run(
         [*command, "--resume"], capture_output=True, text=True, env=environment, timeout=400

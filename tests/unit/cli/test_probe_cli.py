@@ -41,12 +41,14 @@ def listening(*options: object, key: str | None = KEY) -> Iterator[tuple[str, st
     )
     try:
         assert process.stdout is not None
-        lines = [process.stdout.readline(), process.stdout.readline()]
-        found = re.search(r"port (\d+)", lines[0])
-        assert found is not None, "".join(lines) + process.stdout.read()
+        said, found = "", None
+        while found is None and (line := process.stdout.readline()):
+            said, found = said + line, re.search(r"port (\d+)", line)
+        assert found is not None, said
+        called = process.stdout.readline()
         shown = process.stdout.readline().rpartition(" ")[2].strip() if key is None else ""
         if "--certs" in options:
-            shown = lines[1]
+            shown = called
         yield found[1], shown
         assert process.wait(WAIT_S) == 0, process.stdout.read()
     finally:

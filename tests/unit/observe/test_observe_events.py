@@ -196,7 +196,9 @@ def test_a_killed_process_loses_no_written_line(tmp_path: Path) -> None:
     assert [event.t_s for event in read_events(path)] == [float(n) for n in range(100)]
 
 
-def test_a_full_disk_names_the_file_and_leaves_whole_lines(tmp_path: Path) -> None:
+def test_an_event_that_cannot_be_written_names_the_file_and_is_written_later_as_a_whole(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "events.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with EventLog(path) as log:
@@ -206,10 +208,11 @@ def test_a_full_disk_names_the_file_and_leaves_whole_lines(tmp_path: Path) -> No
         try:
             with pytest.raises(RunDirectoryError, match=rf"cannot write {path}"):
                 log.write("stop_requested", 2.0, cause="second")
+            assert [event["cause"] for event in read_events(path)] == ["first"]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         log.write("stop_requested", 3.0, cause="third")
-    assert [event["cause"] for event in read_events(path)] == ["first", "third"]
+    assert [event["cause"] for event in read_events(path)] == ["first", "second", "third"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
