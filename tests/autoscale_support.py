@@ -81,6 +81,7 @@ class Scene:
     sold_out: set[Pool] = field(default_factory=set)
     deaf: set[Pool] = field(default_factory=set)
     left_s: float | None = None
+    is_released: bool = False
     pending: tuple[PendingGroup, ...] = ()
     failures: list[LaunchFailure] = field(default_factory=list)
     left: dict[Pool, int] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class Scene:
             self.left_s,
             self.pending,
             {name: RegionSilence(self.now_s, "no answer") for name in self.silent},
+            is_released=self.is_released,
         )
         self.failures = []
         before = repr(self.memory)

@@ -319,10 +319,10 @@ class ReadyNodes:
 
 @dataclass
 class Work:
-    is_over: bool = False
+    is_released: bool = False
 
     def left_s(self) -> float:
-        return 0.0 if self.is_over else 5000.0
+        return 0.0 if self.is_released else 5000.0
 
 
 @contextmanager
@@ -380,14 +380,14 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
             phase = state.known().phase
             if phase == "down":
                 return
-            work.is_over = phase == "ending"
+            work.is_released = phase == "ending"
             result = loop.tick(time.time())
             actions += [told(each, time.time()) for each in result.decided.actions]
             living = [
                 m for m in result.observed.machines or () if m.state is not MachineState.ENDED
             ]
             own = 0 if record.head.standing is not None else 1
-            did = (ALL_ENDED,) if work.is_over and len(living) <= own else ()
+            did = (ALL_ENDED,) if work.is_released and len(living) <= own else ()
             status = AutoscalerStatus(
                 True, time.time(), tuple(living), left_s=5000.0, actions=tuple(actions)
             )

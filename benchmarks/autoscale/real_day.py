@@ -139,8 +139,12 @@ def simulated(day: Day, start_s: float, end_s: float) -> tuple[float, float, int
     world = SimWorld(day.target, SimJob(day.work_s, **times), cloud, clock)
 
     class Work:
+        @property
+        def is_released(self) -> bool:
+            return world.finished_unix_s is not None
+
         def left_s(self) -> float | None:
-            return None if world.finished_unix_s is None else 0.0
+            return None
 
     loop = Reconciler(
         AutoscalePolicy(day.config, CLUSTER),

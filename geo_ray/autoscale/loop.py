@@ -61,6 +61,10 @@ class ClusterNodes(Protocol):
 class WorkLeft(Protocol):
     """The job, as far as machines are concerned."""
 
+    @property
+    def is_released(self) -> bool:
+        """Whether the cluster's owner has given up all machines."""
+
     def left_s(self) -> float | None:
         """Return the seconds that the rest takes with the target's machines; see `Observed`."""
 
@@ -155,7 +159,7 @@ class Reconciler:
     # ------------------------------------------------------------------ what is seen
 
     def _observe(self, now_unix_s: float, memory: AutoscalerMemory, errors: list[str]) -> Observed:
-        seen = Observed(now_unix_s, None)
+        seen = Observed(now_unix_s, None, is_released=self.work.is_released)
         everywhere = _regions(self.target, memory)
 
         def work() -> None:

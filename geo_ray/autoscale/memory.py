@@ -81,8 +81,8 @@ class Duty:
         parting: set when it is to go.
         has_joined: whether its node was ever there.
         starting: what it has cost before it was.
-        idle_unix_s: where nothing is planned: since when nothing runs there or wants to; None: it
-            does.
+        idle_unix_s: where nothing is planned, or the target has no such region or role: since when
+            the machine is of no use; None: it is of use.
         is_awaited: there too: whether at the last look something waited for it.
     """
 
@@ -150,12 +150,14 @@ class PaceRecord:
         stopped_at_usd: the budget at which all was stopped; None: it was not.
         speed: times the target's, at which the job finishes for the least.
         speed_unix_s: when that was last chosen.
+        done_unix_s: since when nothing is left of the job; None: something is.
     """
 
     only_on_demand: bool = False
     stopped_at_usd: float | None = None
     speed: float = 1.0
     speed_unix_s: float = 0.0
+    done_unix_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -242,6 +244,7 @@ def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
     memory.booked_unix_s = at(memory.booked_unix_s)
     memory.called_off = {key: at(when) for key, when in memory.called_off.items()}
     memory.pace.speed_unix_s = at(memory.pace.speed_unix_s)
+    memory.pace.done_unix_s = since(memory.pace.done_unix_s)
     for intent in memory.intents.values():
         intent.since_unix_s, intent.sent_unix_s = at(intent.since_unix_s), at(intent.sent_unix_s)
     for duty in (*memory.duties.values(), *memory.heads.values()):

@@ -55,10 +55,11 @@ class Observed:
         stocks: by pool, as far as they are known.
         failures: of launches, each told at least once.
         left_s: seconds that the rest of the job takes with the speed of the target; None: it has
-            no known end. 0: it is done, and nothing is needed any more.
+            no known end. 0: it is over; another one may begin.
         pending: what waits for a place.
         silent: by the cloud's name, regions that did not answer; what runs there is not known.
         is_need_known: whether the job said how much is left of it, and Ray what waits.
+        is_released: whether the cluster's owner has given up all machines.
     """
 
     now_unix_s: float
@@ -70,6 +71,7 @@ class Observed:
     pending: tuple[PendingGroup, ...] = ()
     silent: Mapping[str, RegionSilence] = field(default_factory=dict)
     is_need_known: bool = True
+    is_released: bool = False
 
     def node(self, machine_id: str) -> NodeSeen:
         """Return the node of a machine."""

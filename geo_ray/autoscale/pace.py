@@ -30,6 +30,7 @@ SPEED_STEP: Final = 0.05  # speeds follow in steps, so that a little more haste 
 _SPARE: Final = 0.01  # of what is left: speeds are measured
 
 DONE: Final = "the job is done"
+HOLDS: Final = "the job is done, and another one may begin soon"
 LATE: Final = "the deadline comes near"
 BUDGET: Final = "the budget is used up"
 UNKNOWN: Final = "what is needed is not known"
@@ -40,7 +41,8 @@ class RunPace:
     """What is needed.
 
     Attributes:
-        speed: times the target's; 0: nothing is needed.
+        speed: times the target's; 0: nothing is needed. Machines of a plan leave, unless the
+            reason is `HOLDS`.
         only_on_demand: whether spot machines do not count.
         reason: why, if it is not simply the target.
         saves: whether runs are to be saved and stopped now, as the money is nearly used up.
@@ -59,8 +61,17 @@ def run_pace(
 
     Where that is not known the budget alone is heeded: then nothing is needed for one of two
     reasons, that it is used up (`BUDGET`), or that nobody knows (`UNKNOWN`).
+
+    Machines stay for `calm.idle_s` after a job (`HOLDS`), unless the cluster is released.
     """
-    if observed.left_s is not None and observed.left_s <= 0:
+    is_over = observed.left_s is not None and observed.left_s <= 0
+    if is_over:
+        since_s = min(memory.pace.done_unix_s or math.inf, observed.now_unix_s)
+        memory.pace.done_unix_s = since_s
+        is_over = observed.now_unix_s - since_s >= config.calm.idle_s
+    elif observed.is_need_known:
+        memory.pace.done_unix_s = None
+    if observed.is_released or is_over:
         return RunPace(0.0, reason=DONE)
     saves = False
     if target.budget_usd is not None:
@@ -74,6 +85,8 @@ def run_pace(
         saves = memory.ledger.paid_usd + 2.0 * needed_to_stop >= target.budget_usd
     if not observed.is_need_known:
         return RunPace(0.0, reason=UNKNOWN, saves=saves)
+    if memory.pace.done_unix_s is not None:
+        return RunPace(0.0, reason=HOLDS, saves=saves)
     return replace(_pace(config, target, memory, observed), saves=saves)
 
 

@@ -22,7 +22,7 @@ from geo_ray.autoscale.demand.pending import PendingGroup
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
 from geo_ray.autoscale.notes import resource_notes, unjoined_notes
 from geo_ray.autoscale.observed import Observed
-from geo_ray.autoscale.pace import SPEED_STEP, UNKNOWN, RunPace, affords, run_pace
+from geo_ray.autoscale.pace import HOLDS, SPEED_STEP, UNKNOWN, RunPace, affords, run_pace
 from geo_ray.autoscale.pool.offers import Losses, offers_of
 from geo_ray.autoscale.posts import ENOUGH, Post, PostChoice, PostKeeper, exchange_markup
 from geo_ray.autoscale.sightings import (
@@ -116,7 +116,10 @@ class AutoscalePolicy:
         actions = self._drains_again(memory, observed)
         shown, too_dear = [], list[str]()
         for region in target.regions:
-            if region.at in observed.silent or region.rows_per_s <= 0 < pace.speed:
+            is_planned = region.rows_per_s > 0 or pace.speed <= 0
+            if region.at in observed.silent or pace.reason == HOLDS or not is_planned:
+                for place in ("worker", "server"):  # what is not looked at is no surplus
+                    memory.region(f"{region.name}/{place}").surplus_unix_s = None
                 continue
             for post in self._posts(region, pace):
                 duties, intents = self._of(memory, post.region, post.role)
@@ -147,10 +150,11 @@ class AutoscalePolicy:
                 actions += self._carry_out(memory, at, role, choice, now_s)
             if choice.launches:
                 shown.append((f"{name}/{role}", choice.alternatives))
-        self._call_off(memory, self._unsent(memory, demand.unneeded, now_s))
-        actions += self._strangers(target, memory, observed)
+        unneeded = demand.unneeded | self._unneeded(target, memory, observed, pace)
+        actions += self._strangers(target, memory, observed, pace)
+        self._call_off(memory, self._unsent(memory, unneeded, now_s))
         actions += self._ends(memory, observed)
-        actions += self._again(memory, observed, demand.unneeded)
+        actions += self._again(memory, observed, unneeded)
         burn = burn_usd_per_hour(memory, target, now_s)
         notes = (
             *unjoined_notes(memory),
@@ -381,36 +385,56 @@ class AutoscalePolicy:
             if name in unneeded and now_s - intent.sent_unix_s >= idle_s
         ]
 
-    def _strangers(
-        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
-    ) -> list[Action]:
-        """Send away, and call off, what is of regions and roles that the target has no more.
-
-        What was rented because something waited, or is of a target that plans nothing, leaves when
-        nothing runs there, unless it will be gone anyway.
-        """
-        now_s = observed.now_unix_s
-        known = {(each.name, "worker") for each in target.regions}
-        known |= {(each.name, "server") for each in target.regions if each.server is not None}
-        is_planned = any(each.rows_per_s > 0 for each in target.regions)
-        asked = [
-            intent
-            for intent in memory.intents.values()
-            if _place(intent.request.labels) not in known
+    def _unneeded(
+        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed, pace: RunPace
+    ) -> set[str]:
+        """Return requests that no region of the target needs now: all of them while it holds."""
+        places = _places(target)
+        return {
+            name
+            for name, intent in memory.intents.items()
+            if (pace.reason == HOLDS or _place(intent.request.labels) not in places)
             and intent.request.pool.region not in observed.silent
-        ]
-        self._call_off(memory, asked)
+        }
+
+    def _strangers(
+        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed, pace: RunPace
+    ) -> list[Action]:
+        """Send away machines of regions and roles that the target does not have.
+
+        Machines of a plan leave `calm.idle_s` after the target has dropped them. Machines that
+        were rented because something waited, and all machines while the target plans nothing,
+        leave once nothing has run there for `calm.idle_s`. A target that has them again within
+        that time keeps them. When the job or the budget is over all leave at once, and their
+        requests are called off.
+        """
+        now_s, places = observed.now_unix_s, _places(target)
+        is_over = pace.speed <= 0 and pace.reason != HOLDS
+        if is_over:
+            unneeded = self._unneeded(target, memory, observed, pace)
+            self._call_off(memory, [memory.intents[name] for name in sorted(unneeded)])
+        is_planned = any(each.rows_per_s > 0 for each in target.regions)
         found: list[Action] = []
         for duty in memory.duties.values():
             is_told = duty.parting is not None and duty.parting.until_unix_s is not None
             is_silent = duty.machine.pool.region in observed.silent
-            if is_told or is_silent or _place(duty.machine.labels) in known:
+            if is_told or is_silent or _place(duty.machine.labels) in places:
                 continue
             node = observed.node(duty.machine.id)
-            must = duty.parting is not None and duty.parting.reason in REPLACED
-            if must or (is_planned and duty.reason != WAITS):
+            if is_over or (duty.parting is not None and duty.parting.reason in REPLACED):
+                reason = pace.reason if is_over else STRANGER
+                found.append(self._drain(duty, reason, now_s, memory.epoch))
+                continue
+            is_of_plan = is_planned and duty.reason != WAITS
+            if not is_of_plan and node.is_ready and node.is_busy:
+                duty.idle_unix_s = None
+            elif duty.idle_unix_s is None:
+                duty.idle_unix_s = now_s
+            elif now_s - duty.idle_unix_s < self._config.calm.idle_s:
+                continue
+            elif is_of_plan:
                 found.append(self._drain(duty, STRANGER, now_s, memory.epoch))
-            elif not (node.is_ready and node.is_busy):
+            else:
                 duty.parting = Parting(STRANGER, now_s, only_idle=True)
         return found
 
@@ -463,6 +487,12 @@ class AutoscalePolicy:
 
 def _place(labels: Mapping[str, str]) -> tuple[str, str]:
     return labels.get(REGION_LABEL, ""), labels.get(ROLE_LABEL, "worker")
+
+
+def _places(target: ClusterTarget) -> set[tuple[str, str]]:
+    """Return the regions and roles of a target."""
+    found = {(each.name, "worker") for each in target.regions}
+    return found | {(each.name, "server") for each in target.regions if each.server is not None}
 
 
 def _that_can_begin(target: ClusterTarget, observed: Observed) -> tuple[PendingGroup, ...]:

@@ -146,7 +146,10 @@ class PostKeeper:
             left_s: how long the job goes on; None: without end.
         """
         post = self._post
+        for duty in duties:
+            duty.idle_unix_s = None  # the plan needs it; idle time before that counts no more
         if post.rows_per_s <= 0:
+            self._record.surplus_unix_s = None
             self._send_all_away(duties)
             self._choice.calls_off = True
             return self._choice

@@ -92,6 +92,11 @@ class SimWorld:
         """See `ClusterNodes.pending`."""
         return ()
 
+    @property
+    def is_released(self) -> bool:
+        """See `WorkLeft`: machines are given up with the end of the job."""
+        return self.finished_unix_s is not None
+
     def left_s(self) -> float | None:
         """See `WorkLeft.left_s`."""
         return self.job.work_s - self.done_s

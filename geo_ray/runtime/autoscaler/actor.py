@@ -77,14 +77,14 @@ class EndlessWork:
     """Work without an end that is known: what is needed is needed until somebody says otherwise.
 
     Attributes:
-        is_over: whether somebody has.
+        is_released: whether somebody has.
     """
 
-    is_over: bool = False
+    is_released: bool = False
 
     def left_s(self) -> float | None:
         """See `WorkLeft`."""
-        return 0.0 if self.is_over else None
+        return 0.0 if self.is_released else None
 
 
 @dataclass(slots=True)
@@ -95,8 +95,12 @@ class _ClusterWork:
     end: EndlessWork
     is_followed: bool = False
 
+    @property
+    def is_released(self) -> bool:
+        return self.end.is_released
+
     def left_s(self) -> float | None:
-        if self.end.is_over or self.is_followed or self.run is None:
+        if self.is_released or self.is_followed or self.run is None:
             return self.end.left_s()
         return self.run.left_s()
 
@@ -179,14 +183,14 @@ class AutoscalerActor:
         Raises:
             RunDirectoryError: that cannot be written down.
         """
-        self._work.end.is_over = True
+        self._work.end.is_released = True
         self._wake.set()
         write_told(self.order.store, self.order.made, lambda told: replace(told, is_over=True))
 
     def served(self) -> ServedRegions:
         """What it rents machines for, and how long these may take."""
         config, target = self.order.config, self._target or self.order.target
-        names = () if self._work.end.is_over else tuple(region.name for region in target.regions)
+        names = () if self._work.is_released else tuple(region.name for region in target.regions)
         return ServedRegions(names, config.start_s + config.retry.join_s)
 
     # ------------------------------------------------------------------ its life
@@ -249,7 +253,7 @@ class AutoscalerActor:
         if self._target is None and told.target is not None:  # the head may be another one since
             self._target = replace(told.target, head=self.order.target.head)
             self._work.is_followed = told.is_followed
-        self._work.end.is_over |= told.is_over
+        self._work.end.is_released |= told.is_over
         self._has_recalled = True
 
     def _mend_journal(self, prefix: str) -> None:

@@ -24,7 +24,7 @@ from geo_ray.observe.status.record import RunStatus
 from geo_ray.planning.actual import START
 from geo_ray.runtime.autoscaler.named_run import FoundRun, NamedRun, runs_named
 
-_ENDED: Final = (Ending.STOPPED.value, Ending.FAILED.value)
+_ENDED: Final = (Ending.FINISHED.value, Ending.STOPPED.value, Ending.FAILED.value)
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +35,6 @@ class _Followed:
     reader: StatusReader
     made_ns: int
     speed: RecentSpeed
-    ended_s: float | None = None
     status: RunStatus | None = None  # as it was last read
     unread_s: float | None = None  # since when it cannot be
 
@@ -45,7 +44,7 @@ class RunWork:
 
     Args:
         run: what is followed; none of its directories need be there yet.
-        idle_s: after which a run that was stopped or failed needs no machines; it may be resumed.
+        idle_s: after which a run that cannot be read counts no more.
         now_s: a clock that never goes back.
     """
 
@@ -68,19 +67,15 @@ class RunWork:
         if found is None:
             return self._run.plan.total_s
         each, status = found
-        if status.phase == Ending.FINISHED.value:
-            return 0.0
-        if status.phase not in _ENDED:
-            each.ended_s = None
-        elif each.ended_s is None:
-            each.ended_s = self._now_s()
-        elif self._now_s() - each.ended_s >= self._idle_s:
+        if status.phase in _ENDED:
             return 0.0
         regions = [region for region in status.regions if region.steps is not None]
         if not regions:
             return self._run.plan.total_s
         each.speed.see(min(region.step for region in regions), self._now_s())
-        return each.speed.left_s(max((r.steps or 0) - r.step for r in regions))
+        steps_left = max((r.steps or 0) - r.step for r in regions)
+        # After its last step a run still evaluates and writes its model: it is not over.
+        return each.speed.left_s(max(steps_left, 1) if _may_live(status) else steps_left)
 
     def _newest(self) -> tuple[_Followed, RunStatus] | None:
         """Return the newest run that lives, or may; else the newest one that there is."""

@@ -100,7 +100,7 @@ def test_what_leaves_has_its_time_though_the_clock_is_set_meanwhile() -> None:
     head = Head()
     head.looks(20)
     head.world.job = replace(head.world.job, leave_s=25.0)
-    head.loop.work = EndlessWork(is_over=True)
+    head.loop.work = EndlessWork(is_released=True)
     assert len(drains(head.looks(1)[0].decided)) == 3
     head.ahead_s = 3600.0
     assert not any(ends(each.decided) for each in head.looks(2))

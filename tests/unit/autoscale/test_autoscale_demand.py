@@ -351,7 +351,7 @@ def test_what_does_not_wait_any_more_is_not_sent_again_and_called_off_after_a_wh
 def test_the_end_of_the_job_and_of_the_budget_are_about_busy_ones_too(over: str) -> None:
     found, busy, _ = with_one_busy()
     if over == "done":
-        found.left_s = 0.0
+        found.is_released = True
     else:
         found.target = replace(found.target, budget_usd=1e-6)
     decided = found.look()

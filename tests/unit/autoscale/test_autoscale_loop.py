@@ -48,6 +48,8 @@ class Nodes:
 
 
 class Endless:
+    is_released = False
+
     def left_s(self) -> float | None:
         return None
 

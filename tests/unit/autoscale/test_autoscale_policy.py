@@ -247,9 +247,9 @@ def test_a_notice_drains_at_once_and_its_replacement_is_on_its_way() -> None:
 
 
 def test_a_busy_node_has_its_time_to_leave_and_no_more() -> None:
-    scene = Scene(busy=True, left_s=1e6)
+    scene = Scene(busy=True)
     scene.look()
-    scene.left_s = 0.0
+    scene.is_released = True
     decided = scene.look()
     assert len(drains(decided)) == 3
     assert {d.reason for d in drains(decided)} == {DONE}
@@ -289,7 +289,7 @@ def test_regions_that_the_plan_has_no_more_are_left() -> None:
     scene = Scene()
     scene.look()
     scene.target = target(regions=(region(name="other"),))
-    scene.looks(3)
+    scene.looks(int(CONFIG.calm.idle_s / 10) + 3)
     labels = {m.labels["ray.io/availability-region"] for m in scene.machines.values()}
     assert labels == {"other"}
 

@@ -36,9 +36,9 @@ NOTHING = target(regions=(region(rows_per_s=0.0),))
 
 def leaving() -> Scene:
     """All three machines are to leave, and no order to drain has come to any node."""
-    scene = Scene(busy=True, left_s=1e6)
+    scene = Scene(busy=True)
     scene.looks(3)
-    scene.left_s = 0.0
+    scene.is_released = True
     assert len(drains(scene.look())) == 3
     scene.leaves.clear()
     return scene
@@ -122,7 +122,8 @@ def test_a_launch_for_a_region_that_the_target_has_no_more_is_not_sent_again() -
     (launch,) = launches(scene.look())
     scene.target = target(regions=(region(name="other", at="r-2", zones=("r-2a",)),))
     scene.usd |= dict.fromkeys(scene.target.pools(), 0.5)
-    sent = [each.request for decided in scene.looks(10) for each in launches(decided)]
+    looks = int(CONFIG.calm.idle_s / 10) + 2
+    sent = [each.request for decided in scene.looks(looks) for each in launches(decided)]
     assert {each.labels["ray.io/availability-region"] for each in sent} == {"other"}
     assert launch.request.request_id not in scene.memory.intents
 
