@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, PlanInputs, plan_to_follow
 from geo_ray.clouds.price_book import known_book, own_files
@@ -39,7 +40,7 @@ Tell = Callable[[str], None]
 TERRAFORM: Final = "terraform"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class UpCluster:
     """A cluster that is up.
 
@@ -52,6 +53,20 @@ class UpCluster:
     record: ClusterRecord
     state: ClusterState
     report: ClusterReport
+
+    def __repr__(self) -> str:
+        report = self.report
+        return (
+            f"<Cluster {report.name}: {report.phase}, {len(report.machines)} machines, "
+            f"{report.usd_per_hour:.4g} USD/h>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.id, row.role, row.region or "", row.type, row.state)
+            for row in self.report.machines
+        ]
+        return html_view(repr(self)[1:-1], ("machine", "role", "region", "type", "state"), rows)
 
     @property
     def environment(self) -> dict[str, str]:

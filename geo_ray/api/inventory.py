@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.tables import Table
 from geo_ray.config.canonical import JSONValue
@@ -14,7 +15,7 @@ from geo_ray.providers.terraform.outputs import TerraformStack
 from geo_ray.providers.terraform.read import read_stack
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inventory:
     """What a stack says of itself.
 
@@ -39,6 +40,14 @@ class Inventory:
             for one in place.machines
         ]
         return Table(rows)
+
+    def __repr__(self) -> str:
+        return f"<Inventory: {', '.join(self.stack.places)}; {len(self.table())} machine types>"
+
+    def _repr_html_(self) -> str:
+        found = self.table()
+        rows = [[str(value) for value in row.values()] for row in found]
+        return html_view(repr(self)[1:-1], found.column_names, rows)
 
     def config(self) -> dict[str, JSONValue]:
         """Sections of a configuration: `cluster`, `run` and `plan`."""

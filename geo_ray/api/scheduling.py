@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
 from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.errors import ScheduleInputError
+from geo_ray.observe.text import number_text
 from geo_ray.scheduling.bound.columns import utility_bound
 from geo_ray.scheduling.bound.foresight import ForesightPolicy
 from geo_ray.scheduling.history.outcome import ScheduleOutcome, outcome_of
@@ -18,11 +20,11 @@ from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up
 from geo_ray.scheduling.load.traces import cluster_jobs, read_trace
 from geo_ray.scheduling.model.schedule import ClusterSchedule
 from geo_ray.scheduling.model.validate import check_schedule
-from geo_ray.scheduling.page import write_schedule_page
+from geo_ray.scheduling.page import HEADINGS, cells, write_schedule_page
 from geo_ray.scheduling.policies.registry import policy_named
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ScheduleResult:
     """What came of each policy.
 
@@ -42,6 +44,16 @@ class ScheduleResult:
     def outcomes(self) -> dict[str, ScheduleOutcome]:
         """The numbers of each policy."""
         return {name: outcome_of(each) for name, each in self.schedules.items()}
+
+    def __repr__(self) -> str:
+        found = "; ".join(
+            f"{name} {number_text(outcome.utility)}" for name, outcome in self.outcomes.items()
+        )
+        return f"<Schedule of {self.title}, utility: {found}>"
+
+    def _repr_html_(self) -> str:
+        rows = [cells(name, outcome) for name, outcome in self.outcomes.items()]
+        return html_view(f"Schedule of {self.title}", HEADINGS, rows)
 
     def save(self, path: FilePath) -> Path:
         """Write a page of it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -45,11 +45,11 @@ class QueueUser:
 
     Attributes:
         tenant: as the queue's configuration names it.
-        token: of the tenant.
+        token: of the tenant; not part of the repr.
     """
 
     tenant: str
-    token: str
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,19 @@ def test_metrics_and_regions_are_held_against_data_that_are_here(here: Path) -> 
         geo_ray.check_run("trial.yaml", data | {"train.target": target})
     with pytest.raises(errors.ShardEmptyError, match=r"did you mean us"):
         geo_ray.check_run("trial.yaml", data | {"regions.1.name": "uss"})
+
+
+def test_a_disk_without_room_for_the_model_ends_the_dry_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = geo_ray.check_run("trial.yaml").num_params * 4
+
+    def disk_of(free: int) -> None:
+        usage = shutil.disk_usage(here)._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    disk_of(needed - 1)
+    with pytest.raises(errors.RunDirectoryError, match=r"run.dir: .* free, and the model with"):
+        geo_ray.check_run("trial.yaml", {"checkpoint.every_s": None})
+    disk_of(needed)
+    geo_ray.check_run("trial.yaml", {"checkpoint.every_s": None})

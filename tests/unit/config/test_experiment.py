@@ -131,7 +131,7 @@ def test_every_strategy_can_be_named(kind):
             "emulate.links.2 .*: eu to us is given more than once",
         ),
         ("regions.1.name=eu", "regions .*: eu is there more than once"),
-        ("device=cuda", "device.*gpus_per_worker"),
+        ("device=cuda", "eu, us have 0: set regions.0.gpus_per_worker=1 and so on, or device=cpu"),
         ("train.mode=async", "train.mode.*'sma' works in rounds"),
         ("codec.up.kind=int7", "codec.up.kind.*did you mean int[48]"),
         ("codec.up={kind: topk, ration: 0.1}", "codec.up.ration.*did you mean ratio"),
@@ -302,3 +302,14 @@ def test_stores_of_checkpoints_are_checked_before_the_start(overrides, said):
 def test_credentials_in_the_address_of_a_store_are_refused_and_not_repeated():
     said = complaint("checkpoint.store=s3://key:canary-1f@bucket/p")
     assert "carries credentials" in said and "canary-1f" not in said
+
+
+def test_only_the_region_without_a_gpu_is_named() -> None:
+    told = complaint("device=cuda", "regions.0.gpus_per_worker=1")
+    assert "and us has 0: set regions.1.gpus_per_worker=1" in told
+
+
+def test_a_codec_whose_updates_an_overlay_cannot_add_is_named_with_both_ways_out() -> None:
+    told = complaint("codec.up={kind: topk}", "overlay={kind: tsengine}")
+    assert "updates that codec.up (topk) has encoded cannot be added" in told
+    assert "leave codec.up out, or use overlay star" in told
