@@ -81,16 +81,16 @@ def show(named: Path | None, directory: Path | None, as_json: bool) -> None:
     The exit code is 1 if one cannot be used.
     """
     from rich.console import Console
-    from rich.table import Table
 
     import geo_ray
+    from geo_ray.observe.fitted_table import FittedTable
 
     found = geo_ray.certs(_directory(named, directory))
     if as_json:
         click.echo(json.dumps(found.table().to_pylist(), indent=2))
         _end(found)
         return
-    table = Table()
+    table = FittedTable()
     for heading in ("certificate", "valid from", "expires", "days left", "state", "hosts"):
         table.add_column(heading, justify="right" if heading == "days left" else "left")
     for entry in found.entries:

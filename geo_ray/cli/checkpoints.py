@@ -16,11 +16,11 @@ def checkpoints(run_dir: RunRef) -> None:
     """
     from rich.box import SIMPLE
     from rich.console import Console
-    from rich.table import Table
 
     import geo_ray
     from geo_ray.api.status import directory_of
     from geo_ray.observe.events.log import EVENTS_FILE, read_events
+    from geo_ray.observe.fitted_table import FittedTable
     from geo_ray.observe.text import bytes_text
 
     found = geo_ray.checkpoints(run_dir).to_pylist()
@@ -30,7 +30,7 @@ def checkpoints(run_dir: RunRef) -> None:
         why = ": it was simulated, and a simulation writes none" if simulated else ""
         click.echo(f"{run_dir} has no checkpoint{why}")
         return
-    table = Table(box=SIMPLE)
+    table = FittedTable(box=SIMPLE)
     for heading in ("id", "step", "saved at", "size", "regions", "state"):
         table.add_column(heading, justify="right" if heading in ("id", "step", "size") else "left")
     for row in found:

@@ -59,7 +59,7 @@ def compare(
     links of CONFIG. Every strategy gets the same number of trials for its learning rate. The result
     is a table, compare.json and compare.html.
     """
-    loading("PyTorch and Ray")
+    loading("torch", "ray")
     check_config(config, overrides)
     from rich.console import Console
 

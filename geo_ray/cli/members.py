@@ -39,10 +39,10 @@ def members(
     """
     from rich.box import SIMPLE
     from rich.console import Console
-    from rich.table import Table
 
     import geo_ray
     from geo_ray.errors import ConfigError
+    from geo_ray.observe.fitted_table import FittedTable
 
     if verb is not None and region is None:
         raise ConfigError(
@@ -57,7 +57,7 @@ def members(
             "comes of it"
         )
         return
-    table = Table(box=SIMPLE)
+    table = FittedTable(box=SIMPLE)
     for heading in ("region", "state", "since the run's step"):
         table.add_column(heading)
     rows = geo_ray.members(run_dir).to_pylist()

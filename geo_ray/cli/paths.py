@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import click
 
 from geo_ray.config.canonical import JSONValue
 from geo_ray.errors import ConfigError, RunDirectoryError
 
+_TELL_EVERY_S: Final = 4.0
+_PACKAGES: Final = {"torch": "PyTorch", "ray": "Ray", "pyarrow": "Arrow"}
 
-def loading(what: str = "PyTorch") -> None:
-    """Say that a command imports what takes seconds; called before the first such import."""
-    if "torch" not in sys.modules:
-        click.echo(f"loading {what}", err=True)
+
+def loading(*packages: str) -> None:
+    """Import packages that take seconds, and say so, and every few seconds how long it takes.
+
+    Args:
+        packages: names of modules, such as "torch"; none: torch.
+    """
+    missing = [name for name in packages or ("torch",) if name not in sys.modules]
+    if not missing:
+        return
+    what = f"loading {' and '.join(_PACKAGES[name] for name in missing)}"
+    click.echo(what, err=True)
+    done = threading.Event()
+
+    def tell() -> None:
+        began_s = time.monotonic()
+        while not done.wait(_TELL_EVERY_S):
+            click.echo(f"{what} ({time.monotonic() - began_s:.0f} s)", err=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        for name in missing:
+            importlib.import_module(name)
+    finally:
+        done.set()
+        teller.join()
 
 
 def config_file(_: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:

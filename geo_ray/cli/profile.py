@@ -64,7 +64,7 @@ def profile(
     What an earlier profile of the same model has is not measured again. With --loss, short
     simulated runs measure what longer intervals and codecs cost in loss: docs/planning.md.
     """
-    loading("PyTorch and Ray")
+    loading("torch", "ray")
     if loss:
         _refuse("--loss", machines=machines, workers=workers, batch_sizes=batch_sizes, full=full)
         _measure_loss(

@@ -54,7 +54,7 @@ def program(
 
     A configuration, CONFIG.yaml, stands for the program that `geo-ray train` is.
     """
-    loading("PyTorch and Ray")
+    loading("torch", "ray")
     if sum((graph, simulate, price)) > 1:
         raise click.UsageError("--graph, --simulate and --price: one of them")
     if overrides and not program.endswith((".yaml", ".yml")):

@@ -59,7 +59,7 @@ def queue() -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG from the cluster, until `geo-ray queue stop`."""
-    loading("PyTorch and Ray")
+    loading("torch", "ray")
     click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 
@@ -74,7 +74,7 @@ def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def stop(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG no more. Its jobs go on."""
-    loading("PyTorch and Ray")
+    loading("torch", "ray")
     click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 

@@ -32,7 +32,7 @@ def tune(
     `geo-ray train` takes; Ray
     Tune's own results are in the folder tune.
     """
-    loading("PyTorch and Ray")
+    loading("torch", "ray")
     from geo_ray.cli.paths import check_search
 
     check_search(search, overrides)

@@ -115,6 +115,9 @@ def row_of(outcomes: Sequence[Outcome], target: Target | None) -> Row:
 def ordered(rows: Sequence[Row], *, grows: bool) -> list[Row]:
     """Best first: most runs that reached the target, then the shortest time, then the metric.
 
+    If no run reached a target, the metric ranks the rows, and time ranks those at the top that the
+    metric does not tell apart: each of them is within noise of all others.
+
     Args:
         rows: in any order.
         grows: whether more of the metric is better.
@@ -125,7 +128,15 @@ def ordered(rows: Sequence[Row], *, grows: bool) -> list[Row]:
         final = _last(sign * row.final.median)
         return -row.reached / row.runs, _last(row.to_target_s.median), final
 
-    return sorted(rows, key=place)
+    found = sorted(rows, key=place)
+    if found[0].reached:
+        return found
+    alike = 1
+    while alike < len(found) and all(
+        standing(found[alike], other) == "within noise" for other in found[:alike]
+    ):
+        alike += 1
+    return sorted(found[:alike], key=lambda row: _last(row.seconds.median)) + found[alike:]
 
 
 Standing = Literal["best", "within noise", "behind", "one run"]

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape as plain
-from rich.table import Table
 
 from geo_ray.comparison.board import Row, Spread
 from geo_ray.comparison.outcome import Outcome, Point
 from geo_ray.comparison.run import Comparison
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.report.charts import Curve
 from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.observe.report.sections import section
@@ -65,10 +65,12 @@ def cells(row: Row, comparison: Comparison) -> list[str]:
     ]
 
 
-def result_table(comparison: Comparison) -> Table:
+def result_table(comparison: Comparison) -> FittedTable:
     """The table for the terminal, best first; the page has more columns."""
-    captions = [_failures_text(comparison), comparison.links]
-    table = Table(
+    captions = [_noise_text(comparison), _failures_text(comparison), comparison.links]
+    table = FittedTable(
+        leave_out=("idle", "lr", "WAN", "reached"),
+        whole=("to the best",),
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -102,7 +104,7 @@ same runs. USD are until the target where it was reached, else of the whole run,
     charts = "".join(view(axis, metric, _curves(comparison, axis)) for axis in axes)
     lines = "A line per run; the first seed of a strategy is named."
     body = (
-        section("Result", _result(comparison), note)
+        section("Result", _result(comparison), f"{_noise_text(comparison)} {note}".strip())
         + _failures(comparison)
         + switched(axes, section("Curves", charts, lines))
         + section("Learning rates that were tried", _tuning(comparison))
@@ -161,6 +163,18 @@ def _failures(comparison: Comparison) -> str:
     note = "They have no part in the medians, and count as runs that did not reach the target."
     table = html_table(["strategy", "lr", "seed", "how it ended"], rows, left=4)
     return section("Runs that failed", table, note)
+
+
+def _noise_text(comparison: Comparison) -> str:
+    """Name the strategies whose metric does not tell them from the best, which is the fastest."""
+    best = comparison.rows[0]
+    alike = [row.label for row in comparison.rows if comparison.standing(row) == "within noise"]
+    if best.reached or not alike:
+        return ""
+    return (
+        f"{comparison.metric} of {best.label} and {', '.join(alike)} is within noise; the fastest "
+        f"is {best.label}, {duration_text(best.seconds.median)}."
+    )
 
 
 def _failures_text(comparison: Comparison) -> str:

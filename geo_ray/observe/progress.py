@@ -11,20 +11,22 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.metrics.regions import RegionNow, RunNow
 from geo_ray.observe.text import bytes_text, coarse_text, counted, metrics_text, number_text
 
 REDRAWS_PER_S = 4.0
 PLAIN_LINE_EVERY_S = 2.0
-PLAIN_WAIT_EVERY_S = 5.0
+PLAIN_WAIT_EVERY_S = 4.0
+_TICK_S = 0.5
 _LONG_S = 3.0  # a phase of the start-up that takes longer shows its time
 _NAMED = 3  # of those that are awaited
 _HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "wait", "state")
+_LEFT_OUT = ("in", "Mb/s out", "stale", "wait", "samples/s")  # on narrow terminals, in this order
 _TOLD = (
     "worker_lost",
     "worker_replaced",
@@ -115,6 +117,8 @@ class Progress:
         self._first_steps: dict[str, int] = {}
         self._joined_at_s: dict[str, float] = {}  # of regions that were not there from the start
         self._ended_s: float | None = None  # what the summary says that it took
+        self._said_at_s = self._begun_at_s
+        self._closed = threading.Event()
         self._live: Live | None = None
         if not self._plain:
             self._live = Live(
@@ -124,6 +128,8 @@ class Progress:
                 transient=True,
             )
             self._live.start()
+        elif clock is None:
+            threading.Thread(target=self._tick_until_closed, daemon=True).start()
 
     def __enter__(self) -> Progress:
         return self
@@ -204,8 +210,27 @@ class Progress:
                 self._say(escape(self._printed_line))
         self._print()
 
+    def tick(self) -> None:
+        """Print how it stands if lines are shown and there was none for a few seconds."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            phase = self._phase()
+            if not phase and (not self._started or self._ended_s is not None):
+                return
+            if not self._plain or now_s - self._said_at_s < PLAIN_WAIT_EVERY_S:
+                return
+            self._printed_at_s = now_s
+            self._printed_line = self.line() if not phase else self._printed_line
+            self._say(escape(phase or self._printed_line))
+        self._print()
+
+    def _tick_until_closed(self) -> None:
+        while not self._closed.wait(_TICK_S):
+            self.tick()
+
     def close(self) -> None:
         """Stop drawing and leave the terminal as it was; a second call does nothing."""
+        self._closed.set()
         live, self._live = self._live, None
         if live is not None:
             live.stop()  # not under the lock: the drawing thread may be waiting for it
@@ -247,9 +272,16 @@ class Progress:
             return f"{self._status} ({coarse_text(took_s)})"
         return self._status
 
-    def _table(self) -> Table:
+    def _table(self) -> FittedTable:
         gap = 1 if self._console.width < 90 else 2
-        table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False)
+        table = FittedTable(
+            leave_out=_LEFT_OUT,
+            whole=("state",),
+            named=False,
+            box=None,
+            padding=(0, gap, 0, 0),
+            pad_edge=False,
+        )
         for heading in _HEADINGS:
             left = heading in ("region", "state")
             table.add_column(heading, justify="left" if left else "right", no_wrap=True)
@@ -359,6 +391,7 @@ class Progress:
                 self._say(f"checkpoint {escape(str(event['id']))} at step {event['step']}")
 
     def _say(self, markup: str) -> None:
+        self._said_at_s = self._clock.now_s()
         self._unprinted.append(markup)
 
     def _print(self) -> None:

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape as plain
-from rich.table import Table
 
 from geo_ray.config.canonical import JSONValue
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.report.charts import Curve, curves_chart
 from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.observe.report.sections import section, table
@@ -34,9 +34,9 @@ _MARKS: Final = {
 }
 
 
-def tuning_table(tuning: Tuning, title: str) -> Table:
+def tuning_table(tuning: Tuning, title: str) -> FittedTable:
     """The best trials for the terminal; the page has all of them."""
-    shown = Table(
+    shown = FittedTable(
         title=plain(title),
         title_justify="left",
         caption=plain(summary_text(tuning)),

@@ -18,7 +18,7 @@ def down(cluster: RunRef, at_once: bool) -> None:
     CLUSTER is the folder that `geo-ray up` has printed, or the CONFIG that it was made of. May be
     repeated; fails if anything of the cluster is left.
     """
-    loading("PyTorch and Ray")
+    loading("torch", "ray")
     click.echo(f"asking for {cluster}", err=True)
     import geo_ray
 

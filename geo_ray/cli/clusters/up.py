@@ -69,7 +69,7 @@ def up(
     May be repeated: a cluster that is up is shown, one that was begun is completed. `geo-ray
     status` and `geo-ray down` take the folder that is printed.
     """
-    loading("PyTorch and Ray")
+    loading("torch", "ray")
     check_plan_section(config, overrides)
     click.echo(f"reading {config}", err=True)
     import geo_ray

@@ -9,12 +9,12 @@ import click
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from geo_ray.cli.data.options import read_options
 from geo_ray.cli.data.task import named_task
 from geo_ray.cli.paths import loading
 from geo_ray.cli.tables.data import left_out_lines, shown_time
+from geo_ray.observe.fitted_table import FittedTable
 
 if TYPE_CHECKING:
     from geo_ray import DataSurvey, ReadOptions
@@ -49,7 +49,7 @@ def inspect(
 
     Their types, missing values, and usual treatments.
     """
-    loading("Arrow" if use is None else "PyTorch")
+    loading("pyarrow" if use is None else "torch")
     import geo_ray
 
     if draft_file is not None and use is None:
@@ -73,7 +73,7 @@ def inspect(
 
 def _show(found: DataSurvey) -> None:
     survey = found.survey
-    table = Table(title=f"{survey.rows:,} rows in {_files(survey.files)}", box=SIMPLE)
+    table = FittedTable(title=f"{survey.rows:,} rows in {_files(survey.files)}", box=SIMPLE)
     table.add_column("column", overflow="fold")
     table.add_column("type", no_wrap=True, min_width=5)
     for heading in ("no value", "different", "least", "greatest"):

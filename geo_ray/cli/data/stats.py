@@ -10,11 +10,11 @@ import click
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from geo_ray.cli.data.options import names_of, read_options
 from geo_ray.cli.paths import loading
 from geo_ray.cli.tables.data import MOST_LEFT_OUT, left_out_lines, shown_time
+from geo_ray.observe.fitted_table import FittedTable
 
 _DAY_S = 86_400
 
@@ -67,7 +67,7 @@ def stats(
 
     Counts, means, deviations; no rows.
     """
-    loading("Arrow")
+    loading("pyarrow")
     import geo_ray
 
     wanted = geo_ray.WantedStatistics(
@@ -89,7 +89,7 @@ def merge_stats(files: tuple[Path, ...], out: Path) -> None:
 
     `geo-ray data stats` wrote them, one per region.
     """
-    loading("Arrow")
+    loading("pyarrow")
     import geo_ray
 
     merged = geo_ray.merge_data_stats(files)
@@ -99,7 +99,7 @@ def merge_stats(files: tuple[Path, ...], out: Path) -> None:
 
 
 def _show(shared: Statistics) -> None:
-    table = Table(title=f"{', '.join(shared.regions)}: {shared.rows:,} rows", box=SIMPLE)
+    table = FittedTable(title=f"{', '.join(shared.regions)}: {shared.rows:,} rows", box=SIMPLE)
     for heading in ("column", "kind"):
         table.add_column(heading, no_wrap=True)
     counted = any(known.words is not None for known in shared.columns.values())

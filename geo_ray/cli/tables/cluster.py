@@ -9,11 +9,11 @@ from shlex import quote
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from geo_ray.api.clusters import UpCluster
 from geo_ray.clusters.offer import ClusterOffer, OfferedMachines
 from geo_ray.clusters.report import ClusterMachineRow, ClusterReport, DecisionRow
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.text import duration_text
 from geo_ray.planning.plan import Plan
 
@@ -27,7 +27,7 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
 
 
-def offer_table(offer: ClusterOffer) -> Table:
+def offer_table(offer: ClusterOffer) -> FittedTable:
     """What would be rented, and the alternatives."""
     table = _table(("region", "role", "machines", "market", "in"), ("USD/h each", "USD/Mrow"))
     table.add_column("")
@@ -85,7 +85,7 @@ def _post(machines: OfferedMachines) -> tuple[str, str]:
     return machines.region, machines.role
 
 
-def machines_table(report: ClusterReport) -> Table:
+def machines_table(report: ClusterReport) -> FittedTable:
     """The machines of a cluster."""
     table = _table(("machine", "role", "region", "type", "market", "state"), ("age", "USD/h"))
     table.add_column("")
@@ -198,8 +198,8 @@ def _leaves(row: ClusterMachineRow) -> str:
     return f"leaves: {row.leaves}, gone in {duration_text(max(0.0, row.leaves_in_s))}"
 
 
-def _table(left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD)
+def _table(left: Sequence[str], right: Sequence[str]) -> FittedTable:
+    table = FittedTable(box=SIMPLE_HEAD)
     for heading in left:
         table.add_column(heading, no_wrap=True)
     for heading in right:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+
+from geo_ray.observe.fitted_table import FittedTable
 
 if TYPE_CHECKING:
     from geo_ray.data.files.find import LeftOut
@@ -58,7 +59,7 @@ def print_table(
         region: only this one, or None for all.
         bad: paths of shards that must not be used.
     """
-    table = Table(title=f"{manifest.task}, seed {manifest.seed}", box=SIMPLE)
+    table = FittedTable(title=f"{manifest.task}, seed {manifest.seed}", box=SIMPLE)
     for heading in ("region", "split"):
         table.add_column(heading, no_wrap=True)
     for heading in ("shards", "bad", "rows", "bytes"):

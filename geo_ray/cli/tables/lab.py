@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.relay.stats import LabStats
 from geo_ray.lab.teardown import is_alive
 from geo_ray.lab.topology import CapConfig
+from geo_ray.observe.fitted_table import FittedTable
 
 
-def labs_table(records: Mapping[str, Mapping[str, Any]]) -> Table:
+def labs_table(records: Mapping[str, Mapping[str, Any]]) -> FittedTable:
     """All labs of this machine.
 
     Args:
         records: by lab id.
     """
-    table = Table("lab", "topology", "regions", "relay", "up for", box=SIMPLE_HEAD)
+    table = FittedTable("lab", "topology", "regions", "relay", "up for", box=SIMPLE_HEAD)
     for lab_id, record in records.items():
         alive = is_alive(record.get("relay"))
         minutes = (time.time() - float(record.get("began_unix_s", time.time()))) / 60
@@ -35,9 +35,9 @@ def labs_table(records: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def regions_table(lab: Lab) -> Table:
+def regions_table(lab: Lab) -> FittedTable:
     """The regions of a lab that is up, as its topology has them."""
-    table = Table("region", "address", "IPv6", "TCP", "up", "down", box=SIMPLE_HEAD)
+    table = FittedTable("region", "address", "IPv6", "TCP", "up", "down", box=SIMPLE_HEAD)
     by_name = {region.name: region for region in lab.topology.regions}
     for name, address in lab.addresses.items():
         region = by_name[name]
@@ -52,9 +52,9 @@ def regions_table(lab: Lab) -> Table:
     return table
 
 
-def links_table(stats: LabStats) -> Table:
+def links_table(stats: LabStats) -> FittedTable:
     """What every link is set to and has carried."""
-    table = Table(
+    table = FittedTable(
         "from", "to", "Mbit/s", "delay", "loss", "packets", "lost", "dropped", "queue", "",
         box=SIMPLE_HEAD,
     )  # fmt: skip

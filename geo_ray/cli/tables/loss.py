@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.planning.loss_profile import LossProfile
 from geo_ray.planning.loss_table import AssumedLoss, differences
 
 
-def loss_table(profile: LossProfile) -> Table:
+def loss_table(profile: LossProfile) -> FittedTable:
     """What each interval and codec costs: mean, what plans count, and what they would assume."""
-    table = Table(box=SIMPLE_HEAD)
+    table = FittedTable(box=SIMPLE_HEAD)
     table.add_column("every", justify="right")
     for heading in ("codec", "against"):
         table.add_column(heading)

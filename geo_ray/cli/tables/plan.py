@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.text import duration_text
 from geo_ray.planning.plan import Plan, differing_machines
 
 
-def machines_table(plan: Plan) -> Table:
+def machines_table(plan: Plan) -> FittedTable:
     """What would run where."""
-    table = Table(box=SIMPLE_HEAD)
+    table = FittedTable(box=SIMPLE_HEAD)
     for heading in ("region", "machines", "market"):
         table.add_column(heading)
     for heading in ("rows per step", "USD/h each", "step"):
@@ -32,9 +32,9 @@ def machines_table(plan: Plan) -> Table:
     return table
 
 
-def terms_table(plan: Plan) -> Table:
+def terms_table(plan: Plan) -> FittedTable:
     """Every second and dollar by what it is for."""
-    table = Table("term", box=SIMPLE_HEAD)
+    table = FittedTable("term", box=SIMPLE_HEAD)
     for heading in ("time", "USD", "share"):
         table.add_column(heading, justify="right")
     for name, seconds in plan.seconds.items():
@@ -80,9 +80,9 @@ def totals_json(plan: Plan) -> str:
     return json.dumps(totals, indent=2)
 
 
-def front_table(plans: Sequence[Plan]) -> Table:
+def front_table(plans: Sequence[Plan]) -> FittedTable:
     """Plans that nothing beats in both time and money."""
-    table = Table(box=SIMPLE_HEAD)
+    table = FittedTable(box=SIMPLE_HEAD)
     for heading in ("time", "USD"):
         table.add_column(heading, justify="right")
     for heading in ("averager", "exchange", "why, and the machines that differ"):

@@ -7,10 +7,10 @@ from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from geo_ray.clouds.price import ANYWHERE, PriceRecord
 from geo_ray.clouds.price_book import PriceBook
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.text import age_text
 
 _PIPE_WIDTH: Final = 200
@@ -21,7 +21,7 @@ def print_prices(book: PriceBook, now_unix_s: float) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH)  # a line stays a line for who reads it with grep
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = FittedTable(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("place", "what", "market"):
         table.add_column(heading, no_wrap=True)
     table.add_column("price", justify="right", no_wrap=True)

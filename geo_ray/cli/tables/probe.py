@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.table import Table
 
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.transport.links.record import LinkRecord
 
 
 def print_links(records: Iterable[LinkRecord]) -> None:
     """One line per direction."""
-    table = Table(caption="spread is the median absolute deviation; ms are p50 / p99")
+    table = FittedTable(caption="spread is the median absolute deviation; ms are p50 / p99")
     table.add_column("from", no_wrap=True)
     table.add_column("to", no_wrap=True)
     for heading in ("Mbit/s", "spread", "RTT ms", "loaded ms", "loss"):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.text import bytes_text
 from geo_ray.planning.model.step_model import fit_steps
 from geo_ray.planning.profile import Profile
 
 
-def steps_table(profile: Profile) -> Table:
+def steps_table(profile: Profile) -> FittedTable:
     """Measured steps, and what the line through them says."""
-    table = Table(box=SIMPLE_HEAD)
+    table = FittedTable(box=SIMPLE_HEAD)
     for heading in ("region", "machine"):
         table.add_column(heading)
     for heading in ("workers", "rows", "step", "spread", "line says"):
@@ -33,9 +33,9 @@ def steps_table(profile: Profile) -> Table:
     return table
 
 
-def exchanges_table(profile: Profile) -> Table:
+def exchanges_table(profile: Profile) -> FittedTable:
     """Sizes of exchanges, and what they took beside their bytes."""
-    table = Table(box=SIMPLE_HEAD)
+    table = FittedTable(box=SIMPLE_HEAD)
     table.add_column("codec")
     for heading in ("update", "answer", "beside the wire", "exchanges"):
         table.add_column(heading, justify="right")

@@ -7,8 +7,8 @@ from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.text import coarse_text, duration_text, number_text
 from geo_ray.queue.border import workers_text
 from geo_ray.queue.report import QueueJobRow, QueueReport
@@ -23,9 +23,15 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
 
 
-def jobs_table(report: QueueReport, *, with_ended: bool = False) -> Table:
+def jobs_table(report: QueueReport, *, with_ended: bool = False) -> FittedTable:
     """A line per job."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table = FittedTable(
+        leave_out=("speed", "utility", "starts", "worth", "ends"),
+        whole=("state",),
+        box=SIMPLE_HEAD,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
     for heading in ("job", "tenant", "state"):
         table.add_column(heading, no_wrap=True)
     for heading in ("worth", "deadline", "done", "ends", "speed", "starts", "utility"):

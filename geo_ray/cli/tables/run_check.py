@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from geo_ray.api.run_check import RunCheck
+from geo_ray.observe.fitted_table import FittedTable
 
 
-def needs_table(found: RunCheck) -> Table:
+def needs_table(found: RunCheck) -> FittedTable:
     """What the run would ask of each region."""
-    table = Table("region", box=SIMPLE_HEAD)
+    table = FittedTable("region", box=SIMPLE_HEAD)
     for heading in ("training rows", "processes", "CPUs", "GPUs"):
         table.add_column(heading, justify="right")
     for row in found.table().to_pylist():

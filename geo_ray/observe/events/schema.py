@@ -262,6 +262,9 @@ FAULT_KINDS = (
     "state_changed",
 )
 
+REPAIR_KINDS = frozenset({"worker_replaced"})
+"""Of `FAULT_KINDS`, the repairs of a fault that has been counted before."""
+
 MEMBER_KINDS = (  # what tells who took part when
     "run_started",
     "run_finished",

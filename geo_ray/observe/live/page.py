@@ -167,7 +167,7 @@ def _curves(view: RunView) -> str:
 
 
 def _curve(view: CurveView, series: int, *, faint: bool = False) -> Curve:
-    return Curve(view.label, view.t_s, smooth(view.value), series, faint)
+    return Curve(view.label, view.t_s, smooth(view.value), series, faint, view.breaks_s)
 
 
 def _money(view: RunView) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from geo_ray.observe.events.schema import FAULT_KINDS, Event
+from geo_ray.observe.events.schema import FAULT_KINDS, REPAIR_KINDS, Event
 from geo_ray.observe.metrics.counters import LinkTotals, Rate
 
 
@@ -109,7 +109,7 @@ class RunNow:
             case "region_joined":
                 self._region(event["region"]).gone = ""
             case kind if kind in FAULT_KINDS:
-                self._region(event["region"]).faults += 1
+                self._region(event["region"]).faults += kind not in REPAIR_KINDS
                 if kind == "region_lost":
                     self._region(event["region"]).gone = "lost"
 

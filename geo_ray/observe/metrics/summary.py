@@ -11,12 +11,12 @@ from typing import Literal
 from pydantic import Field
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from geo_ray.config.base import StrictModel
 from geo_ray.config.json_file import load_run_json
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.metrics.best import Best
 from geo_ray.observe.metrics.noise import newest_noise
 from geo_ray.observe.metrics.totals import RegionTotals, RunTotals
@@ -197,7 +197,7 @@ def load_summary(run_dir: Path) -> Summary | None:
     return load_run_json(run_dir / SUMMARY_FILE, Summary)
 
 
-def final_table(summary: Summary, totals: RunTotals) -> Table:
+def final_table(summary: Summary, totals: RunTotals) -> FittedTable:
     """Make the table for the end of a run: a row per region, then one for the whole run.
 
     Args:
@@ -205,7 +205,7 @@ def final_table(summary: Summary, totals: RunTotals) -> Table:
         totals: the fold over the same events.
     """
     title = f"{summary.strategy}, seed {summary.seed}, {duration_text(summary.seconds)}"
-    table = Table(
+    table = FittedTable(
         title=escape(title),
         title_justify="left",
         caption=escape(_caption(summary)),

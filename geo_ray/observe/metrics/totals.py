@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from geo_ray.observe.events.schema import FAULT_KINDS, Event
+from geo_ray.observe.events.schema import FAULT_KINDS, REPAIR_KINDS, Event
 from geo_ray.observe.metrics.counters import LinkTotals, StepTotals
 
 
@@ -23,6 +23,11 @@ class RegionTotals:
     faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULT_KINDS, 0))
     _until_s: float = 0.0  # the newest step's end, and what it has waited for since
     _since_s: float = 0.0
+
+    @property
+    def fault_count(self) -> int:
+        """The number of faults; the repair of a fault is no further one."""
+        return sum(count for kind, count in self.faults.items() if kind not in REPAIR_KINDS)
 
     def begin(self) -> None:
         """Take in that the run goes on: a step's waiting reaches back to here at most."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from geo_ray.observe.picture.view import (
     MapView,
     MembersView,
 )
-from geo_ray.observe.report.presence import Presence
+from geo_ray.observe.report.presence import Presence, absences
 from geo_ray.observe.status.record import RegionStatus, RunStatus
 from geo_ray.observe.text import number_text
 
@@ -122,13 +122,16 @@ class HistoryFold:
 
     def history(self) -> HistoryView:
         """Give everything over time."""
+        bands = self._presence.until(self._now_s)
         losses = [_curve("all regions", self._loss)]
-        losses += [_curve(name, curve) for name, curve in self._losses.items()]
+        losses += [
+            _curve(name, curve, absences(bands.get(name, ())))
+            for name, curve in self._losses.items()
+        ]
         usd = None
         if self._usd:
             points = np.array(self._usd, dtype=np.float64)
             usd = CurveView("spent", points[:, 0], points[:, 1])
-        bands = self._presence.until(self._now_s)
         return HistoryView(
             losses=tuple(losses),
             evals=tuple(_curve(name, curve) for name, curve in self._evals.items()),
@@ -197,5 +200,12 @@ def _told(region: RegionStatus) -> str:
     )
 
 
-def _curve(label: str, curve: BoundedCurve) -> CurveView:
-    return CurveView(label, *curve.points())
+def _curve(
+    label: str, curve: BoundedCurve, absent: Sequence[tuple[float, float]] = ()
+) -> CurveView:
+    """Return a curve without the means of points before and after an absence."""
+    t_s, value = curve.points()
+    here = np.ones(len(t_s), dtype=np.bool_)
+    for start_s, end_s in absent:
+        here &= (t_s <= start_s) | (t_s >= end_s)
+    return CurveView(label, t_s[here], value[here], tuple(end_s for _, end_s in absent))

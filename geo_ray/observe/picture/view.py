@@ -115,11 +115,13 @@ class CurveView:
         label: of the line.
         t_s: seconds of the run, rising, float64 (N,).
         value: float64 (N,).
+        breaks_s: when a new line begins, because the region was absent until then.
     """
 
     label: str
     t_s: Floats
     value: Floats
+    breaks_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

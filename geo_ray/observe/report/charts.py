@@ -36,6 +36,7 @@ class Curve:
         y: values, float64 (N,); points that are not finite are left out.
         series: number of the colour and dash, or `ALL`.
         faint: drawn thin and pale, and not the reason for the range of the y axis.
+        breaks: places on the x axis at which a new line begins, rising.
     """
 
     label: str
@@ -43,6 +44,7 @@ class Curve:
     y: Floats
     series: int
     faint: bool = False
+    breaks: tuple[float, ...] = ()
 
 
 def curves_chart(
@@ -188,15 +190,19 @@ def _y(axis: Axis, value: float) -> float:
 
 
 def _polyline(curve: Curve, x: Floats, y: Floats, x_axis: Axis, y_axis: Axis) -> str:
-    if len(x) < 2:
-        return ""
-    path = " ".join(
-        f"{SPAN * x_axis.part(float(a)):.1f},{_y(y_axis, float(b)):.1f}"
-        for a, b in zip(x, y, strict=True)
-    )
     kind = f"l{_colour(curve.series)}{' faint' if curve.faint else ''}"
     name = f"<title>{escape(curve.label)}</title>" if curve.label else ""
-    return f'<polyline class="{kind}"{_dash(curve.series)} points="{path}">{name}</polyline>'
+    first = np.searchsorted(x, curve.breaks)
+    lines = ""
+    for xs, ys in zip(np.split(x, first), np.split(y, first), strict=True):
+        if len(xs) < 2:
+            continue
+        path = " ".join(
+            f"{SPAN * x_axis.part(float(a)):.1f},{_y(y_axis, float(b)):.1f}"
+            for a, b in zip(xs, ys, strict=True)
+        )
+        lines += f'<polyline class="{kind}"{_dash(curve.series)} points="{path}">{name}</polyline>'
+    return lines
 
 
 def _dots(curve: Curve, x: Floats, y: Floats, x_axis: Axis, y_axis: Axis) -> str:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from geo_ray.observe.events.columns import RegionRecord, RunRecord, standing
 from geo_ray.observe.report.charts import ALL, MANY, Curve
+from geo_ray.observe.report.presence import absences, presence_of
 from geo_ray.observe.report.sections import none, section
 from geo_ray.observe.report.series import Floats, bytes_at, smooth
 from geo_ray.observe.report.views import AXES, SAMPLES, STEPS, TIME, WAN, switched, view
 from geo_ray.observe.text import duration_text
 
+_Returns: TypeAlias = Mapping[str, tuple[float, ...]]
+"""When each region was a member again after an absence, in seconds."""
+
 
 def curve_sections(run: RunRecord) -> str:
     """Draw training loss and evaluations over time, steps, samples, and bytes if there are any."""
     so_far = _SoFar.of(run)
+    bands = presence_of(run.changes).until(run.totals.elapsed_s)
+    returns = {
+        name: tuple(end_s for _, end_s in absences(of_region)) for name, of_region in bands.items()
+    }
     axes = [axis for axis in AXES if axis != WAN or so_far.wan_bytes.any()]
-    return switched(axes, _loss(run, so_far, axes) + _evals(run, so_far, axes))
+    return switched(axes, _loss(run, so_far, axes, returns) + _evals(run, so_far, axes, returns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +68,17 @@ class _SoFar:
         return bytes_at(self.wan_s, self.wan_bytes, t_s)
 
 
-def _loss(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
+def _loss(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) -> str:
     charts = ""
     for axis in axes:
         curves: list[Curve] = []
         for index, (name, region) in enumerate(run.regions.items()):
-            x, loss = _loss_over(axis, region, so_far)
+            t_s, x, loss = _loss_over(axis, region, so_far)
+            breaks = _breaks(t_s, x, returns.get(name, ()))
             bold = smooth(loss)
             if len(run.regions) <= MANY and not np.array_equal(bold, loss, equal_nan=True):
-                curves.append(Curve("", x, loss, index, faint=True))
-            curves.append(Curve(name, x, bold, index))
+                curves.append(Curve("", x, loss, index, faint=True, breaks=breaks))
+            curves.append(Curve(name, x, bold, index, breaks=breaks))
         curves.sort(key=lambda curve: not curve.faint)
         whose = " of the region" if axis == SAMPLES else ""
         charts += view(axis, "training loss", curves, whose=whose, log=True, at=_on(axis, run))
@@ -90,15 +101,22 @@ def resumptions(run: RunRecord) -> list[tuple[float, str]]:
     return [(t_s, f"resumed at {duration_text(t_s)}") for t_s in times_s]
 
 
-def _loss_over(axis: str, region: RegionRecord, so_far: _SoFar) -> tuple[Floats, Floats]:
+def _breaks(t_s: Floats, x: Floats, returns: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the places of the first points after a region's returns."""
+    first = np.searchsorted(t_s, returns)
+    return tuple(float(x[index]) for index in first if index < len(x))
+
+
+def _loss_over(axis: str, region: RegionRecord, so_far: _SoFar) -> tuple[Floats, Floats, Floats]:
+    """Return times, places and losses."""
     steps, stands = region.steps, region.standing()
     t_s, loss = steps["t_s"], steps["loss"]
     if axis == TIME:
-        return t_s, loss
+        return t_s, t_s, loss
     if axis == WAN:
-        return so_far.wan_at(t_s), loss
+        return t_s, so_far.wan_at(t_s), loss
     x = steps["step"] if axis == STEPS else steps["samples"]
-    return (x[stands] if axis == STEPS else np.cumsum(x[stands])), loss[stands]
+    return t_s[stands], (x[stands] if axis == STEPS else np.cumsum(x[stands])), loss[stands]
 
 
 def _on(axis: str, run: RunRecord) -> list[tuple[float, str]]:
@@ -106,7 +124,7 @@ def _on(axis: str, run: RunRecord) -> list[tuple[float, str]]:
     return resumptions(run) if axis == TIME else []
 
 
-def _evals(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
+def _evals(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) -> str:
     series: list[tuple[str | None, str, int]] = [
         (name, name, index) for index, name in enumerate(run.regions)
     ]
@@ -114,11 +132,13 @@ def _evals(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
     charts = ""
     for metric in dict.fromkeys(metric for _, metric in run.evals):
         for axis in axes:
-            curves = [
-                Curve(label, *_eval_over(axis, run, so_far, (region, metric)), index)
-                for region, label, index in series
-                if (region, metric) in run.evals
-            ]
+            curves = []
+            for region, label, index in series:
+                if (region, metric) not in run.evals:
+                    continue
+                t_s, x, value = _eval_over(axis, run, so_far, (region, metric))
+                breaks = _breaks(t_s, x, returns.get(region or "", ()))
+                curves.append(Curve(label, x, value, index, breaks=breaks))
             whose = " of all regions" if axis == SAMPLES else ""
             charts += view(axis, f"held-out {metric}", curves, whose=whose, at=_on(axis, run))
     body = f'<div class="charts">{charts}</div>' if charts else none("nothing was evaluated")
@@ -127,13 +147,14 @@ def _evals(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
 
 def _eval_over(
     axis: str, run: RunRecord, so_far: _SoFar, of: tuple[str | None, str]
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Floats, Floats]:
+    """Return times, places and values."""
     columns = run.evals[of]
     t_s, value = columns["t_s"], columns["value"]
     if axis == TIME:
-        return t_s, value
+        return t_s, t_s, value
     if axis == WAN:
-        return so_far.wan_at(t_s), value
+        return t_s, so_far.wan_at(t_s), value
     stands = standing(columns["step"])
     x = columns["step"] if axis == STEPS else so_far.samples_at(t_s)
-    return x[stands], value[stands]
+    return t_s[stands], x[stands], value[stands]

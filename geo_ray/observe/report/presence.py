@@ -114,6 +114,11 @@ class Presence:
                 self._leave(name, t_s)
 
 
+def absences(bands: Iterable[Band]) -> tuple[tuple[float, float], ...]:
+    """Return when a region was lost or had left: the start and the end of each time in seconds."""
+    return tuple((band.start_s, band.end_s) for band in bands if band.state in ("lost", "left"))
+
+
 def presence_of(events: Iterable[Event]) -> Presence:
     """Fold the events of a run, in order; those of other kinds are passed over."""
     found = Presence()

@@ -70,7 +70,7 @@ def regions_section(run: RunRecord) -> str:
                 f"{region.wait_s / busy_s:.0%}" if busy_s > 0 else "-",
                 bytes_text(run.totals.wan.out_bytes(name)),
                 bytes_text(run.totals.wan.in_bytes(name)),
-                f"{sum(region.faults.values()):,}",
+                f"{region.fault_count:,}",
             ]
         )
     headings = ["region", "steps", "samples", "loss at the end", "compute", "waiting"]
@@ -157,7 +157,7 @@ def incidents_section(run: RunRecord) -> str:
         ]
         for event in run.checkpoints
     ]
-    body = _listed("Faults", ["time", "what", "region", "details"], faults, left=4)
+    body = _listed("Faults and repairs", ["time", "what", "region", "details"], faults, left=4)
     body += _listed("Checkpoints", ["time", "id", "step", "size"], saved, left=2)
     return body
 

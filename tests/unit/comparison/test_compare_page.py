@@ -211,3 +211,37 @@ def test_points_have_steps_and_the_bytes_that_left_a_region(tmp_path: Path, betw
     drawn = _SoFar.of(record(events(rows))).wan_at(np.array([1.0, 2.0]))
     assert list(drawn) == expected
     assert [point.samples for point in found.points] == [32, 64]
+
+
+def test_the_fastest_of_strategies_whose_losses_are_within_noise_is_the_best(
+    tmp_path: Path,
+) -> None:
+    def runs(label: str, seconds: float, *losses: float) -> list[Outcome]:
+        return [
+            outcome(label, seed).model_copy(
+                update={"eval": {"loss": loss}, "seconds": seconds, "time_to_target_s": None}
+            )
+            for seed, loss in enumerate(losses)
+        ]
+
+    outcomes = [
+        *runs("slow", 90.0, 0.50, 0.52),
+        *runs("fast", 30.0, 0.51, 0.53),
+        *runs("worse", 10.0, 0.60, 0.70),
+    ]
+    rows = [
+        row_of([o for o in outcomes if o.label == name], None) for name in ("slow", "fast", "worse")
+    ]
+    found = Comparison(ordered(rows, grows=False), [], outcomes, "loss", None)
+    assert [(row.label, found.standing(row)) for row in found.rows] == [
+        ("fast", "best"),
+        ("slow", "within noise"),
+        ("worse", "behind"),
+    ]
+    told = "loss of fast and slow is within noise; the fastest is fast, 30.0 s."
+    assert told in " ".join(shown(found).split()) and told in page_of(tmp_path, found)
+    single = ordered(
+        [row_of(runs(name, s, loss), None) for name, s, loss in (("a", 9.0, 0.5), ("b", 1.0, 0.6))],
+        grows=False,
+    )
+    assert [row.label for row in single] == ["a", "b"], "one run of each says nothing about noise"

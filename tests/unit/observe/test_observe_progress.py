@@ -199,9 +199,9 @@ def test_a_log_gets_a_line_of_a_wait_every_few_seconds() -> None:
         progress.awaiting("connecting", 0, 1, ["west"])
     lines = stream.getvalue().splitlines()
     assert lines[0] == "starting workers"
-    assert lines[1] == "starting [all]: 1 of 10 ready, awaiting east/0, west/0 (5 s)"
+    assert lines[1] == "starting [all]: 1 of 10 ready, awaiting east/0, west/0 (4 s)"
     waits = [line for line in lines if line.startswith("starting [all]")]
-    assert [line.split("(")[1] for line in waits] == [f"{n} s)" for n in (5, 10, 15, 20, 25)]
+    assert [line.split("(")[1] for line in waits] == [f"{n} s)" for n in (4, 8, 12, 16, 20, 24, 28)]
     assert not [line for line in lines if line.startswith("connecting")]
 
 
@@ -337,3 +337,28 @@ def test_feeding_a_terminal_does_not_draw_per_event() -> None:
         for event in events([started(), *(step("east", n, n / 10) for n in range(1, 5001))]):
             progress.feed(event)
     assert stream.getvalue().count("samples/s") < 500
+
+
+def test_a_log_is_never_silent_for_more_than_a_few_seconds() -> None:
+    """A phase, and a run whose regions report nothing, are told again with their time."""
+    clock, stream = VirtualClock(), io.StringIO()
+    progress = Progress(4, REGIONS, Console(file=stream, width=80), plain=True, clock=clock)
+
+    def pass_s(seconds: float) -> list[str]:
+        before = len(stream.getvalue())
+        for _ in range(int(2 * seconds)):
+            clock.sleep_s(0.5)
+            progress.tick()
+        return stream.getvalue()[before:].splitlines()
+
+    assert pass_s(10) == [], "nothing has begun"
+    progress.status("starting the cluster")
+    told = [f"starting the cluster ({n} s)" for n in (4, 8, 12)]
+    assert pass_s(13) == told
+    progress.feed(events([started()])[0])
+    assert len(pass_s(9)) == 2
+    progress.feed(events([step("east", 1, 1.0)])[0])
+    assert all("east 1/4" in line for line in pass_s(9))
+    progress.status("writing the model and the summary")
+    assert pass_s(4) == ["writing the model and the summary (4 s)"]
+    progress.close()

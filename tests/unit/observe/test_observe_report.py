@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from observe_support import (
     Row,
     evaluation,
+    events,
     exchange,
     noise,
     small_run,
@@ -22,7 +23,9 @@ from observe_support import (
 
 from geo_ray.cli.report import report
 from geo_ray.errors import RunDirectoryError
+from geo_ray.observe.events.columns import record
 from geo_ray.observe.events.log import read_events
+from geo_ray.observe.metrics.regions import RunNow
 from geo_ray.observe.metrics.summary import save_summary, summarise
 from geo_ray.observe.report.report import render_report, write_report
 
@@ -75,7 +78,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     for text in ("finished", "trial", "diloco", "d1ge57", "1.25 USD", "task: <digits> & more"):
         assert text in page.text
     assert "cut off" not in page.text
-    for heading in ("Training loss", "Evaluation", "Timeline", "Exchanges", "Faults"):
+    for heading in ("Training loss", "Evaluation", "Timeline", "Exchanges", "Faults and repairs"):
         assert heading in page.text
     assert {"polyline", "rect", "details"} <= set(page.tags)
 
@@ -207,3 +210,33 @@ def test_gradient_noise_is_a_fact(grad_sq: float, told: str, tmp_path: Path) -> 
     assert "gradient noise" in page.text and told in page.text
     (other := tmp_path / "other").mkdir()
     assert "gradient noise" not in page_of(other, small_run()).text
+
+
+def absent_rows() -> list[Row]:
+    """Two regions; west is lost after step 3 and joins again before step 4."""
+    joined = {"region": "west", "view": 2, "round": 4, "step": 4, "bytes": 9, "took_s": 1.0}
+    rows = [started(), *(step(name, n, float(n)) for n in (1, 2, 3) for name in ("east", "west"))]
+    rows += [("region_lost", 3.5, {"region": "west", "cause": "signal 9"})]
+    rows += [step("east", n, float(n)) for n in range(4, 10)]
+    rows += [("region_joined", 10.0, joined)]
+    return rows + [step(name, n, 7.0 + n) for n in (4, 5, 6) for name in ("west",)]
+
+
+def test_a_curve_has_a_gap_where_its_region_was_absent(tmp_path: Path) -> None:
+    page = render_report(write(tmp_path / "events.jsonl", absent_rows()).parent)
+    lines = re.findall(r'<polyline class="l1" points="([^"]*)"', page)
+    assert [len(points.split()) for points in lines] == [3, 3] * 3, "over time, steps and samples"
+    assert [
+        len(points.split()) for points in re.findall(r'<polyline class="l0" points="([^"]*)"', page)
+    ] == [9] * 3
+
+
+def test_a_worker_that_is_killed_and_replaced_is_one_fault(tmp_path: Path) -> None:
+    lost = ("worker_lost", 1.5, {"region": "east", "worker": 1, "cause": "signal 9"})
+    replaced = ("worker_replaced", 2.5, {"region": "east", "worker": 1, "epoch": 1})
+    run = record(events([started(), step("east", 1, 1.0), lost, replaced]))
+    assert run.totals.region("east").fault_count == 1
+    now = RunNow(("east", "west"))
+    for event in events([started(), lost, replaced]):
+        now.feed(event)
+    assert now.regions["east"].faults == 1

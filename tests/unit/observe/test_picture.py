@@ -202,3 +202,18 @@ def test_the_map_of_a_status_says_how_regions_stand() -> None:
         ("east", "computing", True),
         ("west", "lost", False),
     ]
+
+
+def test_the_live_curve_of_a_region_has_a_gap_where_it_was_absent() -> None:
+    joined = {"region": "west", "view": 2, "round": 4, "step": 4, "bytes": 9, "took_s": 1.0}
+    rows = [started(), *(step("west", n, float(n)) for n in (1, 2, 3))]
+    rows += [("region_lost", 3.5, {"region": "west", "cause": "signal 9"})]
+    rows += [("region_joined", 10.0, joined), *(step("west", n, 7.0 + n) for n in (4, 5, 6))]
+    fold, _ = folded(rows)
+    _, _, west = fold.history().losses
+    assert west.label == "west" and west.breaks_s == (10.0,)
+    assert west.t_s.tolist() == [1.0, 2.0, 3.0, 11.0, 12.0, 13.0]
+    for number in range(7, 3000):  # means of several points: none of them lies in the absence
+        fold.feed(events([step("west", number, 7.0 + number)])[0], RunTotals())
+    t_s = fold.history().losses[2].t_s
+    assert not ((t_s > 3.5) & (t_s < 10.0)).any()
