@@ -205,8 +205,10 @@ def test_a_simulation_that_follows_a_plan_ends_with_its_bill(tmp_path, monkeypat
     assert isinstance(
         CliRunner().invoke(root, ["train", *resume]).exception, CheckpointMissingError
     )
-    other = [*resume, "--set", "optimizer.lr=0.5"]
-    assert isinstance(CliRunner().invoke(root, ["train", *other]).exception, ConfigDriftError)
+    other = tmp_path / "other.yaml"
+    other.write_text(CONFIG.read_text().replace("lr: 0.001", "lr: 0.5"))
+    refused = CliRunner().invoke(root, ["train", str(other), *resume[1:]]).exception
+    assert isinstance(refused, ConfigDriftError) and "optimizer.lr" in str(refused)
 
     (run.path / rundir.FOLLOWED_FILE).write_text("{}")
     with pytest.raises(PlanError, match="policy"):
