@@ -41,11 +41,32 @@ class BaseKeptAsha(ASHAScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """See Ray."""
         decision = super().on_trial_result(tune_controller, trial, result)
-        drawn = trial.config
-        is_base = bool(drawn) and all(
-            name in self._base and self._base[name] == value for name, value in drawn.items()
-        )
-        return str(self.CONTINUE if is_base else decision)
+        return str(self.CONTINUE if _is_base(trial, self._base) else decision)
+
+
+class BaseKeptPbt(PopulationBasedTraining):
+    """Population based training that never makes the base a copy of another trial.
+
+    Args:
+        base: as for `BaseKeptAsha`.
+        options: of the scheduler.
+    """
+
+    def __init__(self, base: Mapping[str, Any], **options: Any) -> None:
+        super().__init__(**options)
+        self._base = dict(base)
+
+    def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
+        """See Ray."""
+        if not _is_base(trial, self._base):
+            super()._exploit(tune_controller, trial, trial_to_clone)
+
+
+def _is_base(trial: Any, base: Mapping[str, Any]) -> bool:
+    drawn = trial.config
+    return bool(drawn) and all(
+        name in base and base[name] == value for name, value in drawn.items()
+    )
 
 
 def check_installed(search: SearchConfig) -> None:
@@ -139,7 +160,8 @@ def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
         )
         return made
     if schedule.kind == "pbt":
-        return PopulationBasedTraining(
+        return BaseKeptPbt(
+            space.base_draw() or {},
             time_attr="training_iteration",
             metric="behind",
             mode="min",

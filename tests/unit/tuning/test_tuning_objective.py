@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import tune
 
 from geo_ray.api.tuning import _finish as finished
 from geo_ray.api.tuning import plan_of
@@ -30,7 +31,7 @@ from geo_ray.tuning.page import summary_text, tuning_table, write_tuning_page
 from geo_ray.tuning.result import TrialPoint, TrialRow, Tuning, ordered
 from geo_ray.tuning.run import SearchResult
 from geo_ray.tuning.save import save_tuning
-from geo_ray.tuning.search import BaseKeptAsha, check_installed
+from geo_ray.tuning.search import BaseKeptAsha, BaseKeptPbt, check_installed
 from geo_ray.tuning.trial import base_of
 from geo_ray.tuning.watch import TrialWatch, report_of
 
@@ -345,3 +346,21 @@ def test_only_a_trial_that_beat_the_base_becomes_best_yaml(
     result = finished(plan, SearchResult(found, None, False), "geo-ray tune")
     assert (result.best_path is not None) == (tmp_path / "out" / "best.yaml").exists() == is_written
     assert ("nothing tried beat the base" in summary_text(found)) is not is_written
+
+
+def test_population_based_training_never_makes_the_base_a_copy_of_another_trial(monkeypatch):
+    copied = []
+    monkeypatch.setattr(
+        "ray.tune.schedulers.PopulationBasedTraining._exploit",
+        lambda self, controller, trial, other: copied.append(trial),
+    )
+    scheduler = BaseKeptPbt(
+        {"lr": 0.1},
+        metric="behind",
+        mode="min",
+        hyperparam_mutations={"lr": tune.uniform(0.01, 1.0)},
+    )
+    base, other = SimpleNamespace(config={"lr": 0.1}), SimpleNamespace(config={"lr": 0.2})
+    for trial in (base, other):
+        scheduler._exploit(None, trial, other)
+    assert copied == [other]
