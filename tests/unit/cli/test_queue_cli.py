@@ -30,7 +30,7 @@ def run(*words: object, token: str | None = TOKENS["red"]) -> Result:
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> SimQueue:
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimQueue:
     """A queue with a job that runs, one that waits, and one that has ended."""
     place = tmp_path / "q"
     place.mkdir()
@@ -40,6 +40,8 @@ def queue(tmp_path: Path) -> SimQueue:
     made.submit("red", job("long", seconds=500.0, deadline_s=1e9))
     made.submit("red", job("next", seconds=10.0))
     made.run(40.0)
+    # The queue's clock began at 0: the wall clock's time would be far in its future.
+    monkeypatch.setattr("geo_ray.api.queue.jobs.time.time", lambda: 40.0)
     return made
 
 
