@@ -59,8 +59,8 @@ def compare(
     links of CONFIG. Every strategy gets the same number of trials for its learning rate. The result
     is a table, compare.json and compare.html.
     """
-    loading("torch", "ray")
     check_config(config, overrides)
+    loading("torch", "ray")
     from rich.console import Console
 
     import geo_ray

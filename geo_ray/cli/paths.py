@@ -138,6 +138,7 @@ def check_config(path: Path, overrides: Sequence[str]) -> None:
     strategy = _keys_of(path, overrides).get("strategy")
     if isinstance(strategy, dict) and strategy.get("kind") == "auto":
         return  # it is completed first, which takes measurements
+    loading("torch")
     from geo_ray.config.experiment import Experiment
 
     load_tree(path, overrides, Experiment)
@@ -150,6 +151,9 @@ def check_search(path: Path, overrides: Sequence[str]) -> None:
         ConfigError: it is wrong.
     """
     from geo_ray.config.load import load_tree
+
+    _keys_of(path, overrides)
+    loading("torch")
     from geo_ray.tuning.config import TuningConfig
 
     load_tree(path, overrides, TuningConfig, "docs/tuning.md describes the file of a search.")

@@ -118,12 +118,12 @@ def plan(
     CONFIG has a section `plan` that says what could be rented where. Prices come with this release
     and from `geo-ray prices`; links from a table, or from the section `emulate`.
     """
-    loading()
     if run_dir is not None:
         _check_rest(context)
     if age_h is not None and run_dir is None:
         raise click.UsageError("--age-h is the age of a run's machines: name the run with --from")
     check_plan_section(config, overrides)
+    loading()
     from rich.console import Console
 
     import geo_ray

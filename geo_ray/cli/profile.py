@@ -64,14 +64,15 @@ def profile(
     What an earlier profile of the same model has is not measured again. With --loss, short
     simulated runs measure what longer intervals and codecs cost in loss: docs/planning.md.
     """
-    loading("torch", "ray")
     if loss:
         _refuse("--loss", machines=machines, workers=workers, batch_sizes=batch_sizes, full=full)
+        loading("torch", "ray")
         _measure_loss(
             config, overrides, (intervals, codecs), (steps, seeds, jobs), fresh, out, as_json
         )
         return
     _refuse("a profile without --loss", intervals=intervals, seeds=seeds, jobs=jobs)
+    loading("torch", "ray")
     from rich.console import Console
 
     import geo_ray

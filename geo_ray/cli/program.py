@@ -54,13 +54,13 @@ def program(
 
     A configuration, CONFIG.yaml, stands for the program that `geo-ray train` is.
     """
-    loading("torch", "ray")
     if sum((graph, simulate, price)) > 1:
         raise click.UsageError("--graph, --simulate and --price: one of them")
     if overrides and not program.endswith((".yaml", ".yml")):
         raise click.UsageError("--set changes a CONFIG.yaml")
     if logs is not None and (on != "processes" or graph or simulate or price):
         raise click.UsageError("--logs keeps what nodes print with --on processes")
+    loading("torch", "ray")
     click.echo(f"reading {program}", err=True)
     from geo_ray.program.load import load_program
     from geo_ray.program.run import run_program

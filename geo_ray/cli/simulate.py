@@ -22,8 +22,8 @@ def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, p
 
     Seconds in its output are predictions for the real run.
     """
-    loading()
     check_config(config, overrides)
+    loading()
     import geo_ray
     from geo_ray.cli.ending import show_end
 

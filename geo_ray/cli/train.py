@@ -81,9 +81,9 @@ def train(
         raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
     if dry_run and resume_dir is not None:
         raise click.UsageError("--dry-run checks a new run: leave --resume out")
-    loading("torch", "ray")
     if config is not None and resume_dir is None:
         check_config(config, overrides)
+    loading("torch", "ray")
     if dry_run and config is not None:
         _show_check(config, overrides, plan_file)
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import config_file, loading
+from geo_ray.cli.paths import check_search, config_file, loading
 
 
 @click.command(short_help="Search for the values with which a job is soonest or cheapest.")
@@ -32,10 +32,8 @@ def tune(
     `geo-ray train` takes; Ray
     Tune's own results are in the folder tune.
     """
-    loading("torch", "ray")
-    from geo_ray.cli.paths import check_search
-
     check_search(search, overrides)
+    loading("torch", "ray")
     from rich.console import Console
 
     import geo_ray

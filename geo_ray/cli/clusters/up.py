@@ -69,8 +69,8 @@ def up(
     May be repeated: a cluster that is up is shown, one that was begun is completed. `geo-ray
     status` and `geo-ray down` take the folder that is printed.
     """
-    loading("torch", "ray")
     check_plan_section(config, overrides)
+    loading("torch", "ray")
     click.echo(f"reading {config}", err=True)
     import geo_ray
     from geo_ray.cli.tables.cluster import (
