@@ -68,8 +68,8 @@ class TinyServer:
             prefix = query.get("prefix", [""])[0]
             names = sorted(name for name in self.objects if name.startswith(prefix))
             rows = "".join(
-                f"<Contents>{self.row.format(name=name, size=len(self.objects[name][0]))}</Contents>"
-                for name in names
+                f"<Contents>{self.row.format(name=name, size=size)}</Contents>"
+                for name, size in ((name, len(self.objects[name][0])) for name in names)
             )
             return 200, {}, f"<ListBucketResult>{rows}</ListBucketResult>".encode()
         if key not in self.objects:

@@ -63,6 +63,11 @@ def test_a_wide_or_long_table_says_what_it_leaves_out_and_cuts_no_number() -> No
     assert long[1].strip() == "0" and long[-1].strip() == "9999"
 
 
+def test_a_printed_table_does_not_control_the_terminal() -> None:
+    shown = repr(Table([{"na\x1bme": "a\x1b[2Jb\x9b"}]))
+    assert shown.splitlines() == [r"na\x1bme", r"a\x1b[2Jb\x9b"]
+
+
 def test_a_token_is_not_printed() -> None:
     assert "secret" not in repr(geo_ray.QueueUser("vision", "secret"))
 
