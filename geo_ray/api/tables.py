@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, overload
 
-from geo_ray.api.html import html_view
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.text import printable
 
 _WIDTH: Final = 80
