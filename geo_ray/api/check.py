@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.tables import Table
 from geo_ray.config.source import override_items
 from geo_ray.contract.findings import Finding
 from geo_ray.contract.load import checked, load
+from geo_ray.observe.html_view import html_view
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, PlanInputs, plan_to_follow
 from geo_ray.clouds.price_book import known_book, own_files
@@ -30,6 +29,7 @@ from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, InterruptedRunError
 from geo_ray.job.follow_plan import check_model
 from geo_ray.job.planning import Policy, make_plan
+from geo_ray.observe.html_view import html_view
 from geo_ray.planning.plan import Plan
 from geo_ray.providers.config import ProviderConfig
 from geo_ray.providers.terraform.outputs import TerraformStack

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath, NamedTask, task_config
 from geo_ray.api.progress import reading_files
 from geo_ray.api.tables import Table
@@ -41,6 +40,7 @@ from geo_ray.data.prepare.survey import Survey, Trial, survey_files
 from geo_ray.data.prepare.written import written_sources
 from geo_ray.data.prepare.yaml_line import source_text
 from geo_ray.errors import ConfigError
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.text import number_text
 from geo_ray.util.atomic_file import save_text
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
 from geo_ray.api.tables import Table
@@ -30,6 +29,7 @@ from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
 from geo_ray.job.build import check_device
 from geo_ray.job.follow_plan import changes_of
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.model.bill import Bill
 from geo_ray.runtime.driver.run_cluster import Reporting, with_its_driver

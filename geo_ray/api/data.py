@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from geo_ray.api.columns import DataStatistics
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath, NamedTask, task_config
 from geo_ray.api.progress import progress_bar, reading_files
 from geo_ray.api.tables import Table
@@ -47,6 +46,7 @@ from geo_ray.data.prepare.written import written_sources
 from geo_ray.data.split import SplitConfig
 from geo_ray.data.write import write_shards
 from geo_ray.errors import ConfigError
+from geo_ray.observe.html_view import html_view
 from geo_ray.stores.base import open_store
 from geo_ray.stores.uri import is_s3, join, local_path
 from geo_ray.tasks.base import SelfContained, Task

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.tables import Table
 from geo_ray.config.canonical import JSONValue
 from geo_ray.config.yaml_text import write_yaml
+from geo_ray.observe.html_view import html_view
 from geo_ray.planning.inventory import inventory_tree
 from geo_ray.providers.terraform.outputs import TerraformStack
 from geo_ray.providers.terraform.read import read_stack

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.progress import progress_bar
 from geo_ray.api.tables import Table
@@ -23,6 +22,7 @@ from geo_ray.job.loss.files import default_path
 from geo_ray.job.loss.grid import LossWanted, loss_cases
 from geo_ray.job.loss.subject import subject_of
 from geo_ray.job.model_id import model_id
+from geo_ray.observe.html_view import html_view
 from geo_ray.planning.loss_profile import LossProfile
 from geo_ray.planning.loss_table import MeasuredLoss, differences
 from geo_ray.tasks.load import load_task

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.run import Run
 from geo_ray.api.status import directory_of
@@ -25,6 +24,7 @@ from geo_ray.job.planning import Policy, Sources, make_plan
 from geo_ray.job.profile_grid import corners, missing
 from geo_ray.job.profiles import begin, default_path, machines_of
 from geo_ray.job.replanning import decide
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.planning.profile import Profile, save_profile

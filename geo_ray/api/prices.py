@@ -11,7 +11,6 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
@@ -27,6 +26,7 @@ from geo_ray.clouds.price_book import (
 )
 from geo_ray.clouds.query import Query, QueryResult, answer_to
 from geo_ray.errors import CloudError, ConfigError, PriceBookError, PriceUnknownError
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.text import age_text, number_text
 from geo_ray.util.atomic_file import write_atomic
 from geo_ray.util.nearest import nearest

@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, source_of
 from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
@@ -17,6 +16,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
 from geo_ray.errors import GeoRayError
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.text import duration_text, number_text
 from geo_ray.runtime.measure.probe import ProbeStatus, probe_cluster
 from geo_ray.transport.links.table import LinkTable, load_links, save_links

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from torch import nn
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.series import metric_names, metric_table, regions_table
 from geo_ray.api.status import directory_of, not_begun
@@ -29,6 +28,7 @@ from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.columns import RunRecord
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.schema import EVENT_FIELDS, Event
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
 from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import REPORT_FILE, load_record

@@ -12,7 +12,6 @@ from typing import Final
 
 import torch
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
 from geo_ray.api.start import checked_run
@@ -27,6 +26,7 @@ from geo_ray.job.data import data_region, open_readers, prepare_manifest
 from geo_ray.job.start.evaluation import check_evaluation, check_metric_names, metrics_there
 from geo_ray.job.start.notes import warn_at_start
 from geo_ray.observe.export.open import check_exports
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.text import bytes_text
 from geo_ray.runtime.cluster.demand import RegionDemand
 from geo_ray.runtime.control.demands import demand_of, demands_of

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
 from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.errors import ScheduleInputError
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.text import number_text
 from geo_ray.scheduling.bound.columns import utility_bound
 from geo_ray.scheduling.bound.foresight import ForesightPolicy

@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, overload
 
-from geo_ray.api.html import html_view
+from geo_ray.observe.html_view import html_view
+from geo_ray.observe.text import printable
 
 _WIDTH: Final = 80
 _MOST_ROWS: Final = 20
@@ -123,11 +124,11 @@ class _Column:
     """A column as text."""
 
     def __init__(self, name: str, values: Sequence[object]) -> None:
-        self.name = name
+        self.name = printable(name)
         self._cells = [_text(value) for value in values]
         numbers = [value for value in values if value is not None]
         self._is_right = bool(numbers) and all(isinstance(v, (int, float)) for v in numbers)
-        self.width = max(map(len, (name, *self._cells)))
+        self.width = max(map(len, (self.name, *self._cells)))
         # A number that is cut off would be another number.
         longest = max(map(len, self._cells), default=0) if self._is_right else 0
         self.least = min(self.width, max(longest, _LEAST_CELL))
@@ -170,4 +171,4 @@ def _text(value: object) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}" if math.isfinite(value) else str(value)
-    return " ".join(str(value).split())
+    return printable(" ".join(str(value).split()))

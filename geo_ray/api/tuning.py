@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath, Overrides, own_threads_kept
 from geo_ray.api.tables import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
@@ -19,6 +18,7 @@ from geo_ray.config.source import ConfigSource, override_items, text_of
 from geo_ray.errors import ConfigError, InterruptedRunError, TrialsFailedError
 from geo_ray.job import rundir
 from geo_ray.job.build import check_device
+from geo_ray.observe.html_view import html_view
 from geo_ray.tuning.best import write_best
 from geo_ray.tuning.config import TuningConfig
 from geo_ray.tuning.page import (

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.progress import Progress
+from geo_ray.observe.text import printable
 from geo_ray.util.terminal import outliving
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class RunWatch:
     def tell(self, text: str) -> None:
         """Say a line to people, if they are shown the run."""
         if self.progress:
-            console_of_progress().print(text, highlight=False, markup=False, soft_wrap=True)
+            console_of_progress().print(
+                printable(text), highlight=False, markup=False, soft_wrap=True
+            )
 
     @contextmanager
     def over(self, experiment: Experiment) -> Iterator[Watched]:

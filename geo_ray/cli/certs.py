@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geo_ray.cli.say import say
+
 if TYPE_CHECKING:
     from geo_ray.api.certs import CertificateList
 
@@ -131,10 +133,10 @@ def renew(regions: tuple[str, ...], directory: Path | None, days: float | None, 
         raise click.UsageError("--ca renews the CA; leave the regions away")
     if ca:
         names = geo_ray.renew_ca(directory, days=days or 3650)
-        click.echo(f"CA renewed; copy ca.pem to the bridge hosts of: {', '.join(names) or '-'}")
+        say(f"CA renewed; copy ca.pem to the bridge hosts of: {', '.join(names) or '-'}")
         return
     for region, path in geo_ray.renew_certs(directory, regions, days=days or 365).items():
-        click.echo(f"{region}: copy {path} to the host of the region's bridge")
+        say(f"{region}: copy {path} to the host of the region's bridge")
 
 
 @certs.command()
@@ -150,7 +152,7 @@ def revoke(region: str, named: Path | None, directory: Path | None) -> None:
     import geo_ray
 
     for path in geo_ray.revoke_cert(_directory(named, directory), region):
-        click.echo(f"copy {path} to the host of the bridge of {path.parent.name}")
+        say(f"copy {path} to the host of the bridge of {path.parent.name}")
 
 
 @certs.command()
@@ -167,7 +169,7 @@ def rotate(named: Path | None, directory: Path | None, days: float, finish: bool
 
     home = _directory(named, directory)
     names = geo_ray.rotate_ca(home, days=days, finish=finish)
-    click.echo(f"copy ca.pem and crl.pem to the bridge hosts of: {', '.join(names) or '-'}")
+    say(f"copy ca.pem and crl.pem to the bridge hosts of: {', '.join(names) or '-'}")
     if not finish:
         where = f"--dir {shlex.quote(str(home))}"
         click.echo(

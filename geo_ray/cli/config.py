@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.paths import config_file, loading
+from geo_ray.cli.say import say
 
 
 @click.group()
@@ -26,9 +27,9 @@ def show(file: Path, overrides: tuple[str, ...]) -> None:
 
     experiment, advice = load_experiment(file, overrides)
     for note in override_notes(file, overrides):
-        click.echo(f"# {note}")
+        say(f"# {note}")
     if advice is not None:
-        click.echo(f"# {advice.reason}")
+        say(f"# {advice.reason}")
     click.echo(dump_yaml(experiment), nl=False)
     click.echo(f"# digest: {digest(experiment)}")
 

@@ -7,6 +7,7 @@ from shlex import quote
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, run_directory
+from geo_ray.cli.say import say
 
 _VERBS = ("add", "drain", "remove")
 
@@ -67,4 +68,4 @@ def members(
     Console().print(table)
     for row in rows:
         if row["refused"] is not None:
-            click.echo(f"refused: {row['refused']}")
+            say(f"refused: {row['refused']}")

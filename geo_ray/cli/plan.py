@@ -17,6 +17,7 @@ from geo_ray.cli.paths import (
     loading,
     run_directory,
 )
+from geo_ray.cli.say import say
 from geo_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -144,13 +145,13 @@ def plan(
             click.echo(decision.plan.model_dump_json(indent=2))
         else:
             console = Console()
-            console.print(decision.reason, highlight=False, soft_wrap=True)
+            say(decision.reason)
             console.print(machines_table(decision.plan))
-            console.print(loss_text(decision.plan), highlight=False, soft_wrap=True)
+            say(loss_text(decision.plan))
             if explain:
                 console.print(terms_table(decision.plan))
             for note in decision.plan.notes:
-                console.print(f"note: {note}", highlight=False, soft_wrap=True)
+                say(f"note: {note}")
         if out is not None and decision.changed:
             decision.save(out)
         if out_tfvars is not None and decision.changed:
@@ -165,10 +166,10 @@ def plan(
     )
     chosen = planned.plan
     if dry_run:
-        click.echo(totals_json(chosen) if as_json else totals_text(chosen))
-        click.echo(loss_text(chosen), err=True)
+        say(totals_json(chosen) if as_json else totals_text(chosen))
+        say(loss_text(chosen), err=True)
         for note in chosen.notes:
-            click.echo(f"note: {note}", err=True)
+            say(f"note: {note}", err=True)
         return
     if out is not None:
         planned.save(out)
@@ -187,19 +188,19 @@ def plan(
         f"averager {chosen.averager}, an exchange every {chosen.interval} steps, {codec}",
         highlight=False,
     )
-    console.print(loss_text(chosen), highlight=False, soft_wrap=True)
+    say(loss_text(chosen))
     console.print(
         f"{totals_text(chosen)} ({chosen.usd_per_h:.2f} USD/h of workers{_stands(chosen)})"
         + (f"; no plan is {_better(chosen.gap)}" if policy == "optimal" else ""),
         highlight=False,
     )
-    console.print(chosen.reason, highlight=False, soft_wrap=True)
+    say(chosen.reason)
     if explain:
         console.print(terms_table(chosen))
     if planned.front:
         console.print(front_table(planned.front))
     for note in chosen.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        say(f"note: {note}")
     for path in (out, out_tfvars, pareto):
         if path is not None:
             console.print(f"written  {path}", highlight=False, soft_wrap=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from geo_ray.cli.paths import loading
+from geo_ray.cli.say import say
+from geo_ray.observe.text import printable
 
 if TYPE_CHECKING:
     from geo_ray import ProbeAddress, ProbeResult, ProbeSide
@@ -104,7 +106,7 @@ def probe(
     elif Path(target).suffix in _CONFIGS:
         found = geo_ray.probe(target, overrides, how=how, disjoint=disjoint, progress=True)
         for (src, dst), error in found.failures.items():
-            click.secho(f"{src} -> {dst} was not measured: {error}", fg="red", err=True)
+            click.secho(printable(f"{src} -> {dst} was not measured: {error}"), fg="red", err=True)
         _keep(found, out)
     else:
         _keep(geo_ray.probe_host(target, _with_key(side), how=how, progress=True), out)
@@ -131,7 +133,7 @@ def _keep(found: ProbeResult, out: Path) -> None:
     print_links(found.links.links)
     table = load_links(found.save(out))
     holes = [f"{src} -> {dst}" for src, dst in table.holes()]
-    click.echo(f"links    {out}" + (f", without {', '.join(holes)}" if holes else ""))
+    say(f"links    {out}" + (f", without {', '.join(holes)}" if holes else ""))
     old_s = time.time() - min((r.measured_at_unix_s for r in table.links), default=time.time())
     if old_s > 7 * 86400:
         click.echo(f"         its oldest record is {old_s / 86400:.0f} days old")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geo_ray.cli.paths import loading
+from geo_ray.cli.say import say
 
 if TYPE_CHECKING:
     from geo_ray.program.run import On
@@ -72,12 +73,12 @@ def program(
     else:
         found = load_program(program)
     if graph:
-        click.echo(str(found))
+        say(str(found))
     elif price:
         from geo_ray.api.programs.pricing import price_program  # with all of training
 
         cost = price_program(found, prices=prices)
-        click.echo(json.dumps(cost.plain()) if as_json else str(cost))
+        say(json.dumps(cost.plain()) if as_json else str(cost))
     else:
         result = run_program(found, "virtual" if simulate else on, logs=logs)
-        click.echo(json.dumps(result.plain(), default=repr) if as_json else str(result))
+        say(json.dumps(result.plain(), default=repr) if as_json else str(result))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geo_ray.cli.paths import config_file, loading
+from geo_ray.cli.say import say
 
 if TYPE_CHECKING:
     from geo_ray.api.queue.jobs import QueueAnswer, QueueUser
@@ -168,7 +169,7 @@ def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) ->
         return
     console = wide_console()
     console.print(jobs_table(report, with_ended=with_ended))
-    console.print(queue_line(report), highlight=False, markup=False)
+    say(queue_line(report))
 
 
 @queue.command("show")
@@ -191,7 +192,7 @@ def show(queue: str, job: str, as_json: bool) -> None:
         click.echo(row.model_dump_json(indent=2))
         return
     for line in job_lines(report, row):
-        click.echo(line)
+        say(line)
 
 
 @queue.command("cancel")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, run_directory
+from geo_ray.cli.say import say
 
 if TYPE_CHECKING:
     from geo_ray.clusters.report import ClusterReport
@@ -76,7 +77,7 @@ def _show_cluster(cluster: RunRef, every_s: float | None, *, as_json: bool) -> N
             continue
         console.print(machines_table(report))
         for line in (*report_lines(report), *decision_lines(report)):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+            say(line)
 
 
 def _reports(cluster: RunRef, every_s: float | None) -> Iterator[ClusterReport]:

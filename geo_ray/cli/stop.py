@@ -7,6 +7,7 @@ from shlex import quote
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, run_directory
+from geo_ray.cli.say import say
 
 
 @click.command()
@@ -24,4 +25,4 @@ def stop(run_dir: RunRef) -> None:
         text = f"{run_dir} is finished: there is nothing to stop"
     elif found.is_going is False:
         text = f"nobody drives {run_dir} ({found.phase}): there is nothing to stop"
-    click.echo(text)
+    say(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.clusters.asked import AskedCluster
 from geo_ray.clusters.clouds import LOCAL, open_clouds
 from geo_ray.config.base import StrictModel
+from geo_ray.observe.html_view import ShownModel
+from geo_ray.observe.text import counted
 from geo_ray.planning.plan import Plan
 from geo_ray.providers.base import MachineProvider, Pool, Stock
 from geo_ray.providers.local.catalog import write_catalog
@@ -38,7 +41,7 @@ class OfferedMachines(StrictModel):
     note: str = Field("", description="why none would be")
 
 
-class ClusterOffer(StrictModel):
+class ClusterOffer(ShownModel):
     """What `geo-ray up` would do."""
 
     name: str
@@ -55,6 +58,27 @@ class ClusterOffer(StrictModel):
         None, description="most that all machines, the head included, may cost"
     )
     plan: Plan = Field(description="what should run")
+
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """See `ShownModel.view`."""
+        count = sum(each.count for each in self.machines)
+        line = f"{self.name}: {counted(count, 'machine')} for {self.usd_per_hour:.4g} USD/h, "
+        line += f"the run {self.total_usd:.4g} USD as planned"
+        rows = [
+            (
+                each.region,
+                each.role,
+                each.type,
+                each.market.replace("_", "-"),
+                each.at,
+                f"{each.count}",
+                "not known" if each.usd_per_hour is None else f"{each.usd_per_hour:.4g}",
+                each.note,
+            )
+            for each in self.machines
+        ]
+        headings = ("region", "role", "machine", "market", "in", "rented", "USD/h each", "")
+        return line, headings, rows
 
 
 def cluster_offer(asked: AskedCluster) -> ClusterOffer:

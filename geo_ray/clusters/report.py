@@ -23,6 +23,8 @@ from geo_ray.config.base import StrictModel
 from geo_ray.errors import GeoRayError, RegionsSilentError
 from geo_ray.lease.record import MAX_RECORD_BYTES
 from geo_ray.lease.store import ConditionalStore
+from geo_ray.observe.html_view import ShownModel
+from geo_ray.observe.text import counted
 from geo_ray.providers.base import Machine, MachineProvider, MachineState, Stock
 from geo_ray.runtime.autoscaler.unread import read_journal
 
@@ -73,7 +75,7 @@ class DecisionRow(StrictModel):
     alternatives: tuple[dict[str, str | float | int | None], ...] = ()
 
 
-class ClusterReport(StrictModel):
+class ClusterReport(ShownModel):
     """How a cluster stands."""
 
     name: str
@@ -101,6 +103,16 @@ class ClusterReport(StrictModel):
     acts: bool = Field(description="whether an autoscaler looks after it now")
     notes: tuple[str, ...] = Field(description="what is wrong")
     decisions: tuple[DecisionRow, ...] = Field(description="the newest, the oldest first")
+
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """See `ShownModel.view`."""
+        line = f"{self.name}: {self.phase}, {counted(len(self.machines), 'machine')}, "
+        line += f"{self.usd_per_hour:.4g} USD/h, {self.spent_usd:.4g} USD so far"
+        head = () if self.head is None else (self.head,)
+        rows = [
+            (row.id, row.role, row.region, row.type, row.state) for row in (*head, *self.machines)
+        ]
+        return line, ("machine", "role", "region", "type", "state"), rows
 
 
 class ToldStatus(StrictModel):

@@ -75,13 +75,16 @@ def check_resumable(
     _check_stores(saved, wanted)
     taken = _taken(store, checkpoint)
     if taken is not None:  # else whoever restores it says what is wrong with it
-        if taken.config_digest != digest(saved):
+        if taken.config_digest != (now := digest(saved)):
             _log.warning(
-                "%s of %s is not the configuration that checkpoint %d was saved with: values were "
-                "changed in a resumption since, or the file was edited",
+                "%s of %s (digest %.12s) is not the configuration that checkpoint %d was saved "
+                "with (digest %.12s): values were changed in a resumption since, or the file was "
+                "edited",
                 CONFIG_FILE,
                 run.shown,
+                now,
                 taken.id,
+                taken.config_digest,
             )
         codecs = taken.extra.get("codecs")
         _check_codecs(codecs if isinstance(codecs, dict) else {}, wanted)

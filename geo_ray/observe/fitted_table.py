@@ -11,6 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Column, Table
 
+from geo_ray.observe.text import printable
+
 _LEAST_TEXT: Final = 12  # a column of words is not made narrower to save another column
 
 
@@ -18,7 +20,7 @@ class FittedTable(Table):
     """A table that fits the console: words are wrapped or shortened, numbers never are.
 
     Columns aligned to the right hold numbers. If all columns do not fit, some are left out, and a
-    line below the table names them.
+    line below the table names them. Characters that control a terminal are escaped everywhere.
 
     Args:
         headings: of columns aligned to the left, as for `rich.table.Table`.
@@ -44,7 +46,7 @@ class FittedTable(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the columns that fit."""
-        columns = [replace(column) for column in self.columns]  # cells included
+        columns = [_printable_column(column) for column in self.columns]
         out: list[str] = []
         widths = [self._widest(column, console, options) for column in columns]
         while len(columns) > 1 and self._over([*map(self._least, columns, widths)], options) > 0:
@@ -61,6 +63,7 @@ class FittedTable(Table):
             column._index, column.max_width = index, width
         fitted = copy(self)
         fitted.columns = columns
+        fitted.title, fitted.caption = _printable(self.title), _printable(self.caption)
         yield from Table.__rich_console__(fitted, console, options)
         if out and self._named:
             names = ", ".join(name or "remarks" for name in out)
@@ -91,3 +94,16 @@ class FittedTable(Table):
         names = [str(column.header) for column in columns]
         wanted = [name for name in self._leave_out if name in names[1:]]
         return names.index(wanted[0], 1) if wanted else len(columns) - 1
+
+
+def _printable_column(column: Column) -> Column:
+    """Return a column of its own with the same cells."""
+    return replace(
+        column,
+        header=_printable(column.header),
+        _cells=[_printable(cell) for cell in column.cells],
+    )
+
+
+def _printable(cell: Any) -> Any:
+    return printable(cell) if isinstance(cell, str) else cell

@@ -17,7 +17,14 @@ from geo_ray.clock import Clock, SystemClock
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.metrics.regions import RegionNow, RunNow
-from geo_ray.observe.text import bytes_text, coarse_text, counted, metrics_text, number_text
+from geo_ray.observe.text import (
+    bytes_text,
+    coarse_text,
+    counted,
+    metrics_text,
+    number_text,
+    printable,
+)
 
 REDRAWS_PER_S = 4.0
 PLAIN_LINE_EVERY_S = 2.0
@@ -399,4 +406,4 @@ class Progress:
         with self._lock:
             lines, self._unprinted = self._unprinted, []
         for markup in lines:
-            self._console.print(markup, highlight=False, soft_wrap=True)
+            self._console.print(printable(markup), highlight=False, soft_wrap=True)

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from geo_ray.observe.html_view import html_view
 from geo_ray.observe.text import bytes_text, counted, duration_text
 from geo_ray.program.graph import Program
 from geo_ray.program.traffic import EdgeTraffic
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ProgramResult:
     """A program that has ended.
 
@@ -52,6 +53,25 @@ class ProgramResult:
                 for each in self.traffic
             ],
         }
+
+    def __repr__(self) -> str:
+        return (
+            f"<ProgramResult {self.program.name}: {duration_text(self.seconds)} ({self.on}), "
+            f"{counted(len(self.values), 'instance')}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                each.edge.source,
+                each.edge.target,
+                f"{each.calls:,}",
+                bytes_text(each.request_bytes),
+                bytes_text(each.answer_bytes),
+            )
+            for each in self.traffic
+        ]
+        return html_view(repr(self)[1:-1], ("from", "to", "calls", "there", "back"), rows)
 
     def __str__(self) -> str:
         lines = [f"program {self.program.name}: {duration_text(self.seconds)} ({self.on})"]

@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from geo_ray.config.base import StrictModel
+from geo_ray.observe.html_view import ShownModel
+from geo_ray.observe.text import counted
 from geo_ray.queue.border import workers_text
 from geo_ray.queue.state import JobStretch, QueuedJob, QueueState
 
@@ -49,7 +51,7 @@ class QueueJobRow(StrictModel):
         return self.planned[-1].until_unix_s if self.planned else None
 
 
-class QueueReport(StrictModel):
+class QueueReport(ShownModel):
     """A queue."""
 
     name: str
@@ -67,6 +69,20 @@ class QueueReport(StrictModel):
     def job(self, name: str) -> QueueJobRow | None:
         """Return a job by its name; None: there is none."""
         return next((row for row in self.jobs if row.name == name), None)
+
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """See `ShownModel.view`."""
+        running = sum(row.state in ("running", "leaving") for row in self.jobs)
+        waiting = sum(row.state == "waiting" for row in self.jobs)
+        line = f"{self.name}: {self.policy}, {counted(len(self.jobs), 'job')}, "
+        line += f"{running} running, {waiting} waiting"
+        if self.is_served is False:
+            line += ", not served"
+        rows = [
+            (row.name, row.tenant, row.outcome or row.state, f"{row.done:.0%}", row.told)
+            for row in self.jobs
+        ]
+        return line, ("job", "tenant", "state", "done", ""), rows
 
 
 def report_of(

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from geo_ray.errors import StoreError
+from geo_ray.stores.sdk import invalid_answers, keys_of, may_have_expired, status_of
 from geo_ray.stores.uri import S3Address
 
 T = TypeVar("T")
@@ -23,7 +24,6 @@ T = TypeVar("T")
 _COS_DOMAIN: Final = ".myqcloud.com"
 _MISSING: Final = ("NoSuchKey", "404", "NotFound")
 _THERE: Final = (409, 412)
-_REFUSED: Final = (400, 401, 403)  # also for keys that have expired; HEAD answers have no code
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class Bucket:
             try:
                 return call()
             except ClientError as error:
-                if _status(error) not in _REFUSED or not self._renew_credentials(client):
+                if not may_have_expired(error) or not self._renew_credentials(client):
                     raise
             return call()
         except ClientError as error:
@@ -234,7 +234,7 @@ class Bucket:
                 raise FileNotFoundError(
                     f"{what}: its upload was given up in {self.place}"
                 ) from None
-            if verb == "create" and _status(error) in _THERE:
+            if verb == "create" and status_of(error) in _THERE:
                 raise FileExistsError(f"{what} is in {self.place} already") from None
             raise StoreError(f"{self.place} refused to {verb} {what}: {code}") from None
         except NoCredentialsError:
@@ -248,13 +248,17 @@ class Bucket:
             raise StoreError(
                 f"{self.place} did not answer ({verb} {what}): {type(error).__name__}"
             ) from None
+        except invalid_answers() as error:
+            raise StoreError(
+                f"{self.place}: the answer is not valid ({verb} {what}): {type(error).__name__}"
+            ) from None
 
     def _renew_credentials(self, refused: Any) -> bool:
         """Read the credentials again; whether they differ from those of a client."""
         with self._client_lock:
             if self._client is refused:
                 session, client = self._connected()
-                if _keys(session) == _keys(self._session):
+                if keys_of(session) == keys_of(self._session):
                     return False
                 self._session, self._client = session, client
             return True
@@ -299,16 +303,6 @@ class Bucket:
             ) from None
         client.meta.events.register("before-sign.s3", _keep_for_cos)
         return session, client
-
-
-def _keys(session: Any) -> object:
-    credentials = session.get_credentials()
-    return None if credentials is None else credentials.get_frozen_credentials()
-
-
-def _status(error: Any) -> int | None:
-    status: int | None = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status
 
 
 def endpoint_of(address: S3Address) -> str | None:

@@ -41,6 +41,8 @@ class TinyServer:
         self.ignores_conditions = False
         self.key: str | None = None
         self.date: str | None = None
+        self.modified = "Fri, 27 Nov 2026 12:00:00 GMT"
+        self.row = "<Key>{name}</Key><Size>{size}</Size>"
         self.endpoint = ""
 
     def answer(self, request: BaseHTTPRequestHandler) -> tuple[int, dict[str, str], bytes]:
@@ -66,14 +68,14 @@ class TinyServer:
             prefix = query.get("prefix", [""])[0]
             names = sorted(name for name in self.objects if name.startswith(prefix))
             rows = "".join(
-                f"<Contents><Key>{name}</Key><Size>{len(self.objects[name][0])}</Size></Contents>"
-                for name in names
+                f"<Contents>{self.row.format(name=name, size=size)}</Contents>"
+                for name, size in ((name, len(self.objects[name][0])) for name in names)
             )
             return 200, {}, f"<ListBucketResult>{rows}</ListBucketResult>".encode()
         if key not in self.objects:
             return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
         body, kept = self.objects[key]
-        return 200, kept | {"Last-Modified": "Fri, 27 Nov 2026 12:00:00 GMT"}, body
+        return 200, kept | {"Last-Modified": self.modified}, body
 
 
 @contextmanager
@@ -243,6 +245,33 @@ def test_an_odd_date_leaves_the_age_of_a_value_unknown(date: str, tiny: TinyServ
     tiny.date = date
     found = store.read("k")
     assert found is not None and found.data == b"1" and found.age_s is None
+
+
+@pytest.mark.parametrize("date", ["yesterday", "Fri, 99 Foo", "99999999999999999999"])
+def test_an_odd_date_of_an_object_is_an_error_of_the_store(date: str, tiny: TinyServer) -> None:
+    bucket = Bucket(parse_s3(address_of(tiny)), LIMITS)
+    bucket.put("some/run/a", b"1")
+    tiny.modified = date
+    for ask in (bucket.get, bucket.metadata):
+        with pytest.raises(StoreError, match=r"answer is not valid \((read|look up) some/run/a\)"):
+            ask("some/run/a")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "<Key>{name}</Key>",
+        "<Key>{name}</Key><Size>many</Size>",
+        "<Size>{size}</Size>",
+        "<Key>{name}</Key><Size>{size}</Size><LastModified>yesterday</LastModified>",
+    ],
+)
+def test_a_listing_without_sense_is_an_error_of_the_store(row: str, tiny: TinyServer) -> None:
+    bucket = Bucket(parse_s3(address_of(tiny)), LIMITS)
+    bucket.put("some/run/a", b"1")
+    tiny.row = row
+    with pytest.raises(StoreError, match=r"answer is not valid \(list some/run/\)"):
+        bucket.sizes("some/run/")
 
 
 # ------------------------------------------------------------------ credentials and endpoints

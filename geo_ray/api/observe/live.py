@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from html import escape
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +25,7 @@ from geo_ray.observe.live.queue_page import queue_sections
 from geo_ray.observe.live.server import PageServer
 from geo_ray.observe.picture.queue_view import QueueView
 from geo_ray.observe.picture.view import RunView
+from geo_ray.observe.text import printable
 
 _SLICE_EVENTS = 100_000
 
@@ -33,6 +35,7 @@ class LivePage:
 
     def __init__(self, run: FilePath, port: int, every_s: float, machines: FilePath | None) -> None:
         board = Board()
+        self._name = str(run)
         self._over = threading.Event()
         self._server = PageServer(board, port, on_watcher=self._somebody_came)
         at = (board, lambda: self._server.watchers, self._server.changed, every_s)
@@ -64,6 +67,14 @@ class LivePage:
         if self._looking is not None:
             self._looking.close()
         self._server.close()
+
+    def __repr__(self) -> str:
+        # The address holds a token, and outputs of notebooks are kept.
+        state = "closed" if self._over.is_set() else f"{self.watchers} watching"
+        return f"<LivePage of {printable(self._name)}: {state}; its address is .url>"
+
+    def _repr_html_(self) -> str:
+        return f"<div><strong>{escape(repr(self)[1:-1])}</strong></div>"
 
     def __enter__(self) -> LivePage:
         return self

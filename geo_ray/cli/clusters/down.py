@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, loading
+from geo_ray.cli.say import say
 
 
 @click.command(short_help="End CLUSTER, and all that it has rented.")
@@ -22,25 +23,25 @@ def down(cluster: RunRef, at_once: bool) -> None:
     click.echo(f"asking for {cluster}", err=True)
     import geo_ray
 
-    found = geo_ray.down(cluster, at_once=at_once, tell=lambda text: click.echo(text, err=True))
+    found = geo_ray.down(cluster, at_once=at_once, tell=lambda text: say(text, err=True))
     if found.was_down:
-        click.echo(
+        say(
             f"{found.name} was down already: the cloud lists nothing of it; "
             f"{found.spent_usd:.4g} USD in all"
         )
         return
     what = "1 machine" if found.machines == 1 else f"{found.machines} machines"
-    click.echo(
+    say(
         f"{found.name} is down: {what} ended, {found.spent_usd:.4g} USD in all; "
         "the cloud lists nothing of it any more"
     )
     if found.unread is not None:
-        click.echo(
+        say(
             f"the autoscaler's journal could not be read and is kept as {found.unread}: what its "
             "machines cost is not in that sum"
         )
     if found.stack is not None:
-        click.echo(
+        say(
             f"the head, networks, secrets and buckets are Terraform's, of the stack {found.stack}: "
             "`terraform destroy` in its directory ends them"
         )

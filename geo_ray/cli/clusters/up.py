@@ -9,6 +9,7 @@ import click
 
 from geo_ray.cli.follow import plan_option
 from geo_ray.cli.paths import check_plan_section, config_file, loading
+from geo_ray.cli.say import say
 
 if TYPE_CHECKING:
     from geo_ray.planning.plan import Plan
@@ -99,7 +100,7 @@ def up(
         if not as_json:
             console.print(offer_table(offer))
             for line in (*offer_lines(offer), *plan_lines(offer.plan)):
-                click.echo(line)
+                say(line)
         if dry_run:
             click.echo("nothing was started")
             return
@@ -115,11 +116,11 @@ def up(
         policy=policy,  # type: ignore[arg-type]  # as above
         from_terraform=source,
         longest_s=longest_s,
-        tell=lambda text: click.echo(text, err=True),
+        tell=lambda text: say(text, err=True),
     )
     if as_json:
         click.echo(made.report.model_dump_json(indent=2))
         return
     console.print(machines_table(made.report))
     for line in reach_lines(made, config):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(line)

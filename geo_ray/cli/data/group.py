@@ -8,6 +8,7 @@ from geo_ray.cli.data.inspect import inspect
 from geo_ray.cli.data.shard import shard
 from geo_ray.cli.data.stats import merge_stats, stats
 from geo_ray.cli.paths import loading
+from geo_ray.cli.say import say
 from geo_ray.cli.tables.data import print_table
 
 # The work is imported by each verb: `geo-ray --help` must not load Arrow and PyTorch.
@@ -38,7 +39,7 @@ def check(manifest_uri: str, region: str | None) -> None:
     bad = frozenset(verdict.shard.path for verdict in found.bad)
     print_table(found.manifest, label_words(manifest_uri), region, bad)
     for verdict in found.bad:
-        click.echo(str(verdict.error), err=True)
+        say(str(verdict.error), err=True)
     if found.bad and found.bad[0].error is not None:
         click.echo(f"{len(found.bad)} of {len(found.verdicts)} shards are bad.", err=True)
         raise click.exceptions.Exit(found.bad[0].error.exit_code)

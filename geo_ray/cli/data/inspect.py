@@ -13,8 +13,10 @@ from rich.markup import escape
 from geo_ray.cli.data.options import read_options
 from geo_ray.cli.data.task import named_task
 from geo_ray.cli.paths import loading
+from geo_ray.cli.say import say
 from geo_ray.cli.tables.data import left_out_lines, shown_time
 from geo_ray.observe.fitted_table import FittedTable
+from geo_ray.observe.text import printable
 
 if TYPE_CHECKING:
     from geo_ray import DataSurvey, ReadOptions
@@ -61,12 +63,12 @@ def inspect(
     _show(found)
     if found.wanted:
         wanted = ", ".join(f"{name}: {kind}" for name, kind in found.wanted.items())
-        click.echo(f"The task wants {wanted}")
+        say(f"The task wants {wanted}")
     if draft_file is not None:
         click.echo(f"Preparation: {draft_file}")
     unreadable = found.survey.unreadable
     for error in unreadable:
-        click.secho(f"error {error}", fg="red", err=True)
+        click.secho(printable(f"error {error}"), fg="red", err=True)
     if unreadable:
         raise click.exceptions.Exit(unreadable[0].exit_code)
 
@@ -89,23 +91,23 @@ def _show(found: DataSurvey) -> None:
     if survey.columns:
         Console().print(table)
     for note in [*left_out_lines(found.left_out), *_notes(survey)]:
-        click.echo(note)
+        say(note)
     frequent = {
         name: line for name, column in survey.columns.items() if (line := _frequent(column))
     }
     if frequent:
         click.echo("Most frequent values:")
     for name, line in frequent.items():
-        click.echo(f"  {name}: {line}")
+        say(f"  {name}: {line}")
     if found.label is not None and found.label not in found.wanted:
-        click.echo(f"The label may be {found.label}.")
+        say(f"The label may be {found.label}.")
     if found.options:
-        click.echo(f"Options for inspect, stats and shard: {' '.join(found.options)}")
+        say(f"Options for inspect, stats and shard: {' '.join(found.options)}")
     if survey.columns:
         click.echo("Usual treatments:")
     for name, treatment in found.treatments.items():
         remark = f"  # {treatment.remark}" if treatment.remark else ""
-        click.echo(f"  {found.treatment_text(name)}{remark}")
+        say(f"  {found.treatment_text(name)}{remark}")
 
 
 def _frequent(column: ColumnSurvey) -> str:
@@ -129,9 +131,9 @@ def _frequent(column: ColumnSurvey) -> str:
 
 
 def _cut(word: str) -> str:
-    from geo_ray.data.nearby import printable
+    from geo_ray.data.nearby import printable as shown_word
 
-    return printable(word[:_MOST_LETTERS])
+    return shown_word(word[:_MOST_LETTERS])
 
 
 def _different(column: ColumnSurvey) -> str:

@@ -10,6 +10,7 @@ import click
 from geo_ray.cli.data.options import is_default, read_options
 from geo_ray.cli.data.task import named_task, pairs_of
 from geo_ray.cli.paths import loading
+from geo_ray.cli.say import say
 from geo_ray.cli.tables.data import MOST_LEFT_OUT, left_out_lines, print_table
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def shard(
         progress=True,
     )
     for line in left_out_lines(made.left_out, MOST_LEFT_OUT):
-        click.echo(line, err=True)
+        say(line, err=True)
     if made.counts is not None:
         _show_counts(made.counts)
     print_table(made.manifest, label_words(made.path))
@@ -180,7 +181,7 @@ def _show_counts(counts: Counts) -> None:
             f"  {number:,} {what} {name}{_frequent(words.get(name))}"
             for name, number in found.items()
         ]
-    click.echo("\n".join(lines))
+    say("\n".join(lines))
 
 
 def _frequent(words: Counter[str] | None) -> str:

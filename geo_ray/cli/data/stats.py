@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from geo_ray.cli.data.options import names_of, read_options
 from geo_ray.cli.paths import loading
+from geo_ray.cli.say import say
 from geo_ray.cli.tables.data import MOST_LEFT_OUT, left_out_lines, shown_time
 from geo_ray.observe.fitted_table import FittedTable
 
@@ -76,7 +77,7 @@ def stats(
     found = geo_ray.data_stats(source, region, wanted, read=read, progress=True)
     found.save(out)
     for line in left_out_lines(found.left_out, MOST_LEFT_OUT):
-        click.echo(line, err=True)
+        say(line, err=True)
     _show(found.statistics)
     click.echo(f"Statistics: {out}")
 
@@ -123,4 +124,4 @@ def _show(shared: Statistics) -> None:
         )
     Console().print(table)
     for name, why in shared.left_out.items():
-        click.echo(f"{name}: {why}", err=True)
+        say(f"{name}: {why}", err=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, run_directory
+from geo_ray.cli.say import say
+from geo_ray.observe.text import printable
 
 
 def _may_begin_later(
@@ -93,7 +95,7 @@ def _show_here(run_dir: RunRef, every_s: float, machines: str | None) -> None:
         for view in views:
             lines = view_lines(view)
             if lines != told:  # what is awaited is told once
-                click.echo("\n".join(lines))
+                say("\n".join(lines))
             told = lines
         return
     with Live(auto_refresh=False, console=console) as live:
@@ -106,6 +108,7 @@ def _show_queue_here(queue: RunRef, every_s: float) -> None:
 
     from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
     import geo_ray
     from geo_ray.cli.tables.queue import jobs_table, queue_line, wide_console
@@ -114,7 +117,8 @@ def _show_queue_here(queue: RunRef, every_s: float) -> None:
     with Live(auto_refresh=False, console=console) as live:
         while True:
             report = geo_ray.queue_report(queue)
-            live.update(Group(jobs_table(report), queue_line(report)), refresh=True)
+            line = Text(printable(queue_line(report)))
+            live.update(Group(jobs_table(report), line), refresh=True)
             if not console.is_terminal:
                 return
             time.sleep(every_s)

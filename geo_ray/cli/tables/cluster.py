@@ -9,6 +9,7 @@ from shlex import quote
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 
 from geo_ray.api.clusters import UpCluster
 from geo_ray.clusters.offer import ClusterOffer, OfferedMachines
@@ -33,7 +34,7 @@ def offer_table(offer: ClusterOffer) -> FittedTable:
     table.add_column("")
     for each in offer.machines:
         usd, score = each.usd_per_hour, each.usd_per_million_rows
-        table.add_row(
+        cells = (
             each.region or "-",
             each.role,
             f"{each.count} x {each.type}" if each.count else f"    {each.type}",
@@ -43,6 +44,7 @@ def offer_table(offer: ClusterOffer) -> FittedTable:
             "" if score is None or each.role != "worker" else f"{score:.3g}",
             "" if each.count else each.note or _why_not(each, offer),
         )
+        table.add_row(*map(escape, cells))
     return table
 
 
@@ -91,7 +93,7 @@ def machines_table(report: ClusterReport) -> FittedTable:
     table.add_column("")
     head: Sequence[ClusterMachineRow] = () if report.head is None else (report.head,)
     for row in (*head, *report.machines):
-        table.add_row(
+        cells = (
             row.id,
             row.role,
             row.region or "-",
@@ -102,6 +104,7 @@ def machines_table(report: ClusterReport) -> FittedTable:
             "?" if row.usd_per_hour is None else f"{row.usd_per_hour:.4g}",
             _leaves(row),
         )
+        table.add_row(*map(escape, cells))
     return table
 
 

@@ -59,7 +59,7 @@ def print_table(
         region: only this one, or None for all.
         bad: paths of shards that must not be used.
     """
-    table = FittedTable(title=f"{manifest.task}, seed {manifest.seed}", box=SIMPLE)
+    table = FittedTable(title=f"{escape(manifest.task)}, seed {manifest.seed}", box=SIMPLE)
     for heading in ("region", "split"):
         table.add_column(heading, no_wrap=True)
     for heading in ("shards", "bad", "rows", "bytes"):
@@ -72,8 +72,8 @@ def print_table(
     for (home, split), shards in groups.items():
         wrong = sum(shard.path in bad for shard in shards)
         table.add_row(
-            home,
-            split,
+            escape(home),
+            escape(split),
             f"{len(shards):,}",
             f"[red]{wrong:,}[/red]" if wrong else "0",
             f"{sum(shard.rows for shard in shards):,}",

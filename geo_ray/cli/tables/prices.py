@@ -8,6 +8,7 @@ from typing import Final
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
+from geo_ray.cli.say import say
 from geo_ray.clouds.price import ANYWHERE, PriceRecord
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.observe.fitted_table import FittedTable
@@ -40,10 +41,9 @@ def print_prices(book: PriceBook, now_unix_s: float) -> None:
         )
     console.print(table)
     for source, number in sources.items():
-        console.print(f"({number}) {source}", markup=False, highlight=False)
+        say(f"({number}) {source}")
     for rate in book.rates:
-        text = f"1 {rate.currency} = {rate.usd:g} USD on {rate.on} ({rate.source})"
-        console.print(text, markup=False, highlight=False)
+        say(f"1 {rate.currency} = {rate.usd:g} USD on {rate.on} ({rate.source})")
 
 
 def _what(record: PriceRecord) -> str:

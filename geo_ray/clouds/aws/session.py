@@ -1,6 +1,7 @@
 """Calls to AWS: bounded, retried when it throttles, with typed errors for all failures.
 
-Credentials come only from boto3's own chain (environment, ``~/.aws``, the machine's role).
+Credentials come only from boto3's own chain (environment, ``~/.aws``, the machine's role). They are
+read again when AWS refuses them, so keys that are rotated in ``~/.aws`` need no restart.
 """
 
 # The SDK ships no types.
@@ -8,12 +9,15 @@ Credentials come only from boto3's own chain (environment, ``~/.aws``, the machi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from geo_ray.clouds.replies import quoted
 from geo_ray.errors import CloudError, CloudUnreachableError
+from geo_ray.stores.sdk import invalid_answers, keys_of, may_have_expired
+
+T = TypeVar("T")
 
 CREDENTIALS_FIX: Final = (
     "Give the machine a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile in "
@@ -67,15 +71,14 @@ class Aws:
         self._clients: dict[tuple[str, str], Any] = {}
         try:
             self._session = Session()
-            credentials = self._session.get_credentials()
-            frozen = credentials.get_frozen_credentials() if credentials else None
+            frozen = keys_of(self._session)
         except BotoCoreError as error:
             raise CloudError(
                 f"the credentials of AWS cannot be had: {type(error).__name__}", fix=CREDENTIALS_FIX
             ) from None
         if frozen is None:
             raise CloudError("there are no credentials of AWS", fix=CREDENTIALS_FIX)
-        self._secrets = (frozen.secret_key, frozen.token, frozen.access_key)
+        self._secrets: tuple[str | None, ...] = _secrets_of(frozen)
 
     def listed(
         self, service: str, region: str, operation: str, key: str, **arguments: Any
@@ -90,8 +93,8 @@ class Aws:
             **arguments: of the operation.
         """
         place = f"aws {service} in {region}"
-        with self._answering(place):
-            client = self._client(service, region)
+
+        def pages(client: Any) -> list[Any]:
             pages = client.get_paginator(operation).paginate(
                 **arguments, PaginationConfig={"PageSize": _PAGE}
             )
@@ -103,6 +106,8 @@ class Aws:
                     raise CloudError(f"{place}: the answer is not valid ({wrong})")
                 found += items
             return found
+
+        return self._ask(place, service, region, pages)
 
     def call(self, service: str, region: str, operation: str, **arguments: Any) -> dict[str, Any]:
         """Call one operation and return its answer.
@@ -118,14 +123,43 @@ class Aws:
             CloudError: it refused, or its answer makes no sense.
         """
         place = f"aws {service} {operation} in {region}"
+        return self._ask(
+            place, service, region, lambda client: dict(getattr(client, operation)(**arguments))
+        )
+
+    def _ask(self, place: str, service: str, region: str, ask: Callable[[Any], T]) -> T:
+        """Send requests by a client; again by another one if there are new credentials."""
+        from botocore.exceptions import ClientError
+
         with self._answering(place):
-            return dict(getattr(self._client(service, region), operation)(**arguments))
+            session = self._session
+            try:
+                return ask(self._client(service, region))
+            except ClientError as error:
+                if not may_have_expired(error) or not self._renew_credentials(session):
+                    raise
+            return ask(self._client(service, region))
+
+    def _renew_credentials(self, refused: Any) -> bool:
+        """Read the credentials again; whether they differ from those of a session."""
+        from boto3.session import Session
+
+        with self._making:
+            if self._session is refused:
+                session = Session()
+                keys = keys_of(session)
+                if keys is None or keys == keys_of(refused):
+                    return False
+                # A late answer to the old keys may still quote them.
+                self._secrets = (*_secrets_of(keys), *_secrets_of(keys_of(refused)))
+                self._session = session
+                self._clients.clear()
+            return True
 
     @contextmanager
     def _answering(self, place: str) -> Iterator[None]:
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
         from botocore.exceptions import ConnectionError as BotoConnectionError
-        from botocore.parsers import ResponseParserError
 
         try:
             yield
@@ -136,7 +170,7 @@ class Aws:
             raise CloudUnreachableError(f"{place} did not answer: {type(error).__name__}") from None
         except BotoCoreError as error:
             raise CloudError(f"{place}: {type(error).__name__}") from None
-        except (ResponseParserError, ValueError, TypeError) as error:
+        except invalid_answers() as error:
             raise CloudError(f"{place}: the answer is not valid ({type(error).__name__})") from None
 
     def _client(self, service: str, region: str) -> Any:
@@ -173,3 +207,7 @@ class Aws:
             found = CloudError(f"{place} refused: {code}: {text}")
         found.said = code
         return found
+
+
+def _secrets_of(keys: Any) -> tuple[str | None, ...]:
+    return keys.secret_key, keys.token, keys.access_key

@@ -10,7 +10,7 @@ from geo_ray.errors import GeoRayError
 from geo_ray.observe.picture.machines_section import machines_note
 from geo_ray.observe.picture.view import MapLink, RunView
 from geo_ray.observe.status.text import status_lines
-from geo_ray.observe.text import age_text, bytes_text, duration_text, number_text
+from geo_ray.observe.text import age_text, bytes_text, duration_text, number_text, printable
 
 _MOST: Final = 8  # links, machines and notes
 
@@ -18,7 +18,7 @@ _MOST: Final = 8  # links, machines and notes
 def view_lines(view: RunView | GeoRayError) -> list[str]:
     """Give the lines; of a run that is not there yet, the error that says so."""
     if isinstance(view, GeoRayError):
-        return [f"awaited: {view.code}: {' '.join(view.message.split())}"]
+        return [printable(f"awaited: {view.code}: {' '.join(view.message.split())}")]
     lines = status_lines(view.status)
     lines += [f"  {text}" for text in view.problems]
     lines += _named("links", [_link(each) for each in view.map.links])
@@ -38,7 +38,7 @@ def view_lines(view: RunView | GeoRayError) -> list[str]:
     lines += _named(
         "newest", [f"{duration_text(t)} {text}" for t, text in view.history.notes][::-1]
     )
-    return lines
+    return [printable(line) for line in lines]
 
 
 def view_text(view: RunView | GeoRayError) -> Text:

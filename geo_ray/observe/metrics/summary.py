@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from geo_ray.config.json_file import load_run_json
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.fitted_table import FittedTable
+from geo_ray.observe.html_view import ShownModel
 from geo_ray.observe.metrics.best import Best
 from geo_ray.observe.metrics.noise import newest_noise
 from geo_ray.observe.metrics.totals import RegionTotals, RunTotals
@@ -51,7 +52,7 @@ class Target(StrictModel):
         return bool(value >= self.value if self.direction == "at_least" else value <= self.value)
 
 
-class Summary(StrictModel):
+class Summary(ShownModel):
     """What a run came to; the content of `summary.json`."""
 
     strategy: str = Field(description="name of the synchronisation strategy")
@@ -87,6 +88,25 @@ class Summary(StrictModel):
     )
     digest: str | None = Field(default=None, description="digest of the final parameters")
     faults: dict[str, int] = Field(description="how often each kind of fault happened")
+
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """See `ShownModel.view`."""
+        line = f"{self.strategy}, seed {self.seed}: {self.steps:,} steps in "
+        line += duration_text(self.seconds)
+        if self.eval:
+            line += f", {metrics_text(self.eval)}"
+        rows = [(name, number_text(value)) for name, value in self.eval.items()]
+        rows += [
+            ("samples", f"{self.samples:,}"),
+            ("rounds", f"{self.rounds:,}"),
+            ("between regions", bytes_text(sum(self.wan_bytes.values()))),
+        ]
+        if self.time_to_target_s is not None:
+            rows.append(("time to target", duration_text(self.time_to_target_s)))
+        if self.usd is not None:
+            rows.append(("USD", number_text(self.usd)))
+        rows += [(kind.replace("_", " "), f"{n:,}") for kind, n in self.faults.items() if n]
+        return line, ("", "value"), rows
 
 
 class Summing:

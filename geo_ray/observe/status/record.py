@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from geo_ray.config.base import StrictModel
+from geo_ray.observe.html_view import ShownModel
+from geo_ray.observe.text import coarse_text, number_text
 
 Ended = Literal["finished", "stopped", "failed"]
 
@@ -68,7 +71,7 @@ class SpentStatus(StrictModel):
     usd: float | None = Field(description="null without a plan to follow, or without prices")
 
 
-class RunStatus(StrictModel):
+class RunStatus(ShownModel):
     """How a run stands."""
 
     run: str = Field(description="its directory")
@@ -99,3 +102,24 @@ class RunStatus(StrictModel):
         default=None, description="of that error, or why it is stopping, or was cut off"
     )
     fix: str | None = Field(default=None, description="what to do about it")
+
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """See `ShownModel.view`."""
+        line = f"{self.run}: {self.phase}"
+        if self.loss is not None:
+            line += f", loss {number_text(self.loss)}"
+        if self.is_going and self.left_s is not None:
+            line += f", about {coarse_text(self.left_s)} left"
+        if self.code is not None:
+            line += f", {self.code}"
+        rows = [
+            (
+                each.name,
+                each.state,
+                f"{each.step:,}" + ("" if each.steps is None else f" of {each.steps:,}"),
+                number_text(each.loss),
+                number_text(each.samples_per_s),
+            )
+            for each in self.regions
+        ]
+        return line, ("region", "state", "step", "loss", "samples/s"), rows

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from geo_ray.api.start import run_to_resume
+from geo_ray.checkpoint.manifest import CheckpointManifest
+from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest
 from geo_ray.config.source import override_items, text_of
 from geo_ray.errors import CheckpointMissingError, RunDirectoryError, RunHeldError
 from geo_ray.job import rundir
@@ -52,6 +55,27 @@ def test_a_run_that_never_saved_begins_again_in_its_own_directory(tmp_path: Path
     check_resumable(run, wanted, wanted, begins=True)
     with pytest.raises(CheckpointMissingError):
         check_resumable(run, wanted, wanted)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_configuration_that_is_not_the_one_of_the_checkpoint_is_warned_of(
+    is_same: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = experiment(tmp_path)
+    run = rundir.create(wanted, tmp_path, exact=True)
+    saved_with = digest(wanted) if is_same else "ab" * 32
+    store = CheckpointStore(run.checkpoints)
+    store.begin(0)
+    fields = {"id": 0, "step": 5, "created": "-", "config_digest": saved_with, "parts": ()}
+    store.commit(0, CheckpointManifest.model_validate(fields))
+    check_resumable(run, wanted, wanted)
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    if is_same:
+        assert warned == []
+        return
+    (text,) = warned
+    assert f"(digest {digest(wanted)[:12]}) is not the configuration" in text
+    assert "checkpoint 0 was saved with (digest abababababab)" in text
 
 
 def test_a_directory_whose_making_was_interrupted_is_completed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from queue_support import TOKENS, SimQueue, job, sim_queue
 
+import geo_ray
 from geo_ray.cli.main import root
 from geo_ray.errors import (
     ConfigError,
@@ -43,6 +44,21 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimQueue:
     # The queue's clock began at 0: the wall clock's time would be far in its future.
     monkeypatch.setattr("geo_ray.api.queue.jobs.time.time", lambda: 40.0)
     return made
+
+
+def test_what_a_job_says_neither_controls_the_terminal_nor_breaks_the_table(
+    queue: SimQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = geo_ray.queue_report(str(queue.root))
+    told = "\x1b]0;owned\x07\x9b2J [/tmp/x] is not there"
+    rows = tuple(row.model_copy(update={"told": told}) for row in report.jobs)
+    odd = report.model_copy(update={"jobs": rows, "name": "\x1b[2Jq"})
+    monkeypatch.setattr(geo_ray, "queue_report", lambda _: odd)
+    for words in (("list", queue.root), ("show", queue.root, "long")):
+        shown = run(*words)
+        assert shown.exit_code == 0, shown.output
+        assert not set("\x1b\x07\x9b") & set(shown.output)
+        assert r"\x1b]0;owned\x07\x9b2J [/tmp/x]" in " ".join(shown.output.split())
 
 
 def test_the_table_says_who_runs_who_waits_and_why(queue: SimQueue) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from cloud_servers import (
+    KEY_ID,
     SECRET,
+    TOKEN,
     AwsAnswers,
     LoopbackCloud,
     Reply,
@@ -211,6 +213,36 @@ def test_without_credentials_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name)
     with pytest.raises(CloudError, match="no credentials"):
         Aws({})
+
+
+@pytest.mark.parametrize("fetch", [fetch_spot, fetch_on_demand], ids=["ec2", "pricing"])
+def test_keys_that_were_rotated_are_read_again(
+    fetch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    keys = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+
+    def rotate(secret: str) -> None:
+        keys.write_text(
+            f"[default]\naws_access_key_id={KEY_ID}\naws_secret_access_key={secret}\n"
+            f"aws_session_token={TOKEN}\n"
+        )
+
+    answers = AwsAnswers(secret="first/" + SECRET)
+    rotate(answers.secret)
+    with asking(answers) as (aws, cloud):
+        assert fetch(aws, "us-east-1", ["g5.xlarge"]) == []
+        answers.secret = "second/" + SECRET
+        rotate(answers.secret)
+        assert fetch(aws, "us-east-1", ["g5.xlarge"]) == []
+        answers.secret = "third/" + SECRET
+        before = len(cloud.requests)
+        with pytest.raises(CloudError, match="signature") as caught:
+            fetch(aws, "us-east-1", ["g5.xlarge"])
+        assert len(cloud.requests) == before + 1, "the same keys are not tried again"
+    assert shows_no_secret(str(caught.value))
 
 
 XML, JSON = "text/xml;charset=UTF-8", "application/x-amz-json-1.1"

@@ -63,3 +63,20 @@ def test_the_live_table_of_a_large_run_fits_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     for number in ("99039/120000", "1,234", "123,456", "computing 1 fault"):
         assert number in lines[1], lines[1]
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_no_text_of_a_table_controls_the_terminal(width: int) -> None:
+    evil = "\x1b]0;owned\x07\x9b31m"
+    found = FittedTable(title=f"t{evil}", caption=f"c{evil}", box=SIMPLE_HEAD)
+    found.add_column(f"h{evil}", overflow="fold")
+    found.add_column("other", justify="right")
+    found.add_row(f"[b]a[/b]{evil}", "12")
+    file = io.StringIO()
+    Console(file=file, width=width).print(found)
+    text = file.getvalue()
+    assert not set("\x1b\x07\x9b") & set(text)
+    if width > 40:
+        escaped = r"\x1b]0;owned\x07\x9b31m"
+        assert all(f"{letter}{escaped}" in text for letter in "tcha"), text
+    assert found.columns[0].header == f"h{evil}", "the table itself is as it was made"
