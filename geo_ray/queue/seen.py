@@ -24,7 +24,7 @@ class SubmissionSeen:
         end: how its run has ended, if it is over; None: without a word.
         code: of the error that ended it.
         told: its message.
-        problem: why its run cannot be read; "" if it can.
+        problem: why its run, or a line of its log, cannot be read; "" if all can.
     """
 
     state: SubmissionState

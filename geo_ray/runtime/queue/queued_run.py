@@ -77,6 +77,7 @@ class QueuedRun:
             end=_ENDS.get(status.phase),
             code=status.code,
             told=status.message or "",
+            problem=next(iter(self._reader.problems), ""),
         )
 
     def ask_stop(self) -> None:
