@@ -61,7 +61,7 @@ def test_what_trials_have_told_is_kept(plan: SearchPlan, monkeypatch: pytest.Mon
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(run, "_cluster", cluster)
-    monkeypatch.setattr(run, "_tuner", lambda plan, wanted: Tuner())
+    monkeypatch.setattr(run, "_tuner", lambda *_: Tuner())
     with pytest.raises(KeyboardInterrupt):  # of Ctrl-C, which Ray Tune itself handles
         search(plan, lambda text: None)
     assert (plan.out / TUNE_FOLDER).is_dir()
