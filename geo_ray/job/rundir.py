@@ -9,7 +9,9 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_core import from_json
 
 from geo_ray.config.load import changes, dump_yaml, load_tree
 from geo_ray.config.recorded import RecordedConfig
@@ -30,6 +32,7 @@ PLAN_FILE = "plan.json"
 FOLLOWED_FILE = "followed_plan.json"
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "model-best.safetensors"
+_MOST_PLAN_BYTES: Final = 1_000_000
 _EXECUTION: Final = ("run", "cluster", "observe", "checkpoint", "plan", "provider", "autoscale")
 _log = logging.getLogger(__name__)
 
@@ -118,8 +121,8 @@ def create(
 def address_in(path: Path) -> str | None:
     """The address of a run in a bucket of which a directory is a copy; None: it is none."""
     try:
-        address = json.loads((path / PLAN_FILE).read_text()).get("address")
-    except (OSError, ValueError, AttributeError):
+        address = _read_plan(path)["address"]
+    except (OSError, ValueError, KeyError):
         return None
     return None if address is None else str(address)
 
@@ -340,10 +343,10 @@ def _origin(experiment: Experiment, base_dir: Path) -> dict[str, object]:
 def _read_origin(path: Path) -> tuple[_Origin, str | None]:
     """Read where a run was started from, and its address if it is in a bucket."""
     try:
-        plan = json.loads((path / PLAN_FILE).read_text())
+        plan = _read_plan(path)
         base_dir, work_dir = Path(str(plan["base_dir"])), Path(str(plan["work_dir"]))
         digest, address = plan["task_sha256"], plan["address"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise RunDirectoryError(
             f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
             fix="Name a directory that `geo-ray train` made, such as runs/quickstart. One that is "
@@ -351,6 +354,21 @@ def _read_origin(path: Path) -> tuple[_Origin, str | None]:
         ) from error
     origin = _Origin(base_dir, work_dir, None if digest is None else str(digest))
     return origin, None if address is None else str(address)
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    """Read the ``plan.json`` of a run, which anybody may have written.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON object, or too large.
+    """
+    with (path / PLAN_FILE).open("rb") as file:
+        data = file.read(_MOST_PLAN_BYTES + 1)
+    plan = from_json(data)
+    if len(data) > _MOST_PLAN_BYTES or not isinstance(plan, dict):
+        raise ValueError(f"it is no JSON object of at most {_MOST_PLAN_BYTES} bytes")
+    return plan
 
 
 def _find_base_dir(
@@ -427,7 +445,7 @@ def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -
     """
     save_text(run.path / CONFIG_FILE, dump_yaml(experiment))
     try:
-        written = json.loads((run.path / PLAN_FILE).read_text())
+        written = _read_plan(run.path)
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"cannot read {run.path / PLAN_FILE}: {error}") from error
     written |= _origin(experiment, run.base_dir)

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from geo_ray.errors import InvariantError
 
 Check: TypeAlias = Callable[[Any], Any]  # gives the JSON value back, or raises TypeError
+_MOST_WHOLE: Final = 10**18  # of what is summed up and divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,13 @@ def _flag(value: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is int:  # nearly all are; asking for `Integral` takes ten times as long
-        return value
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError("a whole number")
-    return int(value)
+    if type(value) is not int:  # nearly all are; asking for `Integral` takes ten times as long
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError("a whole number")
+        value = int(value)
+    if not -_MOST_WHOLE <= value <= _MOST_WHOLE:
+        raise TypeError(f"a whole number up to {_MOST_WHOLE:.0e}")
+    return value  # type: ignore[no-any-return]
 
 
 def _number(value: Any) -> float | None:
@@ -69,7 +72,10 @@ def _number(value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError("a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise TypeError("a number that a float can hold") from None
     return number if math.isfinite(number) else None
 
 
