@@ -79,6 +79,19 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _finite_number(value: Any) -> float:
+    number = _number(value)
+    if number is None:
+        raise TypeError("a finite number")
+    return number
+
+
+def _mode(value: Any) -> str:
+    if value not in ("min", "max"):
+        raise TypeError("min or max")
+    return str(value)
+
+
 def _name(value: Any) -> str | int:
     return value if isinstance(value, str) else _whole(value)
 
@@ -162,8 +175,8 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "step": _whole,
         "region": _or_null(_text),  # null: evaluated on the rows of all regions
         "metric": _text,
-        "mode": _text,
-        "value": _number,
+        "mode": _mode,
+        "value": _finite_number,
         "samples": _whole,
         "metrics": _table(_number),
     },
