@@ -285,8 +285,7 @@ def reopen(
             fix="Run the command where the run was started from, or in a copy of that directory; "
             "or name the configuration next to the file: `geo-ray train CONFIG --resume RUN`.",
         )
-    drift = any(name in allowed for name in files)
-    experiment = load_tree(file, [], Experiment, base_dir=run.base_dir, allow_drift=drift)
+    experiment = load_tree(file, [], Experiment, base_dir=run.base_dir, may_change=allowed)
     return run, experiment
 
 
