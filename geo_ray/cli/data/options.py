@@ -50,7 +50,7 @@ _READ = (
     click.option(
         "--site",
         type=click.Path(path_type=Path),
-        help="A site file, which translates the columns of these files to the shared ones.",
+        help="A site file: how these files are read, and their columns become the shared ones.",
     ),
     click.option(
         "--strict", is_flag=True, help="Refuse files of which anything would be left out."
@@ -77,17 +77,17 @@ def read_options(verb: Callable[..., None]) -> Callable[..., None]:
         **others: Any,
     ) -> None:
         from geo_ray import ReadOptions
-        from geo_ray.data.files.options import DEFAULT_NULLS
+        from geo_ray.data.files.options import CHARACTERS, DEFAULT_NULLS
 
         names = tuple(name.strip() for name in header.split(",")) if header is not None else ()
         read = ReadOptions(
             format=format,  # type: ignore[arg-type]  # click has checked it
-            delimiter="\t" if delimiter in ("tab", "\\t") else delimiter,
+            delimiter=delimiter and CHARACTERS.get(delimiter, delimiter),
             decimal=decimal,
             encoding=encoding,
             header=names,
             nulls=(*(() if no_default_nulls else DEFAULT_NULLS), *nulls),
-            thousands=" " if thousands == "space" else thousands,
+            thousands=thousands and CHARACTERS.get(thousands, thousands),
             site=site,
             strict=strict,
         )

@@ -77,7 +77,7 @@ class InputFiles:
     Attributes:
         store: has the files.
         files: to be read.
-        options: how they are read.
+        options: how they are read, with what the site file says.
         name: the address that was named.
         left_out: what else is there.
         site: how the site's columns become shared ones, if they differ.
@@ -104,11 +104,14 @@ def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
     Raises:
         ShardMissingError: if there is nothing to read; says what is there instead.
         ConfigError: if there are files of several formats and none is chosen, or the site file
-            cannot be used.
+            cannot be used or contradicts the options.
         StoreError: if the store does not answer.
     """
     options = options or ReadOptions()
-    site = None if options.site is None else load_site(Path(options.site))
+    site = None
+    if options.site is not None:
+        site = load_site(Path(options.site))
+        options = site.read.added_to(options, str(options.site))
     store, paths, left_out = _paths(uri, options)
     known = {path: found for path in paths if (found := _recognise(path)) is not None}
     if options.format is not None:

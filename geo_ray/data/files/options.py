@@ -14,6 +14,9 @@ Format = Literal["csv", "jsonl", "parquet", "arrow"]
 THOUSANDS = (",", ".", "'", " ")
 """Marks between groups of three digits; a space stands for all kinds of spaces."""
 
+CHARACTERS = {"tab": "\t", "\\t": "\t", "space": " "}
+"""Words for characters that are hard to type, or to see."""
+
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 DEFAULT_NULLS = ("NULL", "null", "None", "NA", "N/A", "n/a", "#N/A")
@@ -33,8 +36,8 @@ class ReadOptions:
         encoding: of text files, as Python names it.
         header: names of the columns of CSV files without a header line; () if they have one.
         nulls: words that mean "no value"; those of `DEFAULT_NULLS` only in CSV files and unquoted.
-        site: a file that says how the columns of these files differ from those that all regions
-            share; see `geo_ray.data.files.site`.
+        site: a file that says how these files are read, and how their columns differ from those
+            that all regions share; see `geo_ray.data.files.site`.
         strict: refuse files of which anything is left out: a file, a folder, or a line.
     """
 

@@ -1,9 +1,9 @@
-"""The site file: how one site's columns differ from those that all regions share.
+"""The site file: how one site's files differ from what all regions share.
 
 A preparation is the same in all regions, and its fingerprint proves it. Sites name their columns in
 their own way, and write words, times and units in their own way. A site file translates them while
 the rows are read, so that all that follows sees the shared columns. It is not part of the
-fingerprint.
+fingerprint. It may also say how the files are read: sites use different separators and encodings.
 """
 
 # PyArrow ships no complete types.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from geo_ray.config.base import StrictModel
 from geo_ray.config.explain import explain
 from geo_ray.config.load import read_text
 from geo_ray.config.yaml_text import parse_yaml
+from geo_ray.data.files.options import CHARACTERS, ReadOptions
 from geo_ray.data.nearby import listed, missing_path, nearest
 from geo_ray.data.prepare.numbers import (
     TimeFormat,
@@ -86,12 +87,62 @@ class SiteColumn(StrictModel):
         return self
 
 
+class SiteRead(StrictModel):
+    """How the files of a site are read; each key is also an option of ``geo-ray data``."""
+
+    delimiter: str | None = Field(default=None, description="between the values of CSV files")
+    decimal: Literal[".", ","] | None = Field(default=None, description="decimal mark")
+    thousands: str | None = Field(
+        default=None, description="mark between groups of three digits, or the word space"
+    )
+    encoding: str | None = Field(default=None, description="of text files")
+    header: tuple[str, ...] | None = Field(
+        default=None, description="names of the columns of CSV files without a header line"
+    )
+    nulls: tuple[str, ...] = Field(
+        default=(), description="words that mean that there is no value, besides the usual ones"
+    )
+
+    def added_to(self, options: ReadOptions, origin: str) -> ReadOptions:
+        """Options with what the site file says.
+
+        Args:
+            options: what the user said; default values count as not said.
+            origin: the name of the site file, for messages.
+
+        Raises:
+            ConfigError: the two contradict each other, or the site file makes no sense.
+        """
+        told: dict[str, Any] = {
+            name: CHARACTERS.get(value, value) if isinstance(value, str) else value
+            for name, value in self
+            if name != "nulls" and value is not None
+        }
+        usual = ReadOptions()
+        for name, value in told.items():
+            other = getattr(options, name)
+            if other not in (getattr(usual, name), value):
+                raise ConfigError(
+                    f"{origin} says that {name} is {value!r}, and --{name} that it is {other!r}",
+                    fix=f"Leave --{name} out, or correct read.{name} in {origin}.",
+                )
+        try:
+            return replace(options, nulls=(*options.nulls, *self.nulls), **told)
+        except ConfigError as error:
+            fix = f"Correct `read` in {origin}. {error.fix}"
+            raise ConfigError(f"{origin}: read: {error.message}", fix=fix) from None
+
+
 class SiteFile(StrictModel):
-    """All columns of a site that differ from the shared ones."""
+    """How the files of a site are read, and its columns that differ from the shared ones."""
 
     version: Literal[1] = Field(default=1, description="version of this format")
+    read: SiteRead = Field(
+        default_factory=SiteRead, description="how the files are read, if not as usual"
+    )
     columns: dict[str, SiteColumn] = Field(
-        description="column of the site's files -> how it becomes a shared column"
+        default_factory=dict,
+        description="column of the site's files -> how it becomes a shared column",
     )
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from geo_ray.data.columns import ColumnType, counts_text, parse_types
+from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.files.site import SiteFile, SiteReader
 from geo_ray.data.nearby import listed
 from geo_ray.data.prepare.advice import ColumnFacts, shown
@@ -98,9 +99,11 @@ class Preparer:
         decimal: the decimal mark of numbers that are text, "." or ",".
         thousands: the mark between groups of three of their digits, if there is one.
         site: how the columns of the rows become the shared ones, if they differ; see `load_site`.
+            The marks of numbers that it names need not be given here.
 
     Raises:
         SchemaMismatchError: if the preparation is not resolved, or has no such column.
+        ConfigError: if the marks contradict each other, or those of the site.
     """
 
     def __init__(
@@ -111,8 +114,11 @@ class Preparer:
         thousands: str | None = None,
         site: SiteFile | None = None,
     ) -> None:
-        self._decimal = decimal
-        self._thousands = thousands
+        marks = ReadOptions(decimal=decimal, thousands=thousands)
+        if site is not None:
+            marks = site.read.added_to(marks, "the site file")
+        self._decimal = marks.decimal
+        self._thousands = marks.thousands
         self._site = site
         self._types = parse_types(preparation.types)
         chosen = tuple(preparation.types) if only is None else tuple(only)

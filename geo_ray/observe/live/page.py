@@ -167,7 +167,9 @@ def _curves(view: RunView) -> str:
 
 
 def _curve(view: CurveView, series: int, *, faint: bool = False) -> Curve:
-    return Curve(view.label, view.t_s, smooth(view.value), series, faint, view.breaks_s)
+    after = np.searchsorted(view.t_s, view.breaks_s).tolist()
+    bold = smooth(view.value, breaks=after)
+    return Curve(view.label, view.t_s, bold, series, faint, view.breaks_s)
 
 
 def _money(view: RunView) -> str:

@@ -74,8 +74,9 @@ def _loss(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) ->
         curves: list[Curve] = []
         for index, (name, region) in enumerate(run.regions.items()):
             t_s, x, loss = _loss_over(axis, region, so_far)
-            breaks = _breaks(t_s, x, returns.get(name, ()))
-            bold = smooth(loss)
+            after = _after_returns(t_s, returns.get(name, ()))
+            breaks = tuple(x[after].tolist())
+            bold = smooth(loss, breaks=after)
             if len(run.regions) <= MANY and not np.array_equal(bold, loss, equal_nan=True):
                 curves.append(Curve("", x, loss, index, faint=True, breaks=breaks))
             curves.append(Curve(name, x, bold, index, breaks=breaks))
@@ -101,10 +102,9 @@ def resumptions(run: RunRecord) -> list[tuple[float, str]]:
     return [(t_s, f"resumed at {duration_text(t_s)}") for t_s in times_s]
 
 
-def _breaks(t_s: Floats, x: Floats, returns: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the places of the first points after a region's returns."""
-    first = np.searchsorted(t_s, returns)
-    return tuple(float(x[index]) for index in first if index < len(x))
+def _after_returns(t_s: Floats, returns: tuple[float, ...]) -> list[int]:
+    """Return which points are the first after a region's returns."""
+    return [int(index) for index in np.searchsorted(t_s, returns) if index < len(t_s)]
 
 
 def _loss_over(axis: str, region: RegionRecord, so_far: _SoFar) -> tuple[Floats, Floats, Floats]:
@@ -137,7 +137,7 @@ def _evals(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) -
                 if (region, metric) not in run.evals:
                     continue
                 t_s, x, value = _eval_over(axis, run, so_far, (region, metric))
-                breaks = _breaks(t_s, x, returns.get(region or "", ()))
+                breaks = tuple(x[_after_returns(t_s, returns.get(region or "", ()))].tolist())
                 curves.append(Curve(label, x, value, index, breaks=breaks))
             whose = " of all regions" if axis == SAMPLES else ""
             charts += view(axis, f"held-out {metric}", curves, whose=whose, at=_on(axis, run))

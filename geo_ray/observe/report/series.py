@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,14 +12,16 @@ Floats = NDArray[np.float64]
 MAX_POINTS = 1000
 
 
-def smooth(y_N: Floats, share: float = 0.03) -> Floats:
+def smooth(y_N: Floats, share: float = 0.03, breaks: Sequence[int] = ()) -> Floats:
     """Give the centred moving mean over ``share`` of the points, values that are NaN left out.
 
-    The window has at least 9 points; fewer than 60 points are left as they are.
+    The window has at least 9 points, fewer at the ends of the curve and beside a break; fewer than
+    60 points are left as they are.
 
     Args:
         y_N: values, float64 (N,).
         share: width of the window as a part of N.
+        breaks: the first points after gaps, rising; no window has points of both sides.
 
     Returns:
         float64 (N,); NaN where the whole window is.
@@ -32,7 +35,10 @@ def smooth(y_N: Floats, share: float = 0.03) -> Floats:
     sums = np.concatenate([[0.0], np.cumsum(finite_N / unit)])
     counts = np.concatenate([[0], np.cumsum(good_N)])
     index = np.arange(len(y_N))
-    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(y_N))
+    edges = np.array([0, *breaks, len(y_N)])
+    next_edge = np.searchsorted(edges, index, side="right")
+    first = np.maximum(index - half, edges[next_edge - 1])
+    last = np.minimum(index + half + 1, edges[next_edge])
     with np.errstate(invalid="ignore"):
         mean: Floats = unit * ((sums[last] - sums[first]) / (counts[last] - counts[first]))
     return mean

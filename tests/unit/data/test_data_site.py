@@ -139,6 +139,42 @@ def site_rows(folder: Path, site: str, **options: Any) -> dict[str, list[Any]]:
     }
 
 
+def test_a_site_file_says_how_its_files_are_read(sites: Path) -> None:
+    marks = {"delimiter": ";", "decimal": ",", "thousands": "."}
+    expected = site_rows(sites / "eu", SITE, format="csv", **marks)
+    site = SITE + 'read: {delimiter: ";", decimal: ",", thousands: "."}\n'
+    assert site_rows(sites / "eu", site, format="csv") == expected
+    assert site_rows(sites / "eu", site, format="csv", **marks) == expected  # said twice
+    with pytest.raises(ConfigError, match=r"thousands is '\.', and --thousands") as caught:
+        site_rows(sites / "eu", site, format="csv", thousands=" ")
+    assert "Leave --thousands out" in caught.value.fix
+    (sites / "site.yaml").write_text(site)
+    read = ("--site", "site.yaml")
+    run("inspect", "eu", *read)
+    stats("us")
+    stats("eu", *read)
+    run("merge-stats", "us.json", "eu.json", "--out", "all.json")
+    shard("eu", *read)
+    prepared = load_prepared("out/eu/manifest.json")
+    here = Preparer(prepared, ["x"], site=load_site(Path("site.yaml")))
+    own = {"Gewicht": ["3.000,50"], "Aufnahme": ["01.02.2024"], "Station": ["Chirurgie"]}
+    shared = {"weight": [1500.25], "seen": ["2024-02-01"], "ward": ["surgery"]}
+    expected_x = Preparer(prepared, ["x"]).apply(shared).columns["x"]
+    np.testing.assert_array_equal(here.apply(own).columns["x"], expected_x)
+
+
+def test_a_site_file_names_columns_encoding_and_words_for_no_value(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("Köln\t1 000\n-\t2 000\n".encode("latin-1"))
+    site = """\
+read: {delimiter: tab, thousands: space, encoding: latin-1, header: [Ort, n], nulls: ["-"]}
+columns:
+  Ort: {rename: city}
+  n: {unit: {multiply: 2}}
+"""
+    rows = site_rows(tmp_path, site, format="csv")
+    assert rows == {"city": ["Köln", None], "n": [2000.0, 4000.0]}
+
+
 def test_typed_columns_are_translated_too(tmp_path: Path) -> None:
     table = {
         "code": pa.array([1, 2, 9, None], pa.int8()),
@@ -197,6 +233,8 @@ def test_what_cannot_be_translated_is_said_with_its_place(
         ("columns: {a: {cast: {time: '%Y-%Q'}}}", "is no format"),
         ("columns: {a: {cast: {time: '%Y%m%d'}, unit: {add: 1}}}", "a time has no unit"),
         ("columns: {a: {words: {1: x, '1.0': y}}}", "'1' is there twice"),
+        ("read: {delimitr: ;}", "did you mean delimiter?"),
+        ("read: {decimal: ;}", "decimal"),
     ],
 )
 def test_a_site_file_that_makes_no_sense_is_refused(
@@ -208,6 +246,24 @@ def test_a_site_file_that_makes_no_sense_is_refused(
     assert message in caught.value.message
     with pytest.raises(ConfigError, match="there is no site file"):
         load_site(tmp_path / "sit.yaml")
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        ("{delimiter: ';;'}", "site.yaml: read: --delimiter: ';;' is not one character"),
+        ("{encoding: utf-9}", "site.yaml: read: --encoding: there is no encoding 'utf-9'"),
+        ("{decimal: ',', thousands: ','}", "site.yaml: read: --thousands and --decimal are both"),
+    ],
+)
+def test_reading_options_of_a_site_file_that_make_no_sense_are_refused(
+    tmp_path: Path, read: str, message: str
+) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError) as caught:
+        site_rows(tmp_path, f"read: {read}\n", format="csv")
+    assert message in caught.value.message
+    assert "Correct `read` in" in caught.value.fix
 
 
 # ------------------------------------------------------------------ refusals along the way

@@ -70,6 +70,17 @@ def test_smooth_is_the_mean_of_what_is_finite() -> None:
     assert np.isnan(smooth(np.full(100, np.nan))).all()
 
 
+def test_smooth_takes_no_points_from_across_a_break() -> None:
+    y = np.concatenate([np.full(100, 2.0), np.full(100, 7.0)])
+    assert np.allclose(smooth(y, breaks=[100]), y)
+    assert not np.allclose(smooth(y), y)
+    ramp = np.arange(200.0)
+    halves = smooth(ramp, breaks=[100])
+    assert halves[99] == pytest.approx(ramp[95:100].mean())
+    assert halves[100] == pytest.approx(ramp[100:105].mean())
+    assert np.array_equal(smooth(ramp, breaks=[100, 100]), halves)  # two returns before one step
+
+
 def test_coverage_is_the_part_of_each_bin() -> None:
     edges = np.array([0.0, 1.0, 2.0, 3.0])
     start, end = np.array([0.5, 2.0]), np.array([1.25, 3.0])
