@@ -133,6 +133,7 @@ def test_restarts_that_fail_at_their_start_are_counted_and_spaced(
             raise BrokenError(LOST, frozenset(), clock)
         with driver._starting(resume):
             raise error
+        raise AssertionError("the error does not pass")
 
     log = write(run.run.path / EVENTS_FILE, [started()])
     store = SimpleNamespace(latest=lambda: None)
