@@ -20,6 +20,8 @@ from geo_ray.errors import (
     PlacementError,
     PreflightError,
     RegionLostError,
+    RunDirectoryError,
+    StoreError,
 )
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import check_absent, check_start, model_outline, use_one_thread
@@ -55,6 +57,7 @@ from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver, part_names
 from geo_ray.runtime.desk.sight import show
 from geo_ray.runtime.driver.attachment import go_on, living_run
+from geo_ray.runtime.driver.ending import Retrying
 from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
 from geo_ray.runtime.driver.run_desk import desk_of
 from geo_ray.runtime.driver.stage import (
@@ -176,7 +179,7 @@ def train(
                     resume = replace(resume, cause=living)
                 return _train(experiment, run, told, resume, cluster, held, placed)
             except BrokenError as broken:
-                if not _can_restart(experiment, run, broken.cause, told.status, restarts):
+                if not _can_restart(experiment, run, broken.cause, told, restarts):
                     note_failure(run.path, broken.cause, told.began_unix_s)
                     raise broken.cause from None
                 failed_starts = failed_starts + 1 if broken.at_start else 0
@@ -190,18 +193,19 @@ def _can_restart(
     experiment: Experiment,
     run: RunDirectory,
     cause: GeoRayError,
-    status: Callable[[str], None],
+    reporting: Reporting,
     restarts: Restarts,
 ) -> bool:
-    """Whether a run goes on from its newest checkpoint."""
+    """Whether a run goes on from its newest checkpoint; a store that is away is waited for."""
     store = store_of(run, experiment.checkpoint)
+    retrying = Retrying(experiment.checkpoint.retry_s, reporting.status, reporting.interruption)
     try:
-        store.latest()
-    except CheckpointError:
+        retrying.until_done("reading the newest checkpoint", store.latest)
+    except (CheckpointError, StoreError, RunDirectoryError):
         return False
     if not restarts.take(time.monotonic()):
         return False
-    status(f"{cause.message}: the run goes on from its newest checkpoint")
+    reporting.status(f"{cause.message}: the run goes on from its newest checkpoint")
     return True
 
 

@@ -12,10 +12,19 @@ from observe_support import started, step, write
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_text
-from geo_ray.errors import GeoRayError, PlacementError, PreflightError, RegionLostError
+from geo_ray.errors import (
+    CheckpointMissingError,
+    GeoRayError,
+    PlacementError,
+    PreflightError,
+    RegionLostError,
+    StoreError,
+)
 from geo_ray.job import rundir
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.metrics.summary import Summary, summarise
+from geo_ray.runtime.control.restarts import Restarts
+from geo_ray.runtime.driver import ending
 from geo_ray.runtime.driver import train as driver
 from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.runtime.driver.stage import BrokenError, RunClock, Stage
@@ -43,6 +52,7 @@ class Driver:
             time=lambda: self.unix_s, monotonic=lambda: self.unix_s, sleep=self.slept.append
         )
         monkeypatch.setattr(driver, "time", fake_time)
+        monkeypatch.setattr(ending, "time", fake_time)
         monkeypatch.setattr(driver, "controller_of", self._controller)
         monkeypatch.setattr(driver, "drive_to_end", self._drive)
 
@@ -146,3 +156,26 @@ def test_restarts_that_fail_at_their_start_are_counted_and_spaced(
     assert run.slept == [15.0, 30.0]
     assert any("no place" in line or "is lost" in line or "no node" in line for line in run.told)
     assert [e["code"] for e in read_events(log) if e.kind == "run_failed"] == [error.code]
+
+
+def test_a_store_that_is_away_when_a_run_wants_to_restart_is_waited_for(
+    run: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Exception | None] = [StoreError("away"), StoreError("away"), None]
+
+    def latest() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    def can_restart() -> bool:
+        restarts = Restarts(3, None, "checkpoint.restarts")
+        return driver._can_restart(run.experiment, run.run, LOST, run.reporting, restarts)
+
+    monkeypatch.setattr(driver, "store_of", lambda *_: SimpleNamespace(latest=latest))
+    assert can_restart() and answers == [] and run.slept == [1.0, 2.0]
+    answers.append(CheckpointMissingError("the run has saved nothing"))
+    assert not can_restart()
+    run.reporting.interruption.set()  # nobody wants to wait
+    answers.append(StoreError("away"))
+    assert not can_restart()
