@@ -206,7 +206,8 @@ class LocalCluster:
                     f"node '{name}' of the local cluster was not up after "
                     f"{self._config.start_timeout_s:g} s (cluster.start_timeout_s):\n"
                     + self._log_tail(name),
-                    fix="Raise cluster.start_timeout_s if the machine is busy; read the log above.",
+                    fix="If the machine is busy, wait longer: `--set cluster.kind=local --set "
+                    "cluster.start_timeout_s=300`. Else read the log above.",
                 )
             time.sleep(0.02)
 
