@@ -1,8 +1,9 @@
 """All that `scripts/test` checks: what can be at the same time, with a summary of the parts.
 
-Lanes run side by side, the parts of a lane one after the other. The output of one part at a time is
-shown as it comes; that of another follows as a whole when the screen is free. Ctrl-C is passed on:
-all parts clean up and end.
+Lanes run side by side, the parts of a lane one after the other. Tests that start a cluster or watch
+a clock get a core whenever they need one; the others take what is left. The output of one part at a
+time is shown as it comes; that of another follows as a whole when the screen is free. Ctrl-C is
+passed on: all parts clean up and end.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 KILL_AFTER_S = 90.0  # after Ctrl-C; a cluster takes a while to go
 POLL_S = 0.1
+BACKGROUND = 10  # a ninth of the share of others
 LINKS = (  # tests that wait for the network most of the time and need no cluster
     "tests/contract/test_transport*.py",
     "tests/chaos/test_transport*.py",
@@ -38,9 +42,15 @@ ENVIRONMENT = "tests/integration/test_environment.py"
 
 
 class Part:
-    """A command in a session of its own, its output in a file without a name."""
+    """A command in a session of its own, its output in a file without a name.
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    Args:
+        name: of the part.
+        command: with its arguments.
+        nice: how much less it is preferred to others, 0 to 19.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], nice: int = 0) -> None:
         self.name = name
         self.status: int | None = None
         self.wall_s = 0.0
@@ -50,12 +60,14 @@ class Part:
         self._has_heading = False
         self._started = time.monotonic()
         self._process = subprocess.Popen(
-            command,
+            ["nice", "-n", str(nice), *command],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        with suppress(OSError):  # where Linux shares the cores among sessions first
+            Path(f"/proc/{self._process.pid}/autogroup").write_text(str(nice))
 
     def has_ended(self) -> bool:
         """Says whether it has; notes how, and what it and its children used."""
@@ -98,7 +110,12 @@ class Part:
         return os.pread(self._output.fileno(), 1 << 30, 0).decode(errors="replace").splitlines()
 
 
-Lane = dict[str, Sequence[str]]  # commands by name, run in this order
+@dataclass(frozen=True)
+class Lane:
+    """Commands by name, run in this order, and how much less they are preferred to others."""
+
+    commands: Mapping[str, Sequence[str]]
+    nice: int = 0
 
 
 class Checks:
@@ -110,12 +127,12 @@ class Checks:
 
     def run(self, lanes: Sequence[Lane]) -> None:
         """Runs the named commands of each lane one after the other, the lanes at the same time."""
-        waiting = [list(lane.items()) for lane in lanes]
+        waiting = [list(lane.commands.items()) for lane in lanes]
         running: dict[int, Part] = {}
         while True:
-            for number, lane in enumerate(waiting):
-                if lane and (number not in running or running[number].has_ended()):
-                    running[number] = Part(*lane.pop(0))
+            for number, commands in enumerate(waiting):
+                if commands and (number not in running or running[number].has_ended()):
+                    running[number] = Part(*commands.pop(0), lanes[number].nice)
                     self._parts.append(running[number])
                     self._unshown.append(running[number])
             for part in self._parts:
@@ -164,15 +181,14 @@ class Checks:
         return False
 
 
-def run_all(phases: Sequence[Sequence[Lane]]) -> int:
-    """Runs the lanes of one phase after the other and sums up; returns the exit status."""
+def run_all(lanes: Sequence[Lane]) -> int:
+    """Runs the lanes and sums up; returns the exit status."""
     # A shell that begins this in the background has it ignore interrupts, and so all children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     checks = Checks()
     try:
-        for lanes in phases:
-            checks.run(lanes)
+        checks.run(lanes)
     except KeyboardInterrupt:
         checks.interrupt()
         checks.sum_up()
@@ -192,36 +208,38 @@ def files(patterns: Sequence[str]) -> list[str]:
     return [str(path) for pattern in patterns for path in sorted(Path().glob(pattern))]
 
 
-def everything(slow: bool) -> list[list[Lane]]:
+def everything(slow: bool) -> list[Lane]:
     """Returns what must pass, those marked slow too or not."""
     of_links = files(LINKS)
     of_runs = [path for path in files(WHOLE_RUNS) if path not in of_links]
     others = [f"--ignore-glob={pattern}" for pattern in (*LINKS, ENVIRONMENT)]
+    shorter = [f"--ignore-glob={pattern}" for pattern in WHOLE_RUNS]
     strategies = "tests/contract/test_[os]*.py"
     contracts = ["tests/contract", *others, f"--ignore-glob={strategies}"]
-    first: list[Lane] = [
-        {
-            "ruff": ["ruff", "check", "."],
-            "format": ["ruff", "format", "--check", "."],
-            "mypy": ["mypy"],
-            "simulations": pytest("tests/sim", *others, slow=slow),
-        },
-        {"units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow)},
-        {
-            # Waits for servers and processes a third of its time.
-            "contracts": pytest(*contracts, slow=slow),
-            "strategies": pytest(*files([strategies]), slow=slow),
-            "properties": pytest("tests/property", *others, slow=slow),
-        },
+    # Two lanes with clusters: the processes of one keep both cores busy while they start, and a
+    # head or a node that gets no turn for a minute gives up.
+    return [
+        Lane({"clusters": pytest("tests/integration", *others, *shorter, slow=slow)}),
+        Lane({"whole runs": pytest(*of_runs, slow=slow), "links": pytest(*of_links, slow=slow)}),
+        Lane(
+            {
+                "ruff": ["ruff", "check", "."],
+                "format": ["ruff", "format", "--check", "."],
+                "mypy": ["mypy"],
+                "units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow),
+                "strategies": pytest(*files([strategies]), slow=slow),
+            },
+            nice=BACKGROUND,
+        ),
+        Lane(
+            {
+                "contracts": pytest(*contracts, slow=slow),
+                "simulations": pytest("tests/sim", *others, slow=slow),
+                "properties": pytest("tests/property", *others, slow=slow),
+            },
+            nice=BACKGROUND,
+        ),
     ]
-    # Two at a time: the processes of one cluster keep both cores busy while they start, and a head
-    # or a node that gets no turn for a minute gives up.
-    shorter = [f"--ignore-glob={pattern}" for pattern in WHOLE_RUNS]
-    second: list[Lane] = [
-        {"clusters": pytest("tests/integration", *others, *shorter, slow=slow)},
-        {"whole runs": pytest(*of_runs, slow=slow), "links": pytest(*of_links, slow=slow)},
-    ]
-    return [first, second]
 
 
 if __name__ == "__main__":

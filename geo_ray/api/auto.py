@@ -5,7 +5,9 @@ codec are put in its place, as the user could have written them, and the reason 
 
 The advisor's losses are those of other tasks. So a choice is tried before it is taken, where the
 task brings its data and the trial is cheap: a few rounds are simulated, and the same steps of
-synchronous training. A choice that makes less than three quarters of the progress is vetoed.
+synchronous training. A choice that makes too little of the progress is vetoed. How long the trial
+takes depends on the choice: an averager with momentum overshoots only after about ten rounds, and
+one that applies changes as they are shows within four rounds whether the model trains.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Final, cast
 import torch
 
 from geo_ray.config.auto import AutoConfig
+from geo_ray.config.canonical import sha256_hex
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import checked, load_text, load_tree, read_text
 from geo_ray.config.overrides import apply_overrides
@@ -50,11 +53,31 @@ from geo_ray.transport.links.table import LinkTable, load_links, table_of
 from geo_ray.types import Span
 
 _TRIALS: Final = 5
-_TRIAL_ROUNDS: Final = 10
 _TRIAL_LOSS_ROWS: Final = 256
-_MOST_WORK: Final = 10**9  # rows times parameters: some ten seconds of a core
-_LEAST_PROGRESS: Final = 0.75  # of that of synchronous training
+_MOST_WORK: Final = 10**9  # rows times parameters
 _MOST_VETOES: Final = 4
+_MOST_KEPT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _TrialRule:
+    """How a choice is tried.
+
+    Attributes:
+        rounds: that are simulated.
+        least_progress: the decrease of the training loss that a choice must reach, as a share of
+            that of synchronous training.
+    """
+
+    rounds: int
+    least_progress: float
+
+
+_WITH_MOMENTUM: Final = _TrialRule(10, 0.75)
+_AS_IT_IS: Final = _TrialRule(4, 0.25)  # the first rounds of a delayed or local optimizer are slow
+
+_trials: dict[str, tuple[bool, str]] = {}
+"""The results of this process by configuration: one that is loaded again is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +175,18 @@ class ChoiceTrial:
             return True, ""
         if experiment.data.generate is None:
             return True, "It was not tried in a simulation: the rows are in their regions."
-        steps = min(experiment.train.steps, _TRIAL_ROUNDS * choice.interval)
+        key = _digest(experiment, self._base_dir)
+        if key not in _trials:
+            if len(_trials) >= _MOST_KEPT:
+                _trials.clear()
+            _trials[key] = self._tried(experiment, choice)
+        return _trials[key]
+
+    def _tried(self, experiment: Experiment, choice: Choice) -> tuple[bool, str]:
+        """Simulate a choice; see `run`."""
+        has_momentum = experiment.strategy.traits.averager.plain_outer is not None
+        rule = _WITH_MOMENTUM if has_momentum else _AS_IT_IS
+        steps = min(experiment.train.steps, rule.rounds * choice.interval)
         rows = experiment.rows * steps // experiment.train.steps
         num_params = parameter_count(self._task, experiment.seed)
         if rows * num_params > _MOST_WORK:
@@ -165,7 +199,7 @@ class ChoiceTrial:
         start, plain = self._plain_losses[0], self._plain_losses[steps]
         found = self._loss_after(experiment, steps)
         name = f"{choice.family} with {choice.interval} steps per exchange"
-        if not start - found >= _LEAST_PROGRESS * (start - plain):
+        if not start - found >= rule.least_progress * (start - plain):
             return False, (
                 f"{name} was tried and left out: {steps} simulated steps bring the training loss "
                 f"from {start:.3g} to {found:.3g}, synchronous training to {plain:.3g}."
@@ -197,6 +231,12 @@ class ChoiceTrial:
         worker = _worker(self._plain, self._task, buffer)
         result = worker.step(*_first_rows(self._plain, self._task, _TRIAL_LOSS_ROWS))
         return math.inf if result.loss is None else result.loss
+
+
+def _digest(experiment: Experiment, base_dir: Path) -> str:
+    """Return a digest of what a trial depends on."""
+    tree = experiment.model_dump(mode="json", exclude={"name", "run", "cluster", "checkpoint"})
+    return sha256_hex(json.dumps([tree, str(base_dir.absolute())], sort_keys=True).encode())
 
 
 def _unrecorded(kind: str, t_s: float, **fields: object) -> Event:

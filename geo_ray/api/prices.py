@@ -281,7 +281,7 @@ def _queries(
 def _ask_all(
     queries: Sequence[Query], answers: list[QueryResult], before: PriceBook, *, shown: bool
 ) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as progress:
         bar = progress.add_task("", total=len(queries))
         for query in queries:

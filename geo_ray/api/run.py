@@ -159,7 +159,8 @@ class Run:
             best: those that evaluated best, which `train.keep_best` has kept.
 
         Raises:
-            ConfigError: a checkpoint and the best model are asked for at once.
+            ConfigError: a checkpoint and the best model are asked for at once, or the task's file
+                lies in the run itself.
             RunDirectoryError: the run has no final model yet, or keeps no best one.
             CheckpointMissingError: there is no such checkpoint.
             TaskError: the task cannot be loaded.
@@ -169,6 +170,7 @@ class Run:
             rundir.has_moved(self.directory, self.experiment)
         except ConfigDriftError as error:
             _log.warning("%s", error.message)
+        rundir.check_files(self.directory, self.experiment)
         task = load_task(self.experiment.task, self.directory.base_dir)
         seed = self.experiment.seed
         if checkpoint is None:

@@ -24,7 +24,7 @@ from geo_ray.errors import (
 )
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import has_checkpoint
-from geo_ray.job.far.copy import copy_path, driven_copy, is_ahead
+from geo_ray.job.far.copy import copied_from, copy_path, driven_copy, is_ahead
 from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.live.report import reported
@@ -193,7 +193,7 @@ def _address_of(run: FilePath | Run) -> str | None:
     """Of a run in a bucket, however it is named; None: it is in none."""
     if isinstance(run, Run):
         return run.directory.address
-    return run if isinstance(run, str) and is_s3(run) else rundir.address_in(Path(run))
+    return run if isinstance(run, str) and is_s3(run) else copied_from(Path(run))
 
 
 def _watched_if_living(
@@ -294,7 +294,7 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
         fix = fix.replace("--resume RUN", "CONFIG")
         fix = fix.replace("Resume with", "Start again with")
         fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
-    shown = rundir.address_in(run_dir) or str(short_path(run_dir))
+    shown = copied_from(run_dir) or str(short_path(run_dir))
     resume = f"--resume {shlex.quote(shown)}"
     named = type(error)(error.message, fix=fix.replace("--resume RUN", resume))
     return named.with_traceback(error.__traceback__)  # in its place, not after it

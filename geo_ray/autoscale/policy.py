@@ -104,9 +104,11 @@ class AutoscalePolicy:
         if observed.machines is None:
             burn = burn_usd_per_hour(memory, target, now_s)
             return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
+        last_s = max((duty.seen_unix_s for duty in memory.duties.values()), default=now_s)
         Sightings(self._config, target, memory, observed, self.prefix).take_in()
         pace = run_pace(self._config, target, memory, observed)
         if pace.reason == UNKNOWN:  # nothing but the books, and the budget
+            _leave_out_time(memory, max(0.0, now_s - last_s))
             return Decided(memory, (), pace, burn_usd_per_hour(memory, target, now_s))
         self._go_on(memory, observed)
         since_unix_s = now_s - self._config.retry.missing_s
@@ -483,6 +485,16 @@ class AutoscalePolicy:
                 region = intent.request.labels.get(REGION_LABEL, "")
                 found.append(Launch(intent.request, region, "nothing was seen of it yet"))
         return found
+
+
+def _leave_out_time(memory: AutoscalerMemory, passed_s: float) -> None:
+    """Count the time since the last look neither as idle time of a machine nor as surplus."""
+    for duty in memory.duties.values():
+        if duty.idle_unix_s is not None:
+            duty.idle_unix_s += passed_s
+    for place in memory.regions.values():
+        if place.surplus_unix_s is not None:
+            place.surplus_unix_s += passed_s
 
 
 def _place(labels: Mapping[str, str]) -> tuple[str, str]:

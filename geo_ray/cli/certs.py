@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from geo_ray.cli.say import say
+from geo_ray.cli.say import say, say_json
 
 if TYPE_CHECKING:
     from geo_ray.api.certs import CertificateList
@@ -83,13 +83,14 @@ def show(named: Path | None, directory: Path | None, as_json: bool) -> None:
     The exit code is 1 if one cannot be used.
     """
     from rich.console import Console
+    from rich.text import Text
 
     import geo_ray
     from geo_ray.observe.fitted_table import FittedTable
 
     found = geo_ray.certs(_directory(named, directory))
     if as_json:
-        click.echo(json.dumps(found.table().to_pylist(), indent=2))
+        say_json(json.dumps(found.table().to_pylist(), indent=2))
         _end(found)
         return
     table = FittedTable()
@@ -103,7 +104,7 @@ def show(named: Path | None, directory: Path | None, as_json: bool) -> None:
             f"{entry.not_before:%Y-%m-%d}",
             f"{entry.not_after:%Y-%m-%d}",
             f"{entry.left_days(found.at):.0f}",
-            f"[{color}]{state}[/{color}]",
+            Text(state, color),
             " ".join(entry.hosts) or "-",
         )
     Console().print(table)

@@ -16,6 +16,7 @@ def checkpoints(run_dir: RunRef) -> None:
     """
     from rich.box import SIMPLE
     from rich.console import Console
+    from rich.text import Text
 
     import geo_ray
     from geo_ray.api.status import directory_of
@@ -37,7 +38,7 @@ def checkpoints(run_dir: RunRef) -> None:
         size = "" if row["bytes"] is None else bytes_text(row["bytes"])
         step = "" if row["step"] is None else f"{row['step']:,}"
         color = "green" if row["state"] == "healthy" else "red"
-        state = f"[{color}]{row['state']}[/{color}]"
+        state = Text(row["state"], color)
         table.add_row(
             str(row["id"]), step, _minute(row["created"]), size, row["regions"] or "", state
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.paths import config_file, loading
-from geo_ray.cli.say import say
+from geo_ray.cli.say import say, say_json
 
 
 @click.group()
@@ -51,7 +51,7 @@ def schema(key: str | None, as_json: bool) -> None:
     if as_json:
         if key is not None:
             raise click.UsageError("--json prints the whole schema: leave KEY out")
-        click.echo(json.dumps(geo_ray.config_schema(), indent=2))
+        say_json(json.dumps(geo_ray.config_schema(), indent=2))
     else:
         root = geo_ray.Experiment
         click.echo(describe(root) if key is None else describe_key(root, key))

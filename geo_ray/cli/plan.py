@@ -17,7 +17,7 @@ from geo_ray.cli.paths import (
     loading,
     run_directory,
 )
-from geo_ray.cli.say import say
+from geo_ray.cli.say import say, say_json
 from geo_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def plan(
     if run_dir is not None:
         decision = geo_ray.replan(run_dir, config, overrides, inputs=inputs, age_h=age_h)
         if as_json:
-            click.echo(decision.plan.model_dump_json(indent=2))
+            say_json(decision.plan.model_dump_json(indent=2))
         else:
             console = Console()
             say(decision.reason)
@@ -166,7 +166,10 @@ def plan(
     )
     chosen = planned.plan
     if dry_run:
-        say(totals_json(chosen) if as_json else totals_text(chosen))
+        if as_json:
+            say_json(totals_json(chosen))
+        else:
+            say(totals_text(chosen))
         say(loss_text(chosen), err=True)
         for note in chosen.notes:
             say(f"note: {note}", err=True)
@@ -179,20 +182,16 @@ def plan(
         points = [(p.total_s, p.total_usd, p.machines_text, p.reason) for p in planned.front]
         write_plan_page(planned.name, points, (chosen.total_s, chosen.total_usd), pareto)
     if as_json:
-        click.echo(chosen.model_dump_json(indent=2))
+        say_json(chosen.model_dump_json(indent=2))
         return
     console = Console()
     console.print(machines_table(chosen))
     codec = chosen.codec or "no codec"
-    console.print(
-        f"averager {chosen.averager}, an exchange every {chosen.interval} steps, {codec}",
-        highlight=False,
-    )
+    say(f"averager {chosen.averager}, an exchange every {chosen.interval} steps, {codec}")
     say(loss_text(chosen))
-    console.print(
+    say(
         f"{totals_text(chosen)} ({chosen.usd_per_h:.2f} USD/h of workers{_stands(chosen)})"
-        + (f"; no plan is {_better(chosen.gap)}" if policy == "optimal" else ""),
-        highlight=False,
+        + (f"; no plan is {_better(chosen.gap)}" if policy == "optimal" else "")
     )
     say(chosen.reason)
     if explain:
@@ -203,7 +202,7 @@ def plan(
         say(f"note: {note}")
     for path in (out, out_tfvars, pareto):
         if path is not None:
-            console.print(f"written  {path}", highlight=False, soft_wrap=True)
+            say(f"written  {path}")
 
 
 def _check_rest(context: click.Context) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.say import say_json
+
 _CLOUDS = ("aws", "tencent")
 _file_type = click.Path(dir_okay=False, path_type=Path)
 
@@ -53,7 +55,7 @@ def show(
 
     found = geo_ray.prices(files, cloud=cloud, region=region, machine=type_, stale=stale)
     if as_json:
-        click.echo(dump_book(found.book), nl=False)
+        say_json(dump_book(found.book).decode(), nl=False)
     elif found.book.records:
         print_prices(found.book, found.at_unix_s)
     else:

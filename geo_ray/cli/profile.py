@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.paths import config_file, loading
+from geo_ray.cli.say import say, say_json
 
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
@@ -97,13 +98,13 @@ def profile(
     )
     found = result.profile
     if as_json:
-        click.echo(found.model_dump_json(indent=2))
+        say_json(found.model_dump_json(indent=2))
         return
     out_console = Console()
     out_console.print(steps_table(found))
     if found.exchanges:
         out_console.print(exchanges_table(found))
-    out_console.print(f"written  {result.path}", highlight=False, soft_wrap=True)
+    say(f"written  {result.path}")
 
 
 def _measure_loss(
@@ -132,11 +133,11 @@ def _measure_loss(
     )
     result = geo_ray.profile_loss(config, overrides, grid=grid, out=out, progress=True)
     if as_json:
-        click.echo(result.profile.model_dump_json(indent=2))
+        say_json(result.profile.model_dump_json(indent=2))
         return
     console = Console()
     console.print(loss_table(result.profile))
-    console.print(f"written  {result.path}", highlight=False, soft_wrap=True)
+    say(f"written  {result.path}")
 
 
 def _refuse(where: str, **options: object) -> None:

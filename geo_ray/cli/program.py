@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geo_ray.cli.paths import loading
-from geo_ray.cli.say import say
+from geo_ray.cli.say import say, say_json
 
 if TYPE_CHECKING:
     from geo_ray.program.run import On
@@ -78,7 +78,13 @@ def program(
         from geo_ray.api.programs.pricing import price_program  # with all of training
 
         cost = price_program(found, prices=prices)
-        say(json.dumps(cost.plain()) if as_json else str(cost))
+        if as_json:
+            say_json(json.dumps(cost.plain()))
+        else:
+            say(str(cost))
     else:
         result = run_program(found, "virtual" if simulate else on, logs=logs)
-        say(json.dumps(result.plain(), default=repr) if as_json else str(result))
+        if as_json:
+            say_json(json.dumps(result.plain(), default=repr))
+        else:
+            say(str(result))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geo_ray.cli.paths import config_file, loading
-from geo_ray.cli.say import say
+from geo_ray.cli.say import say, say_json
 
 if TYPE_CHECKING:
     from geo_ray.api.queue.jobs import QueueAnswer, QueueUser
@@ -165,7 +165,7 @@ def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) ->
     if page is not None:
         click.echo(f"page     {geo_ray.save_queue_page(queue, page)}", err=True)
     if as_json:
-        click.echo(report.model_dump_json(indent=2))
+        say_json(report.model_dump_json(indent=2))
         return
     console = wide_console()
     console.print(jobs_table(report, with_ended=with_ended))
@@ -189,7 +189,7 @@ def show(queue: str, job: str, as_json: bool) -> None:
         known = ", ".join(each.name for each in report.jobs) or "none"
         raise QueueRequestError(f"there is no job {job}; jobs are: {known}")
     if as_json:
-        click.echo(row.model_dump_json(indent=2))
+        say_json(row.model_dump_json(indent=2))
         return
     for line in job_lines(report, row):
         say(line)

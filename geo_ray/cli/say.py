@@ -1,10 +1,15 @@
-"""Lines for people that may name what was read from files, records or clouds."""
+"""What commands print: lines for people that may name what was read from files, and JSON."""
 
 from __future__ import annotations
+
+import re
+from typing import Final
 
 import click
 
 from geo_ray.observe.text import printable
+
+_CONTROL: Final = re.compile("[\\x7f-\\x9f]")
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -15,3 +20,15 @@ def say(text: str, *, err: bool = False) -> None:
         err: on standard error.
     """
     click.echo(printable(text), err=err)
+
+
+def say_json(text: str, *, nl: bool = True) -> None:
+    """Print a JSON text of the same value without characters that control a terminal.
+
+    JSON itself requires the escape of those below 0x20, but not of 0x7f to 0x9f.
+
+    Args:
+        text: the JSON.
+        nl: end it with a newline.
+    """
+    click.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text), nl=nl)

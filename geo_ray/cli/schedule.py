@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.say import say_json
+
 _POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
 
 
@@ -141,7 +143,7 @@ def schedule(
     if as_json:
         numbers = {name: asdict(each) for name, each in result.outcomes.items()}
         found = {"bound": result.bound, "foresight": ahead, "policies": numbers}
-        click.echo(json.dumps(found, indent=2))
+        say_json(json.dumps(found, indent=2))
     else:
         console = Console()
         if not console.is_terminal:

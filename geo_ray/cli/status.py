@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, run_directory
-from geo_ray.cli.say import say
+from geo_ray.cli.say import say, say_json
 
 if TYPE_CHECKING:
     from geo_ray.clusters.report import ClusterReport
@@ -51,7 +51,7 @@ def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None
     found = geo_ray.follow_status(run_dir, every_s) if follow else (geo_ray.status(run_dir),)
     if as_json:
         for each in found:
-            click.echo(each.model_dump_json(indent=None if follow else 2))
+            say_json(each.model_dump_json(indent=None if follow else 2))
         return
     if not (follow and Console().is_terminal):
         for each in found:
@@ -73,7 +73,7 @@ def _show_cluster(cluster: RunRef, every_s: float | None, *, as_json: bool) -> N
     console = wide_console()
     for report in _reports(cluster, every_s):
         if as_json:
-            click.echo(report.model_dump_json(indent=2 if every_s is None else None))
+            say_json(report.model_dump_json(indent=2 if every_s is None else None))
             continue
         console.print(machines_table(report))
         for line in (*report_lines(report), *decision_lines(report)):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape as plain
 
 from geo_ray.comparison.board import Row, Spread
 from geo_ray.comparison.outcome import Outcome, Point
@@ -74,7 +73,7 @@ def result_table(comparison: Comparison) -> FittedTable:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
-        caption=plain("\n".join(text for text in captions if text)) or None,
+        caption="\n".join(text for text in captions if text) or None,
         caption_justify="left",
     )
     shown = [place for place in _shown(comparison) if _HEADINGS[place] not in _ON_PAGE_ONLY]
@@ -85,7 +84,7 @@ def result_table(comparison: Comparison) -> FittedTable:
         )
     for row in comparison.rows:
         texts = cells(row, comparison)
-        table.add_row(*(plain(texts[place]) for place in shown))
+        table.add_row(*(texts[place] for place in shown))
     return table
 
 

@@ -33,7 +33,8 @@ class CheckpointConfig(StrictModel):
         600.0,
         ge=0,
         description="for so long a store or a disk that takes nothing is tried again at the end of "
-        "a run, for the last checkpoint and the model; while the run trains, without end",
+        "a run, for the last checkpoint and the model; while the run trains, without end. Also "
+        "how long a worker asks a store that does not give its rows",
     )
     restarts: int = Field(
         3,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,11 +17,13 @@ from geo_ray.data.nearby import listed
 from geo_ray.data.order import StreamOrder
 from geo_ray.data.residency import check_residency
 from geo_ray.data.verify import fetch_shard
-from geo_ray.errors import ManifestError, ShardEmptyError
+from geo_ray.errors import ManifestError, ShardEmptyError, StoreError
 from geo_ray.stores.base import Store, open_store
 from geo_ray.util.nearest import nearest
 
 Array = np.ndarray[Any, Any]
+_MOST_PAUSE_S: Final = 15.0
+log = logging.getLogger(__name__)
 
 
 class RegionReader:
@@ -77,11 +81,16 @@ class RegionReader:
         self._order = StreamOrder(rows, _mix(order_seed, region, split))
         self._cache: OrderedDict[str, dict[str, Array]] = OrderedDict()
         self._cache_shards = max(1, cache_shards)
+        self._retry_s = 0.0
 
     @property
     def num_rows(self) -> int:
         """The number of rows of this region's split: one epoch."""
         return self._order.rows_per_epoch
+
+    def retry_for(self, seconds: float) -> None:
+        """From now on ask a store that does not answer again for so long, before a read fails."""
+        self._retry_s = seconds
 
     def read(self, start: int, count: int) -> Columns:
         """Rows [start, start + count) of the infinite stream.
@@ -146,11 +155,24 @@ class RegionReader:
         if shard.path in self._cache:
             self._cache.move_to_end(shard.path)
             return self._cache[shard.path]
-        columns = fetch_shard(shard, self._types, self._store, self._here)
+        columns = self._fetched(shard)
         self._cache[shard.path] = columns
         while len(self._cache) > self._cache_shards:
             self._cache.popitem(last=False)
         return columns
+
+    def _fetched(self, shard: DataShard) -> dict[str, Array]:
+        ends_s, pause_s = time.monotonic() + self._retry_s, 1.0
+        while True:
+            try:
+                return fetch_shard(shard, self._types, self._store, self._here)
+            except StoreError as error:
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0:
+                    raise
+                log.warning("%s; it is asked again for %.0f s", error.message, left_s)
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
 
 def _mix(seed: int, region: str, split: str) -> int:

@@ -65,6 +65,8 @@ def prepare_manifest(
         address = _below(str(data_dir), "manifest.json")
         if _is_there(address):
             manifest = load_manifest(address)
+            here = {name: open_store(_below(str(data_dir), name)).uri for name in manifest.stores}
+            manifest = manifest.model_copy(update={"stores": here})  # the run may have been moved
         else:
             manifest = _generate(experiment, generate, task, str(data_dir))
             save_manifest(manifest, address)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic_core import from_json
+from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.config.load import changes, dump_yaml, load_tree
 from geo_ray.config.recorded import RecordedConfig
 from geo_ray.errors import ConfigDriftError, ConfigError, RunDirectoryError, RunHeldError
-from geo_ray.job.far.copy import empty_copy
+from geo_ray.job.far.copy import copied_from, empty_copy
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.lease.record import LEASE_KEY
 from geo_ray.lease.store import ConditionalStore
@@ -33,6 +33,7 @@ FOLLOWED_FILE = "followed_plan.json"
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "model-best.safetensors"
 _MOST_PLAN_BYTES: Final = 1_000_000
+_PLAN: Final = TypeAdapter(dict[str, Any])
 _EXECUTION: Final = ("run", "cluster", "observe", "checkpoint", "plan", "provider", "autoscale")
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class RunDirectory:
     Attributes:
         path: the directory, absolute; of a run in a bucket, this machine's copy.
         base_dir: where relative paths of the configuration start.
-        address: of a run whose directory is in a bucket; None: it is not.
+        address: of a run whose directory is in a bucket, as it was named; None: it is not.
     """
 
     path: Path
@@ -109,22 +110,13 @@ def create(
     run = _begin(experiment, base_dir.absolute(), exact=exact)
     path = run.path
     save_text(path / CONFIG_FILE, dump_yaml(experiment))
-    plan = plan_of(experiment) | {"reason": reason, "address": run.address}
+    plan = plan_of(experiment) | {"reason": reason}
     plan |= _origin(experiment, run.base_dir)
     if followed is not None:
         plan |= {"predicted_seconds": followed.total_s, "predicted_usd": followed.total_usd}
         save_text(path / FOLLOWED_FILE, followed.model_dump_json(indent=2) + "\n")
     save_text(path / PLAN_FILE, json.dumps(plan, indent=2) + "\n")
     return run
-
-
-def address_in(path: Path) -> str | None:
-    """The address of a run in a bucket of which a directory is a copy; None: it is none."""
-    try:
-        address = _read_plan(path)["address"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return None if address is None else str(address)
 
 
 def local_root(experiment: Experiment) -> Path:
@@ -263,13 +255,14 @@ def reopen(
 
     Raises:
         RunDirectoryError: if ``path`` is no run directory.
-        ConfigError: if its configuration cannot be read, or a file that it names is not found.
+        ConfigError: if its configuration cannot be read, or a file that it names is not found or
+            lies in the run.
         ConfigDriftError: if a file with the user's task, strategy or codec has changed since.
     """
     from geo_ray.config.experiment import Experiment
 
     path = _existing(path)
-    origin, address = _read_origin(path)
+    origin, address = _read_origin(path), copied_from(path)
     file = path / CONFIG_FILE
     saved = load_tree(file, [], Experiment, base_dir=origin.base_dir, to_look_at=True)
     base_dir = _find_base_dir(path, origin, _named_files(saved, origin.task_sha256), near)
@@ -285,8 +278,26 @@ def reopen(
             fix="Run the command where the run was started from, or in a copy of that directory; "
             "or name the configuration next to the file: `geo-ray train CONFIG --resume RUN`.",
         )
+    check_files(run, saved)
     experiment = load_tree(file, [], Experiment, base_dir=run.base_dir, may_change=allowed)
     return run, experiment
+
+
+def check_files(run: RunDirectory, experiment: Experiment) -> None:
+    """Refuse to import a file of the user's that lies in the run itself.
+
+    Raises:
+        ConfigError: one does, by whatever path the configuration names it.
+    """
+    place = run.path.resolve()
+    for name in own_files(experiment):
+        if (run.base_dir / name).resolve().is_relative_to(place):
+            raise ConfigError(
+                f"{name}, a file of run {run.path.name}, lies in the run's own directory, from "
+                "which no code is run",
+                fix="Read the file. If you trust it, copy it elsewhere, and name it in a "
+                "configuration next to it: `geo-ray train CONFIG --resume RUN`.",
+            )
 
 
 def look(path: Path) -> tuple[RunDirectory, RecordedConfig]:
@@ -300,7 +311,7 @@ def look(path: Path) -> tuple[RunDirectory, RecordedConfig]:
         ConfigError: if its configuration cannot be read.
     """
     path = _existing(path)
-    origin, address = _read_origin(path)
+    origin, address = _read_origin(path), copied_from(path)
     config = load_tree(path / CONFIG_FILE, [], RecordedConfig)
     return RunDirectory(path, origin.base_dir, address), config
 
@@ -339,20 +350,19 @@ def _origin(experiment: Experiment, base_dir: Path) -> dict[str, object]:
     }
 
 
-def _read_origin(path: Path) -> tuple[_Origin, str | None]:
-    """Read where a run was started from, and its address if it is in a bucket."""
+def _read_origin(path: Path) -> _Origin:
+    """Read where a run was started from."""
     try:
         plan = _read_plan(path)
         base_dir, work_dir = Path(str(plan["base_dir"])), Path(str(plan["work_dir"]))
-        digest, address = plan["task_sha256"], plan["address"]
+        digest = plan["task_sha256"]
     except (OSError, ValueError, KeyError) as error:
         raise RunDirectoryError(
             f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
             fix="Name a directory that `geo-ray train` made, such as runs/quickstart. One that is "
             "being made has the file in a moment.",
         ) from error
-    origin = _Origin(base_dir, work_dir, None if digest is None else str(digest))
-    return origin, None if address is None else str(address)
+    return _Origin(base_dir, work_dir, None if digest is None else str(digest))
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
@@ -364,10 +374,12 @@ def _read_plan(path: Path) -> dict[str, Any]:
     """
     with (path / PLAN_FILE).open("rb") as file:
         data = file.read(_MOST_PLAN_BYTES + 1)
-    plan = from_json(data)
-    if len(data) > _MOST_PLAN_BYTES or not isinstance(plan, dict):
-        raise ValueError(f"it is no JSON object of at most {_MOST_PLAN_BYTES} bytes")
-    return plan
+    if len(data) > _MOST_PLAN_BYTES:
+        raise ValueError(f"it has more than {_MOST_PLAN_BYTES} bytes")
+    try:
+        return _PLAN.validate_json(data)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from None
 
 
 def _find_base_dir(
@@ -464,7 +476,7 @@ def has_moved(run: RunDirectory, experiment: Experiment, named: Collection[str] 
     Raises:
         ConfigDriftError: the task's file has changed, and nobody has named it.
     """
-    origin, _ = _read_origin(run.path)
+    origin = _read_origin(run.path)
     task = _file_of(experiment.task.use)
     digest = None if task is None else _sha256(run.base_dir / task)
     if task is not None and task not in named and origin.task_sha256 not in (None, digest):

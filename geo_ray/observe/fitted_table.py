@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
+from rich.style import StyleType
 from rich.table import Column, Table
+from rich.text import Text
 
 from geo_ray.observe.text import printable
 
@@ -20,7 +22,8 @@ class FittedTable(Table):
     """A table that fits the console: words are wrapped or shortened, numbers never are.
 
     Columns aligned to the right hold numbers. If all columns do not fit, some are left out, and a
-    line below the table names them. Characters that control a terminal are escaped everywhere.
+    line below the table names them. Every string is shown as it is: markup and emoji codes mean
+    nothing, and characters that control a terminal are escaped. A colored cell is a `Text`.
 
     Args:
         headings: of columns aligned to the left, as for `rich.table.Table`.
@@ -46,7 +49,7 @@ class FittedTable(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the columns that fit."""
-        columns = [_printable_column(column) for column in self.columns]
+        columns = [_plain_column(column) for column in self.columns]
         out: list[str] = []
         widths = [self._widest(column, console, options) for column in columns]
         while len(columns) > 1 and self._over([*map(self._least, columns, widths)], options) > 0:
@@ -63,7 +66,8 @@ class FittedTable(Table):
             column._index, column.max_width = index, width
         fitted = copy(self)
         fitted.columns = columns
-        fitted.title, fitted.caption = _printable(self.title), _printable(self.caption)
+        fitted.title = _plain(self.title, self.title_style or "table.title")
+        fitted.caption = _plain(self.caption, self.caption_style or "table.caption")
         yield from Table.__rich_console__(fitted, console, options)
         if out and self._named:
             names = ", ".join(name or "remarks" for name in out)
@@ -96,14 +100,18 @@ class FittedTable(Table):
         return names.index(wanted[0], 1) if wanted else len(columns) - 1
 
 
-def _printable_column(column: Column) -> Column:
+def _plain_column(column: Column) -> Column:
     """Return a column of its own with the same cells."""
     return replace(
         column,
-        header=_printable(column.header),
-        _cells=[_printable(cell) for cell in column.cells],
+        header=_plain(column.header),
+        _cells=[_plain(cell) for cell in column.cells],
     )
 
 
-def _printable(cell: Any) -> Any:
-    return printable(cell) if isinstance(cell, str) else cell
+def _plain(cell: Any, style: StyleType = "") -> Any:
+    if isinstance(cell, str):
+        return Text(printable(cell), style)
+    if isinstance(cell, Text) and printable(cell.plain) != cell.plain:
+        return Text(printable(cell.plain), cell.style)
+    return cell

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.spinner import Spinner
-from rich.text import Text
+from rich.text import Text, TextType
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.observe.events.schema import Event
@@ -293,14 +293,14 @@ class Progress:
             left = heading in ("region", "state")
             table.add_column(heading, justify="left" if left else "right", no_wrap=True)
         for name, region in self._run.regions.items():
-            table.add_row(escape(name), *self._cells(region))
+            table.add_row(name, *self._cells(region))
         return table
 
-    def _cells(self, region: RegionNow) -> list[str]:
+    def _cells(self, region: RegionNow) -> list[TextType]:
         now_s = self._run.now_s
-        state = region.state(now_s, self._total_steps)
+        state = Text(region.state(now_s, self._total_steps))
         if region.faults:
-            state += f" [yellow]{counted(region.faults, 'fault')}[/]"
+            state.append(f" {counted(region.faults, 'fault')}", "yellow")
         return [
             f"{region.step}/{self._total_steps}",
             number_text(region.loss),

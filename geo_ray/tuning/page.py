@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape as plain
 
 from geo_ray.config.canonical import JSONValue
 from geo_ray.observe.fitted_table import FittedTable
@@ -37,9 +36,9 @@ _MARKS: Final = {
 def tuning_table(tuning: Tuning, title: str) -> FittedTable:
     """The best trials for the terminal; the page has all of them."""
     shown = FittedTable(
-        title=plain(title),
+        title=title,
         title_justify="left",
-        caption=plain(summary_text(tuning)),
+        caption=summary_text(tuning),
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -54,7 +53,7 @@ def tuning_table(tuning: Tuning, title: str) -> FittedTable:
             short_id(row),
             *(cell(n, s) for n, s in zip(tuning.objectives, row.scores, strict=True)),
         ]
-        shown.add_row(*map(plain, [*cells, _mark(row, tuning) + values_text(row.values)]))
+        shown.add_row(*cells, _mark(row, tuning) + values_text(row.values))
     return shown
 
 

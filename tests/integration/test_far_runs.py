@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from s3_support import new_prefix, proxy_before, s3_server, set_credentials
+from s3_support import client_of, new_prefix, proxy_before, s3_server, set_credentials
 from train_support import eventually, experiment_of, final_digests, simulate, write_config
 
 import geo_ray
@@ -22,12 +22,17 @@ from geo_ray.errors import (
     RunHeldError,
     StoreError,
 )
+from geo_ray.job import rundir
+from geo_ray.job.checkpoints import places_of
+from geo_ray.job.data import prepare_manifest
 from geo_ray.job.far.copy import Copy, copy_path, driven_copy, seen_copy
 from geo_ray.job.far.mirror import Mirror, mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.lease.record import LEASE_KEY, decode_record
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, read_events
 from geo_ray.runtime.control.membership.member_requests import take
+from geo_ray.stores.uri import join, parse_s3
+from geo_ray.tasks.load import load_task
 
 pytestmark = pytest.mark.timeout(900)
 FIRST_WRITTEN = ("/files/", "/events/")
@@ -324,6 +329,35 @@ def test_a_simulated_run_is_seen_from_its_address(endpoint: str, tmp_path: Path)
     assert geo_ray.members(uri)["state"] == ["member"] * 2
     again = geo_ray.simulate(experiment_of(tmp_path, run={"dir": dir}), base_dir=tmp_path)
     assert again.name == "tiny-2"
+
+
+def test_a_run_that_was_copied_to_another_bucket_is_that_of_its_new_address(
+    endpoint: str, tmp_path: Path
+) -> None:
+    dir = new_prefix(endpoint)
+    experiment = experiment_of(tmp_path, run={"dir": dir})
+    done = geo_ray.simulate(experiment, base_dir=tmp_path)
+    generated, _ = prepare_manifest(
+        experiment, load_task(experiment.task, tmp_path), tmp_path, done.directory.data
+    )
+    old, new = (parse_s3(each) for each in (dir, new_prefix(endpoint)))
+    client = client_of(endpoint)
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=old.bucket):
+        for each in page["Contents"]:
+            source = {"Bucket": old.bucket, "Key": each["Key"]}
+            client.copy_object(Bucket=new.bucket, Key=each["Key"], CopySource=source)
+            client.delete_object(**source)
+    uri = dir.replace(old.bucket, new.bucket).replace("?", "/tiny?")
+    seen = geo_ray.open_run(uri)
+    assert seen.directory.address == uri and seen.summary == done.summary
+    run, _ = rundir.reopen(driven_copy(uri))
+    assert run.address == uri
+    moved, where = prepare_manifest(
+        experiment, load_task(experiment.task, tmp_path), tmp_path, run.data
+    )
+    assert old.bucket not in where + str(moved.stores)
+    assert moved.shards == generated.shards
+    assert places_of(run, experiment.checkpoint).main == join(uri, "checkpoints")
 
 
 class Machine:

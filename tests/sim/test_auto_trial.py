@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from geo_ray.api import auto
 from geo_ray.api.auto import ChoiceTrial, load_experiment
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_text
@@ -24,7 +27,9 @@ emulate:
 """
 
 
-def test_momentum_in_regions_and_averager_is_not_chosen(tmp_path: Path) -> None:
+def test_momentum_in_regions_and_averager_is_not_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both together ended at chance, where 1.9 % of loss was promised."""
     (tmp_path / "auto.yaml").write_text(TEXT)
     experiment, advice = load_experiment(tmp_path / "auto.yaml", [])
@@ -32,6 +37,11 @@ def test_momentum_in_regions_and_averager_is_not_chosen(tmp_path: Path) -> None:
     assert experiment.strategy.traits.exchange.interval == advice.choice.interval > 1
     assert experiment.strategy.traits.averager.plain_outer is None
     assert "simulated steps of it bring the training loss from 2.3" in advice.reason
+    steps = 4 * advice.choice.interval  # changes are applied as they are: a short trial tells
+    assert f" {steps} simulated steps of it" in advice.reason
+    monkeypatch.delattr(auto, "World")  # the same configuration is not simulated again
+    _, again = load_experiment(tmp_path / "auto.yaml", ["name=other"])
+    assert again == advice
 
 
 def test_a_choice_that_does_not_train_is_vetoed(tmp_path: Path) -> None:

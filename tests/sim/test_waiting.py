@@ -57,6 +57,7 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
         "data": {"generate": {"split": {"kind": "iid"}}, "batch_size": 2},
         "regions": [{"name": name, "workers": draw(st.integers(1, 2))} for name in NAMES],
         "train": {"steps": draw(st.integers(1, 8)), "eval_every": 0},
+        "checkpoint": {"every_s": 60.0 * base_s},  # as often as in other runs, by steps
         "emulate": {
             "step_s_by_region": {name: base_s * draw(skew) for name in NAMES},
             "link": {

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.paths import loading
+from geo_ray.cli.say import say_json
 
 
 @click.command(short_help="Show what could be rented, as Terraform's outputs have it.")
@@ -28,4 +29,7 @@ def inventory(source: Path, as_json: bool) -> None:
     import geo_ray
 
     found = geo_ray.inventory(source)
-    click.echo(found.stack.model_dump_json(indent=2) if as_json else found.yaml(), nl=as_json)
+    if as_json:
+        say_json(found.stack.model_dump_json(indent=2))
+    else:
+        click.echo(found.yaml(), nl=False)

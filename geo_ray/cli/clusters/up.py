@@ -9,7 +9,7 @@ import click
 
 from geo_ray.cli.follow import plan_option
 from geo_ray.cli.paths import check_plan_section, config_file, loading
-from geo_ray.cli.say import say
+from geo_ray.cli.say import say, say_json
 
 if TYPE_CHECKING:
     from geo_ray.planning.plan import Plan
@@ -95,7 +95,7 @@ def up(
             from_terraform=source,
         )
         if dry_run and as_json:
-            click.echo(offer.model_dump_json(indent=2))
+            say_json(offer.model_dump_json(indent=2))
             return
         if not as_json:
             console.print(offer_table(offer))
@@ -119,7 +119,7 @@ def up(
         tell=lambda text: say(text, err=True),
     )
     if as_json:
-        click.echo(made.report.model_dump_json(indent=2))
+        say_json(made.report.model_dump_json(indent=2))
         return
     console.print(machines_table(made.report))
     for line in reach_lines(made, config):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
 
 from geo_ray.cli.data.options import read_options
 from geo_ray.cli.data.task import named_task
@@ -82,7 +81,7 @@ def _show(found: DataSurvey) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, column in survey.columns.items():
         table.add_row(
-            escape(name),
+            name,
             _type(column),
             f"{column.nulls + column.nans:,}",
             _different(column),

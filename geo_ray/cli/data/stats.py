@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
 
 from geo_ray.cli.data.options import names_of, read_options
 from geo_ray.cli.paths import loading
@@ -114,7 +113,7 @@ def _show(shared: Statistics) -> None:
             mean = shown_time(known.mean)[:10] if is_time else f"{known.mean:.6g}"
             deviation = f"{spread / _DAY_S:.4g} days" if is_time else f"{spread:.6g}"
         table.add_row(
-            escape(name),
+            name,
             known.kind,
             f"{known.nulls + known.nans:,}",
             f"{known.count:,}",

@@ -9,7 +9,6 @@ from shlex import quote
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 
 from geo_ray.api.clusters import UpCluster
 from geo_ray.clusters.offer import ClusterOffer, OfferedMachines
@@ -44,7 +43,7 @@ def offer_table(offer: ClusterOffer) -> FittedTable:
             "" if score is None or each.role != "worker" else f"{score:.3g}",
             "" if each.count else each.note or _why_not(each, offer),
         )
-        table.add_row(*map(escape, cells))
+        table.add_row(*cells)
     return table
 
 
@@ -104,7 +103,7 @@ def machines_table(report: ClusterReport) -> FittedTable:
             "?" if row.usd_per_hour is None else f"{row.usd_per_hour:.4g}",
             _leaves(row),
         )
-        table.add_row(*map(escape, cells))
+        table.add_row(*cells)
     return table
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from geo_ray.observe.fitted_table import FittedTable
 
@@ -59,7 +59,7 @@ def print_table(
         region: only this one, or None for all.
         bad: paths of shards that must not be used.
     """
-    table = FittedTable(title=f"{escape(manifest.task)}, seed {manifest.seed}", box=SIMPLE)
+    table = FittedTable(title=f"{manifest.task}, seed {manifest.seed}", box=SIMPLE)
     for heading in ("region", "split"):
         table.add_column(heading, no_wrap=True)
     for heading in ("shards", "bad", "rows", "bytes"):
@@ -72,10 +72,10 @@ def print_table(
     for (home, split), shards in groups.items():
         wrong = sum(shard.path in bad for shard in shards)
         table.add_row(
-            escape(home),
-            escape(split),
+            home,
+            split,
             f"{len(shards):,}",
-            f"[red]{wrong:,}[/red]" if wrong else "0",
+            Text(f"{wrong:,}", "red") if wrong else "0",
             f"{sum(shard.rows for shard in shards):,}",
             f"{sum(shard.bytes for shard in shards):,}",
             _labels(shards, words),
@@ -89,7 +89,7 @@ def _labels(shards: list[DataShard], words: Mapping[str, str]) -> str:
         counts.update(shard.labels)
     ordered = sorted(counts, key=lambda label: int(label) if label.lstrip("-").isdigit() else 0)
     shown = " ".join(
-        f"{escape(words.get(label, label))}:{counts[label]:,}" for label in ordered[:_MOST_LABELS]
+        f"{words.get(label, label)}:{counts[label]:,}" for label in ordered[:_MOST_LABELS]
     )
     more = len(ordered) - _MOST_LABELS
     return f"{shown} and {more:,} more" if more > 0 else shown or "-"

@@ -7,7 +7,6 @@ from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 
 from geo_ray.observe.fitted_table import FittedTable
 from geo_ray.observe.text import coarse_text, duration_text, number_text
@@ -56,7 +55,7 @@ def jobs_table(report: QueueReport, *, with_ended: bool = False) -> FittedTable:
             "" if row.utility is None else number_text(row.utility),
             row.told if row.code is None else f"{row.code}: {row.told}",
         )
-        table.add_row(*map(escape, cells))
+        table.add_row(*cells)
     return table
 
 

@@ -75,8 +75,7 @@ class Copy:
                 is_cut = self._pull_events()
                 self._pull_files(models=models)
             finally:
-                index = {"epochs": self._epochs, "files": self._files}
-                save_text(self.path / _INDEX, json.dumps(index))
+                self._save()
         if not self.objects.is_there():  # or not any more
             shutil.rmtree(self.path, ignore_errors=True)
             raise RunDirectoryError(
@@ -135,6 +134,15 @@ class Copy:
             self.objects.get_file(version, path)
             self._files[version.name] = version.key
 
+    def note_origin(self) -> None:
+        """Note in the copy of which run it is."""
+        self._load()
+        self._save()
+
+    def _save(self) -> None:
+        index = {"uri": self.objects.uri, "epochs": self._epochs, "files": self._files}
+        save_text(self.path / _INDEX, json.dumps(index))
+
     def _load(self) -> None:
         try:
             index = json.loads((self.path / _INDEX).read_text())
@@ -176,6 +184,17 @@ def seen_copy(uri: str, *, models: bool = False) -> Path:
     return copy.path
 
 
+def copied_from(path: Path) -> str | None:
+    """The address of the run that a directory is a copy of, as it was named last; None: it is none.
+
+    The run itself does not know its address: a bucket can be copied to another one.
+    """
+    try:
+        return str(json.loads((path / _INDEX).read_text())["uri"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def fetch_models(uri: str | None, path: Path) -> None:
     """Complete a copy that is looked at; any other directory has its models.
 
@@ -210,6 +229,7 @@ def empty_copy(uri: str) -> Path:
         path.mkdir(parents=True)
     except OSError as error:
         raise unwritable(path, error) from error
+    Copy(RunObjects(uri), path).note_origin()
     return path
 
 
@@ -227,6 +247,7 @@ def driven_copy(uri: str) -> Path:
         for name, version in objects.files().items():  # an earlier copy may have ended early
             if not (path / name).exists():
                 objects.get_file(version, path / name)
+        Copy(objects, path).note_origin()
         return path
     shutil.rmtree(path, ignore_errors=True)
     Copy(objects, path).pull(models=True)

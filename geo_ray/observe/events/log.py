@@ -18,8 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-from pydantic_core import from_json
+from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import InvariantError, RunDirectoryError
@@ -337,7 +336,10 @@ def _new_lines(path: Path, offset_bytes: int) -> Iterator[bytes]:
 
 
 def _parsed(line: bytes) -> Event:
-    row = from_json(line)  # refuses deep nesting and halves of surrogate pairs with a ValueError
+    try:
+        row = _ROW.validate_json(line)  # refuses deep nesting and halves of surrogate pairs, too
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from None
     if _ESCAPED.search(line) is not None:  # rare, and what follows takes time
         row = _printable(row)
     kind, t_s = row.pop("kind"), row.pop("t_s")

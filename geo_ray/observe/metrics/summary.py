@@ -10,7 +10,6 @@ from typing import Literal
 
 from pydantic import Field
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 
 from geo_ray.config.base import StrictModel
 from geo_ray.config.json_file import load_run_json
@@ -226,9 +225,9 @@ def final_table(summary: Summary, totals: RunTotals) -> FittedTable:
     """
     title = f"{summary.strategy}, seed {summary.seed}, {duration_text(summary.seconds)}"
     table = FittedTable(
-        title=escape(title),
+        title=title,
         title_justify="left",
-        caption=escape(_caption(summary)),
+        caption=_caption(summary),
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -240,7 +239,7 @@ def final_table(summary: Summary, totals: RunTotals) -> FittedTable:
         )
     for name, region in totals.regions.items():
         sent, received = totals.wan.out_bytes(name), totals.wan.in_bytes(name)
-        table.add_row(escape(name), *_cells(region, sent, received))
+        table.add_row(name, *_cells(region, sent, received))
     wan_bytes = bytes_text(sum(summary.wan_bytes.values()))
     table.add_section()
     table.add_row("all", f"{summary.steps:,}", f"{summary.samples:,}", "", "", "", wan_bytes, "")

@@ -147,6 +147,8 @@ class WorkerActor:
                 f"worker {self._rank} of region '{self._region}'",
             )
             candidates = Candidates.of(experiment, Path(spec.run_dir))
+            for reader in (train, heldout):
+                reader.retry_for(experiment.checkpoint.retry_s)
             self._loop = WorkerLoop(
                 worker,
                 links,

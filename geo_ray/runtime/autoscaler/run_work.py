@@ -37,6 +37,7 @@ class _Followed:
     speed: RecentSpeed
     status: RunStatus | None = None  # as it was last read
     unread_s: float | None = None  # since when it cannot be
+    cut_off_s: float | None = None  # since when it has had neither a driver nor an end
 
 
 class RunWork:
@@ -44,7 +45,7 @@ class RunWork:
 
     Args:
         run: what is followed; none of its directories need be there yet.
-        idle_s: after which a run that cannot be read counts no more.
+        idle_s: after which a run that cannot be read, or was cut off, counts no more.
         now_s: a clock that never goes back.
     """
 
@@ -67,7 +68,7 @@ class RunWork:
         if found is None:
             return self._run.plan.total_s
         each, status = found
-        if status.phase in _ENDED:
+        if status.phase in _ENDED or self._was_cut_off_for_long(each, status):
             return 0.0
         regions = [region for region in status.regions if region.steps is not None]
         if not regions:
@@ -115,6 +116,15 @@ class RunWork:
 
     def _was_unread_for_long(self, each: _Followed) -> bool:
         return each.unread_s is not None and self._now_s() - each.unread_s >= self._idle_s
+
+    def _was_cut_off_for_long(self, each: _Followed, status: RunStatus) -> bool:
+        """Return whether a run has had no driver for so long that nobody seems to resume it."""
+        if _may_live(status):
+            each.cut_off_s = None
+            return False
+        if each.cut_off_s is None:
+            each.cut_off_s = self._now_s()
+        return self._now_s() - each.cut_off_s >= self._idle_s
 
     def _opened(self, found: FoundRun) -> _Followed | None:
         known = self._known.get(found.path)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import LeaseLostError, RegionLostError
+from geo_ray.errors import GeoRayError, LeaseLostError, RegionLostError
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals
 from geo_ray.job.eval_notes import EvalMark, EvalNotes
@@ -63,13 +63,22 @@ class BrokenError(Exception):
         cause: what ends the run, if it does not go on from a checkpoint.
         away: regions that were asked to leave.
         clock: of the run until now.
+        at_start: whether a restart has failed before it trained.
     """
 
-    def __init__(self, cause: RegionLostError, away: frozenset[str], clock: RunClock) -> None:
+    def __init__(
+        self,
+        cause: GeoRayError,
+        away: frozenset[str],
+        clock: RunClock,
+        *,
+        at_start: bool = False,
+    ) -> None:
         super().__init__(cause.message)
         self.cause = cause
         self.away = away
         self.clock = clock
+        self.at_start = at_start
 
 
 @dataclass(frozen=True, slots=True)

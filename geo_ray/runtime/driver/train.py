@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,16 @@ from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
-from geo_ray.errors import CheckpointError, LeaseLostError, RegionLostError
+from geo_ray.errors import (
+    CheckpointError,
+    GeoRayError,
+    LeaseLostError,
+    PlacementError,
+    PreflightError,
+    RegionLostError,
+    RunDirectoryError,
+    StoreError,
+)
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import check_absent, check_start, model_outline, use_one_thread
 from geo_ray.job.checkpoints import check_unused, places_of, store_of
@@ -48,6 +57,7 @@ from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver, part_names
 from geo_ray.runtime.desk.sight import show
 from geo_ray.runtime.driver.attachment import go_on, living_run
+from geo_ray.runtime.driver.ending import Retrying
 from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
 from geo_ray.runtime.driver.run_desk import desk_of
 from geo_ray.runtime.driver.stage import (
@@ -66,6 +76,7 @@ from geo_ray.tasks.load import load_task
 
 _PLACE_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 180.0
+_PAUSE_S = 15.0  # after a restart that failed at its start; twice as long after each further one
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +169,7 @@ def train(
         told = replace(reporting, status=_noting(held, reporting.status))
         cluster = RunCluster(experiment, told, stack, stands, steward_of(run.path, run.address))
         attaches = resume is not None and resume.checkpoint is None
+        failed_starts = 0
         while True:
             try:
                 if attaches and resume is not None:
@@ -167,9 +179,12 @@ def train(
                     resume = replace(resume, cause=living)
                 return _train(experiment, run, told, resume, cluster, held, placed)
             except BrokenError as broken:
-                if not _can_restart(experiment, run, broken.cause, told.status, restarts):
+                if not _can_restart(experiment, run, broken.cause, told, restarts):
                     note_failure(run.path, broken.cause, told.began_unix_s)
                     raise broken.cause from None
+                failed_starts = failed_starts + 1 if broken.at_start else 0
+                if failed_starts:
+                    time.sleep(_PAUSE_S * 2 ** (failed_starts - 1))
                 resume = Resumption(waits=True, away=broken.away, clock=broken.clock)
             attaches = False
 
@@ -177,20 +192,36 @@ def train(
 def _can_restart(
     experiment: Experiment,
     run: RunDirectory,
-    cause: RegionLostError,
-    status: Callable[[str], None],
+    cause: GeoRayError,
+    reporting: Reporting,
     restarts: Restarts,
 ) -> bool:
-    """Whether a run goes on from its newest checkpoint."""
+    """Whether a run goes on from its newest checkpoint; a store that is away is waited for."""
     store = store_of(run, experiment.checkpoint)
+    retrying = Retrying(experiment.checkpoint.retry_s, reporting.status, reporting.interruption)
     try:
-        store.latest()
-    except CheckpointError:
+        retrying.until_done("reading the newest checkpoint", store.latest)
+    except (CheckpointError, StoreError, RunDirectoryError):
         return False
     if not restarts.take(time.monotonic()):
         return False
-    status(f"{cause.message}: the run goes on from its newest checkpoint")
+    reporting.status(f"{cause.message}: the run goes on from its newest checkpoint")
     return True
+
+
+@contextmanager
+def _starting(resume: Resumption | None) -> Iterator[None]:
+    """Start processes; a restart for which something is missing is tried again, like the run.
+
+    Raises:
+        BrokenError: the restart failed; any other start fails with its own error.
+    """
+    try:
+        yield
+    except (RegionLostError, PlacementError, PreflightError) as error:
+        if resume is None or resume.clock is None:
+            raise
+        raise BrokenError(error, resume.away, resume.clock, at_start=True) from error
 
 
 def _noting(lease: LeaseKeeper, status: Callable[[str], None]) -> Callable[[str], None]:
@@ -236,24 +267,26 @@ def _train(
     demands = demands_of(experiment)
     lease.check()
     home = next(each for each in experiment.regions if each.name == experiment.averager_region)
-    local, line = cluster.get().local, cluster.steward(lease.epoch, home)
-    reporting.status("checking the cluster and placing processes")
-    checked = CheckedCluster()
-    if local is not None:
-        preflight(demands, ask_nodes=False)
-    elif reserved is None:
-        checked = check_cluster(demands, reporting.status)
     run_id, names = f"{experiment.name}-{secrets.token_hex(4)}", experiment.region_names
-    if line is not None:
-        line.attach(checked.longest_s)
-        line.begin(run_id, names, experiment.transport)
-    keys, maker = (
-        line or RunKeys(run_id, names, experiment.transport),
-        line or OwnProcesses(reserved),
-    )
-    placed = maker.place(demands, _PLACE_TIMEOUT_S + checked.longest_s)
+    checked = CheckedCluster()
+    with _starting(resume):
+        local, line = cluster.get().local, cluster.steward(lease.epoch, home)
+        reporting.status("checking the cluster and placing processes")
+        if local is not None:
+            preflight(demands, ask_nodes=False)
+        elif reserved is None:
+            checked = check_cluster(demands, reporting.status)
+        if line is not None:
+            line.attach(checked.longest_s)
+            line.begin(run_id, names, experiment.transport)
+        keys, maker = (
+            line or RunKeys(run_id, names, experiment.transport),
+            line or OwnProcesses(reserved),
+        )
+        placed = maker.place(demands, _PLACE_TIMEOUT_S + checked.longest_s)
     try:
-        checked.check_newcomers(demands, reporting.status)
+        with _starting(resume):
+            checked.check_newcomers(demands, reporting.status)
         spec = RunSpec(
             experiment_json=with_shapes(experiment, task).model_dump_json(),
             base_dir=str(run.base_dir),
@@ -297,8 +330,9 @@ def _train_on(
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
     reporting.status("starting workers, parameter servers and bridges")
     try:
-        actors.create(experiment.present)
-        actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
+        with _starting(resume):
+            actors.create(experiment.present)
+            actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
         clock = None if resume is None else resume.clock
         if clock is None:
             startup_s = time.time() - reporting.began_unix_s
@@ -317,7 +351,8 @@ def _train_on(
             keeper = BestKeeper.of(experiment, stage.task, stage.run)
             evals = evals_of(stage, recorder, keeper)
             evals.begin(before_s)
-            actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.awaiting)
+            with _starting(resume):
+                actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.awaiting)
             member_requests.forget(stage.run.path)
             stop_requests.forget(stage.run.path)
             controller = controller_of(stage, recorder, evals, origin_unix_s)

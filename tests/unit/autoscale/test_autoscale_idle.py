@@ -128,6 +128,22 @@ def test_a_moment_in_which_nobody_knows_what_is_left_does_not_begin_the_time_aga
     assert not found.machines
 
 
+def test_time_in_which_nobody_knows_what_waits_is_not_idle_time() -> None:
+    found = at_work()
+    follow(found, UNPLANNED)
+    found.busy = False
+    found.looks(2)
+    for _ in range(2 * IDLE_LOOKS):
+        found.now_s += 10.0
+        nodes = tuple(found.machines.values())
+        unknown = Observed(found.now_s, nodes, is_need_known=False)
+        decided = AutoscalePolicy(KNOWN, "c").decide(found.target, found.memory, unknown)
+        found.memory = decided.memory
+    assert not any(drains(each) or ends(each) for each in found.looks(IDLE_LOOKS - 2))
+    found.looks(3)
+    assert not found.machines
+
+
 # ------------------------------------------------------------------ a target changes
 
 

@@ -86,6 +86,20 @@ def test_a_run_that_failed_is_over_until_it_is_resumed(tmp_path: Path) -> None:
         assert work.left_s() == pytest.approx(50.0)
 
 
+def test_a_run_that_was_cut_off_and_is_not_resumed_is_over_after_a_while(tmp_path: Path) -> None:
+    run, clock = new_run(tmp_path), VirtualClock()
+    work = RunWork(NamedRun(run, PLAN), 300.0, clock.now_s)
+    with driven(run, 5):
+        clock.advance_to_s(200.0)
+        assert work.left_s()
+    for second, is_over in ((250.0, False), (549.0, False), (551.0, True)):
+        clock.advance_to_s(second)
+        assert (work.left_s() == 0.0) == is_over
+    with driving(seeker_of(run, print)):
+        assert work.left_s(), "it is resumed"
+    assert work.left_s(), "the time begins again"
+
+
 # ------------------------------------------------------------------ one name, several directories
 
 

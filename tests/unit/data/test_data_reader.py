@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_support import TYPES, RecordingStore, make_columns, replace_shard, write
 
+from geo_ray.data import reader as reading
 from geo_ray.data.columns import parse_types
 from geo_ray.data.manifest import Manifest
 from geo_ray.data.parquet import encode
@@ -21,6 +23,7 @@ from geo_ray.errors import (
     ShardCorruptError,
     ShardEmptyError,
     ShardMissingError,
+    StoreError,
 )
 from geo_ray.stores.local import LocalStore
 
@@ -245,3 +248,35 @@ def test_a_healed_shard_is_read_again(tmp_path: Path) -> None:
         source.read(0, source.num_rows)
     (tmp_path / VICTIM).write_bytes(data)
     assert len(source.read(0, source.num_rows)["label"]) == source.num_rows
+
+
+def test_a_store_that_is_away_is_asked_again_for_as_long_as_was_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away(LocalStore):
+        until_s = 0.0
+
+        def read(self, path: str) -> bytes:
+            if clock.now_s < self.until_s:
+                raise StoreError("the store does not answer")
+            return super().read(path)
+
+    def sleep(seconds: float) -> None:
+        clock.now_s += seconds
+
+    clock = SimpleNamespace(now_s=100.0, sleep=sleep, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(reading, "time", clock)
+    manifest = write(tmp_path)
+    store = Away(tmp_path)
+    source = reader(manifest, store=store)
+    store.until_s = 120.0
+    with pytest.raises(StoreError):
+        source.read(0, 1)
+    assert clock.now_s == 100.0, "unless it is told so, a reader asks once"
+    source.retry_for(10.0)
+    with pytest.raises(StoreError):
+        source.read(0, 1)
+    assert clock.now_s == 110.0
+    source.retry_for(600.0)
+    assert numbers(source.read(0, 150)) == numbers(reader(manifest).read(0, 150))
+    assert 120.0 <= clock.now_s < 135.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -116,6 +117,28 @@ def test_nothing_is_taken_from_the_run_itself(project: Project) -> None:
     project.enter(project.runs)
     with pytest.raises(ConfigError, match="does not exist in"):
         project.resumed()
+
+
+@pytest.mark.parametrize("how", ["absolute", "base_dir", "link"])
+def test_nothing_in_the_run_is_imported_however_it_is_named(project: Project, how: str) -> None:
+    run, ran = project.run, project.root / "ran"
+    (run / "my_task.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    saved, plan = run / "config.lock.yaml", json.loads((run / "plan.json").read_text())
+    named = {"absolute": f"{run}/my_task.py", "base_dir": "my_task.py", "link": "../my_task.py"}
+    saved.write_text(saved.read_text().replace("../my_task.py", named[how]))
+    if how == "base_dir":
+        plan["base_dir"] = str(run)
+    elif how == "link":
+        (project.root / "my_task.py").unlink()
+        (project.root / "my_task.py").symlink_to(run / "my_task.py")
+    plan["task_sha256"] = hashlib.sha256((run / "my_task.py").read_bytes()).hexdigest()
+    (run / "plan.json").write_text(json.dumps(plan))
+    write(run / "events.jsonl", [started()])
+    with pytest.raises(ConfigError, match="lies in the run's own directory"):
+        project.resumed()
+    with pytest.raises(ConfigError, match="lies in the run's own directory"):
+        open_run(run).model()
+    assert not ran.exists()
 
 
 def test_a_run_is_opened_with_the_files_of_a_copy_of_the_project(project: Project) -> None:

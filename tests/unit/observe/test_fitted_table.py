@@ -8,6 +8,7 @@ import pytest
 from observe_support import Row, events, started, step, wan
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.text import Text
 
 from geo_ray.clock import VirtualClock
 from geo_ray.observe.fitted_table import FittedTable
@@ -28,7 +29,7 @@ def table(**options: object) -> FittedTable:
     for heading in ("samples", "loss", "time"):
         found.add_column(heading, justify="right")
     found.add_column("")
-    found.add_row("eu-central-frankfurt-2", *NUMBERS, "[b]a remark[/] of several words")
+    found.add_row("eu-central-frankfurt-2", *NUMBERS, "a remark of several words")
     return found
 
 
@@ -71,7 +72,7 @@ def test_no_text_of_a_table_controls_the_terminal(width: int) -> None:
     found = FittedTable(title=f"t{evil}", caption=f"c{evil}", box=SIMPLE_HEAD)
     found.add_column(f"h{evil}", overflow="fold")
     found.add_column("other", justify="right")
-    found.add_row(f"[b]a[/b]{evil}", "12")
+    found.add_row(Text(f"a{evil}", "bold"), "12")
     file = io.StringIO()
     Console(file=file, width=width).print(found)
     text = file.getvalue()
@@ -80,3 +81,19 @@ def test_no_text_of_a_table_controls_the_terminal(width: int) -> None:
         escaped = r"\x1b]0;owned\x07\x9b31m"
         assert all(f"{letter}{escaped}" in text for letter in "tcha"), text
     assert found.columns[0].header == f"h{evil}", "the table itself is as it was made"
+
+
+def test_markup_in_the_texts_of_a_table_means_nothing() -> None:
+    odd = "[red]x[/red][/no] :warning:"
+    found = FittedTable(f"h{odd}", title=f"t{odd}", caption=f"c{odd}", box=SIMPLE_HEAD)
+    found.add_row(f"a{odd}")
+    text = "\n".join(shown(found, 200))
+    assert all(f"{letter}{odd}" in text for letter in "tcha"), text
+
+
+def test_a_colored_cell_keeps_its_color() -> None:
+    found = FittedTable("state", box=SIMPLE_HEAD)
+    found.add_row(Text("bad", "red"))
+    file = io.StringIO()
+    Console(file=file, width=80, force_terminal=True, color_system="standard").print(found)
+    assert "\x1b[31mbad" in file.getvalue()

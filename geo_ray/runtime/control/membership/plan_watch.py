@@ -118,8 +118,8 @@ class PlanWatch:
             self.pace(self._paced)
 
     def close(self) -> None:
-        """The run is over."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """The run is over; a plan that is being made is waited for, as its thread reads the run."""
+        self._pool.shutdown(cancel_futures=True)
 
     def _note(self, members: tuple[str, ...], planned: MembersPlan) -> None:
         present, decision = planned.present, planned.decision
