@@ -34,8 +34,12 @@ _log = logging.getLogger(__name__)
 _MOST_LINE_BYTES = 16 * 1024 * 1024
 _MOST_PROBLEMS: Final = 5
 _ESCAPED: Final = re.compile(rb"\\[bfr]|\\u00[0189]|\x7f|\xc2[\x80-\x9f]")
-_DAMAGED: Final = (
-    *(ValueError, TypeError, KeyError, AttributeError, ArithmeticError),
+_DAMAGED: Final[tuple[type[Exception], ...]] = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    ArithmeticError,
     InvariantError,
 )
 _ROW = TypeAdapter(dict[str, Any])  # a quarter of `json`'s time, and there may be millions

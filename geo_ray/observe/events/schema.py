@@ -60,9 +60,10 @@ def _whole(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError("a whole number")
         value = int(value)
-    if not -_MOST_WHOLE <= value <= _MOST_WHOLE:
+    number: int = value
+    if not -_MOST_WHOLE <= number <= _MOST_WHOLE:
         raise TypeError(f"a whole number up to {_MOST_WHOLE:.0e}")
-    return value  # type: ignore[no-any-return]
+    return number
 
 
 def _number(value: Any) -> float | None:
