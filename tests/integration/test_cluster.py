@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from job_support import experiment
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from geo_ray.config.cluster import ExistingClusterConfig, LocalClusterConfig
@@ -258,10 +260,13 @@ def test_start_failure_shows_the_log(short_tmp: Path, monkeypatch: pytest.Monkey
 def test_start_timeout(short_tmp: Path) -> None:
     config = LocalClusterConfig(temp_dir=str(short_tmp), start_timeout_s=0.2)
     with (
-        pytest.raises(ClusterStartError, match="start_timeout_s"),
+        pytest.raises(ClusterStartError, match="start_timeout_s") as caught,
         LocalCluster(config, ["a"]),
     ):
         pass
+    advised = re.findall(r"--set (\S+=[^`\s]+)", caught.value.fix)
+    cluster = experiment(*advised).cluster
+    assert isinstance(cluster, LocalClusterConfig) and cluster.start_timeout_s > 90
 
 
 def test_a_long_temp_dir_is_refused(tmp_path: Path) -> None:

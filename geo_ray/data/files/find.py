@@ -206,7 +206,7 @@ def _unread(path: str, chosen: Format) -> LeftOut:
     suffix = PurePosixPath(path).suffix.lower()
     if suffix in _PACKED:
         return LeftOut(path, f"files that end in {suffix} are not unpacked here; unpack it")
-    return LeftOut(path, "its name ends in nothing that is read; rename it if it has rows")
+    return LeftOut(path, "files with this ending are not read; rename it if it has rows")
 
 
 def _compression(path: str) -> str | None:

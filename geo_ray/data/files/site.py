@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field, ValidationError, model_validator
 
 from geo_ray.config.base import StrictModel
@@ -28,6 +29,7 @@ from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.data.files.options import CHARACTERS, ReadOptions
 from geo_ray.data.nearby import listed, missing_path, nearest
 from geo_ray.data.prepare.numbers import (
+    Marks,
     TimeFormat,
     as_times,
     decoded,
@@ -35,6 +37,7 @@ from geo_ray.data.prepare.numbers import (
     fitting_marks,
     is_text,
     marks_options,
+    other_marks,
     to_numbers,
     with_points,
 )
@@ -305,7 +308,12 @@ class SiteReader:
         if not shared.keys() & set(found.words):
             return array
         made = pa.array([shared.get(word, word) for word in found.words], pa.string())
-        return made.take(pa.array(found.codes, mask=found.codes < 0))
+        translated = made.take(pa.array(found.codes, mask=found.codes < 0))
+        if not is_text(array.type):
+            return translated
+        listed_W = np.array([word in shared for word in found.words] + [False])
+        # Other text stays as written: `1.000` may be a thousand, and is not the word `1`.
+        return pc.if_else(pa.array(listed_W[found.codes]), translated, array.cast(pa.string()))
 
     def _times(self, name: str, array: pa.Array, cast: TimeFormat, first_row: int) -> pa.Array:
         if not is_text(array.type) and not pa.types.is_integer(array.type):
@@ -337,19 +345,25 @@ class SiteReader:
         problem = self._problems.get((name, what))
         if problem is None:
             (example,) = python_values(array.slice(int(rows[0]), 1))
-            problem = _Problem(what, example, first_row + int(rows[0]), 0, _hint(example))
+            problem = _Problem(
+                what,
+                example,
+                first_row + int(rows[0]),
+                0,
+                _hint(example, other_marks(*self._marks)),
+            )
             self.untranslated.add(self._site.shared_name(name))
             self._problems[name, what] = problem
         problem.rows += len(rows)
 
 
-def _hint(example: object) -> str:
+def _hint(example: object, marks: Iterable[Marks]) -> str:
     """What would read a value as a time or a number."""
     word = str(example).strip()
     if formats := fitting_formats([word]):
         return f"; {formats[0].time} fits it"
-    if marks := fitting_marks([word]):
-        return f"; add {marks_options(marks[0])}"
+    if fitting := fitting_marks([word], marks):
+        return f"; add {marks_options(fitting[0])}"
     return ""
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from geo_ray.data.columns import ColumnType
 from geo_ray.data.prepare.config import Source
 from geo_ray.data.prepare.numbers import (
+    NUMBER_MARKS,
+    Marks,
     fitting_formats,
     fitting_marks,
     marks_options,
@@ -44,11 +46,13 @@ class ColumnFacts:
         example: the first value.
         words: distinct words, of text; at most `MOST_WORDS`.
         whole: whether all its values are wrong.
+        marks: how its numbers may be written, other than by the marks in use.
     """
 
     example: Any
     words: tuple[str, ...] = ()
     whole: bool = True
+    marks: tuple[Marks, ...] = tuple(NUMBER_MARKS)
 
 
 MOST_WORDS = 64
@@ -186,7 +190,7 @@ def _of_text(source: Source, seen: ColumnFacts, role: ColumnTarget) -> ColumnAdv
         return ColumnAdvice({"cast": {"time": formats[0].time}}, either + site)
     if source.cast != "number":
         return ColumnAdvice({}, "say how it is written: cast: {time: FORMAT}, such as %d.%m.%Y")
-    marks = fitting_marks(with_digits) if with_digits else ()
+    marks = fitting_marks(with_digits, seen.marks) if with_digits else ()
     if marks:
         remark = f"add {marks_options(marks[0])}"
         if marks[0] == (".", ",") and (",", None) in marks:

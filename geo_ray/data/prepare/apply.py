@@ -26,7 +26,7 @@ from geo_ray.data.prepare.advice import ColumnFacts, shown
 from geo_ray.data.prepare.config import Preparation, Source
 from geo_ray.data.prepare.findings import Findings, Spot
 from geo_ray.data.prepare.number_part import fit_dtype, number_part
-from geo_ray.data.prepare.numbers import decoded, whole_words, with_points
+from geo_ray.data.prepare.numbers import Marks, decoded, other_marks, whole_words, with_points
 from geo_ray.data.prepare.part import Array, Part, Wrong, unusable
 from geo_ray.data.prepare.word_part import WordPlaces
 from geo_ray.data.prepare.words import to_words
@@ -119,6 +119,7 @@ class Preparer:
             marks = site.read.added_to(marks, "the site file")
         self._decimal = marks.decimal
         self._thousands = marks.thousands
+        self._other_marks = other_marks(marks.decimal, marks.thousands)
         self._site = site
         self._types = parse_types(preparation.types)
         chosen = tuple(preparation.types) if only is None else tuple(only)
@@ -217,7 +218,7 @@ class Preparer:
         counts.dropped = rows - int(kept_N.sum())
         for name, source, part in _each(self._sources, parts):
             for wrong in part.wrong:
-                _note(findings, name, source, wrong, arrays, kept_N, spot)
+                _note(findings, name, source, wrong, arrays, kept_N, spot, self._other_marks)
         columns = {
             name: self._join(name, parts[name], arrays, kept_N, findings, spot) for name in parts
         }
@@ -230,7 +231,7 @@ class Preparer:
             return unusable("absent", rows, source.width)
         places = self._places.get(key)
         if places is not None:
-            return places.part(whole_words(decoded(array), self._decimal))
+            return places.part(whole_words(decoded(array), self._decimal, self._thousands))
         return number_part(source, with_points(decoded(array), self._decimal, self._thousands))
 
     def _join(
@@ -252,7 +253,8 @@ class Preparer:
                 rows_N[np.flatnonzero(kept_N)[one.rows_N]] = True
                 known = [w.rows_N for w in part.wrong]
                 rows_N &= ~np.logical_or.reduce(known) if known else True
-                _note(findings, name, source, Wrong(one.kind, rows_N), arrays, kept_N, spot)
+                wrong_rows = Wrong(one.kind, rows_N)
+                _note(findings, name, source, wrong_rows, arrays, kept_N, spot, self._other_marks)
             out_NW[:, at : at + source.width] = fitted_NW
             at += source.width
         return out_NW[:, 0] if kind.length is None else out_NW
@@ -293,6 +295,7 @@ def _note(
     arrays: Mapping[str, pa.Array],
     kept_N: Array,
     spot: Spot,
+    marks: tuple[Marks, ...],
 ) -> None:
     """Rows that are dropped anyway may hold anything."""
     wrong_N = wrong.rows_N & kept_N
@@ -306,5 +309,5 @@ def _note(
         words = to_words(array.take(pa.array(rows))) if wrong.kind in ("text", "unknown") else None
         whole = len(rows) >= len(array) - array.null_count
         (example,) = python_values(array.slice(int(rows[0]), 1))
-        seen = ColumnFacts(example, words.words if words else (), whole)
+        seen = ColumnFacts(example, words.words if words else (), whole, marks)
     findings.add(name, source, wrong.kind, len(rows), spot.at(int(rows[0])), seen)

@@ -85,6 +85,15 @@ NUMBER_MARKS: Mapping[Marks, re.Pattern[str]] = {
 """How text may state a number, other than as Python does; the more usual ones first."""
 
 
+def other_marks(decimal: str, thousands: str | None) -> tuple[Marks, ...]:
+    """The marks that text may have which these marks do not read.
+
+    A decimal comma that was chosen is not doubted, since a point is then no decimal mark.
+    """
+    found = tuple(marks for marks in NUMBER_MARKS if marks != (decimal, thousands))
+    return found if decimal == "." else tuple(marks for marks in found if marks[0] == decimal)
+
+
 def fitting_marks(
     words: Iterable[str], among: Iterable[Marks] = tuple(NUMBER_MARKS)
 ) -> tuple[Marks, ...]:
@@ -169,23 +178,21 @@ def with_points(array: pa.Array, decimal: str, thousands: str | None = None) -> 
         return array
     text = array.cast(pa.string())
     if thousands is not None:
-        mark, fraction = _GROUPS[thousands], rf"(?:\{decimal}\d*)?"
-        grouped = pc.match_substring_regex(
-            text, rf"^\s*[+-]?\d{{1,3}}(?:{mark}\d{{3}})+{fraction}\s*$"
-        )
-        trimmed = pc.utf8_trim_whitespace(text)
-        text = pc.if_else(grouped, pc.replace_substring_regex(trimmed, mark, ""), text)
+        text = _without_groups(text, thousands, rf"(?:\{decimal}\d*)?")
     if decimal == ",":
         text = pc.replace_substring_regex(text, _POINT, r"\1?\2")  # no number
         text = pc.replace_substring_regex(text, _DECIMAL_COMMA, r"\1.\2")
     return text
 
 
-def whole_words(array: pa.Array, decimal: str) -> pa.Array:
-    """Text whose whole numbers have no decimals, which `with_points` would read; for categories."""
-    if decimal == "." or not is_text(array.type):
+def whole_words(array: pa.Array, decimal: str, thousands: str | None = None) -> pa.Array:
+    """Text whose whole numbers have only digits, as `with_points` would read; for categories."""
+    if not is_text(array.type) or (decimal == "." and thousands is None):
         return array
-    return pc.replace_substring_regex(array.cast(pa.string()), _WHOLE_COMMA, r"\1\2")
+    text = array.cast(pa.string())
+    if thousands is not None:
+        text = _without_groups(text, thousands, rf"(?:\{decimal}0*)?")
+    return pc.replace_substring_regex(text, _WHOLE_COMMA, r"\1\2") if decimal == "," else text
 
 
 def to_numbers(array: pa.Array, cast: Cast = "number") -> Numbers | None:
@@ -334,6 +341,14 @@ def _seconds(array: pa.Array) -> pa.Array | None:
     return pc.divide(
         array.cast(pa.int64()).cast(pa.float64(), safe=False), _SECONDS[array.type.unit]
     )
+
+
+def _without_groups(text: pa.Array, thousands: str, fraction: str) -> pa.Array:
+    """Numbers, and no other text, without the marks between groups of three digits."""
+    mark = _GROUPS[thousands]
+    pattern = rf"^\s*[+-]?\d{{1,3}}(?:{mark}\d{{3}})+{fraction}\s*$"
+    bare = pc.replace_substring_regex(pc.utf8_trim_whitespace(text), mark, "")
+    return pc.if_else(pc.match_substring_regex(text, pattern), bare, text)
 
 
 def _mask(array: pa.Array) -> Array:

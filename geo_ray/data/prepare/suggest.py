@@ -27,6 +27,7 @@ _FEWEST_BUCKETS = 16
 _MOST_CLASSES = 100
 _MOST_LABELS = 20
 _MOST_NULL_WORDS = 8
+_POINT_GROUPS: Marks = (",", ".")
 _LABEL_NAMES = {"label", "target", "class", "outcome", "response", "y"}
 
 
@@ -66,7 +67,14 @@ def suggest(name: str, column: ColumnSurvey) -> Suggestion:
         return Suggestion(_measure(name, column, days), "its numbers are dates")
     if column.kind == "int" and _is_identifier(name, column):
         return Suggestion(None, "it differs in every row: an identifier?")
-    return Suggestion(_measure(name, column, "time" if column.kind == "time" else "number"))
+    remark = _groups_remark() if column.groups else ""
+    return Suggestion(_measure(name, column, "time" if column.kind == "time" else "number"), remark)
+
+
+def _groups_remark() -> str:
+    return "each point has three digits after it; if it separates thousands, add " + marks_options(
+        _POINT_GROUPS
+    )
 
 
 def _measure(name: str, column: ColumnSurvey, cast: Cast) -> Source:
@@ -100,6 +108,8 @@ def suggest_options(survey: Survey) -> tuple[str, ...]:
         if column.marks:
             marks = tuple(m for m in column.marks if marks is None or m in marks)
     options = [f"--null {shlex.quote(word)}" for word in nulls]
+    if marks and _POINT_GROUPS in marks and any(c.groups for c in survey.columns.values()):
+        marks = (_POINT_GROUPS,)
     return tuple([marks_options(marks[0])] if marks else []) + tuple(options)
 
 
@@ -156,6 +166,7 @@ def _of_text(name: str, column: ColumnSurvey) -> Suggestion:
         return Suggestion(_measure(name, column, "number"), "; ".join([remark, *remarks]))
     mostly_numbers = 0 < column.families["text"] < numbers
     if mostly_numbers and not wordless and len(column.texts) <= _MOST_NULL_WORDS:
+        remarks += [_groups_remark()] if column.groups else []
         return Suggestion(_measure(name, column, "number"), "; ".join(remarks))
     if mostly_numbers:
         return Suggestion(

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from geo_ray.data.files.find import InputFiles, LeftOut
+from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.files.rows import Batch, ReadReport, Unreadable, read_rows
 from geo_ray.data.prepare.apply import Preparer
 from geo_ray.data.prepare.config import MAX_WORDS
 from geo_ray.data.prepare.findings import Findings, Spot
 from geo_ray.data.prepare.numbers import (
-    NUMBER_MARKS,
     TIME_FORMATS,
     Marks,
     Numbers,
@@ -33,6 +33,7 @@ from geo_ray.data.prepare.numbers import (
     fitting_marks,
     is_list,
     is_text,
+    other_marks,
     parse_time,
     to_numbers,
     whole_words,
@@ -47,6 +48,7 @@ MOST_DISTINCT = 1000
 
 _MOST_LENGTHS = 5
 _MOST_TEXTS = 64
+_POINT_GROUPS = r"^\s*[+-]?[1-9]\d{0,2}\.\d{3}\s*$"
 
 Family = Literal["int", "float", "bool", "time", "text", "list", "other"]
 
@@ -73,6 +75,8 @@ class ColumnSurvey:
         marks: how all its text with digits could be read as numbers, other than as Python writes
             them; None if it has none.
         formats: how all its text with digits could be read as times; None if it has none.
+        groups: whether all its text numbers with a point could have it between groups of three
+            digits, such as 2.281; None if it has none.
         files: the files that have the column.
     """
 
@@ -92,6 +96,7 @@ class ColumnSurvey:
     texts: Counter[str] = field(default_factory=Counter, init=False)
     marks: tuple[Marks, ...] | None = field(default=None, init=False)
     formats: tuple[TimeFormat, ...] | None = field(default=None, init=False)
+    groups: bool | None = field(default=None, init=False)
     files: dict[str, None] = field(default_factory=dict, init=False)
 
     @property
@@ -212,9 +217,10 @@ def survey_files(
             column.files[batch.path] = None
             if trial is not None and name in trial.formats:
                 array = _times(decoded(array), trial.formats[name])
-            plain = with_points(decoded(array), options.decimal, options.thousands)
-            _look(column, plain, batch.path)
-            _distinguish(column, whole_words(decoded(array), options.decimal), name)
+            written = decoded(array)
+            _look(column, written, options, batch.path)
+            words = whole_words(written, options.decimal, options.thousands)
+            _distinguish(column, words, name)
         if on_read is not None:
             on_read(batch.files_done, batch.piece.rows)
     if any(file.format == "jsonl" for file in found.files):
@@ -229,10 +235,10 @@ def _times(array: pa.Array, cast: TimeFormat) -> pa.Array:
     return as_times(array, cast)[0] if is_written else array
 
 
-def _look(column: ColumnSurvey, array: pa.Array, path: str) -> None:
+def _look(column: ColumnSurvey, array: pa.Array, options: ReadOptions, path: str) -> None:
     kind, types = array.type, pa.types
     if is_text(kind):
-        _look_at_text(column, array, path)
+        _look_at_text(column, array, options, path)
         return
     if is_list(kind) and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
         column.nulls += array.null_count
@@ -253,7 +259,8 @@ def _look(column: ColumnSurvey, array: pa.Array, path: str) -> None:
     _take(column, numbers, family, path)
 
 
-def _look_at_text(column: ColumnSurvey, array: pa.Array, path: str) -> None:
+def _look_at_text(column: ColumnSurvey, written: pa.Array, options: ReadOptions, path: str) -> None:
+    array = with_points(written, options.decimal, options.thousands)
     numbers = to_numbers(array)
     assert numbers is not None  # noqa: S101  (text always can be looked at)
     family: Family = "float" if numbers.values.dtype.kind == "f" else "int"
@@ -263,9 +270,11 @@ def _look_at_text(column: ColumnSurvey, array: pa.Array, path: str) -> None:
     truth_N = truth.to_numpy(zero_copy_only=False).astype(bool)
     _take(column, numbers, family, path, int((good_N & ~truth_N).sum()))
     _count_family(column, "bool", int(truth_N.sum()), path)
+    if options.decimal == "." and column.groups is not False:
+        _look_for_groups(column, written.filter(pa.array(good_N)))
     if not numbers.bad.any():
         return
-    rest = array.filter(pa.array(numbers.bad))
+    rest = written.filter(pa.array(numbers.bad))
     if parse_time(rest[0].as_py().strip()) is None:
         times, text_M = None, np.ones(len(rest), bool)
     else:
@@ -279,10 +288,18 @@ def _look_at_text(column: ColumnSurvey, array: pa.Array, path: str) -> None:
         return
     if column.example is None:
         column.example = rest[int(np.flatnonzero(text_M)[0])].as_py()
-    _look_for_marks(column, rest.filter(pa.array(text_M)))
+    _look_for_marks(column, rest.filter(pa.array(text_M)), options)
 
 
-def _look_for_marks(column: ColumnSurvey, text: pa.Array) -> None:
+def _look_for_groups(column: ColumnSurvey, numbers: pa.Array) -> None:
+    """Whether points in numbers could be marks between groups of three digits."""
+    text = numbers.cast(pa.string())
+    points = text.filter(pc.match_substring(text, "."))
+    if len(points):
+        column.groups = pc.all(pc.match_substring_regex(points, _POINT_GROUPS)).as_py()
+
+
+def _look_for_marks(column: ColumnSurvey, text: pa.Array, options: ReadOptions) -> None:
     """How text that is no number and no time could be read as either."""
     counted = pc.value_counts(pc.utf8_trim_whitespace(text.cast(pa.string())))
     for pair in counted.to_pylist():
@@ -292,7 +309,8 @@ def _look_for_marks(column: ColumnSurvey, text: pa.Array) -> None:
                 column.texts[word] += pair["counts"]
             continue
         if column.marks is None or column.formats is None:
-            column.marks, column.formats = tuple(NUMBER_MARKS), TIME_FORMATS
+            column.marks = other_marks(options.decimal, options.thousands)
+            column.formats = TIME_FORMATS
         elif not column.marks and not column.formats:
             break
         column.marks = fitting_marks([word], column.marks)

@@ -8,6 +8,7 @@ are chosen by the system, the head runs no work, and a fresh token guards the cl
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import socket
 import sys
@@ -35,6 +36,7 @@ _BELOW_BASE = (
     "/geo-ray-xxxxxxxx/199/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 )
 _TAIL_LINES = 15
+_NATIVE_FRAME = re.compile(r"^\s*$|^\s*/\S+\(.*\+0x[0-9a-f]+\) \[0x[0-9a-f]+\]")
 _SYSTEMS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT, _TRIES = 10_000, 100
 
@@ -204,7 +206,8 @@ class LocalCluster:
                     f"node '{name}' of the local cluster was not up after "
                     f"{self._config.start_timeout_s:g} s (cluster.start_timeout_s):\n"
                     + self._log_tail(name),
-                    fix="Raise cluster.start_timeout_s if the machine is busy; read the log above.",
+                    fix="If the machine is busy, wait longer: `--set cluster.kind=local --set "
+                    "cluster.start_timeout_s=300`. Else read the log above.",
                 )
             time.sleep(0.02)
 
@@ -212,7 +215,8 @@ class LocalCluster:
         logs = [self.root / f"{name}.log", *self._home(name).glob("session_2*/logs/*.err")]
         found = []
         for log in logs:
-            lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+            text = log.read_text(errors="replace") if log.is_file() else ""
+            lines = [line for line in text.splitlines() if not _NATIVE_FRAME.search(line)]
             found += [f"  {log.name}: {line}" for line in lines[-_TAIL_LINES:]]
         return "\n".join(found) or "  (its log is empty)"
 

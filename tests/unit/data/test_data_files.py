@@ -22,7 +22,7 @@ from geo_ray.data.files.csv_file import BLOCK_BYTES, csv_pieces
 from geo_ray.data.files.find import InputFile, LeftOut, find_files
 from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.files.rows import ReadReport, read_rows
-from geo_ray.data.prepare.numbers import parse_time, to_numbers, with_points
+from geo_ray.data.prepare.numbers import parse_time, to_numbers, whole_words, with_points
 from geo_ray.errors import (
     ConfigError,
     DataLeftOutError,
@@ -527,6 +527,8 @@ def test_marks_in_numbers_are_those_that_are_named(
     assert found is not None
     values = [None if bad else value for value, bad in zip(found.values, found.bad, strict=True)]
     assert values == numbers
+    words = whole_words(pa.array(["1.000", "1.000,0", "2.5", "a"]), ",", ".")
+    assert words.to_pylist() == ["1000", "1000", "2.5", "a"]
     for wrong in ({"thousands": "_"}, {"thousands": ".", "decimal": "."}):
         with pytest.raises(ConfigError, match="--thousands"):
             ReadOptions(**wrong)  # type: ignore[arg-type]
@@ -600,7 +602,7 @@ def test_everything_that_is_left_out_is_named_with_its_reason(tmp_path: Path) ->
     ]  # fmt: skip
     for path, reason in {
         "2023/1.csv.xz": "unpack it",
-        "2023/3.csv.1": "its name ends in nothing that is read",
+        "2023/3.csv.1": "files with this ending are not read",
         "2023/4.parquet": "--format parquet reads it",
         "2024/": "link to a folder",
         "lost.csv": "a link to nothing",
@@ -643,7 +645,7 @@ def test_strict_reading_refuses_what_would_be_left_out(tmp_path: Path) -> None:
     with pytest.raises(DataLeftOutError, match=r"b\.csv: it has no rows"):
         read(tmp_path, strict)
     (tmp_path / "c.txt").write_text("x\n2\n")
-    with pytest.raises(DataLeftOutError, match=r"c\.txt: its name ends"):
+    with pytest.raises(DataLeftOutError, match=r"c\.txt: files with this ending"):
         next(read_rows(find_files(str(tmp_path), strict), None, ReadReport()))
 
 

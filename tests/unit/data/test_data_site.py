@@ -17,7 +17,7 @@ from geo_ray.cli.data.group import data
 from geo_ray.data.files.find import find_files
 from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.files.rows import ReadReport, read_rows
-from geo_ray.data.files.site import load_site
+from geo_ray.data.files.site import SiteFile, SiteReader, load_site
 from geo_ray.data.manifest import load_manifest
 from geo_ray.data.prepare.apply import Preparer
 from geo_ray.data.prepare.saved import load_prepared
@@ -290,11 +290,22 @@ def test_stats_refuse_what_shard_would_refuse(sites: Path) -> None:
     assert "no column 'died'" in message_of(stats("us", error=ConfigError))
 
 
+def test_words_that_a_site_does_not_translate_stay_as_they_are_written() -> None:
+    site = SiteFile.model_validate({"columns": {"n": {"words": {"k.A.": None, "7": "8"}}}})
+    numbers = pa.array(["1.000", "12.000", "2.345", "k.A.", "7.0"])
+    found = SiteReader(site, "site.yaml", ",", ".").columns({"n": numbers}, 1)["n"]
+    assert found.to_pylist() == ["1.000", "12.000", "2.345", None, "8"]
+
+
 def test_untranslated_values_are_said_once_with_what_reads_them(sites: Path) -> None:
     read = ("--delimiter", ";", "--site", "site.yaml")
     refused = message_of(stats("eu", *read, error=SchemaMismatchError))
     assert "such as '3.000,50' (20 rows, first in row 1; add --thousands . --decimal ,)" in refused
     assert "column 'weight'" not in refused
+    Path("site.yaml").write_text(SITE.replace(", unit: {multiply: 0.5}", ""))
+    comma = ("--delimiter", ";", "--decimal", ",", "--site", "site.yaml")
+    refused = message_of(stats("eu", *comma, error=SchemaMismatchError))
+    assert "add --thousands . --decimal ," in refused
     Path("site.yaml").write_text(SITE.replace("%d.%m.%Y", "%m/%d/%Y"))
     stats("us")
     run("merge-stats", "us.json", "--out", "all.json")

@@ -26,10 +26,12 @@ def run(*arguments: object) -> Result:
     return result
 
 
-def survey_of(folder: Path, header: str, row: Callable[[int], str], rows: int = 60) -> Survey:
+def survey_of(
+    folder: Path, header: str, row: Callable[[int], str], rows: int = 60, decimal: str = "."
+) -> Survey:
     folder.mkdir(exist_ok=True)
     (folder / "a.csv").write_text("\n".join([header, *(row(n) for n in range(rows))]) + "\n")
-    return survey_files(find_files(str(folder), ReadOptions(delimiter=";")))
+    return survey_files(find_files(str(folder), ReadOptions(delimiter=";", decimal=decimal)))
 
 
 def treatment(survey: Survey, name: str) -> str:
@@ -79,6 +81,22 @@ def test_options_that_read_numbers_are_detected(
     survey = survey_of(tmp_path, "v;x", lambda n: f"{word(n)};1")
     assert suggest_options(survey) == options
     assert ("scale: standard" in treatment(survey, "v")) == bool(options)
+
+
+def test_points_between_thousands_are_detected_where_other_columns_have_decimal_commas(
+    tmp_path: Path,
+) -> None:
+    rows = [f"2.{n:03};{n},5" for n in range(60)]
+    survey = survey_of(tmp_path, "v;x", rows.__getitem__)
+    assert suggest_options(survey) == ("--thousands . --decimal ,",)
+    assert "separates thousands, add --thousands ." in suggest("v", survey.columns["v"]).remark
+    measured = survey_of(tmp_path, "v;x", lambda n: f"2.{n};{n},5")
+    assert suggest_options(measured) == ("--decimal ,",)
+    assert suggest("v", measured.columns["v"]).remark == ""
+    read = survey_of(tmp_path, "v;x", rows.__getitem__, decimal=",")
+    assert suggest_options(read) == ("--thousands . --decimal ,",)
+    assert "such as '2.000' need" in suggest("v", read.columns["v"]).remark
+    assert treatment(read, "v") == "{column: v, scale: standard}"
 
 
 def test_options_fit_all_columns(tmp_path: Path) -> None:
