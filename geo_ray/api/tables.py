@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, overload
 
@@ -13,7 +14,7 @@ from geo_ray.observe.text import printable
 
 _WIDTH: Final = 80
 _MOST_ROWS: Final = 20
-_LEAST_CELL: Final = 8
+_LEAST_CELL: Final = 20
 _GAP: Final = "  "
 
 
@@ -110,7 +111,7 @@ class Table:
         if left_out > 0:
             lines.insert(1 + _MOST_ROWS // 2, f"... {left_out:,} more rows ...")
         if hidden:
-            lines.append(f"(also the columns {', '.join(hidden)})")
+            lines += textwrap.wrap(f"(also the columns {', '.join(hidden)})", _WIDTH)
         if not self._rows:
             lines.append("(no rows)")
         return "\n".join(lines)
@@ -129,9 +130,10 @@ class _Column:
         numbers = [value for value in values if value is not None]
         self._is_right = bool(numbers) and all(isinstance(v, (int, float)) for v in numbers)
         self.width = max(map(len, (self.name, *self._cells)))
-        # A number that is cut off would be another number.
+        self.is_empty = all(v is None or v != v for v in values)  # NaN differs from itself
+        # A number that is cut off would be another number, and a name another column.
         longest = max(map(len, self._cells), default=0) if self._is_right else 0
-        self.least = min(self.width, max(longest, _LEAST_CELL))
+        self.least = min(self.width, max(longest, len(self.name), _LEAST_CELL))
 
     def heading(self) -> str:
         return self._placed(self.name)
@@ -146,12 +148,14 @@ class _Column:
 
 
 def _fit(columns: list[_Column]) -> list[str]:
-    """Narrow the widest columns until a line fits, and take out the last ones if it does not.
+    """Narrow the widest columns until a line fits, and take out some if it does not.
+
+    Those without any value are taken out first, then the last ones.
 
     Returns:
-        Names of the columns that were taken out.
+        Names of the columns that were taken out, in their order.
     """
-    hidden: list[str] = []
+    names = [each.name for each in columns]
     while columns:
         over = sum(each.width for each in columns) + len(_GAP) * (len(columns) - 1) - _WIDTH
         if over <= 0:
@@ -160,10 +164,11 @@ def _fit(columns: list[_Column]) -> list[str]:
         if widest.width > widest.least:
             widest.width = max(widest.least, widest.width - over)
         elif len(columns) > 1:
-            hidden.insert(0, columns.pop().name)
+            columns.remove(next((c for c in reversed(columns) if c.is_empty), columns[-1]))
         else:
             break
-    return hidden
+    left = {each.name for each in columns}
+    return [name for name in names if name not in left]
 
 
 def _text(value: object) -> str:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from geo_ray.cli.paths import loading
+from geo_ray.cli.paths import loading, telling
 
 
 @click.command(short_help="Check a strategy, a codec or a task of your own.")
@@ -27,7 +27,8 @@ def check(name: str, options: tuple[str, ...]) -> None:
 
     called = CALLED.set("--option")
     try:
-        found = geo_ray.check(name, options)
+        with telling(f"checking {name}"):
+            found = geo_ray.check(name, options)
     finally:
         CALLED.reset(called)
     for finding in found.findings:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import RunRef, RunReference, loading, run_directory
+from geo_ray.cli.paths import RunRef, RunReference, loading, run_directory, telling
 
 
 @click.command(short_help="Write the model of RUN as a file of its own.")
@@ -24,5 +24,6 @@ def export(run_dir: RunRef, out: Path, checkpoint: int | None, best: bool) -> No
     loading()
     import geo_ray
 
-    path = geo_ray.open_run(run_dir).export(out, checkpoint, best=best)
+    with telling(f"exporting {run_dir}"):
+        path = geo_ray.open_run(run_dir).export(out, checkpoint, best=best)
     click.echo(f"model    {path}")

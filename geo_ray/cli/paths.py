@@ -6,7 +6,8 @@ import importlib
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -28,7 +29,18 @@ def loading(*packages: str) -> None:
     missing = [name for name in packages or ("torch",) if name not in sys.modules]
     if not missing:
         return
-    what = f"loading {' and '.join(_PACKAGES[name] for name in missing)}"
+    with telling(f"loading {' and '.join(_PACKAGES[name] for name in missing)}"):
+        for name in missing:
+            importlib.import_module(name)
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Say what is done on standard error, and every few seconds how long it has taken.
+
+    Args:
+        what: such as "checking sma".
+    """
     click.echo(what, err=True)
     done = threading.Event()
 
@@ -40,8 +52,7 @@ def loading(*packages: str) -> None:
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()
     try:
-        for name in missing:
-            importlib.import_module(name)
+        yield
     finally:
         done.set()
         teller.join()

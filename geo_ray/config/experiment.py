@@ -55,8 +55,12 @@ class DataConfig(StrictModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.manifest is None) == (self.generate is None):
-            raise ValueError("give exactly one of `manifest` and `generate`")
+        if self.manifest is None and self.generate is None:
+            raise ValueError("give `manifest` or `generate`")
+        if self.manifest is not None and self.generate is not None:
+            raise ValueError(
+                "`manifest` and `generate` exclude each other: set one of them to null"
+            )
         return self
 
 

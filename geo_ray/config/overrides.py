@@ -101,6 +101,12 @@ def _with_indices(node: JSONValue, keys: KeyPath) -> KeyPath:
     return tuple(path)
 
 
+def _item(head: str | int, items: list[JSONValue]) -> str:
+    """Which item is meant by its name."""
+    names = [item.get("name") if isinstance(item, dict) else None for item in items]
+    return f"; {head} is item {names.index(head)}" if head in names else ""
+
+
 def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> JSONValue:
     """Copy the containers along ``path`` and put ``new`` at its end."""
     if not path:
@@ -108,8 +114,9 @@ def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> 
     head, rest = path[0], path[1:]
     if isinstance(node, list):
         if not isinstance(head, int) or head >= len(node):
+            what = f"{head} is no item of a list of {len(node)}{_item(head, node)}"
             raise ConfigError(
-                f"{_named(override)}: {head} is no item of a list of {len(node)}",
+                f"{_named(override)}: {what}",
                 fix=f"Use a number from 0 to {len(node) - 1}, or set the whole list: KEY=[...]."
                 if node
                 else "Set the whole list: KEY=[...].",

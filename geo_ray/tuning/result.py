@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from geo_ray.config.canonical import JSONValue
 from geo_ray.tuning.config import ObjectiveName
@@ -45,8 +45,8 @@ class TrialRow:
     values: dict[str, JSONValue]
     status: Status
     scores: tuple[float, ...]
-    told: dict[str, float]
-    points: tuple[TrialPoint, ...]
+    told: dict[str, float] = field(repr=False)
+    points: tuple[TrialPoint, ...] = field(repr=False)
     why: str = ""
 
     @property

@@ -11,7 +11,7 @@ from geo_ray.config.overrides import CALLED, OptionText, apply_overrides, kept_k
 from geo_ray.config.yaml_text import YamlTree, parse_yaml
 from geo_ray.errors import ConfigError
 
-TREE = "{a: {b: 1, c: [{d: 1}, {d: 2}]}, e: null, f: text}"
+TREE = "{a: {b: 1, c: [{d: 1}, {d: 2}]}, e: null, f: text, r: [{name: us}, {name: eu}]}"
 
 
 def changed(*overrides: str) -> JSONValue:
@@ -73,6 +73,7 @@ def test_origins_name_the_command_line() -> None:
         ("a.c.2.d=1", "no item of a list of 2"),
         ("a.c.x=1", "no item of a list of 2"),
         ("a.c.-1=1", "no item of a list of 2"),
+        ("r.eu.n=1", "eu is no item of a list of 2; eu is item 1"),
         (f"a.c.{'9' * 5000}=1", "no item of a list of 2"),
         ("f.x=1", "has no keys"),
         ("a.b=x: y", "a block"),
