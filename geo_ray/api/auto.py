@@ -16,7 +16,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -98,7 +98,7 @@ def load_experiment(
     overrides: Sequence[str],
     *,
     base_dir: Path | None = None,
-    allow_drift: bool = False,
+    may_change: Collection[str] = (),
 ) -> tuple[Experiment, Advice | None]:
     """Read a configuration; complete it if its strategy is ``auto``.
 
@@ -106,7 +106,7 @@ def load_experiment(
         path: a YAML file, or what `source.text_of` made.
         overrides: as for ``--set``.
         base_dir: where relative paths start; default: the file's directory.
-        allow_drift: as for `load_tree`.
+        may_change: as for `load_tree`.
 
     Returns:
         The experiment, and the advice if there was any to give.
@@ -119,11 +119,11 @@ def load_experiment(
     keys = tree.value if isinstance(tree.value, dict) else {}
     strategy = keys.get("strategy")
     if not isinstance(strategy, dict) or strategy.get("kind") != "auto":
-        known = load_tree(path, overrides, Experiment, base_dir=base_dir, allow_drift=allow_drift)
+        known = load_tree(path, overrides, Experiment, base_dir=base_dir, may_change=may_change)
         return known, None
     wanted = checked(tree, AutoConfig, str(path), "strategy")
     base_dir = path.parent if base_dir is None else base_dir
-    where = context(base_dir, allow_drift=allow_drift)
+    where = context(base_dir, may_change=may_change)
     if keys.get("codec"):
         raise ConfigError(
             f"{path}: strategy auto chooses the codec too, but `codec` is given",

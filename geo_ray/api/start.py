@@ -218,12 +218,11 @@ def resumed_run(
             if followed is not None:
                 overrides = _following(config, overrides, followed)
         source = run.path / rundir.CONFIG_FILE if config is None else config
-        files = rundir.own_files(experiment)
         wanted, _ = load_experiment(
             source,
             overrides,
             base_dir=run.base_dir,
-            allow_drift=any(name in allowed for name in files),
+            may_change=allowed,
         )
         named = (*allowed, *(item.partition("=")[0].strip() for item in overrides))
         changes = rundir.check_drift(experiment, wanted, named)

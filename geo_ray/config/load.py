@@ -7,7 +7,7 @@ root class, whose complaints `explain` turns into one `ConfigError` that lists t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,7 +51,7 @@ def load_tree(
     advice: str | None = None,
     *,
     base_dir: Path | None = None,
-    allow_drift: bool = False,
+    may_change: Collection[str] = (),
     to_look_at: bool = False,
 ) -> T:
     """Read a configuration file.
@@ -62,7 +62,7 @@ def load_tree(
         root: the class of the whole tree.
         advice: where its keys are described; None if `geo-ray config schema` does.
         base_dir: where relative paths to the user's classes start; default: the file's directory.
-        allow_drift: take them although their files are not those that the file tells of.
+        may_change: as for `geo_ray.config.own.context`.
         to_look_at: import none of them; see `geo_ray.config.own.context`.
 
     Raises:
@@ -71,7 +71,7 @@ def load_tree(
     """
     where = context(
         path.parent if base_dir is None else base_dir,
-        allow_drift=allow_drift,
+        may_change=may_change,
         to_look_at=to_look_at,
     )
     return load_text(read_text(path), overrides, root, str(path), advice, where)

@@ -42,7 +42,7 @@ from geo_ray.util.blame import place, source_of, summary
 from geo_ray.util.user_class import UserClass, find_class, or_meant, source_digest
 
 _USE, _DIGEST = "use", "sha256"
-_BASE_DIR, _ALLOW_DRIFT, _TO_LOOK_AT = "base_dir", "allow_drift", "to_look_at"
+_BASE_DIR, _MAY_CHANGE, _TO_LOOK_AT = "base_dir", "may_change", "to_look_at"
 _BY_KIND: Final = "kind"
 _BY_USE: Final = "OwnClass"  # the name of the class, by which messages find it
 
@@ -80,17 +80,18 @@ class SavedClass(OwnClass):
 
 
 def context(
-    base_dir: Path, *, allow_drift: bool = False, to_look_at: bool = False
+    base_dir: Path, *, may_change: Collection[str] = (), to_look_at: bool = False
 ) -> dict[str, Any]:
     """The validation context for reading a configuration.
 
     Args:
         base_dir: where relative paths start.
-        allow_drift: take a class although its file has another digest than the section says.
+        may_change: files and modules, as sections name them, of which a class is taken although
+            the file has another digest than the section says.
         to_look_at: import nothing, and make a `SavedClass` of each section; the configuration can
             be shown, and nothing can be run with it.
     """
-    return {_BASE_DIR: base_dir, _ALLOW_DRIFT: allow_drift, _TO_LOOK_AT: to_look_at}
+    return {_BASE_DIR: base_dir, _MAY_CHANGE: may_change, _TO_LOOK_AT: to_look_at}
 
 
 def only_recorded(*sections: object) -> bool:
@@ -165,10 +166,10 @@ class OwnLoader:
     def _object(self, section: OwnClass, where: Mapping[str, Any]) -> StrictModel:
         base_dir = where[_BASE_DIR]
         digest = source_digest(section.use, base_dir, self.wanted)
-        if section.sha256 not in (None, digest) and not where[_ALLOW_DRIFT]:
+        named = section.use.rpartition(":")[0]
+        if section.sha256 not in (None, digest) and named not in where[_MAY_CHANGE]:
             otherwise = (
-                "; or resume with the present one: --allow-change "
-                f"{section.use.rpartition(':')[0]}."
+                f"; or resume with the present one: --allow-change {named}."
                 if self.may_drift
                 else ", or begin a new run."
             )
@@ -178,14 +179,14 @@ class OwnLoader:
                 fix=f"Restore the file here and on every node{otherwise}",
             )
         kind = self.find(section.use, base_dir)
-        named = _named(kind, section.use, digest, self._guarded)
+        made = _named(kind, section.use, digest, self._guarded)
         options = dict(section.model_extra or {})
         unknown = [key for key in options if key not in kind.model_fields]
         if unknown:
             hint = or_meant(unknown[0], kind.model_fields) or "; it takes no options"
             raise ValueError(f"{section.use} has no option {unknown[0]!r}{hint}")
         # Through JSON, as the rest of the configuration: strict, but a list may be a tuple.
-        found = named.model_validate_json(json.dumps(options))
+        found = made.model_validate_json(json.dumps(options))
         self._check_object(found, kind, section.use)
         return found
 

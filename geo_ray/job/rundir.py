@@ -9,7 +9,9 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.config.load import changes, dump_yaml, load_tree
 from geo_ray.config.recorded import RecordedConfig
@@ -30,6 +32,8 @@ PLAN_FILE = "plan.json"
 FOLLOWED_FILE = "followed_plan.json"
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "model-best.safetensors"
+_MOST_PLAN_BYTES: Final = 1_000_000
+_PLAN: Final = TypeAdapter(dict[str, Any])
 _EXECUTION: Final = ("run", "cluster", "observe", "checkpoint", "plan", "provider", "autoscale")
 _log = logging.getLogger(__name__)
 
@@ -275,8 +279,7 @@ def reopen(
             "or name the configuration next to the file: `geo-ray train CONFIG --resume RUN`.",
         )
     check_files(run, saved)
-    drift = any(name in allowed for name in files)
-    experiment = load_tree(file, [], Experiment, base_dir=run.base_dir, allow_drift=drift)
+    experiment = load_tree(file, [], Experiment, base_dir=run.base_dir, may_change=allowed)
     return run, experiment
 
 
@@ -350,16 +353,33 @@ def _origin(experiment: Experiment, base_dir: Path) -> dict[str, object]:
 def _read_origin(path: Path) -> _Origin:
     """Read where a run was started from."""
     try:
-        plan = json.loads((path / PLAN_FILE).read_text())
+        plan = _read_plan(path)
         base_dir, work_dir = Path(str(plan["base_dir"])), Path(str(plan["work_dir"]))
         digest = plan["task_sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise RunDirectoryError(
             f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
             fix="Name a directory that `geo-ray train` made, such as runs/quickstart. One that is "
             "being made has the file in a moment.",
         ) from error
     return _Origin(base_dir, work_dir, None if digest is None else str(digest))
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    """Read the ``plan.json`` of a run, which anybody may have written.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON object, or too large.
+    """
+    with (path / PLAN_FILE).open("rb") as file:
+        data = file.read(_MOST_PLAN_BYTES + 1)
+    if len(data) > _MOST_PLAN_BYTES:
+        raise ValueError(f"it has more than {_MOST_PLAN_BYTES} bytes")
+    try:
+        return _PLAN.validate_json(data)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from None
 
 
 def _find_base_dir(
@@ -436,7 +456,7 @@ def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -
     """
     save_text(run.path / CONFIG_FILE, dump_yaml(experiment))
     try:
-        written = json.loads((run.path / PLAN_FILE).read_text())
+        written = _read_plan(run.path)
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"cannot read {run.path / PLAN_FILE}: {error}") from error
     written |= _origin(experiment, run.base_dir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import TypeAlias
@@ -124,7 +123,7 @@ class StatusReader:
         """How it stands now; who drives it may not be known at the first call.
 
         Args:
-            most_events: read no more than so many; None: all.
+            most_events: read no more than so many lines of the log; None: all.
 
         Raises:
             RunDirectoryError: its events or its lease cannot be read.
@@ -182,12 +181,11 @@ class StatusReader:
             self._beside = self._make_beside()
 
     def _feed(self, most_events: int | None) -> None:
-        count = 0
-        for event in islice(self._tail.new(), most_events):
-            count += 1
+        before = self._tail.lines
+        for event in self._tail.new(most_events):
             self._fold.feed(event)
             self._beside(event, self._fold.totals)
-        self._caught_up = most_events is None or count < most_events
+        self._caught_up = most_events is None or self._tail.lines - before < most_events
 
     def _driver(self, record: LeaseRecord) -> DriverStatus:
         alive, how = self._alive(record)

@@ -8,12 +8,21 @@ from collections.abc import Mapping
 from typing import Final
 
 _MOST_METRICS = 5  # in one line
-_CONTROL: Final = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
+_CONTROL: Final = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 
 
 def printable(text: str) -> str:
-    """Replace characters that control a terminal, such as ESC, by their codes; keep line ends."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """Replace characters that control a terminal, such as ESC, by their codes; keep line ends.
+
+    So are halves of surrogate pairs, which no file has: Python has them for bytes of file names
+    that are no UTF-8.
+    """
+    return _CONTROL.sub(_code, text)
+
+
+def _code(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
 def number_text(value: float | None) -> str:

@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from geo_ray.errors import GeoRayError, ProviderRefusedError, RegionsSilentError
+from geo_ray.errors import (
+    GeoRayError,
+    ProviderRefusedError,
+    ProviderUnreachableError,
+    RegionsSilentError,
+)
 from geo_ray.providers.base import (
     LaunchFailure,
     LaunchRequest,
@@ -19,7 +24,7 @@ from geo_ray.providers.base import (
     Pool,
     Stock,
 )
-from geo_ray.providers.bounded_calls import BoundedCalls
+from geo_ray.util.bounded_calls import BoundedCalls
 
 T = TypeVar("T")
 
@@ -50,7 +55,8 @@ class RegionProviders:
         for provider in {id(each): each for each in providers.values()}.values():
             regions = tuple(name for name, each in providers.items() if each is provider)
             where = ", ".join(regions)
-            calls, quotes = (BoundedCalls(where, longest_s) for _ in range(2))
+            late = ProviderUnreachableError
+            calls, quotes = (BoundedCalls(where, longest_s, late) for _ in range(2))
             self._parts.append(_Part(provider, regions, calls, quotes))
         self._by_region = {name: part for part in self._parts for name in part.regions}
         self._owner: dict[str, _Part] = {}

@@ -27,6 +27,7 @@ from geo_ray.errors import (
     RunDirectoryError,
 )
 from geo_ray.lease.store import ConditionalStore
+from geo_ray.observe.text import printable
 from geo_ray.queue import inbox
 from geo_ray.queue.actions import (
     Action,
@@ -415,7 +416,8 @@ def _refused(job: QueuedJob, error: GeoRayError, unix_s: float) -> list[AnyEntry
 
 
 def _told(error: Exception) -> str:
-    return error.message if isinstance(error, GeoRayError) else f"{type(error).__name__}: {error}"
+    told = error.message if isinstance(error, GeoRayError) else f"{type(error).__name__}: {error}"
+    return printable(told)
 
 
 def _same_slots(before: QueueConfig, now: QueueConfig) -> bool:

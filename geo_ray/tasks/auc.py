@@ -22,10 +22,11 @@ def score_histograms(
     """Return the histograms (BINS,) of the positives' and of the negatives' scores.
 
     Args:
-        logits_N: finite scores in log-odds; bins are 0.01 wide, from -10 to 10.
+        logits_N: scores in log-odds; bins are 0.01 wide, from -10 to 10. NaN counts as 0: the loss
+            of such a row is no number either, and tells of it.
         labels_N: 0 or 1.
     """
-    scaled_N = (np.clip(logits_N, -_LIMIT, _LIMIT) + _LIMIT) * (BINS / (2 * _LIMIT))
+    scaled_N = (np.clip(np.nan_to_num(logits_N), -_LIMIT, _LIMIT) + _LIMIT) * (BINS / (2 * _LIMIT))
     bins_N = np.minimum(scaled_N.astype(np.int64), BINS - 1)
     positive_N = labels_N > 0
     return (

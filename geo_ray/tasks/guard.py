@@ -51,7 +51,8 @@ def checked_first_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tens
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         nonlocal scaled
-        scaled = scaled or (event == "call" and frame.f_code is _SCALE)
+        if event == "call" and frame.f_code is _SCALE:
+            scaled = scaled or frame.f_locals["self"].is_enabled()
 
     sys.setprofile(note)
     try:

@@ -55,14 +55,16 @@ def plain_report(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_ended(path: Path, drawn: Mapping[str, Any], reports: Collection[Mapping[str, Any]]) -> None:
-    """Append a trial that has ended.
+    """Append a trial that has ended, on a line of its own also behind a torn one.
 
     Raises:
         OSError: as the system says.
     """
-    line = json.dumps({"drawn": _plain(drawn), "reports": list(reports)})
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    line = json.dumps({"drawn": _plain(drawn), "reports": list(reports)}) + "\n"
+    with path.open("a+b") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        is_torn = file.read() not in (b"", b"\n")
+        file.write((f"\n{line}" if is_torn else line).encode())
         file.flush()
         os.fsync(file.fileno())
 

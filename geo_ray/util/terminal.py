@@ -34,6 +34,10 @@ class OutlivingStream:
         """Write, if anybody reads; give the number of characters in any case."""
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError as error:  # the terminal has no such character
+            shown = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+            self.write(shown)
+            return len(text)
         except (OSError, ValueError):  # nobody reads any more; ValueError: the file is closed
             self._silence()
             return len(text)

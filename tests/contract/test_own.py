@@ -283,6 +283,8 @@ def test_a_run_is_not_resumed_with_another_content(place):
     file.write_text(file.read_text() + "# another\n")
     with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):
         rundir.reopen(run.path)
+    with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):  # of each its own
+        rundir.reopen(run.path, allowed=["own_codec.py"])
     _, drifted = rundir.reopen(run.path, allowed=["own_strategy.py"])
     assert drifted == of(place)
     file.unlink()

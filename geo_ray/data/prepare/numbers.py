@@ -208,7 +208,7 @@ def to_numbers(array: pa.Array, cast: Cast = "number") -> Numbers | None:
     """
     array = decoded(array)
     if isinstance(cast, TimeFormat) and pa.types.is_integer(array.type):  # 20260131
-        array = array.cast(pa.string())
+        array = _padded(array, cast)
     kind, types = array.type, pa.types
     if types.is_null(kind):
         return _of_floats(array.cast(pa.float64()))
@@ -234,7 +234,8 @@ def as_times(array: pa.Array, cast: TimeFormat) -> tuple[pa.Array, Array]:
     Returns:
         Times (N,), and (N,) which values are not written so; those are null.
     """
-    times = _of_times_in_text(pc.utf8_trim_whitespace(array.cast(pa.string())), cast)
+    text = array.cast(pa.string()) if is_text(array.type) else _padded(array, cast)
+    times = _of_times_in_text(pc.utf8_trim_whitespace(text), cast)
     micros = np.rint(times.values * 1e6).astype(np.int64)
     made = pa.array(micros, mask=times.null | times.bad).cast(pa.timestamp("us", "UTC"))
     return made, times.bad
@@ -260,6 +261,12 @@ def parse_time(word: str, cast: Cast = "time") -> float | None:
         return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH).total_seconds()
     except (ValueError, OverflowError):
         return None
+
+
+def _padded(array: pa.Array, cast: TimeFormat) -> pa.Array:
+    """Whole numbers as text, with the zeros in front that a format such as %d%m%Y has."""
+    width = len(datetime(2003, 4, 5, tzinfo=UTC).strftime(cast.time))
+    return pc.utf8_lpad(array.cast(pa.string()), width, padding="0")
 
 
 def _of_integers(array: pa.Array) -> Numbers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import re
@@ -14,11 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import InvariantError, RunDirectoryError
@@ -34,6 +34,14 @@ _log = logging.getLogger(__name__)
 _MOST_LINE_BYTES = 16 * 1024 * 1024
 _MOST_PROBLEMS: Final = 5
 _ESCAPED: Final = re.compile(rb"\\[bfr]|\\u00[0189]|\x7f|\xc2[\x80-\x9f]")
+_DAMAGED: Final[tuple[type[Exception], ...]] = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    ArithmeticError,
+    InvariantError,
+)
 _ROW = TypeAdapter(dict[str, Any])  # a quarter of `json`'s time, and there may be millions
 
 
@@ -229,20 +237,28 @@ class EventTail:
         """What of the log has been given."""
         return self._offset_bytes
 
-    def new(self) -> Iterator[Event]:
+    @property
+    def lines(self) -> int:
+        """How many lines were read, damaged ones included."""
+        return self._number
+
+    def new(self, most_lines: int | None = None) -> Iterator[Event]:
         """Give the events since the last call, as far as their lines are whole.
 
         Who stops in between gets the next ones at the next call. Damaged lines are passed over.
 
+        Args:
+            most_lines: read no more than so many, damaged ones included; None: all.
+
         Raises:
             RunDirectoryError: as for `read_events`.
         """
-        for line in _new_lines(self._path, self._offset_bytes):
+        for line in islice(_new_lines(self._path, self._offset_bytes), most_lines):
             self._offset_bytes += len(line)
             self._number += 1
             try:
                 event = _parsed(line)
-            except (ValueError, TypeError, KeyError, AttributeError, InvariantError) as error:
+            except _DAMAGED as error:
                 self._note(error)
                 continue
             yield event
@@ -324,7 +340,10 @@ def _new_lines(path: Path, offset_bytes: int) -> Iterator[bytes]:
 
 
 def _parsed(line: bytes) -> Event:
-    row = json.loads(line)
+    try:
+        row = _ROW.validate_json(line)  # refuses deep nesting and halves of surrogate pairs, too
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from None
     if _ESCAPED.search(line) is not None:  # rare, and what follows takes time
         row = _printable(row)
     kind, t_s = row.pop("kind"), row.pop("t_s")

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from geo_ray.errors import InvariantError
 
 Check: TypeAlias = Callable[[Any], Any]  # gives the JSON value back, or raises TypeError
+_MOST_WHOLE: Final = 10**18  # of what is summed up and divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,14 @@ def _flag(value: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is int:  # nearly all are; asking for `Integral` takes ten times as long
-        return value
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError("a whole number")
-    return int(value)
+    if type(value) is not int:  # nearly all are; asking for `Integral` takes ten times as long
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError("a whole number")
+        value = int(value)
+    number: int = value
+    if not -_MOST_WHOLE <= number <= _MOST_WHOLE:
+        raise TypeError(f"a whole number up to {_MOST_WHOLE:.0e}")
+    return number
 
 
 def _number(value: Any) -> float | None:
@@ -69,8 +73,24 @@ def _number(value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError("a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise TypeError("a number that a float can hold") from None
     return number if math.isfinite(number) else None
+
+
+def _finite_number(value: Any) -> float:
+    number = _number(value)
+    if number is None:
+        raise TypeError("a finite number")
+    return number
+
+
+def _mode(value: Any) -> str:
+    if value not in ("min", "max"):
+        raise TypeError("min or max")
+    return str(value)
 
 
 def _name(value: Any) -> str | int:
@@ -156,8 +176,8 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "step": _whole,
         "region": _or_null(_text),  # null: evaluated on the rows of all regions
         "metric": _text,
-        "mode": _text,
-        "value": _number,
+        "mode": _mode,
+        "value": _finite_number,
         "samples": _whole,
         "metrics": _table(_number),
     },

@@ -21,6 +21,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from geo_ray.config.yaml_text import write_yaml
 from geo_ray.errors import ClusterError, QueueRequestError
+from geo_ray.observe.text import printable
 
 _CONFIG: Final = "config.yaml"
 _CHANGES: Final = [  # what the queue decides for each attempt
@@ -130,7 +131,7 @@ class JobCode:
 
     def _refused(self, why: str) -> QueueRequestError:
         return QueueRequestError(
-            f"the code of the job, {self.path}, {why}",
+            printable(f"the code of the job, {self.path}, {why}"),
             fix="Give a directory of plain files with nothing but the job's code.",
         )
 

@@ -1,7 +1,15 @@
-"""The run of a job of a queue: how far it is, who takes part, how it ended; what is asked of it."""
+"""The run of a job of a queue: how far it is, who takes part, how it ended; what is asked of it.
+
+The job writes to the run's directory what it likes: a log that takes minutes to read, a pipe that
+nobody writes to, the address of a server that does not answer. So all that touches the directory
+runs on a thread of the run's own, and the queue waits for it for `LOOK_S` at most.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +25,7 @@ from geo_ray.queue.seen import RunEnd, SubmissionSeen
 from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb, ask
 from geo_ray.stores.uri import is_s3
+from geo_ray.util.bounded_calls import BoundedCalls
 
 _ENDS: Final[dict[str, RunEnd]] = {
     Ending.FINISHED.value: "finished",
@@ -24,6 +33,9 @@ _ENDS: Final[dict[str, RunEnd]] = {
     Ending.FAILED.value: "failed",
 }
 _MOST_EVENTS: Final = 20_000
+LOOK_S: Final = 2.0
+"""Longest wait for what is done in the directory of a run; it is done to its end all the same."""
+_READ_S: Final = 60.0  # for the log of a run that is over
 _GONE: Final = ("lost", "left", "absent", "joining", "did not join")
 
 
@@ -40,19 +52,45 @@ class QueuedRun:
         self._reader: StatusReader | None = None
         self._members: MembersFold | None = None
         self._joined: dict[str, int] = {}  # how many steps newcomers have behind them
+        self._calls = BoundedCalls(f"the directory of run {place}", LOOK_S, RunDirectoryError)
+        self._found: SubmissionSeen | None = None  # of the newest look, until it is asked for
+        self._over_s: float | None = None
+
+    def begin_look(self) -> Callable[[], SubmissionSeen]:
+        """Begin to look how it stands, for a submission that continues.
+
+        Returns:
+            What waits for the answer. An answer that comes too late is that of the next look. It
+            raises `RunDirectoryError` if the directory cannot be read, or not in time, and
+            `StoreError` if the bucket does not answer.
+        """
+        wait = self._calls.begin(self._look)
+
+        def look() -> SubmissionSeen:
+            try:
+                wait()
+            except RunDirectoryError:
+                if self._found is None:
+                    raise
+            found, self._found = self._found, None
+            return found or SubmissionSeen("going")
+
+        return look
+
+    def _look(self) -> None:
+        self._found = self._seen()
+
+    def has_told_all(self) -> bool:
+        """Whether a run that is over has nothing more to tell, or does not tell it in a minute."""
+        self._over_s = self._over_s or time.monotonic()
+        return self._is_read or time.monotonic() - self._over_s >= _READ_S
 
     @property
-    def is_read(self) -> bool:
+    def _is_read(self) -> bool:
         """Whether all of its log was read: a look reads a part of it, however long it is."""
         return self._reader is None or self._reader.read_share >= 1.0
 
-    def seen(self) -> SubmissionSeen:
-        """Return how it stands, for a submission that goes on.
-
-        Raises:
-            RunDirectoryError: it cannot be read.
-            StoreError: the bucket does not answer.
-        """
+    def _seen(self) -> SubmissionSeen:
         self._reader = self._reader or self._opened()
         if self._reader is None:
             return SubmissionSeen("going")
@@ -62,7 +100,7 @@ class QueuedRun:
         regions = [each for each in status.regions if each.steps is not None]
         there = [each for each in regions if members.get(each.name) not in _GONE] or regions
         done = None
-        if not self.is_read:
+        if not self._is_read:
             pass  # what is read so far is less than what was done
         elif there and self._spec.anywhere and len(self._spec.regions) > 1:
             done = sum(each.samples for each in regions) / self._spec.rows
@@ -84,18 +122,26 @@ class QueuedRun:
         """Ask it to save and end; may be repeated.
 
         Raises:
-            RunDirectoryError: nothing can be written there.
+            RunDirectoryError: nothing can be written there, or not in time.
+            StoreError: the bucket does not answer.
         """
-        path = self._path()
-        stop_requests.ask(path)
-        pass_on(self._address(), path)
+        self._calls.begin(self._ask_stop)()
 
     def ask_member(self, verb: Verb, region: str) -> None:
         """Let a region join or leave.
 
         Raises:
-            RunDirectoryError: nothing can be written there.
+            RunDirectoryError: nothing can be written there, or not in time.
+            StoreError: the bucket does not answer.
         """
+        self._calls.begin(partial(self._ask_member, verb, region))()
+
+    def _ask_stop(self) -> None:
+        path = self._path()
+        stop_requests.ask(path)
+        pass_on(self._address(), path)
+
+    def _ask_member(self, verb: Verb, region: str) -> None:
         path = self._path()
         ask(path, MemberRequest(verb=verb, region=region))
         pass_on(self._address(), path)

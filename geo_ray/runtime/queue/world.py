@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -60,7 +60,7 @@ class RayQueueWorld:
             for name, told in self.server.submissions().items()
             if is_submission_of(self.config.name, name)
         }
-        attempts, mine = {}, set()
+        looks, mine = {}, set()
         for job in state.living():
             if job.attempt is None:
                 continue
@@ -69,7 +69,9 @@ class RayQueueWorld:
             run = self._runs.setdefault(
                 job.name, QueuedRun(run_of(self.config, job.id), job.request.spec)
             )
-            attempts[job.name] = _seen(there.get(name), run)
+            told = there.get(name)
+            looks[job.name] = told, run, None if told is None else run.begin_look()
+        attempts = {name: _seen(*look) for name, look in looks.items()}
         self._runs = {name: run for name, run in self._runs.items() if name in attempts}
         strays = [name for name, told in there.items() if not told.is_over and name not in mine]
         return QueueSeen(unix_s, room_of(self.config), attempts, tuple(strays))
@@ -152,16 +154,18 @@ def room_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _seen(told: SubmissionTold | None, run: QueuedRun) -> SubmissionSeen:
-    if told is None:
+def _seen(
+    told: SubmissionTold | None, run: QueuedRun, look: Callable[[], SubmissionSeen] | None
+) -> SubmissionSeen:
+    if told is None or look is None:
         return SubmissionSeen("unknown")
     try:
-        seen = run.seen()
+        seen = look()
     except Exception as error:  # of this run alone, whatever it is: the others go on
         message = error.message if isinstance(error, GeoRayError) else repr(error)
         _log.warning("queue: %s", message)
         seen = SubmissionSeen("going", problem=message)
-    if not told.is_over or (not told.succeeded and not run.is_read):
+    if not told.is_over or (not told.succeeded and not run.has_told_all()):
         return replace(seen, end=None, code=None, told="")
     # The run's own words may be of an attempt before: what this one has printed comes first.
     if told.succeeded or told.code == RunFinishedError.code:

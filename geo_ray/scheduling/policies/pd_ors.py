@@ -34,7 +34,7 @@ from typing import Final, Literal
 import numpy as np
 
 from geo_ray.scheduling.model.allocation import Allocation
-from geo_ray.scheduling.model.cluster import SharedCluster
+from geo_ray.scheduling.model.cluster import Floats, SharedCluster
 from geo_ray.scheduling.model.job import ClusterJob
 from geo_ray.scheduling.model.schedule import Admission
 from geo_ray.scheduling.model.speed import LinkUsed
@@ -290,7 +290,15 @@ class _PdOrs:
             return None
         blocks = offers.in_blocks(span, max(self._policy.window, 4 * quanta))
         rule = replace(self._policy.search, quanta=quanta)
-        return best_schedule(self._cluster, job, rows * share, blocks, list(ways), rule, self._rng)
+        found = best_schedule(self._cluster, job, rows * share, blocks, list(ways), rule, self._rng)
+        if found is None:
+            return None
+        # Such a job has much of the cluster: it does not get all of it at the price before it came.
+        more = offers.later_share * sum(
+            self._board.surcharge(slot, self._used_SR(job, had))
+            for slot, had in found.allocations.items()
+        )
+        return replace(found, payoff=found.payoff - more, cost=found.cost + more)
 
     def _rules(self, job: ClusterJob, rows: float, ways: Sequence[SpreadWay]) -> list[SearchRule]:
         """Return the ways to cut a job's work that are tried, one after the other."""
@@ -352,12 +360,18 @@ class _PdOrs:
 
     def _promise(self, job: ClusterJob, plan: Mapping[int, Allocation], times: int = 1) -> None:
         for slot, had in plan.items():
-            for site, count in had.workers:
-                self._board.promised_TSR[slot, site] += times * count * job.demands.worker_R
-            for site, count in had.servers:
-                self._board.promised_TSR[slot, site] += times * count * job.demands.server_R
+            self._board.promised_TSR[slot] += times * self._used_SR(job, had)
         if times > 0:
             self._promised[job.id], self._jobs[job.id] = dict(plan), job
+
+    def _used_SR(self, job: ClusterJob, had: Allocation) -> Floats:
+        """Return what a job uses of each site's resources."""
+        used_SR = np.zeros((len(self._cluster.sites), len(self._cluster.resources)))
+        for site, count in had.workers:
+            used_SR[site] += count * job.demands.worker_R
+        for site, count in had.servers:
+            used_SR[site] += count * job.demands.server_R
+        return used_SR
 
     def _replan(self, each: JobProgress, slot: int) -> float | None:
         """Plan what is left of a job anew, whatever it is worth; its payoff, None: no place."""

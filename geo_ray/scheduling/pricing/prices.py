@@ -10,6 +10,9 @@ it U, which none can. Both are learned from the jobs that have come so far, each
 demand of one worker and one parameter server, as in the paper. ``L`` is kept within a factor
 ``e^span`` of U, since a job that is worth nothing when late would make it 0.
 
+The analysis takes what a job has in a slot to be small beside ``C``, so that the price hardly moves
+while it is sold. For a job that has much of a slot, `surcharge` gives what the rise adds.
+
 With ``load_share`` no price is less than that part of what the load so far bids; see `LoadFloor`.
 
 Source: PD-ORS (arXiv 2108.02917); the form is reconstructed from memory, its constants are derived
@@ -86,6 +89,28 @@ class PriceBoard:
         top_R = np.maximum(np.maximum(self._top_R, 1e-12), floor_R)
         low_R = np.maximum(min(self._low, float(top_R.min())), top_R * math.exp(-self._span))
         return top_R, np.maximum(low_R, floor_R)
+
+    def surcharge(self, slot: int, used_SR: Floats) -> float:
+        """Return how much more some use of a slot costs if prices rise while it is sold.
+
+        That is the integral of the price from what is promised to that and the use, less the use at
+        the price before.
+
+        Args:
+            slot: which.
+            used_SR: of each site's resources.
+        """
+        top_R, low_R = self.bounds
+        capacity_SR = self._cluster.capacity_TSR[slot]
+        growth_SR = np.divide(
+            np.log(top_R / low_R), capacity_SR, out=np.zeros_like(used_SR), where=capacity_SR > 0
+        )
+        before_SR = low_R * np.exp(growth_SR * np.minimum(self.promised_TSR[slot], capacity_SR))
+        rise_SR = growth_SR * used_SR
+        factor_SR = np.divide(
+            np.expm1(rise_SR), rise_SR, out=np.ones_like(used_SR), where=rise_SR > 0
+        )
+        return float((used_SR * before_SR * (factor_SR - 1.0)).sum())
 
     def prices(self, slots: slice, capacity_NSR: Floats) -> Floats:
         """Return the prices of some slots, (N, S, R).

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -84,16 +85,14 @@ class _Slot:
     @property
     def is_held(self) -> bool:
         """Whether the module still holds this very parameter."""
-        return self.owner._parameters.get(self.leaf) is self.param
+        return getattr(self.owner, self.leaf, None) is self.param
 
     @property
     def is_attached(self) -> bool:
         """Whether parameter and gradient lie in the buffers; compares addresses only."""
-        param, grad = self.param, self.param.grad
         return (
-            param.data_ptr() == self.value_at
-            and grad is not None
-            and grad.data_ptr() == self.grad_at
+            _address(self.param) == self.value_at
+            and _address(self.param.grad) == self.grad_at
             and self.is_held
         )
 
@@ -130,7 +129,8 @@ class FlatModel:
             piece = slice(offset, offset + param.numel())
             value, grad = params_P[piece].view(param.shape), grad_P[piece].view(param.shape)
             path, _, leaf = name.rpartition(".")
-            owner, at = module.get_submodule(path), (value.data_ptr(), grad.data_ptr())
+            owner: nn.Module = attrgetter(path)(module) if path else module  # scripted ones, too
+            at = value.data_ptr(), grad.data_ptr()
             slot = _Slot(name, owner, leaf, param, value, grad, *at)
             _attach(slot)
             self._slots.append(slot)
@@ -149,7 +149,7 @@ class FlatModel:
         """
         for slot in self._detached():
             param = slot.param
-            if param.data_ptr() != slot.value_at and not _same_values(param.detach(), slot.value):
+            if _address(param) != slot.value_at and not _same_values(param.detach(), slot.value):
                 raise TaskStateError(
                     f"the task's loss gives the trained parameter {slot.name!r} other values "
                     f"({param.dtype}, {param.device}), which are not those that are trained",
@@ -158,7 +158,7 @@ class FlatModel:
                 )
             if param.grad is None:
                 slot.grad.zero_()
-            elif param.grad.data_ptr() != slot.grad_at:
+            elif _address(param.grad) != slot.grad_at:
                 slot.grad.copy_(param.grad.detach().to_dense())
             _attach(slot)
 
@@ -182,6 +182,13 @@ class FlatModel:
                     "model (copy.deepcopy) where another one is needed.",
                 )
         return found
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    """Where the elements are; None if there are none, or not all, as in a sparse gradient."""
+    if tensor is None or tensor.layout is not torch.strided:
+        return None
+    return tensor.data_ptr()
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:

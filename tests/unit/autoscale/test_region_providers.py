@@ -11,8 +11,8 @@ import pytest
 from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.errors import ProviderRefusedError, ProviderUnreachableError, RegionsSilentError
 from geo_ray.providers.base import LaunchFailure, LaunchRequest, Machine, Market, Pool, Stock
-from geo_ray.providers.bounded_calls import BoundedCalls
 from geo_ray.providers.by_region import RegionProviders
+from geo_ray.util.bounded_calls import BoundedCalls
 
 HERE = Pool("us-east-1", None, "small", Market.SPOT)
 THERE = Pool("ap-shanghai", None, "small", Market.SPOT)
@@ -185,4 +185,4 @@ def test_a_time_limit_of_the_call_itself_is_its_error() -> None:
         raise TimeoutError("the socket")
 
     with pytest.raises(TimeoutError, match="the socket"):
-        BoundedCalls("here", 60.0).begin(late)()
+        BoundedCalls("here", 60.0, ProviderUnreachableError).begin(late)()

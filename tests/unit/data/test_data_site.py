@@ -202,6 +202,18 @@ columns:
     assert rows["flag"] == ["yes", "no", None, "yes"]
 
 
+@pytest.mark.parametrize("shape", [pa.int64(), pa.uint32()])
+def test_whole_numbers_that_are_times_have_their_zeros_in_front(
+    tmp_path: Path, shape: pa.DataType
+) -> None:
+    days = pa.array([1012026, 31122026, 10102026], shape)  # 1012026 could be the 10th of January
+    pq.write_table(pa.table({"day": days}), tmp_path / "a.parquet")
+    site = 'columns:\n  day: {cast: {time: "%d%m%Y"}}\n'
+    rows = site_rows(tmp_path, site, format="parquet")
+    found = [day.isoformat()[:10] for day in rows["day"]]
+    assert found == ["2026-01-01", "2026-12-31", "2026-10-10"]
+
+
 @pytest.mark.parametrize(
     ("site", "message"),
     [

@@ -144,6 +144,30 @@ def test_a_damaged_line_costs_its_event_and_a_warning(
     assert len(list(tail.new())) == 2 and len(tail.problems) == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"t_s": 1, "kind": "other", "text": "\\ud800"}',
+        '{"t_s": 1%s, "kind": "other"}' % ("0" * 400),
+        '{"t_s": 1, "kind": "checkpoint", "id": 1, "step": 1, "bytes": 1%s}' % ("0" * 400),
+        '{"t_s": 1, "kind": "noise", "region": null, "step": 1, "grad_sq": 1%s, "trace": 1, '
+        '"rows": 1, "workers": 1, "count": 1}' % ("0" * 400),
+        '{"t_s": 1, "kind": "best_kept", "step": 1, "region": null, "metric": "loss", '
+        '"mode": "least", "value": 1, "samples": 1, "metrics": {}}',
+        '{"t_s": 1, "kind": "best_kept", "step": 1, "region": null, "metric": "loss", '
+        '"mode": "min", "value": null, "samples": 1, "metrics": {}}',
+    ],
+)
+def test_whatever_a_line_has_it_costs_no_other_event(line: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "events.jsonl", small_run())
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    tail = EventTail(path)
+    assert len(list(tail.new())) == len(small_run())
+    assert len(tail.problems) == 1
+
+
 def test_control_characters_of_a_log_do_not_reach_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     cause = "a\x1b]0;pwned\x07\r\x9b2J\x7fb\nc\u00e9"

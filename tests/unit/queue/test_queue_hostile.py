@@ -12,6 +12,7 @@ from queue_support import TOKENS, job, queue_config, sim_queue
 
 from geo_ray.errors import ConfigError, QueueRequestError
 from geo_ray.queue import inbox
+from geo_ray.queue.actions import Action, Submit
 from geo_ray.queue.job_spec import CancelRequest
 from geo_ray.runtime.queue.job_server import JobCode
 
@@ -136,6 +137,25 @@ def test_code_is_plain_files_of_a_bounded_size(
     make(code)
     with pytest.raises(QueueRequestError, match=why):
         JobCode(str(code.parent), str(code)).copy(tmp_path / "copy")
+
+
+def test_a_file_name_that_is_no_text_ends_its_job_alone(tmp_path: Path) -> None:
+    code = tmp_path / "code" / "job"
+    code.mkdir(parents=True)
+    (code / os.fsdecode(b"\xff")).symlink_to("/etc/hostname")
+    queue = sim_queue(tmp_path)
+
+    def before(action: Action) -> None:
+        if isinstance(action, Submit) and action.request.name == "a":
+            JobCode(str(code.parent), str(code)).copy(tmp_path / "copy")
+
+    queue.world.before_act = before
+    queue.submit("red", job("a"))
+    queue.submit("blue", job("b", ("eu",)))
+    queue.tick()
+    queue.tick()
+    assert "\\udcff: is a link" in str(queue.state.jobs["a"].end)
+    assert queue.world.living("b")
 
 
 def test_code_behind_a_link_or_nowhere_is_refused(tmp_path: Path) -> None:

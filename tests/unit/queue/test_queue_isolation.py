@@ -18,9 +18,11 @@ from geo_ray.errors import (
     ClusterError,
     InvariantError,
     QueueRequestError,
+    RunDirectoryError,
 )
 from geo_ray.job import rundir
 from geo_ray.job.queued.tree import run_of
+from geo_ray.job.status import StatusReader
 from geo_ray.observe.events.schema import conform
 from geo_ray.queue.actions import Action, AskStop, Submit, is_submission_of, submission_name
 from geo_ray.queue.journal import QueueJournal
@@ -288,3 +290,72 @@ def test_what_the_job_printed_last_says_why_it_ended() -> None:
     )
     told = told_of(details)
     assert told == SubmissionTold(True, False, "MANIFEST_INVALID", "data/m.json is not there")
+
+
+# ---------------------------------------------------------------------- run directories of jobs
+
+
+def hostile_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[SimQueue, FakeServer, Path]:
+    """A queue with a job that runs, and the directory of its run."""
+    queue = sim_queue(tmp_path, runs=str(tmp_path / "runs"))
+    world, server = world_of(queue, monkeypatch)
+    queue.loop = QueueLoop(queue.config, queue.store, world, 1, lambda: None, queue.queue_id)
+    queue.submit("red", job("evil"))
+    queue.loop.tick(1.0)
+    evil = queue.state.jobs["evil"]
+    server.there[submission_name("q", evil.id, 1)] = SubmissionTold(False)
+    return queue, server, made_run(run_of(queue.config, evil.id))
+
+
+def test_a_run_directory_that_cannot_be_read_in_time_holds_no_other_job_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("geo_ray.runtime.queue.queued_run.LOOK_S", 0.05)
+    queue, server, run = hostile_run(tmp_path, monkeypatch)
+    os.mkfifo(run / "events.jsonl")  # to open it waits for somebody who writes
+    queue.submit("blue", job("victim", ("eu",)))
+    told = [queue.loop.tick(float(second)) for second in (2, 12, 13)]
+    assert submission_name("q", queue.state.jobs["victim"].id, 1) in server.there
+    assert "did not answer within 0.05 s" in told[0][0]
+    assert "still owes the answer" in told[1][0]
+    evil = queue.state.jobs["evil"]
+    server.there[submission_name("q", evil.id, 1)] = SubmissionTold(True, False, "TASK", "no")
+    monkeypatch.setattr("geo_ray.runtime.queue.queued_run._READ_S", 0.0)
+    queue.loop.tick(14.0)
+    assert evil.attempt is None, "what its submission says of its end is enough"
+    with (run / "events.jsonl").open("wb"):
+        pass  # lets the thread that waits go on
+
+
+def test_a_look_at_a_log_ends_however_many_damaged_lines_it_has(tmp_path: Path) -> None:
+    reader = StatusReader(made_run(str(tmp_path / "x.1")))
+    write_events(tmp_path / "x.1", STARTED)
+    with (tmp_path / "x.1" / "events.jsonl").open("ab") as file:
+        file.write(b"x\n" * 1000)
+    reader.read(100)
+    assert 0 < reader.read_share < 0.3
+    while reader.read_share < 1:
+        reader.read(100)
+    assert reader.totals.started is not None
+
+
+def test_a_plan_of_any_size_is_refused(tmp_path: Path) -> None:
+    run = made_run(str(tmp_path / "x.1"))
+    for data in (b"[" * 100_000, b" " * 2_000_000 + b"{}", b"[]", b"\xff"):
+        (run / "plan.json").write_bytes(data)
+        with pytest.raises(RunDirectoryError, match="no run directory"):
+            rundir.look(run)
+
+
+def test_half_a_surrogate_pair_in_a_message_keeps_no_job_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, server, run = hostile_run(tmp_path, monkeypatch)
+    failed = {"t_s": 2.0, "kind": "run_failed", "code": "X", "message": "\ud800", "fix": ""}
+    write_events(run, STARTED, failed)
+    evil = queue.state.jobs["evil"]
+    server.there[submission_name("q", evil.id, 1)] = SubmissionTold(True, False, None, "bad")
+    queue.loop.tick(2.0)
+    assert evil.attempt is None

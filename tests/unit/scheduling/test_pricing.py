@@ -179,3 +179,23 @@ def test_nothing_is_bid_where_there_was_no_room_at_all() -> None:
     floor = LoadFloor(cluster_of(np.zeros((4, 1, 2)), (0,)))
     floor.learn(job_of(rows=800.0, most=1, per_server=1))
     assert floor.price_R.tolist() == [0.0] * 4
+
+
+def test_a_large_use_of_a_slot_costs_the_rising_price() -> None:
+    """Against a sum over small parts, each at the price after those before it."""
+    cluster = cluster_of(np.full((6, 2, 2), 8.0), (0, 0))
+    board = PriceBoard(cluster)
+    board.learn(job_of("a", worth=30.0))
+    board.promised_TSR[3, 1, 0] = 2.0
+    used_SR, parts = np.zeros_like(board.promised_TSR[3]), 2000
+    used_SR[:, :2] = [[0.0, 1.0], [5.0, 8.0]]
+    start_SR, summed = board.promised_TSR[3].copy(), 0.0
+    at = slice(3, 4)
+    before_SR = board.prices(at, cluster.capacity_TSR[at])[0]
+    for part in range(parts):
+        board.promised_TSR[3] = start_SR + used_SR * (part + 0.5) / parts
+        summed += float((used_SR / parts * board.prices(at, cluster.capacity_TSR[at])[0]).sum())
+    board.promised_TSR[3] = start_SR
+    extra = summed - float((used_SR * before_SR).sum())
+    assert board.surcharge(3, used_SR) == pytest.approx(extra, rel=1e-5)
+    assert extra > 0 and board.surcharge(3, np.zeros_like(used_SR)) == 0.0

@@ -57,6 +57,15 @@ def test_two_classes_have_the_metrics_of_their_definitions() -> None:
     assert abs(metrics["auc"] - roc_auc_score(labels, scores)) <= metrics["auc_error"] < 0.01
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_model_that_diverged_is_told_by_its_loss(value: float) -> None:
+    model, batch = rows(2)
+    batch.inputs[3] = value
+    stats = classification_stats(model, batch)
+    assert not np.isfinite(stats["loss"]).any()
+    assert stats["positives"].sum() + stats["negatives"].sum() == len(batch.labels)
+
+
 def test_recalls_of_many_classes_are_their_mean_and_the_least() -> None:
     model, batch = rows(MOST_RECALLS)
     recalls = {f"recall_{n}" for n in batch.labels.tolist()}

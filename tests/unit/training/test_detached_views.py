@@ -104,6 +104,48 @@ class Scaled(Plain):
         return self.scaler.scale(super().loss(model, batch))
 
 
+class NotScaled(Plain):
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return self.scaler.scale(super().loss(model, batch))
+
+
+class Scripted(Plain):
+    def model(self, seed: int) -> nn.Module:
+        scripted: nn.Module = torch.jit.script(super().model(seed))
+        return scripted
+
+
+class Traced(Plain):
+    def model(self, seed: int) -> nn.Module:
+        traced: nn.Module = torch.jit.trace(super().model(seed), torch.zeros(2, 48))
+        return traced
+
+
+class Sparse(Plain):
+    """Rows look up an embedding whose gradients are sparse."""
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.EmbeddingBag(5, 3, sparse=self.is_sparse), nn.Linear(3, 1))
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        words = batch.flatten(1).abs().long().clamp(max=4)
+        loss: torch.Tensor = model(words).square().mean()
+        return loss
+
+    def evaluate(self, model: nn.Module, batch: torch.Tensor) -> Any:
+        return {"loss": np.array([self.loss(model, batch).item()])}
+
+    is_sparse = True
+
+
+class Dense(Sparse):
+    is_sparse = False
+
+
 class BreaksBackward(Plain):
     def loss(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         seen = model(batch).exp()
@@ -130,7 +172,10 @@ def trained(task: Any, steps: int = 6) -> torch.Tensor:
     return worker.params_P.clone()
 
 
-@pytest.mark.parametrize("kind", [ZeroGrad, DoubleInEvaluate, HalfInEvaluate])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "kind", [ZeroGrad, DoubleInEvaluate, HalfInEvaluate, NotScaled, Scripted, Traced]
+)
 def test_code_that_moves_the_model_trains_it_to_the_bit(kind: Any) -> None:
     assert torch.equal(trained(kind()), trained(Plain()))
 
@@ -153,6 +198,11 @@ def test_a_loss_that_computes_with_other_parameters_is_refused_by_name(
 def test_an_evaluation_that_replaces_a_parameter_is_refused_by_name() -> None:
     with pytest.raises(TaskStateError, match=r"'3\.bias'"):
         worker_of(ReplacedInEvaluate()).evaluate(rows(0))
+
+
+def test_sparse_gradients_train_as_dense_ones_do() -> None:
+    assert torch.allclose(trained(Sparse()), trained(Dense()), atol=1e-6)
+    assert not torch.allclose(trained(Sparse()), trained(Sparse(), 0), atol=1e-3)
 
 
 def test_a_scaled_loss_is_refused() -> None:

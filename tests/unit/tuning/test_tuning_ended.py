@@ -13,6 +13,7 @@ import pytest
 from geo_ray.api.tuning import plan_of
 from geo_ray.errors import TuningDirectoryError
 from geo_ray.tuning import run
+from geo_ray.tuning.ended import add_ended, read_ended
 from geo_ray.tuning.run import TUNE_FOLDER, SearchPlan, search
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "tune.yaml"
@@ -74,3 +75,12 @@ def test_a_directory_that_was_there_stays(
     with pytest.raises(TuningDirectoryError):
         search(plan, lambda text: None)
     assert plan.out.is_dir()
+
+
+def test_a_torn_line_costs_no_trial_but_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    add_ended(path, {"lr": 0.1}, [{"loss": 1.0}])
+    path.write_bytes(path.read_bytes() + b'{"drawn": {"lr": 0.')
+    for lr in (0.3, 0.4):
+        add_ended(path, {"lr": lr}, [{"loss": 1.0}])
+    assert [trial.drawn["lr"] for trial in read_ended(path, ["lr"]).values()] == [0.1, 0.3, 0.4]

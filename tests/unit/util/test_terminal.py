@@ -7,7 +7,7 @@ import pty
 import signal
 import sys
 import threading
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import TextIO
 
 import pytest
@@ -42,6 +42,14 @@ def test_a_terminal_that_is_gone_is_written_to_without_an_error() -> None:
         for _ in range(2):
             shown.write("step 1\n")
             shown.flush()
+
+
+def test_a_character_that_the_terminal_lacks_silences_nothing() -> None:
+    kept = BytesIO()
+    shown = outliving(TextIOWrapper(kept, encoding="ascii", write_through=True))
+    assert shown.write("2 \u00d7 3\n") == 6
+    shown.write("file \udcff\nnext\n")
+    assert kept.getvalue() == b"2 \\xd7 3\nfile \\udcff\nnext\n"
 
 
 def test_what_is_read_arrives_and_other_errors_are_raised() -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import Any, TypeVar
 
-from geo_ray.errors import ProviderUnreachableError
+from geo_ray.errors import GeoRayError
 
 T = TypeVar("T")
 
@@ -23,17 +23,18 @@ class BoundedCalls:
     Args:
         place: that is called, for messages.
         longest_s: longest wait for an answer; None: until the call itself ends.
+        late: class of the error of a call that is not waited for.
     """
 
-    def __init__(self, place: str, longest_s: float | None) -> None:
-        self._place, self._longest_s = place, longest_s
+    def __init__(self, place: str, longest_s: float | None, late: type[GeoRayError]) -> None:
+        self._place, self._longest_s, self._late = place, longest_s, late
         self._owed: Future[Any] | None = None
 
     def begin(self, call: Callable[[], T]) -> Callable[[], T]:
         """Begin a call; return what waits for its answer.
 
-        What it returns raises what the call raises, or ``ProviderUnreachableError`` if that does
-        not answer in time.
+        What it returns raises what the call raises, or the error of a late call if that does not
+        answer in time.
         """
         if self._longest_s is not None and self._owed is not None and not self._owed.done():
             return self._refuse
@@ -50,10 +51,10 @@ class BoundedCalls:
         except TimeoutError:
             if answer.done():
                 raise  # of the call itself
-        raise ProviderUnreachableError(f"{self._place} did not answer within {self._longest_s:g} s")
+        raise self._late(f"{self._place} did not answer within {self._longest_s:g} s")
 
     def _refuse(self) -> Any:
-        raise ProviderUnreachableError(f"{self._place} still owes the answer to an earlier call")
+        raise self._late(f"{self._place} still owes the answer to an earlier call")
 
 
 def _carry_out(call: Callable[[], T], answer: Future[T]) -> None:
