@@ -139,7 +139,7 @@ def _trials(tuning: Tuning) -> str:
     keys = list(dict.fromkeys(key for row in tuning.rows for key in row.values))
     headings = ["trial", "how it ended", *keys]
     headings += [_title(name, tuning) for name in tuning.objectives]
-    headings += ["run", "samples", "WAN", tuning.goal.metric]
+    headings += ["run", "samples", "WAN", f"{tuning.goal.metric} at the end"]
     return table(headings, [_cells(row, keys, tuning) for row in tuning.rows], left=2 + len(keys))
 
 

@@ -16,6 +16,9 @@ AUTH_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 _LOCAL_NODE = {
+    # By default a raylet whose agent is not up after 30 s ends: a busy machine starts no cluster.
+    # `cluster.start_timeout_s` limits the start; a dead agent ends its raylet at once.
+    "RAY_agent_register_timeout_ms": "600000",
     "RAY_USAGE_STATS_ENABLED": "0",
     # A raylet that does not answer is dead after 5 checks, one a second, each at most 10 s long.
     "RAY_health_check_period_ms": "1000",

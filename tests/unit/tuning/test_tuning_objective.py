@@ -216,6 +216,8 @@ def test_the_page_has_all_trials_and_fetches_nothing(tmp_path: Path) -> None:
     assert "&lt;sma&gt;" in page and "&lt;refused&gt;" in page and "<sma>" not in page
     trials = page[page.index("Trials") : page.index("Front")]
     assert len(re.findall("<tr>", trials)) == 1 + len(rows)
+    headings = re.findall("<th[^>]*>([^<]*)", trials)
+    assert "loss at the end" in headings and len(set(headings)) == len(headings)
     assert "1.80 times sooner at the target than the base" in page
     table = tuning_table(found, "search")
     assert table.row_count == len(rows)
