@@ -34,6 +34,7 @@ from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.model.bill import Bill
 from geo_ray.runtime.driver.run_cluster import Reporting, with_its_driver
 from geo_ray.runtime.driver.train import train as train_to_end
+from geo_ray.util.ticking import ticking
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -192,7 +193,8 @@ def compare(
         watch = RunWatch(progress)
         rates_text = f" at {len(rates)} learning rates" if len(rates) > 1 else ""
         watch.tell(f"comparing {len(variants)} strategies{rates_text}, each run with {seeds} seeds")
-        comparison = compare_all(wanted, _teller(watch), partial(_train, source.parent))
+        with ticking("running", watch.tell):
+            comparison = compare_all(wanted, _teller(watch), partial(_train, source.parent))
     save_comparison(comparison, directory / "compare.json")
     title = f"{experiment.name}: {','.join(texts)}"
     page = write_page(comparison, title, directory / "compare.html")

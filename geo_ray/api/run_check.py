@@ -33,6 +33,7 @@ from geo_ray.runtime.control.demands import demand_of, demands_of
 from geo_ray.stores.uri import is_s3
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
+from geo_ray.util.ticking import ticking
 
 _FLOAT_BYTES: Final = 4
 
@@ -111,9 +112,13 @@ def check_run(
         GeoRayError: whatever would keep `geo_ray.train` from starting, apart from the cluster.
     """
     followed = None if plan is None else plan_to_follow(plan)
-    with own_threads_kept(), tempfile.TemporaryDirectory() as scratch:
+    tell = RunWatch(progress).tell
+    with (
+        own_threads_kept(),
+        tempfile.TemporaryDirectory() as scratch,
+        ticking("checking the run", tell),
+    ):
         source = source_of(config, base_dir)
-        tell = RunWatch(progress).tell
         experiment, _ = checked_run(source, override_items(overrides), followed, tell)
         check_exports(experiment.observe.export)
         use_one_thread()

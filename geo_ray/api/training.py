@@ -45,6 +45,7 @@ from geo_ray.runtime.driver.train import train as train_to_end
 from geo_ray.sim.run import simulate as simulate_to_end
 from geo_ray.stores.uri import is_s3
 from geo_ray.util.terminal import terminal_outlived
+from geo_ray.util.ticking import ticking
 
 
 def train(
@@ -119,16 +120,17 @@ def train(
             if address is not None:
                 driven_copy(address)
             try:
-                ready = resumed_run(
-                    path,
-                    source,
-                    changes,
-                    followed,
-                    allowed=allow_changes,
-                    checkpoint=checkpoint,
-                    base_dir=None if base_dir is None else Path(base_dir),
-                    begins=again is not None,
-                )
+                with ticking("preparing the run", watch.tell):
+                    ready = resumed_run(
+                        path,
+                        source,
+                        changes,
+                        followed,
+                        allowed=allow_changes,
+                        checkpoint=checkpoint,
+                        base_dir=None if base_dir is None else Path(base_dir),
+                        begins=again is not None,
+                    )
             except RunFinishedError as error:
                 if address is not None and was_here:
                     _copy_rest(address, path, seeker)
@@ -136,7 +138,8 @@ def train(
             except GeoRayError as error:
                 raise name_run(error, path) from error.__cause__
         elif source is not None:
-            ready = new_run(source, changes, followed, watch.tell)
+            with ticking("preparing the run", watch.tell):
+                ready = new_run(source, changes, followed, watch.tell)
         else:
             raise ConfigError("there is no configuration", fix="Give one, or a run to resume.")
         with (
@@ -245,7 +248,8 @@ def simulate(
     followed = None if plan is None else plan_to_follow(plan)
     with own_threads_kept():
         source = source_of(config, base_dir)
-        ready = new_run(source, override_items(overrides), followed, watch.tell, emulated=True)
+        with ticking("preparing the run", watch.tell):
+            ready = new_run(source, override_items(overrides), followed, watch.tell, emulated=True)
         with (
             _tidied(ready.run, watch, is_new=True),
             mirrored(ready.run.address, ready.run.path, 1, lambda: None),

@@ -34,6 +34,7 @@ from geo_ray.tuning.save import save_tuning
 from geo_ray.tuning.search import check_installed, trial_count
 from geo_ray.tuning.space import Space
 from geo_ray.tuning.trial import base_of
+from geo_ray.util.ticking import ticking
 
 SearchFile: TypeAlias = FilePath | Mapping[str, Any] | TuningConfig
 """A YAML file of a search, a mapping of its keys, or what was read before."""
@@ -132,7 +133,8 @@ def tune(
     """
     watch = RunWatch(progress)
     with own_threads_kept():
-        plan = plan_of(config, overrides, out=out, base_dir=base_dir)
+        with ticking("checking the search", watch.tell):
+            plan = plan_of(config, overrides, out=out, base_dir=base_dir)
         wanted = trial_count(plan.config, plan.space)
         kind = plan.config.trials.kind
         watch.tell(f"{wanted} {kind} trials, {plan.jobs} at once; results in {plan.out}")

@@ -21,7 +21,7 @@ def check(name: str, options: tuple[str, ...]) -> None:
     names of the library's own work, too. Checks take the options as they are: a short interval
     makes them quick. The exit code is 1 if one fails.
     """
-    loading()
+    loading("torch", "geo_ray.api.check")
     import geo_ray
     from geo_ray.config.overrides import CALLED
 

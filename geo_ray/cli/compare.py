@@ -60,7 +60,7 @@ def compare(
     is a table, compare.json and compare.html.
     """
     check_config(config, overrides)
-    loading("torch", "ray")
+    loading("torch", "ray", "geo_ray.api.comparing")
     from rich.console import Console
 
     import geo_ray

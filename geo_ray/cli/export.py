@@ -21,7 +21,7 @@ from geo_ray.cli.paths import RunRef, RunReference, loading, run_directory, tell
 @click.option("--best", is_flag=True, help="The best one, which train.keep_best has kept.")
 def export(run_dir: RunRef, out: Path, checkpoint: int | None, best: bool) -> None:
     """Write the model of RUN, its best one, or one of a checkpoint, as a file of its own."""
-    loading()
+    loading("torch", "geo_ray.api.run")
     import geo_ray
 
     with telling(f"exporting {run_dir}"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,21 +13,23 @@ import click
 
 from geo_ray.config.canonical import JSONValue
 from geo_ray.errors import ConfigError, RunDirectoryError
+from geo_ray.util.ticking import ticking
 
-_TELL_EVERY_S: Final = 4.0
 _PACKAGES: Final = {"torch": "PyTorch", "ray": "Ray", "pyarrow": "Arrow"}
 
 
-def loading(*packages: str) -> None:
-    """Import packages that take seconds, and say so, and every few seconds how long it takes.
+def loading(*modules: str) -> None:
+    """Import modules that take seconds; say so, and every few seconds how long it takes.
+
+    Modules of geo_ray itself are reported only if they take long.
 
     Args:
-        packages: names of modules, such as "torch"; none: torch.
+        modules: names, such as "torch" or "geo_ray.api.training"; none: torch.
     """
-    missing = [name for name in packages or ("torch",) if name not in sys.modules]
-    if not missing:
-        return
-    with telling(f"loading {' and '.join(_PACKAGES[name] for name in missing)}"):
+    missing = [name for name in modules or ("torch",) if name not in sys.modules]
+    packages = [_PACKAGES[name] for name in missing if name in _PACKAGES]
+    what = f"loading {' and '.join(packages) or 'geo_ray'}"
+    with telling(what) if packages else ticking(what, _say):
         for name in missing:
             importlib.import_module(name)
 
@@ -41,21 +41,13 @@ def telling(what: str) -> Iterator[None]:
     Args:
         what: such as "checking sma".
     """
-    click.echo(what, err=True)
-    done = threading.Event()
-
-    def tell() -> None:
-        began_s = time.monotonic()
-        while not done.wait(_TELL_EVERY_S):
-            click.echo(f"{what} ({time.monotonic() - began_s:.0f} s)", err=True)
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
+    _say(what)
+    with ticking(what, _say):
         yield
-    finally:
-        done.set()
-        teller.join()
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def config_file(_: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -149,10 +141,11 @@ def check_config(path: Path, overrides: Sequence[str]) -> None:
     strategy = _keys_of(path, overrides).get("strategy")
     if isinstance(strategy, dict) and strategy.get("kind") == "auto":
         return  # it is completed first, which takes measurements
-    loading("torch")
+    loading("torch", "geo_ray.config.experiment")
     from geo_ray.config.experiment import Experiment
 
-    load_tree(path, overrides, Experiment)
+    with ticking(f"loading {path}", _say):
+        load_tree(path, overrides, Experiment)
 
 
 def check_search(path: Path, overrides: Sequence[str]) -> None:
@@ -164,7 +157,7 @@ def check_search(path: Path, overrides: Sequence[str]) -> None:
     from geo_ray.config.load import load_tree
 
     _keys_of(path, overrides)
-    loading("torch")
+    loading("torch", "geo_ray.tuning.config")
     from geo_ray.tuning.config import TuningConfig
 
     load_tree(path, overrides, TuningConfig, "docs/tuning.md describes the file of a search.")

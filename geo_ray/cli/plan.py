@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from geo_ray.cli.paths import (
 )
 from geo_ray.cli.say import say, say_json
 from geo_ray.errors import ConfigError
+from geo_ray.util.ticking import ticking
 
 if TYPE_CHECKING:
     from geo_ray.planning.plan import Plan
@@ -124,7 +126,7 @@ def plan(
     if age_h is not None and run_dir is None:
         raise click.UsageError("--age-h is the age of a run's machines: name the run with --from")
     check_plan_section(config, overrides)
-    loading()
+    loading("torch", "geo_ray.api.planning")
     from rich.console import Console
 
     import geo_ray
@@ -138,9 +140,11 @@ def plan(
     )
     from geo_ray.observe.report.plan_page import write_plan_page
 
+    progress = partial(click.echo, err=True)
     inputs = geo_ray.PlanInputs(prices, links, profile_file, extrapolate, loss_file)
     if run_dir is not None:
-        decision = geo_ray.replan(run_dir, config, overrides, inputs=inputs, age_h=age_h)
+        with ticking("planning", progress):
+            decision = geo_ray.replan(run_dir, config, overrides, inputs=inputs, age_h=age_h)
         if as_json:
             say_json(decision.plan.model_dump_json(indent=2))
         else:
@@ -157,13 +161,14 @@ def plan(
         if out_tfvars is not None and decision.changed:
             decision.save_tfvars(out_tfvars)
         return
-    planned = geo_ray.plan(
-        config,
-        overrides,
-        policy=policy,  # type: ignore[arg-type]  # click has checked it
-        inputs=inputs,
-        front=pareto is not None,
-    )
+    with ticking("planning", progress):
+        planned = geo_ray.plan(
+            config,
+            overrides,
+            policy=policy,  # type: ignore[arg-type]  # click has checked it
+            inputs=inputs,
+            front=pareto is not None,
+        )
     chosen = planned.plan
     if dry_run:
         if as_json:

@@ -84,7 +84,7 @@ def probe(
     the first one shows (or the same GEO_RAY_PROBE_KEY, or --certs, on both). With a CONFIG: a
     probe in each of its regions, and every pair in turn.
     """
-    loading("torch", "ray")
+    loading("torch", "ray", "geo_ray.api.probing")
     import geo_ray
 
     if listen == (target is not None):

@@ -67,13 +67,13 @@ def profile(
     """
     if loss:
         _refuse("--loss", machines=machines, workers=workers, batch_sizes=batch_sizes, full=full)
-        loading("torch", "ray")
+        loading("torch", "ray", "geo_ray.api.loss_profile")
         _measure_loss(
             config, overrides, (intervals, codecs), (steps, seeds, jobs), fresh, out, as_json
         )
         return
     _refuse("a profile without --loss", intervals=intervals, seeds=seeds, jobs=jobs)
-    loading("torch", "ray")
+    loading("torch", "ray", "geo_ray.api.planning")
     from rich.console import Console
 
     import geo_ray

@@ -60,7 +60,7 @@ def queue() -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG from the cluster, until `geo-ray queue stop`."""
-    loading("torch", "ray")
+    loading("torch", "ray", "geo_ray.api.queue.serve")
     click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 
@@ -75,7 +75,7 @@ def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def stop(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG no more. Its jobs go on."""
-    loading("torch", "ray")
+    loading("torch", "ray", "geo_ray.api.queue.serve")
     click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 
@@ -130,7 +130,7 @@ def submit(
     wait_s: float,
 ) -> None:
     """Submit what CONFIG trains, as a job of QUEUE."""
-    loading()
+    loading("torch", "geo_ray.api.queue.jobs")
     user = _user(tenant, token_file)
     click.echo(f"reading {config}, and asking {queue}", err=True)
     import geo_ray

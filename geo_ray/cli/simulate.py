@@ -23,7 +23,7 @@ def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, p
     Seconds in its output are predictions for the real run.
     """
     check_config(config, overrides)
-    loading()
+    loading("torch", "geo_ray.api.training")
     import geo_ray
     from geo_ray.cli.ending import show_end
 

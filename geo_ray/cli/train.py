@@ -83,7 +83,7 @@ def train(
         raise click.UsageError("--dry-run checks a new run: leave --resume out")
     if config is not None and resume_dir is None:
         check_config(config, overrides)
-    loading("torch", "ray")
+    loading("torch", "ray", "geo_ray.api.run_check" if dry_run else "geo_ray.api.training")
     if dry_run and config is not None:
         _show_check(config, overrides, plan_file)
         return

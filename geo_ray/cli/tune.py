@@ -33,7 +33,7 @@ def tune(
     Tune's own results are in the folder tune.
     """
     check_search(search, overrides)
-    loading("torch", "ray")
+    loading("torch", "ray", "geo_ray.api.tuning")
     from rich.console import Console
 
     import geo_ray

@@ -35,6 +35,7 @@ from geo_ray.tuning.space import Space
 from geo_ray.tuning.trial import TrialSpec, simulated_trial
 from geo_ray.tuning.watch import score_key
 from geo_ray.util.atomic_file import save_text
+from geo_ray.util.ticking import ticking
 
 TUNE_FOLDER: Final = "tune"
 SEARCH_FILE: Final = "search.json"
@@ -111,7 +112,7 @@ def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = Fals
 
     Args:
         plan: what to do.
-        tell: hears of every trial that ends.
+        tell: called with every trial that ends, and with what takes long.
         resume: go on with what lies in its directory.
 
     Raises:
@@ -126,9 +127,11 @@ def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = Fals
         ended = read_ended(plan.out / ENDED_FILE, tuple(param_space(plan.space)))
         shutil.rmtree(folder, ignore_errors=True)  # pickled by Ray, and not read again
         stack.enter_context(_quiet(tell))
-        stack.enter_context(_cluster(plan))
+        with ticking("starting the cluster of the trials", tell):
+            stack.enter_context(_cluster(plan))
         stack.enter_context(_sigterm_as_ctrl_c())  # Ray has set a handler of its own
-        grid = _tuner(plan, wanted, ended).fit()
+        with ticking("running trials", tell):
+            grid = _tuner(plan, wanted, ended).fit()
     found = [_row(grid[place], plan) for place in range(len(grid))]
     rows = ordered([row for row in found if row is not None])
     goal = Goal.of(plan.space.base.experiment().train.target)

@@ -19,7 +19,7 @@ def down(cluster: RunRef, at_once: bool) -> None:
     CLUSTER is the folder that `geo-ray up` has printed, or the CONFIG that it was made of. May be
     repeated; fails if anything of the cluster is left.
     """
-    loading("torch", "ray")
+    loading("torch", "ray", "geo_ray.api.clusters")
     click.echo(f"asking for {cluster}", err=True)
     import geo_ray
 

@@ -71,7 +71,7 @@ def up(
     status` and `geo-ray down` take the folder that is printed.
     """
     check_plan_section(config, overrides)
-    loading("torch", "ray")
+    loading("torch", "ray", "geo_ray.api.clusters")
     click.echo(f"reading {config}", err=True)
     import geo_ray
     from geo_ray.cli.tables.cluster import (
