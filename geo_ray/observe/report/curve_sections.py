@@ -74,7 +74,7 @@ def _loss(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) ->
         curves: list[Curve] = []
         for index, (name, region) in enumerate(run.regions.items()):
             t_s, x, loss = _loss_over(axis, region, so_far)
-            after = _after_returns(t_s, returns.get(name, ()))
+            after = _after(t_s, [*returns.get(name, ()), *_places(_on(axis, run))])
             breaks = tuple(x[after].tolist())
             bold = smooth(loss, breaks=after)
             if len(run.regions) <= MANY and not np.array_equal(bold, loss, equal_nan=True):
@@ -102,9 +102,14 @@ def resumptions(run: RunRecord) -> list[tuple[float, str]]:
     return [(t_s, f"resumed at {duration_text(t_s)}") for t_s in times_s]
 
 
-def _after_returns(t_s: Floats, returns: tuple[float, ...]) -> list[int]:
-    """Return which points are the first after a region's returns."""
-    return [int(index) for index in np.searchsorted(t_s, returns) if index < len(t_s)]
+def _places(marks: list[tuple[float, str]]) -> list[float]:
+    """Where the marks are."""
+    return [place for place, _ in marks]
+
+
+def _after(t_s: Floats, starts: list[float]) -> list[int]:
+    """Return which points are the first after a region's returns, and after resumptions."""
+    return [int(index) for index in np.searchsorted(t_s, sorted(starts)) if index < len(t_s)]
 
 
 def _loss_over(axis: str, region: RegionRecord, so_far: _SoFar) -> tuple[Floats, Floats, Floats]:
@@ -137,7 +142,8 @@ def _evals(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) -
                 if (region, metric) not in run.evals:
                     continue
                 t_s, x, value = _eval_over(axis, run, so_far, (region, metric))
-                breaks = tuple(x[_after_returns(t_s, returns.get(region or "", ()))].tolist())
+                starts = [*returns.get(region or "", ()), *_places(_on(axis, run))]
+                breaks = tuple(x[_after(t_s, starts)].tolist())
                 curves.append(Curve(label, x, value, index, breaks=breaks))
             whose = " of all regions" if axis == SAMPLES else ""
             charts += view(axis, f"held-out {metric}", curves, whose=whose, at=_on(axis, run))

@@ -143,7 +143,7 @@ def test_training_and_held_out_loss_have_charts_of_different_titles(tmp_path: Pa
 
 def test_a_resumption_is_a_mark_in_the_timeline_and_over_time(tmp_path: Path) -> None:
     before = [started(), step("east", 1, 1.0), step("east", 2, 2.0)]
-    after = [step("east", 3, 6.0), evaluation(3, 6.5, accuracy=0.5)]
+    after = [step("east", 3, 6.0), step("east", 4, 6.2), evaluation(3, 6.5, accuracy=0.5)]
     resumed = tmp_path / "resumed"
     resumed.mkdir()
     write(resumed / "events.jsonl", [*before, ("run_started", 4.0, started()[2]), *after])
@@ -152,6 +152,9 @@ def test_a_resumption_is_a_mark_in_the_timeline_and_over_time(tmp_path: Path) ->
     places = re.findall(line, page)
     assert len(places) == 3  # timeline, loss and accuracy over time: not over steps
     assert all(50 < float(place) < 75 for place in places)
+    lines = re.findall(r'<polyline class="l0" points="([^"]*)"', page)
+    points = [line.count(",") for line in lines]
+    assert points == [2, 2, 4, 4], "over time, steps and samples: a line crosses the resumption"
     write(tmp_path / "events.jsonl", [*before, *after])
     assert 'class="mark"' not in render_report(tmp_path)
 
