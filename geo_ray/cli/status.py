@@ -53,13 +53,15 @@ def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None
         for each in found:
             say_json(each.model_dump_json(indent=None if follow else 2))
         return
-    if not (follow and Console().is_terminal):
+    console = Console()
+    width = console.width if console.is_terminal else None
+    if not (follow and console.is_terminal):
         for each in found:
-            click.echo("\n".join(status_lines(each)))
+            click.echo("\n".join(status_lines(each, width)))
         return
     with Live(auto_refresh=False) as live:
         for each in found:
-            live.update(Text("\n".join(status_lines(each))), refresh=True)
+            live.update(Text("\n".join(status_lines(each, width))), refresh=True)
 
 
 def _show_cluster(cluster: RunRef, every_s: float | None, *, as_json: bool) -> None:

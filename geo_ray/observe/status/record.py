@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from geo_ray.config.base import StrictModel
 from geo_ray.observe.html_view import ShownModel
 from geo_ray.observe.text import coarse_text, number_text
+
+_WITHOUT_STEPS: Final = (
+    "done",
+    "lost",
+    "left",
+    "absent",
+    "stopped",
+    "trains on",  # nobody sees at what pace
+    "joining",
+    "did not join",
+)
 
 Ended = Literal["finished", "stopped", "failed"]
 
@@ -42,6 +53,11 @@ class RegionStatus(StrictModel):
     samples: int = Field(description="whose steps stand")
     samples_per_s: float = Field(description="over its last 10 s")
     workers_lost: int = Field(description="how often a worker died")
+
+    @property
+    def has_pace(self) -> bool:
+        """Whether its samples per second are known: it takes steps, and somebody sees it."""
+        return self.state not in _WITHOUT_STEPS
 
 
 class CheckpointStatus(StrictModel):
@@ -118,7 +134,7 @@ class RunStatus(ShownModel):
                 each.state,
                 f"{each.step:,}" + ("" if each.steps is None else f" of {each.steps:,}"),
                 number_text(each.loss),
-                number_text(each.samples_per_s),
+                number_text(each.samples_per_s) if each.has_pace else "-",
             )
             for each in self.regions
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Final
 
 from geo_ray.observe.status.record import RegionStatus, RunStatus
@@ -15,11 +16,16 @@ from geo_ray.observe.text import (
     printable,
 )
 
-_UNPACED: Final = ("stopped", "trains on", "left", "joining", "did not join")
+_LEAST_WIDTH: Final = 40
 
 
-def status_lines(status: RunStatus) -> list[str]:
-    """The lines; each but the first begins with what it is about."""
+def status_lines(status: RunStatus, width: int | None = None) -> list[str]:
+    """Describe a run in lines; each but the first begins with what it is about.
+
+    Args:
+        status: of the run.
+        width: columns of the terminal; longer lines are wrapped and indented. None: no limit.
+    """
     head = [f"{status.run}: {status.phase}"]
     if status.strategy is not None:
         head.append(status.strategy)
@@ -43,8 +49,24 @@ def status_lines(status: RunStatus) -> list[str]:
     rows += [("saved", _saved(status))] if status.regions else []
     rows.append(("spent", _spent(status)))
     wide = max(len(name) for name, _ in rows)
-    lines = [rows[0][1], *(f"  {name:<{wide}}  {text}" for name, text in rows[1:])]
-    return [printable(line) for line in lines]
+    lines = _wrapped("", rows[0][1], width)
+    for name, text in rows[1:]:
+        lines += _wrapped(f"  {name:<{wide}}  ", text, width)
+    return lines
+
+
+def _wrapped(head: str, text: str, width: int | None) -> list[str]:
+    line = printable(head + text)
+    if width is None or len(line) <= width:
+        return [line]
+    return textwrap.wrap(
+        printable(text),
+        max(width, _LEAST_WIDTH),
+        initial_indent=head,
+        subsequent_indent=" " * (len(head) or 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _driver(status: RunStatus) -> str:
@@ -59,7 +81,7 @@ def _region(region: RegionStatus) -> str:
     if region.steps is not None:
         steps += f" of {region.steps:,}"
     parts = [steps, counted(region.exchanges, "exchange"), f"loss {number_text(region.loss)}"]
-    if region.state not in _UNPACED:
+    if region.has_pace:
         parts.append(f"{number_text(region.samples_per_s)} samples/s")
     if region.workers_lost:
         parts.append(f"{counted(region.workers_lost, 'worker')} lost")
@@ -68,7 +90,7 @@ def _region(region: RegionStatus) -> str:
 
 def _training(status: RunStatus) -> str:
     parts = [f"loss {number_text(status.loss)}"]
-    if status.is_going is not False:
+    if status.is_going is not False and any(region.has_pace for region in status.regions):
         parts.append(f"{number_text(status.samples_per_s)} samples/s")
     if status.round is not None:
         parts.append(f"round {status.round:,}")

@@ -37,6 +37,7 @@ from geo_ray.lease.process import this_process
 from geo_ray.lease.record import LEASE_KEY, LeaseRecord, encode_record
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.report.ending import note_failure
+from geo_ray.observe.status.text import status_lines
 from geo_ray.runtime.control.membership.member_requests import take
 
 TARGET = ("train.target.metric=accuracy", "train.target.value=0.9",
@@ -366,6 +367,26 @@ def test_the_lines(run: RunDirectory) -> None:
         "  saved     no checkpoint yet",
         "  spent     4.0 s, 0 B between regions",
     ]
+
+
+def test_the_lines_fit_the_terminal(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=4)
+    found = geo_ray.status(run.path).model_copy(update={"message": "some words " * 20, "run": "r"})
+    wide, narrow = status_lines(found), status_lines(found, 80)
+    assert max(map(len, wide)) > 200 and max(map(len, narrow)) <= 80
+    assert " ".join(" ".join(narrow).split()) == " ".join(" ".join(wide).split())
+    assert [line for line in narrow if line.startswith("            some words")], narrow
+
+
+def test_a_region_that_takes_no_steps_has_no_pace(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=10)
+        lines = status_lines(geo_ray.status(run.path))
+    assert sum("step 10 of 10" in line and line.endswith("done") for line in lines) == 2
+    assert not [line for line in lines if "samples/s" in line]
 
 
 def test_json_and_follow(run: RunDirectory) -> None:
