@@ -16,11 +16,12 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import ConfigSource, override_items, text_of
 from geo_ray.errors import ConfigError, InterruptedRunError, TrialsFailedError
-from geo_ray.job import rundir
 from geo_ray.job.build import check_device
 from geo_ray.observe.html_view import html_view
 from geo_ray.tuning.best import write_best
+from geo_ray.tuning.candidate import base_of_search
 from geo_ray.tuning.config import TuningConfig
+from geo_ray.tuning.directory import directory_of
 from geo_ray.tuning.page import (
     cell,
     short_id,
@@ -33,7 +34,6 @@ from geo_ray.tuning.run import SearchPlan, SearchResult, search
 from geo_ray.tuning.save import save_tuning
 from geo_ray.tuning.search import check_installed, trial_count
 from geo_ray.tuning.space import Space
-from geo_ray.tuning.trial import base_of
 from geo_ray.util.ticking import ticking
 
 SearchFile: TypeAlias = FilePath | Mapping[str, Any] | TuningConfig
@@ -160,9 +160,7 @@ def plan_of(
     source = _source_of(config, base_dir)
     tuning = load_tree(source, override_items(overrides), TuningConfig, _ADVICE)
     check_installed(tuning.search)
-    where = source.parent
-    named = where / tuning.base if isinstance(tuning.base, str) else tuning.base
-    base = base_of(named, tuning.set, None if isinstance(tuning.base, str) else where)
+    base = base_of_search(tuning, source.parent)
     start = base.experiment()
     if start.strategy.kind == "auto":
         raise ConfigError(
@@ -174,8 +172,8 @@ def plan_of(
     tried = space.check()
     if tuning.trials.kind == "simulated":
         check_device(start)
-    default = rundir.local_root(start) / f"tune-{tuning.name}"
-    return SearchPlan(tuning, space, Path(out or default).absolute(), tried)
+    named = None if out is None else Path(out)
+    return SearchPlan(tuning, space, directory_of(tuning, start, named), tried)
 
 
 _ADVICE = "Correct what is named; docs/tuning.md describes the file."

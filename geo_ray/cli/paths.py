@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import click
 
 from geo_ray.config.canonical import JSONValue
 from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.util.ticking import ticking
+
+if TYPE_CHECKING:
+    from geo_ray.tuning.config import TuningConfig
 
 _PACKAGES: Final = {"torch": "PyTorch", "ray": "Ray", "pyarrow": "Arrow"}
 
@@ -148,8 +151,8 @@ def check_config(path: Path, overrides: Sequence[str]) -> None:
         load_tree(path, overrides, Experiment)
 
 
-def check_search(path: Path, overrides: Sequence[str]) -> None:
-    """Tell what is wrong with a search's own keys before Ray is imported.
+def check_search(path: Path, overrides: Sequence[str]) -> TuningConfig:
+    """Read a search, and tell what is wrong with its own keys before Ray is imported.
 
     Raises:
         ConfigError: it is wrong.
@@ -160,7 +163,32 @@ def check_search(path: Path, overrides: Sequence[str]) -> None:
     loading("torch", "geo_ray.tuning.config")
     from geo_ray.tuning.config import TuningConfig
 
-    load_tree(path, overrides, TuningConfig, "docs/tuning.md describes the file of a search.")
+    advice = "docs/tuning.md describes the file of a search."
+    return load_tree(path, overrides, TuningConfig, advice)
+
+
+def check_search_directory(
+    path: Path, search: TuningConfig, out: Path | None, *, resume: bool
+) -> None:
+    """Check the directory of a search before Ray is imported.
+
+    Args:
+        path: its file.
+        search: what `check_search` has read there.
+        out: as `geo-ray tune` takes it.
+        resume: whether the search goes on.
+
+    Raises:
+        ConfigError: the base is wrong.
+        TuningDirectoryError: it is there and must not be, or the other way round.
+    """
+    loading("torch", "geo_ray.tuning.directory")
+    from geo_ray.tuning.candidate import base_of_search
+    from geo_ray.tuning.directory import check_directory, directory_of
+
+    with ticking(f"loading {path}", _say):
+        start = base_of_search(search, path.parent).experiment()
+    check_directory(directory_of(search, start, out), resume=resume)
 
 
 def check_plan_section(path: Path, overrides: Sequence[str]) -> None:

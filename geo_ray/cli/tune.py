@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import check_search, config_file, loading
+from geo_ray.cli.paths import check_search, check_search_directory, config_file, loading
 
 
 @click.command(short_help="Search for the values with which a job is soonest or cheapest.")
@@ -32,7 +32,9 @@ def tune(
     `geo-ray train` takes; Ray
     Tune's own results are in the folder tune.
     """
-    check_search(search, overrides)
+    found = check_search(search, overrides)
+    if not dry_run:
+        check_search_directory(search, found, out, resume=resume)
     loading("torch", "ray", "geo_ray.api.tuning")
     from rich.console import Console
 

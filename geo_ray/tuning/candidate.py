@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.config.canonical import JSONValue
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
+from geo_ray.config.load import load_tree, read_text
 from geo_ray.config.overrides import apply_overrides
-from geo_ray.config.source import ConfigText
+from geo_ray.config.source import ConfigText, text_of
 from geo_ray.config.yaml_text import YamlTree, parse_yaml
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.registry import default_section
+from geo_ray.tuning.config import TuningConfig
 
 _KINDS = ("kind", "use")
 _CODEC = "codec"
@@ -165,3 +167,36 @@ def value_at(tree: JSONValue, key: str) -> JSONValue:
 
 def _text(value: JSONValue) -> str:
     return json.dumps(value)
+
+
+def base_of(
+    config: str | os.PathLike[str] | Mapping[str, Any] | Experiment,
+    changes: Sequence[str],
+    base_dir: str | os.PathLike[str] | None = None,
+) -> Base:
+    """What trials start from, as plain text that can travel.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if isinstance(config, (str, os.PathLike)):
+        path = Path(config)
+        parent = path.parent if base_dir is None else Path(base_dir)
+        return Base(read_text(path), str(parent.absolute()), str(path), tuple(changes))
+    text: ConfigText = text_of(config, Path(base_dir or Path.cwd()).absolute())
+    return Base(text.text, str(text.parent), text.name, tuple(changes))
+
+
+def base_of_search(search: TuningConfig, parent: Path) -> Base:
+    """Return what the trials of a search start from.
+
+    Args:
+        search: its file.
+        parent: where a relative path to the base, or relative paths in it, start.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if isinstance(search.base, str):
+        return base_of(parent / search.base, search.set)
+    return base_of(search.base, search.set, parent)

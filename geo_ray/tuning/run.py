@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import threading
@@ -22,9 +23,10 @@ from geo_ray.config.canonical import JSONValue
 from geo_ray.config.cluster import LocalClusterConfig
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
-from geo_ray.errors import TuningDirectoryError
+from geo_ray.errors import GeoRayError, TuningDirectoryError
 from geo_ray.runtime.cluster.connect import connect
 from geo_ray.tuning.config import TuningConfig
+from geo_ray.tuning.directory import check_directory
 from geo_ray.tuning.ended import ENDED_FILE, EndedTrial, key_of, read_ended
 from geo_ray.tuning.objective import Goal, Status
 from geo_ray.tuning.progress import TELL, ProgressCallback
@@ -40,6 +42,7 @@ from geo_ray.util.ticking import ticking
 TUNE_FOLDER: Final = "tune"
 SEARCH_FILE: Final = "search.json"
 _TRIALS_REGION: Final = "trials"
+_CLUSTER_KEY: Final = re.compile(r"(?<![\w./-])cluster(?=\.[a-z_]|=)")
 _QUIET: Final = {
     "RAY_AIR_NEW_OUTPUT": "0",  # Ray's own table; the lines of `ProgressCallback` are ours
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
@@ -194,7 +197,11 @@ def _trainable(plan: SearchPlan, ended: Mapping[str, EndedTrial]) -> Any:
 
 @contextmanager
 def _cluster(plan: SearchPlan) -> Iterator[None]:
-    """Where trials run, connected to."""
+    """Where trials run, connected to.
+
+    Raises:
+        ClusterError: as for `connect`, with the keys as the search has them, ``trials.cluster.*``.
+    """
     config = plan.config.trials.cluster
     regions: Sequence[str] = (_TRIALS_REGION,)
     cpus = float(plan.jobs)
@@ -202,8 +209,21 @@ def _cluster(plan: SearchPlan) -> Iterator[None]:
         regions, cpus = cluster_cpus(plan.tried, plan.jobs)
     elif not isinstance(config, LocalClusterConfig):
         regions = ()
-    with connect(config, regions, namespace=f"geo_ray-{plan.config.name}", cpus_per_region=cpus):
+    name = f"geo_ray-{plan.config.name}"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(connect(config, regions, namespace=name, cpus_per_region=cpus))
+        except GeoRayError as error:
+            raise _with_own_keys(error) from error.__cause__
         yield
+
+
+def _with_own_keys(error: GeoRayError) -> GeoRayError:
+    """Return an error about the section ``cluster`` with the keys as a search has them."""
+    first, newline, log = error.message.partition("\n")
+    message = _CLUSTER_KEY.sub("trials.cluster", first) + newline + log
+    fix = _CLUSTER_KEY.sub("trials.cluster", error.fix)
+    return type(error)(message, fix=fix).with_traceback(error.__traceback__)
 
 
 @contextmanager
@@ -240,17 +260,11 @@ def _claim(plan: SearchPlan, *, resume: bool) -> None:
     """
     file = plan.out / SEARCH_FILE
     content = {"digest": plan.digest, "config": plan.config.model_dump(mode="json")}
-    if not plan.out.exists():
-        if resume:
-            raise TuningDirectoryError(
-                f"there is no search in {plan.out} to go on with",
-                fix="Name the directory of one with --out, or leave out --resume to begin it.",
-            )
+    check_directory(plan.out, resume=resume)
+    if not resume:
         plan.out.mkdir(parents=True)
         save_text(file, json.dumps(content, indent=1) + "\n")
         return
-    if not resume:
-        raise TuningDirectoryError(f"{plan.out} exists")
     if plan.config.schedule.kind == "pbt":
         raise TuningDirectoryError(
             "a search with schedule.kind pbt cannot be resumed: its trials have become copies of "

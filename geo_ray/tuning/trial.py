@@ -13,13 +13,12 @@ from ray import tune
 
 from geo_ray.config.canonical import JSONValue
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import read_text
-from geo_ray.config.source import ConfigText, override_items, text_of
+from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, GeoRayError
 from geo_ray.job import rundir
 from geo_ray.observe.events.schema import Event
 from geo_ray.sim.run import simulate
-from geo_ray.tuning.candidate import Base
+from geo_ray.tuning.candidate import Base, base_of
 from geo_ray.tuning.config import ObjectiveName, PricesConfig
 from geo_ray.tuning.objective import Standing, score, together
 from geo_ray.tuning.watch import TrialWatch, failed_report, report_of, score_key
@@ -84,24 +83,6 @@ def trainable(
         simulated_trial(values, spec)
 
     return trial
-
-
-def base_of(
-    config: str | os.PathLike[str] | Mapping[str, Any] | Experiment,
-    changes: Sequence[str],
-    base_dir: str | os.PathLike[str] | None = None,
-) -> Base:
-    """What trials start from, as plain text that can travel.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    if isinstance(config, (str, os.PathLike)):
-        path = Path(config)
-        parent = path.parent if base_dir is None else Path(base_dir)
-        return Base(read_text(path), str(parent.absolute()), str(path), tuple(changes))
-    text: ConfigText = text_of(config, Path(base_dir or Path.cwd()).absolute())
-    return Base(text.text, str(text.parent), text.name, tuple(changes))
 
 
 def simulated_trial(values: Mapping[str, JSONValue], spec: TrialSpec) -> None:

@@ -24,6 +24,7 @@ from geo_ray.errors import GeoRayError, SearchMissingError, from_code
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Target
 from geo_ray.tuning.best import write_best
+from geo_ray.tuning.candidate import base_of
 from geo_ray.tuning.config import PricesConfig, SearchConfig
 from geo_ray.tuning.front import front
 from geo_ray.tuning.objective import FAILED, UNREACHED, Goal, Standing, score, usd_of
@@ -32,7 +33,6 @@ from geo_ray.tuning.result import TrialPoint, TrialRow, Tuning, ordered
 from geo_ray.tuning.run import SearchResult
 from geo_ray.tuning.save import save_tuning
 from geo_ray.tuning.search import BaseKeptAsha, BaseKeptPbt, check_installed
-from geo_ray.tuning.trial import base_of
 from geo_ray.tuning.watch import TrialWatch, report_of
 
 CONFIG = Path(__file__).parents[3] / "configs" / "four_continents.yaml"

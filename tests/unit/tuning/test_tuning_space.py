@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from ray.tune import Experiment
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from geo_ray.api.tuning import plan_of
+from geo_ray.api.tuning import plan_of, tune
+from geo_ray.cli.tune import tune as tune_command
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import text_of
-from geo_ray.errors import ConfigError
-from geo_ray.tuning.candidate import Base
+from geo_ray.errors import ClusterStartError, ConfigError, TuningDirectoryError
+from geo_ray.tuning.candidate import Base, base_of
 from geo_ray.tuning.config import TuningConfig
 from geo_ray.tuning.domain import Domain
 from geo_ray.tuning.objective import FAILED
 from geo_ray.tuning.search import param_space, schedule_of, search_of, trial_count
 from geo_ray.tuning.space import Space
-from geo_ray.tuning.trial import base_of
 
 CONFIG = Path(__file__).parents[3] / "configs" / "four_continents.yaml"
 SHIPPED = CONFIG.with_name("tune.yaml")
@@ -326,3 +327,47 @@ def test_asha_looks_at_what_the_first_objective_is_counted_in() -> None:
         scheduler: Any = schedule_of(plan.config, plan.space)
         assert isinstance(scheduler, ASHAScheduler)
         assert scheduler._time_attr == attribute and scheduler.metric == "behind"
+
+
+# ------------------------------------------------------------------ before Ray is started
+
+
+def test_errors_of_the_cluster_name_the_keys_of_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix = "Wait longer: `--set cluster.kind=local --set cluster.start_timeout_s=300`."
+    log = "raylet.log: cluster.start"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ClusterStartError(
+            f"the local cluster was not up (cluster.start_timeout_s):\n{log}", fix=fix
+        )
+
+    monkeypatch.setattr("geo_ray.tuning.run.connect", refuse)
+    with pytest.raises(ClusterStartError) as caught:
+        tune(file_of({"strategy.interval": {"randint": [1, 8]}}), out=tmp_path / "out")
+    assert caught.value.message == (
+        f"the local cluster was not up (trials.cluster.start_timeout_s):\n{log}"
+    )
+    assert caught.value.fix == (
+        "Wait longer: `--set trials.cluster.kind=local --set trials.cluster.start_timeout_s=300`."
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [("--resume",), ("--resume", "--out", "there"), ()])
+def test_a_wrong_directory_is_reported_before_ray_is_loaded(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    search = file_of({"strategy.interval": {"randint": [1, 8]}}, name="mine")
+    Path("search.json").write_text(json.dumps(search))
+    if not words:
+        Path("runs", "tune-mine").mkdir(parents=True)
+
+    def loading(*modules: str) -> None:
+        assert "ray" not in modules
+
+    monkeypatch.setattr("geo_ray.cli.tune.loading", loading)
+    done = CliRunner().invoke(tune_command, ["search.json", *words])
+    assert isinstance(done.exception, TuningDirectoryError), done.exception
