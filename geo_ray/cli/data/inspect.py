@@ -164,11 +164,18 @@ def _extremes(column: ColumnSurvey) -> tuple[str, str]:
 def _notes(survey: Survey) -> list[str]:
     from geo_ray.data.nearby import listed
 
-    notes = []
+    without: dict[tuple[str, ...], list[str]] = {}  # files -> the columns that they do not have
     for name, column in survey.columns.items():
-        lacking = [path for path in survey.rows_of if path not in column.files]
-        if lacking:
-            notes.append(f"{name} is not in {listed(lacking)}")
+        files = tuple(path for path in survey.rows_of if path not in column.files)
+        without.setdefault(files, []).append(name)
+    notes = [
+        f"{names[0]} is not in {listed(files)}"
+        if len(names) == 1
+        else f"{len(names)} columns are not in {listed(files)}: {listed(names)}"
+        for files, names in without.items()
+        if files
+    ]
+    for name, column in survey.columns.items():
         if len(column.first_file) > 1:
             kinds = ", ".join(
                 f"{column.families[kind]:,} {kind} (first in {path})"

@@ -209,7 +209,8 @@ def test_inspecting_shows_types_gaps_differences_and_treatments(folders: Path) -
     assert "121 rows in 4 files" in out
     for line in (
         "Left out: part-3.csv: it has no rows",
-        "country is not in part-2.csv",
+        "4 columns are not in part-2.csv: customer_id, country, joined, bought",
+        "notes is not in part-0.csv, part-1.csv",
         "age is of several types: 108 int (first in part-0.csv), 1 float (first in part-2.csv)",
         "customer_id: leave it out  # it differs in every row",
         "{column: age, missing: mean, scale: standard}",
