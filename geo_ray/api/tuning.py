@@ -23,6 +23,7 @@ from geo_ray.tuning.candidate import base_of_search
 from geo_ray.tuning.config import TuningConfig
 from geo_ray.tuning.directory import directory_of
 from geo_ray.tuning.page import (
+    best_text,
     cell,
     short_id,
     summary_text,
@@ -86,7 +87,8 @@ class TuningResult:
         )
 
     def __repr__(self) -> str:
-        return f"<Tuning: {summary_text(self.tuning).splitlines()[0]}>"
+        best = best_text(self.tuning) or "none"
+        return f"<Tuning: {summary_text(self.tuning).splitlines()[0]}; best: {best}>"
 
     def _repr_html_(self) -> str:
         heads = ("trial", "status", *self.tuning.objectives, "values")

@@ -79,6 +79,27 @@ def summary_text(tuning: Tuning) -> str:
     return "\n".join(lines)
 
 
+def best_text(tuning: Tuning) -> str:
+    """Describe the best trial in a line: its objectives, its metric at the end, and its values.
+
+    "" if there is none.
+    """
+    best = tuning.best
+    if best is None:
+        return ""
+    scores = [
+        f"{cell(name, value)} {_title(name, tuning)}"
+        if kind_of(value) == "met"
+        else "target not reached"
+        for name, value in zip(tuning.objectives, best.scores, strict=True)
+        if name != "loss"
+    ]
+    if best.points:
+        scores.append(f"{tuning.goal.metric} {number_text(best.points[-1].value)}")
+    parts = dict.fromkeys(scores)  # both objectives may have missed the target
+    return f"{', '.join(parts)} with {values_text(best.values) or 'no value changed'}"
+
+
 def write_tuning_page(tuning: Tuning, title: str, path: Path) -> Path:
     """One self-contained HTML page: all trials, the front, curves, each key against the objective.
 

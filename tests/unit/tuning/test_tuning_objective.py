@@ -28,7 +28,7 @@ from geo_ray.tuning.candidate import base_of
 from geo_ray.tuning.config import PricesConfig, SearchConfig
 from geo_ray.tuning.front import front
 from geo_ray.tuning.objective import FAILED, UNREACHED, Goal, Standing, score, usd_of
-from geo_ray.tuning.page import summary_text, tuning_table, write_tuning_page
+from geo_ray.tuning.page import best_text, summary_text, tuning_table, write_tuning_page
 from geo_ray.tuning.result import TrialPoint, TrialRow, Tuning, ordered
 from geo_ray.tuning.run import SearchResult
 from geo_ray.tuning.save import save_tuning
@@ -348,6 +348,19 @@ def test_only_a_trial_that_beat_the_base_becomes_best_yaml(
     result = finished(plan, SearchResult(found, None, False), "geo-ray tune")
     assert (result.best_path is not None) == (tmp_path / "out" / "best.yaml").exists() == is_written
     assert ("nothing tried beat the base" in summary_text(found)) is not is_written
+    best = "loss 0.3333 with optimizer.lr=" + ("0.1" if is_written else "0.05")
+    assert repr(result) == f"<Tuning: 2 of 2 trials; best: {best}>"
+
+
+def test_the_best_is_described_by_its_objectives_and_values() -> None:
+    values = {"strategy.kind": "sma", "optimizer.lr": 0.1}
+    best, other = row(1, "reached", 5.0, 3.0, **values), row(2, "reached", 9.0, 4.0)
+    assert best_text(tuning(best, other)) == (
+        "5.0 s to target, 3 USD, loss 0.3333 with strategy.kind=sma, optimizer.lr=0.1"
+    )
+    short = row(3, "ended", 2 * UNREACHED, 2 * UNREACHED)
+    assert best_text(tuning(short)) == "target not reached, loss 0.3333 with no value changed"
+    assert best_text(tuning(row(4, "failed", FAILED))) == ""
 
 
 def test_population_based_training_never_makes_the_base_a_copy_of_another_trial(monkeypatch):
