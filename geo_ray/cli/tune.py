@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import check_search, check_search_directory, config_file, loading
+from geo_ray.cli.paths import check_search, check_search_directory, config_file, loading, telling
 
 
 @click.command(short_help="Search for the values with which a job is soonest or cheapest.")
@@ -45,7 +45,8 @@ def tune(
         from geo_ray.api.tuning import plan_of
         from geo_ray.tuning.search import trial_count
 
-        plan = plan_of(search, overrides, out=out)
+        with telling("checking the search"):
+            plan = plan_of(search, overrides, out=out)
         count = trial_count(plan.config, plan.space)
         click.echo(f"{count} {plan.config.trials.kind} trials, {plan.jobs} at once")
         click.echo(f"{len(plan.tried)} configurations at the edges of the space can all be")
