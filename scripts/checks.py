@@ -1,9 +1,9 @@
 """All that `scripts/test` checks: what can be at the same time, with a summary of the parts.
 
-Lanes run side by side, the parts of a lane one after the other. Tests that start a cluster or watch
-a clock get a core whenever they need one; the others take what is left. The output of one part at a
-time is shown as it comes; that of another follows as a whole when the screen is free. Ctrl-C is
-passed on: all parts clean up and end.
+Lanes run side by side, the parts of a lane one after the other. The longest lane is preferred to
+others, so that all end at about the same time. The output of one part at a time is shown as it
+comes; that of another follows as a whole when the screen is free. Ctrl-C is passed on: all parts
+clean up and end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 KILL_AFTER_S = 90.0  # after Ctrl-C; a cluster takes a while to go
 POLL_S = 0.1
-BACKGROUND = 10  # a ninth of the share of others
+NICE = 3  # half the share of the others
 LINKS = (  # tests that wait for the network most of the time and need no cluster
     "tests/contract/test_transport*.py",
     "tests/chaos/test_transport*.py",
@@ -181,14 +181,15 @@ class Checks:
         return False
 
 
-def run_all(lanes: Sequence[Lane]) -> int:
-    """Runs the lanes and sums up; returns the exit status."""
+def run_all(phases: Sequence[Sequence[Lane]]) -> int:
+    """Runs the lanes of one phase after the other and sums up; returns the exit status."""
     # A shell that begins this in the background has it ignore interrupts, and so all children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     checks = Checks()
     try:
-        checks.run(lanes)
+        for lanes in phases:
+            checks.run(lanes)
     except KeyboardInterrupt:
         checks.interrupt()
         checks.sum_up()
@@ -208,38 +209,42 @@ def files(patterns: Sequence[str]) -> list[str]:
     return [str(path) for pattern in patterns for path in sorted(Path().glob(pattern))]
 
 
-def everything(slow: bool) -> list[Lane]:
+def everything(slow: bool) -> list[list[Lane]]:
     """Returns what must pass, those marked slow too or not."""
     of_links = files(LINKS)
     of_runs = [path for path in files(WHOLE_RUNS) if path not in of_links]
     others = [f"--ignore-glob={pattern}" for pattern in (*LINKS, ENVIRONMENT)]
-    shorter = [f"--ignore-glob={pattern}" for pattern in WHOLE_RUNS]
     strategies = "tests/contract/test_[os]*.py"
     contracts = ["tests/contract", *others, f"--ignore-glob={strategies}"]
-    # Two lanes with clusters: the processes of one keep both cores busy while they start, and a
-    # head or a node that gets no turn for a minute gives up.
-    return [
-        Lane({"clusters": pytest("tests/integration", *others, *shorter, slow=slow)}),
-        Lane({"whole runs": pytest(*of_runs, slow=slow), "links": pytest(*of_links, slow=slow)}),
+    first = [
+        Lane({"units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow)}),
         Lane(
             {
                 "ruff": ["ruff", "check", "."],
                 "format": ["ruff", "format", "--check", "."],
                 "mypy": ["mypy"],
-                "units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow),
-                "strategies": pytest(*files([strategies]), slow=slow),
+                # Waits for servers and processes a third of its time.
+                "contracts": pytest(*contracts, slow=slow),
             },
-            nice=BACKGROUND,
+            nice=NICE,
         ),
+        Lane({"simulations": pytest("tests/sim", *others, slow=slow)}, nice=NICE),
+    ]
+    # Two with clusters at a time: the processes of one keep both cores busy while they start, and a
+    # head or a node that gets no turn for a minute gives up.
+    shorter = [f"--ignore-glob={pattern}" for pattern in WHOLE_RUNS]
+    second = [
+        Lane({"clusters": pytest("tests/integration", *others, *shorter, slow=slow)}),
+        Lane({"whole runs": pytest(*of_runs, slow=slow), "links": pytest(*of_links, slow=slow)}),
         Lane(
             {
-                "contracts": pytest(*contracts, slow=slow),
-                "simulations": pytest("tests/sim", *others, slow=slow),
+                "strategies": pytest(*files([strategies]), slow=slow),
                 "properties": pytest("tests/property", *others, slow=slow),
             },
-            nice=BACKGROUND,
+            nice=NICE,
         ),
     ]
+    return [first, second]
 
 
 if __name__ == "__main__":
