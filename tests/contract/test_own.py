@@ -318,7 +318,7 @@ def test_what_only_reads_a_run_imports_nothing_of_it(spied, monkeypatch):
     live = LiveReader(lambda: run)
     assert live.read(100_000) == 1.0 and live.view().status.strategy == "halfway"
     spec = JobSpec.model_construct(anywhere=False, regions={})
-    seen = QueuedRun(str(run), spec).seen()
+    seen = QueuedRun(str(run), spec).begin_look()()
     assert seen.end == "finished" and seen.done == 1.0
     assert not proof.exists()
 
