@@ -23,6 +23,10 @@ class Interruption:
         """Whether somebody has asked."""
         return self._event.is_set()
 
+    def wait(self, longest_s: float) -> bool:
+        """Wait until somebody asks, for at most so long; say whether somebody has."""
+        return self._event.wait(longest_s)
+
     def set(self, why: GeoRayError | None = None) -> None:
         """Ask.
 

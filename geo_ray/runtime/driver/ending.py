@@ -96,7 +96,7 @@ class Retrying:
                 if left_s <= 0 or self.interruption.is_set():
                     raise
                 self.status(f"{what} is tried again for {left_s:.0f} s: {error.message}")
-                time.sleep(min(pause_s, left_s))
+                self.interruption.wait(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
 

@@ -183,8 +183,10 @@ def train(
                     note_failure(run.path, broken.cause, told.began_unix_s)
                     raise broken.cause from None
                 failed_starts = failed_starts + 1 if broken.at_start else 0
-                if failed_starts:
-                    time.sleep(_PAUSE_S * 2 ** (failed_starts - 1))
+                pause_s = _PAUSE_S * 2 ** (failed_starts - 1)
+                if failed_starts and told.interruption.wait(pause_s):
+                    note_failure(run.path, broken.cause, told.began_unix_s)
+                    raise broken.cause from None
                 resume = Resumption(waits=True, away=broken.away, clock=broken.clock)
             attaches = False
 

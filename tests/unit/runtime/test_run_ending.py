@@ -59,6 +59,7 @@ class Trial:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(ending, "time", clock)
+    monkeypatch.setattr(Interruption, "wait", lambda _, longest_s: clock.sleep(longest_s))
     return clock
 
 

@@ -23,6 +23,7 @@ from geo_ray.errors import (
 from geo_ray.job import rundir
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.metrics.summary import Summary, summarise
+from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.driver import ending
 from geo_ray.runtime.driver import train as driver
@@ -48,9 +49,13 @@ class Driver:
         self.reporting = Reporting(self.told.append, (), BEGAN_UNIX_S)
         self.start_fails: Callable[[], None] = lambda: None
         self.trains: Iterator[Callable[[Any], None]] = iter(())
-        fake_time = SimpleNamespace(
-            time=lambda: self.unix_s, monotonic=lambda: self.unix_s, sleep=self.slept.append
-        )
+        fake_time = SimpleNamespace(time=lambda: self.unix_s, monotonic=lambda: self.unix_s)
+
+        def wait(interruption: Interruption, longest_s: float) -> bool:
+            self.slept.append(longest_s)
+            return interruption.is_set()
+
+        monkeypatch.setattr(Interruption, "wait", wait)
         monkeypatch.setattr(driver, "time", fake_time)
         monkeypatch.setattr(ending, "time", fake_time)
         monkeypatch.setattr(driver, "controller_of", self._controller)
@@ -156,6 +161,11 @@ def test_restarts_that_fail_at_their_start_are_counted_and_spaced(
     assert run.slept == [15.0, 30.0]
     assert any("no place" in line or "is lost" in line or "no node" in line for line in run.told)
     assert [e["code"] for e in read_events(log) if e.kind == "run_failed"] == [error.code]
+    run.reporting.interruption.set()  # Ctrl-C in the first pause ends it
+    told.clear()
+    with pytest.raises(type(error)):
+        driver.train(run.experiment, run.run, run.reporting)
+    assert told == [None, clock]
 
 
 def test_a_store_that_is_away_when_a_run_wants_to_restart_is_waited_for(
