@@ -34,6 +34,7 @@ from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError, NonFiniteError
 from geo_ray.job.build import model_start, parameter_count, use_one_thread
 from geo_ray.job.data import prepare_manifest
+from geo_ray.job.rundir import own_files
 from geo_ray.observe.events.schema import Event
 from geo_ray.planning.advisor import (
     Choice,
@@ -236,7 +237,9 @@ class ChoiceTrial:
 def _digest(experiment: Experiment, base_dir: Path) -> str:
     """Return a digest of what a trial depends on."""
     tree = experiment.model_dump(mode="json", exclude={"name", "run", "cluster", "checkpoint"})
-    return sha256_hex(json.dumps([tree, str(base_dir.absolute())], sort_keys=True).encode())
+    files = {name: sha256_hex((base_dir / name).read_bytes()) for name in own_files(experiment)}
+    known = [tree, str(base_dir.absolute()), files]  # a file may be edited between two loads
+    return sha256_hex(json.dumps(known, sort_keys=True).encode())
 
 
 def _unrecorded(kind: str, t_s: float, **fields: object) -> Event:

@@ -66,3 +66,13 @@ def test_what_is_not_tried_says_why(tmp_path: Path) -> None:
     assert ChoiceTrial(plain, tmp_path).run(plain, choice) == (
         True, "It was not tried in a simulation, which would take long for this model.",
     )  # fmt: skip
+
+
+def test_a_task_that_was_edited_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("from geo_ray.tasks.digits import Digits\n")
+    text = TEXT.replace("use: digits", "use: 'task.py:Digits'")
+    experiment = load_text(text, ["strategy={kind: bsp}"], Experiment, "test")
+    before = auto._digest(experiment, tmp_path)
+    assert auto._digest(experiment, tmp_path) == before
+    (tmp_path / "task.py").write_text("from geo_ray.tasks.digits import Digits  # edited\n")
+    assert auto._digest(experiment, tmp_path) != before
