@@ -77,7 +77,7 @@ def test_code_comes_from_the_tenants_own_directory_alone(tmp_path: Path) -> None
             ("/srv/red/job", "/srv/red", None),
             ("/srv/redder/job", "/srv/red", "QUEUE_DENIED"),
             ("/srv/red/../blue", "/srv/red", "QUEUE_DENIED"),
-            ("/root/.ssh", "/srv/red", "QUEUE_DENIED"),
+            ("/srv/secrets", "/srv/red", "QUEUE_DENIED"),
         ]
     ):
         place = tmp_path / str(number)
