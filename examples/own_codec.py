@@ -9,10 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded, wrong
-from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, joined
-from geo_ray.codecs.traits import CodecTraits
-from geo_ray.config.base import StrictModel
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import CodecTraits, Coded, wrong
+from geo_ray.codecs.buffers import Reader, as_fp32, check_num, joined
 
 
 class Rounded(StrictModel):

@@ -9,16 +9,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from geo_ray.autoscale.actions import Drain, End, Launch
-from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
-from geo_ray.autoscale.demand.pending import GroupWay, LabelWanted, PendingBundle, PendingGroup
-from geo_ray.autoscale.memory import AutoscalerMemory
-from geo_ray.autoscale.observed import NodeSeen, Observed, RegionSilence
-from geo_ray.autoscale.policy import AutoscalePolicy, Decided
-from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
-from geo_ray.autoscale.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
-from geo_ray.clouds.tiers import AgeTier
-from geo_ray.providers.base import (
+from geo_ray.cloud.autoscaler.actions import Drain, End, Launch
+from geo_ray.cloud.autoscaler.observation import (
+    GroupWay,
+    LabelWanted,
+    NodeSeen,
+    Observed,
+    PendingBundle,
+    PendingGroup,
+    RegionSilence,
+)
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy, Decided
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
+from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
+from geo_ray.cloud.provider import (
     LaunchFailure,
     Machine,
     MachineState,
@@ -27,6 +32,8 @@ from geo_ray.providers.base import (
     Shortage,
     Stock,
 )
+from geo_ray.experiment.autoscale import AutoscaleConfig, CalmConfig, RetryConfig
+from geo_ray.prices.price import AgeTier
 from tests.provider_support import CloudBench, pool
 
 BIG = MachineKind("big", 20.0, 10)

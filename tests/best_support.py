@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from geo_ray.api.run import open_run
-from geo_ray.job.data import open_readers, prepare_manifest
-from geo_ray.observe.events.schema import Event
-from geo_ray.tasks.load import load_task
+from geo_ray.data.tasks.load import load_task
+from geo_ray.runs.data import open_readers, prepare_manifest
+from geo_ray.telemetry.events import Event
 
 
 def metrics_of(path: Path, region: str | None) -> dict[str, float]:

@@ -12,11 +12,11 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from geo_ray.config.base import StrictModel
-from geo_ray.tasks.classification import classification_metrics, classification_stats
-from geo_ray.tasks.digits import Digits
-from geo_ray.tasks.groups import ParameterGroup, undecayed
-from geo_ray.tasks.seeding import seeded
+from geo_ray.base.model import StrictModel
+from geo_ray.base.random_state import seeded
+from geo_ray.data.tasks.classification import classification_metrics, classification_stats
+from geo_ray.data.tasks.digits import Digits
+from geo_ray.data.tasks.groups import ParameterGroup, undecayed
 
 DECAY = 0.9
 QUEUE = 6

@@ -15,26 +15,24 @@ from typing import Any
 from moto.server import ThreadedMotoServer
 
 from geo_ray.api.clusters import _asked
-from geo_ray.api.planning import PlanInputs
-from geo_ray.autoscale.demand.pending import PendingGroup
-from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.loop import Reconciler
-from geo_ray.autoscale.observed import NodeSeen
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.status import AutoscalerStatus, told
-from geo_ray.clouds.price_book import dump_book, shipped_book
-from geo_ray.clusters.asked import AskedCluster
-from geo_ray.clusters.clouds import open_clouds
-from geo_ray.clusters.head import find_head
-from geo_ray.clusters.remote import RemoteProvider, RemoteStore
-from geo_ray.clusters.report import ALL_ENDED, ToldStatus, read_status, tell_status
-from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import GeoRayError
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.seek import LeaseSeeker
-from geo_ray.providers.base import Machine, MachineProvider, MachineState
-from geo_ray.providers.terraform.read import read_stack
-from geo_ray.stores.uri import s3_uri
+from geo_ray.api.plan import PlanInputs
+from geo_ray.base.errors import GeoRayError
+from geo_ray.cloud.autoscaler.actions import AutoscalerStatus, told
+from geo_ray.cloud.autoscaler.journal import Journal
+from geo_ray.cloud.autoscaler.observation import NodeSeen, PendingGroup
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.reconcile import Reconciler
+from geo_ray.cloud.cluster.head import find_head
+from geo_ray.cloud.cluster.providers import RemoteProvider, RemoteStore, open_clouds
+from geo_ray.cloud.cluster.spec import AskedCluster
+from geo_ray.cloud.cluster.state import ClusterState
+from geo_ray.cloud.cluster.status import ALL_ENDED, ToldStatus, read_status, tell_status
+from geo_ray.cloud.provider import Machine, MachineProvider, MachineState
+from geo_ray.cloud.terraform import read_stack
+from geo_ray.prices.price_book import dump_book, shipped_book
+from geo_ray.runs.lease import LeaseSeeker
+from geo_ray.storage.conditional_store import LocalConditionalStore
+from geo_ray.storage.uri import s3_uri
 from tests.cloud_servers import AwsAnswers, LoopbackCloud, TencentAnswers, instance_product, quota
 from tests.cvm_server import CvmServer
 from tests.ec2_front import Ec2Front

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded, wrong
-from geo_ray.codecs.traits import CodecTraits
+from geo_ray.codecs.base import CodecTraits, Coded, wrong
 
 
 def _pack(kind: str, num: int, *parts: Tensor) -> Coded:

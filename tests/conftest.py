@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from geo_ray.runtime.cluster.connect import ConnectedCluster
-    from geo_ray.runtime.cluster.local import LocalCluster
+    from geo_ray.ray_cluster.connect import ConnectedCluster
+    from geo_ray.ray_cluster.local_cluster import LocalCluster
 
 # `benchmarks`: models of networks that tests use too, and the library does not need.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -75,9 +75,9 @@ REGIONS = ("us-east", "eu-west", "ap-south")
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[LocalCluster]:
     """A running cluster; the environment says how to reach it (RAY_ADDRESS and the token)."""
-    from geo_ray.config.cluster import LocalClusterConfig  # Ray takes a second to import
-    from geo_ray.runtime.cluster.local import LocalCluster
-    from geo_ray.runtime.cluster.settings import driver_environment
+    from geo_ray.experiment.cluster import LocalClusterConfig  # Ray takes a second to import
+    from geo_ray.ray_cluster.local_cluster import LocalCluster
+    from geo_ray.ray_cluster.settings import driver_environment
 
     with (
         LocalCluster(LocalClusterConfig(dashboard=True), REGIONS, cpus_per_region=8) as cluster,
@@ -89,8 +89,8 @@ def ray_cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def connected(ray_cluster: LocalCluster) -> Iterator[ConnectedCluster]:
     """This process, connected to the shared cluster in a namespace of its own."""
-    from geo_ray.config.cluster import ExistingClusterConfig
-    from geo_ray.runtime.cluster.connect import connect
+    from geo_ray.experiment.cluster import ExistingClusterConfig
+    from geo_ray.ray_cluster.connect import connect
 
     config = ExistingClusterConfig(address=ray_cluster.address)
     with connect(config, REGIONS, namespace=f"test-{secrets.token_hex(4)}") as cluster:

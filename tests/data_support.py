@@ -8,9 +8,9 @@ from typing import BinaryIO
 import numpy as np
 
 from geo_ray.data.manifest import DataShard, Manifest
+from geo_ray.data.shards import write_shards
 from geo_ray.data.split import IidSplit
-from geo_ray.data.write import write_shards
-from geo_ray.stores.base import Store
+from geo_ray.storage.store import Store
 
 TYPES = {"image": "uint8[6]", "weight": "float32[2]", "label": "int64"}
 REGIONS = ("us-east", "eu-west", "ap-south")

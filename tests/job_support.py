@@ -1,10 +1,10 @@
-"""A small experiment and the real digits, for the tests of `geo_ray.job`."""
+"""A small experiment and the real digits, for the tests of `geo_ray.runs`."""
 
 from __future__ import annotations
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.tasks.digits import Digits
+from geo_ray.base.load import load_text
+from geo_ray.data.tasks.digits import Digits
+from geo_ray.experiment.experiment import Experiment
 
 TEXT = """
 name: trial

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from geo_ray.observe.events.log import EventLog
-from geo_ray.observe.events.schema import Event, conform
+from geo_ray.telemetry.event_log import EventLog
+from geo_ray.telemetry.events import Event, conform
 
 REGIONS = ["east", "west"]
 Row = tuple[str, float, dict[str, Any]]

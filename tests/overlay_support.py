@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.network_models.overlay_model import Lines, OverlayModel
-from geo_ray.overlay.build import build_policy, links_of
-from geo_ray.overlay.config import (
+from geo_ray.transport.overlay.build import build_policy, links_of
+from geo_ray.transport.overlay.config import (
     AnyOverlay,
     BinaryOverlay,
     NetstormOverlay,
@@ -19,8 +19,8 @@ from geo_ray.overlay.config import (
     StarOverlay,
     TsengineOverlay,
 )
-from geo_ray.overlay.coordinator import Coordinator
-from geo_ray.overlay.plan import Grid
+from geo_ray.transport.overlay.coordinator import Coordinator
+from geo_ray.transport.overlay.plan import Grid
 
 KINDS: dict[str, AnyOverlay] = {
     "star": StarOverlay(),

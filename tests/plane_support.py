@@ -12,25 +12,18 @@ from random import Random
 import torch
 from torch import Tensor
 
+from geo_ray.base.types import Span, StepReport
 from geo_ray.codecs.base import Codec
-from geo_ray.strategies.base import AveragerState, Reply, Update
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import digest, split_sizes
-from geo_ray.training.compute.optimizers import Momentum, Sgd
-from geo_ray.training.exchange.averager_wire import AveragerWire
-from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server.effects import (
-    Assignment,
-    SendUpdate,
-    Snapshot,
-    StepDone,
-    TeamChanged,
-)
-from geo_ray.training.server.elastic import ElasticConfig
-from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
-from geo_ray.types import Span, StepReport
+from geo_ray.strategies.state import AveragerState, Reply, Update
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.averager import Averager
+from geo_ray.training.config import ElasticConfig
+from geo_ray.training.effects import Assignment, SendUpdate, Snapshot, StepDone, TeamChanged
+from geo_ray.training.optimizers import Momentum, Sgd
+from geo_ray.training.parameters import digest, split_sizes
+from geo_ray.training.payload_encoding import AveragerWire, WirePlan
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Shard
 
 NUM_PARAMS = 5
 BATCH = 4

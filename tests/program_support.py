@@ -13,14 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from geo_ray.errors import GeoRayError
-from geo_ray.program.batch import batched_handler
-from geo_ray.program.caller import gathered
-from geo_ray.program.graph import Program
-from geo_ray.program.load import load_program
-from geo_ray.program.node import NodeGroup, NodeRestarts, ProgramNode
-from geo_ray.program.surroundings import here
-from geo_ray.transport.emulation.link_model import LinkSpec
+from geo_ray.base.errors import GeoRayError
+from geo_ray.program.calls import batched_handler, gathered
+from geo_ray.program.clock import here
+from geo_ray.program.graph import NodeGroup, NodeRestarts, Program, ProgramNode, load_program
+from geo_ray.transport.emulation import LinkSpec
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "program.py"
 MEANS = [1.499912, 1.498753, 1.50352, 1.506031, 1.490705, 1.490995, 1.50011, 1.488165]

@@ -14,10 +14,15 @@ from typing import Any
 
 from moto.server import ThreadedMotoServer
 
-from geo_ray.clouds.currency import ExchangeRate
-from geo_ray.providers.aws.config import AwsPlaceConfig, AwsProviderConfig
-from geo_ray.providers.aws.provider import AwsProvider
-from geo_ray.providers.base import (
+from geo_ray.cloud.aws import AwsProvider
+from geo_ray.cloud.local import (
+    LocalCatalog,
+    LocalMachinePlace,
+    LocalOffer,
+    LocalProvider,
+    write_catalog,
+)
+from geo_ray.cloud.provider import (
     LaunchRequest,
     Machine,
     MachineProvider,
@@ -25,11 +30,15 @@ from geo_ray.providers.base import (
     Market,
     Pool,
 )
-from geo_ray.providers.local.catalog import LocalCatalog, LocalOffer, write_catalog
-from geo_ray.providers.local.provider import LocalMachinePlace, LocalProvider
-from geo_ray.providers.tencent.config import TencentPlaceConfig, TencentProviderConfig
-from geo_ray.providers.tencent.provider import TencentProvider
-from geo_ray.providers.user_data import NodeJoin
+from geo_ray.cloud.tencent import TencentProvider
+from geo_ray.experiment.provider import (
+    AwsPlaceConfig,
+    AwsProviderConfig,
+    NodeJoin,
+    TencentPlaceConfig,
+    TencentProviderConfig,
+)
+from geo_ray.prices.price import ExchangeRate
 from tests.cloud_servers import (
     AwsAnswers,
     LoopbackCloud,

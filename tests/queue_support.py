@@ -10,22 +10,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from geo_ray.errors import ClusterError
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.store import ConditionalStore
-from geo_ray.queue import inbox
-from geo_ray.queue.actions import (
-    Action,
-    AskMachines,
-    AskStop,
-    ChangeMember,
-    EndSubmission,
-    Submit,
-    is_submission_of,
-    submission_name,
-)
-from geo_ray.queue.config import QueueConfig
-from geo_ray.queue.job_spec import (
+from geo_ray.base.errors import ClusterError
+from geo_ray.scheduler.queue import inbox
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.inbox import key_of, new_token
+from geo_ray.scheduler.queue.job_spec import (
     AnyRequest,
     CancelRequest,
     JobPace,
@@ -36,11 +25,20 @@ from geo_ray.queue.job_spec import (
     RegionNeeds,
     SubmitRequest,
 )
-from geo_ray.queue.loop import QueueLoop
-from geo_ray.queue.model import share_per_s
-from geo_ray.queue.seen import QueueSeen, RunEnd, SubmissionSeen
-from geo_ray.queue.state import QueueState
-from geo_ray.queue.tokens import key_of, new_token
+from geo_ray.scheduler.queue.loop import (
+    Action,
+    AskMachines,
+    AskStop,
+    ChangeMember,
+    EndSubmission,
+    QueueLoop,
+    Submit,
+    is_submission_of,
+    submission_name,
+)
+from geo_ray.scheduler.queue.model import QueueSeen, RunEnd, SubmissionSeen, share_per_s
+from geo_ray.scheduler.queue.state import QueueState
+from geo_ray.storage.conditional_store import ConditionalStore, LocalConditionalStore
 
 SLOT_S = 10.0
 TOKENS = {name: new_token() for name in ("red", "blue", "boss")}

@@ -17,7 +17,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from geo_ray.stores.uri import s3_uri
+from geo_ray.storage.uri import s3_uri
 
 SECRET = "canary-secret-8d1f"
 _buckets = count()

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from geo_ray.planning.model.step_model import StepModel
-from geo_ray.planning.model.timing import Timing
-from geo_ray.scheduling.model.cluster import RESOURCES, ClusterSite, RegionNet, SharedCluster
-from geo_ray.scheduling.model.job import ClusterJob, JobDemands
-from geo_ray.scheduling.model.speed import MACHINE, BatchLimits, JobSpeed
-from geo_ray.scheduling.model.utility import SigmoidUtility
+from geo_ray.planner.profile import StepModel
+from geo_ray.planner.timing import Timing
+from geo_ray.scheduler.cluster import RESOURCES, ClusterSite, RegionNet, SharedCluster
+from geo_ray.scheduler.job import (
+    MACHINE,
+    BatchLimits,
+    ClusterJob,
+    JobDemands,
+    JobSpeed,
+    SigmoidUtility,
+)
 
 
 def cluster_of(

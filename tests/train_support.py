@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import dump_yaml
-from geo_ray.job import rundir
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.observe.events.log import EVENTS_FILE, read_events
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.summary import Summary
-from geo_ray.training.server.ledger import Ledger
+from geo_ray.base.load import dump_yaml
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import Summary
+from geo_ray.training.assignment import Ledger
 
 WAIT_S = 180.0
 
@@ -85,7 +85,7 @@ def train(
 
 def simulate(experiment: Experiment, base_dir: Path) -> Trained:
     """The same on the virtual clock; what an undisturbed run must come to."""
-    from geo_ray.sim.run import simulate as run_to_end
+    from geo_ray.simulator.run import simulate as run_to_end
 
     run = rundir.create(
         experiment.model_copy(update={"name": f"{experiment.name}-simulated"}), base_dir

@@ -10,14 +10,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from geo_ray.transport.endpoint.endpoint import (
-    Address,
-    Endpoint,
-    EndpointIdentity,
-    Message,
-    TransportConfig,
-)
-from geo_ray.transport.wire.message import DATA, PeerStats
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.wire.message import DATA, EndpointIdentity, Message, PeerStats
+from geo_ray.transport.wire.sockets import Address
 
 KEY = b"k" * 32
 WAIT_S = 240.0  # never reached when all is well

@@ -2,7 +2,7 @@
 
 Three regions of AWS with three zones each, three types of machines with accelerators, servers on
 demand for all; prices within the ranges of the shipped snapshot, all else made up from a seed
-(`geo_ray/autoscale/replay/day.py`). Work of 8 to 14 hours, a deadline of 1.1 to 1.6 times that.
+(`geo_ray/cloud/backtest/markets.py`). Work of 8 to 14 hours, a deadline of 1.1 to 1.6 times that.
 Nothing is rented: money is that of a simulated cloud that bills by the second.
 
   saving_over_on_demand       share of the bill that is saved against static on demand, median
@@ -21,14 +21,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from benchmarks.common import support
-from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.replay.compare import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
-from geo_ray.autoscale.replay.day import DayKind, made_up_day
-from geo_ray.autoscale.replay.market_trace import MarketTrace
-from geo_ray.autoscale.replay.world import SimJob
-from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
-from geo_ray.clouds.price_book import PriceBook, shipped_book
-from geo_ray.providers.base import Pool
+from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.cloud.backtest.markets import DayKind, MarketTrace, made_up_day
+from geo_ray.cloud.backtest.replay import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
+from geo_ray.cloud.backtest.simulated_cloud import SimJob
+from geo_ray.cloud.provider import Pool
+from geo_ray.experiment.autoscale import AutoscaleConfig
+from geo_ray.prices.price_book import PriceBook, shipped_book
 
 SPEED = {"g4dn.xlarge": 50.0, "g5.xlarge": 120.0, "g6.2xlarge": 90.0}
 SERVER = "c5a.2xlarge"

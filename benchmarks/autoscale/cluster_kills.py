@@ -34,18 +34,17 @@ import pytest
 from benchmarks.autoscale.kills import Killed, MortalProvider, MortalStore, Reaper
 from benchmarks.common import support
 from geo_ray.api.clusters import _asked
-from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.loop import Reconciler
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.clusters import clouds, down, up
-from geo_ray.clusters.asked import AskedCluster
-from geo_ray.clusters.head import find_head, head_address
-from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import GeoRayError, ProviderRefusedError
-from geo_ray.providers.base import MachineProvider, MachineState
-from geo_ray.providers.local.catalog import write_catalog
-from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.providers.terraform.read import read_stack
+from geo_ray.base.errors import GeoRayError, ProviderRefusedError
+from geo_ray.cloud.autoscaler.journal import Journal
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.reconcile import Reconciler
+from geo_ray.cloud.cluster import down, providers, up
+from geo_ray.cloud.cluster.head import find_head, head_address
+from geo_ray.cloud.cluster.spec import AskedCluster
+from geo_ray.cloud.cluster.state import ClusterState
+from geo_ray.cloud.local import LocalProvider, write_catalog
+from geo_ray.cloud.provider import MachineProvider, MachineState
+from geo_ray.cloud.terraform import read_stack
 from tests.cloud_servers import as_caller
 from tests.cluster_support import (
     RUN,
@@ -122,7 +121,7 @@ class KilledCluster:
         """Let the autoscaler look once, if there is a head that it could live on."""
         record = self.state.known()
         if self.watching is None:
-            self.watching = clouds.open_clouds(record, self.state)
+            self.watching = providers.open_clouds(record, self.state)
         head = find_head(self.watching.list_machines(record.name), record)
         address = head_address(head, record)
         if record.phase != "up" or address is None:
@@ -145,9 +144,9 @@ class KilledCluster:
     def left(self) -> int:
         """Count machines and secrets that are there."""
         record = self.state.known()
-        machines = clouds.open_clouds(record, self.state).list_machines(record.name)
+        machines = providers.open_clouds(record, self.state).list_machines(record.name)
         count = sum(machine.state is not MachineState.ENDED for machine in machines)
-        for store in clouds.secrets_of(record, self.state):
+        for store in providers.secrets_of(record, self.state):
             with contextlib.suppress(ProviderRefusedError):
                 store.get(record.token_secret)
                 count += 1
@@ -166,11 +165,11 @@ def killed_cluster(world: CloudWorld) -> Iterator[KilledCluster]:
     cluster = KilledCluster(world, asked)
 
     def mortal_clouds(*arguments: Any) -> MachineProvider:
-        found: Any = MortalProvider(clouds.open_clouds(*arguments), cluster.reaper)  # type: ignore[arg-type]
+        found: Any = MortalProvider(providers.open_clouds(*arguments), cluster.reaper)  # type: ignore[arg-type]
         return found
 
     def mortal_secrets(*arguments: Any) -> list[Any]:
-        return [MortalSecrets(each, cluster.reaper) for each in clouds.secrets_of(*arguments)]
+        return [MortalSecrets(each, cluster.reaper) for each in providers.secrets_of(*arguments)]
 
     with ExitStack() as stack:
         for module in (up, down):
@@ -223,7 +222,7 @@ def local_world(tmp_path: Path) -> Iterator[CloudWorld]:
     def open_local(record: Any, state: ClusterState) -> MachineProvider:
         return LocalProvider(state.path / "cloud", Sleeper())
 
-    with patch.object(clouds, "_local", open_local):
+    with patch.object(providers, "_local", open_local):
         cloud = tmp_path / "clusters" / "asked" / "cloud"
         asked = _asked(config, (), "local", None, "optimal", None, None, lambda _: None)
         assert asked.catalog is not None
@@ -251,8 +250,8 @@ def main() -> None:
     for cloud in arguments.providers.split(","):
         with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as caller:
             as_caller(caller, Path(scratch))
-            caller.setattr("geo_ray.clusters.state._FAR_LOOK_S", 0.1)
-            caller.setattr("geo_ray.clusters.state._NEAR_LOOK_S", 0.05)
+            caller.setattr("geo_ray.cloud.cluster.state._FAR_LOOK_S", 0.1)
+            caller.setattr("geo_ray.cloud.cluster.state._NEAR_LOOK_S", 0.05)
             caller.setattr(ClusterState, "_store", near_store(Path(scratch) / "state"))
             with ALL_WORLDS[cloud](Path(scratch)) as world:
                 left, count = random_cluster_kills(world, kills, arguments.seed, support.say)

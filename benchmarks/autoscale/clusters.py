@@ -30,12 +30,11 @@ import yaml
 
 import geo_ray
 from benchmarks.common import support
-from geo_ray.observe.events.log import read_events
-from geo_ray.observe.events.schema import Event
-from geo_ray.providers.base import MachineState
-from geo_ray.providers.local.catalog import read_catalog, write_catalog
-from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.runtime.cluster.settings import driver_environment
+from geo_ray.cloud.local import LocalProvider, read_catalog, write_catalog
+from geo_ray.cloud.provider import MachineState
+from geo_ray.ray_cluster.settings import driver_environment
+from geo_ray.telemetry.event_log import read_events
+from geo_ray.telemetry.events import Event
 
 _LONGEST_S = 240.0
 _CONFIG = support.REPOSITORY / "configs" / "cluster_local.yaml"

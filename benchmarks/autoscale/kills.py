@@ -12,29 +12,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
-from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.loop import Reconciler, TickResult
-from geo_ray.autoscale.memory import decode_memory
-from geo_ray.autoscale.observed import NodeSeen
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.replay.compare import MemoryStore
-from geo_ray.autoscale.replay.market_trace import MarketTrace
-from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
-from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.sightings import UNWANTED
-from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
-from geo_ray.clock import VirtualClock
-from geo_ray.errors import ClusterError, LeaseLostError, RunDirectoryError
-from geo_ray.lease.store import StoredValue
-from geo_ray.providers.base import (
-    LaunchFailure,
-    LaunchRequest,
-    Machine,
-    Market,
-    Pool,
-    Stock,
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import ClusterError, LeaseLostError, RunDirectoryError
+from geo_ray.cloud.autoscaler.journal import Journal
+from geo_ray.cloud.autoscaler.observation import UNWANTED, NodeSeen
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
+from geo_ray.cloud.autoscaler.state import decode_memory
+from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.cloud.backtest.markets import MarketTrace
+from geo_ray.cloud.backtest.replay import MemoryStore
+from geo_ray.cloud.backtest.simulated_cloud import (
+    SimJob,
+    SimTemper,
+    SimulatedCloud,
+    SimWorld,
+    forever,
 )
+from geo_ray.cloud.provider import LaunchFailure, LaunchRequest, Machine, Market, Pool, Stock
+from geo_ray.experiment.autoscale import AutoscaleConfig, CalmConfig, RetryConfig
+from geo_ray.storage.conditional_store import StoredValue
 
 CLUSTER = "killed"
 EVERY_S = 15.0

@@ -35,23 +35,20 @@ import ray
 from benchmarks.autoscale.real_job import PacedJob, held
 from benchmarks.autoscale.real_market import PlayedMarket
 from benchmarks.common import support
-from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
-from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
-from geo_ray.autoscale.loop import Reconciler
-from geo_ray.autoscale.memory import decode_memory
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.replay.compare import MemoryStore
-from geo_ray.autoscale.replay.day import DayKind, made_up_day
-from geo_ray.autoscale.replay.market_trace import MarketTrace
-from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud
-from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.status import actions_text
-from geo_ray.autoscale.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
-from geo_ray.clock import VirtualClock
-from geo_ray.clouds.price_book import shipped_book
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.providers.base import (
+from geo_ray.base.clock import VirtualClock
+from geo_ray.cloud.autoscaler.actions import actions_text
+from geo_ray.cloud.autoscaler.actor import AutoscaleOrder, start_autoscaler
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.reconcile import Reconciler
+from geo_ray.cloud.autoscaler.state import decode_memory
+from geo_ray.cloud.autoscaler.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
+from geo_ray.cloud.backtest.markets import DayKind, MarketTrace, made_up_day
+from geo_ray.cloud.backtest.replay import MemoryStore
+from geo_ray.cloud.backtest.simulated_cloud import SimJob, SimTemper, SimulatedCloud, SimWorld
+from geo_ray.cloud.cluster.local_program import RayMachineProgram
+from geo_ray.cloud.local import LocalCatalog, LocalProvider
+from geo_ray.cloud.provider import (
     LaunchFailure,
     LaunchRequest,
     Machine,
@@ -60,14 +57,14 @@ from geo_ray.providers.base import (
     Pool,
     Stock,
 )
-from geo_ray.providers.local.catalog import LocalCatalog
-from geo_ray.providers.local.node import RayMachineProgram
-from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, start_autoscaler
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.labels import MACHINE_LABEL
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.settings import AUTH_TOKEN_PATH, driver_environment
+from geo_ray.experiment.autoscale import AutoscaleConfig, CalmConfig, RetryConfig
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.prices.price_book import shipped_book
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.labels import MACHINE_LABEL
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.settings import AUTH_TOKEN_PATH, driver_environment
+from geo_ray.storage.conditional_store import LocalConditionalStore
 
 TIMES = 400.0  # a day's hour lasts 9 s
 WORK_H = 16.0
@@ -229,7 +226,7 @@ def trial(cloud: LocalProvider, pool: Pool, number: int) -> tuple[float, float]:
     ids = {m.id for m in cloud.list_machines("trial") if m.request_id == request.request_id}
 
     def mine() -> list[dict[str, Any]]:
-        nodes = [node for node in ray_private.nodes() if node["Alive"]]
+        nodes = [node for node in ray_internals.nodes() if node["Alive"]]
         return [node for node in nodes if node["Labels"].get(MACHINE_LABEL) in ids]
 
     until(lambda: len(mine()) == 2)

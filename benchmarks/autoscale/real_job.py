@@ -2,7 +2,8 @@
 
 An actor takes all of each node of the job's regions, as soon as it is there, and leaves when the
 node is drained. The job's regions wait for each other: it goes as fast as the region that has least
-of what it needs, as the job of the simulated days does (`geo_ray/autoscale/replay/world.py`).
+of what it needs, as the job of the simulated days does
+(`geo_ray/cloud/backtest/simulated_cloud.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from geo_ray.autoscale.target import REGION_LABEL, TYPE_LABEL, ClusterTarget
-from geo_ray.runtime.cluster import ray_private
+from geo_ray.cloud.autoscaler.target import REGION_LABEL, TYPE_LABEL, ClusterTarget
+from geo_ray.ray_cluster import ray_internals
 
 _LOOK_S = 0.2
 
@@ -95,9 +96,9 @@ class PacedJob:
             self._leave(node_id)
 
     def _look(self) -> None:
-        leaving = set(ray_private.draining_nodes())
+        leaving = set(ray_internals.draining_nodes())
         names = {region.name for region in self.target.regions}
-        nodes = {node["NodeID"]: node for node in ray_private.nodes() if node["Alive"]}
+        nodes = {node["NodeID"]: node for node in ray_internals.nodes() if node["Alive"]}
         for node_id in list(self._holders):
             if node_id in leaving or node_id not in nodes or self.finished_unix_s is not None:
                 self._leave(node_id)

@@ -1,8 +1,8 @@
 """A day of spot markets, played to the local cloud: prices, stock, machines taken back.
 
-It follows the rules of the simulated cloud (`geo_ray/autoscale/replay/sim_cloud.py`): who has more
-machines of a pool than there are loses some, with a notice. And it keeps a bill of its own, from
-what it sees of machines: neither the simulated cloud's nor the autoscaler's books.
+It follows the rules of the simulated cloud (`geo_ray/cloud/backtest/simulated_cloud.py`): who has
+more machines of a pool than there are loses some, with a notice. And it keeps a bill of its own,
+from what it sees of machines: neither the simulated cloud's nor the autoscaler's books.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geo_ray.autoscale.replay.market_trace import MarketTrace
-from geo_ray.providers.base import Machine, MachineState, Market, Pool
-from geo_ray.providers.local.catalog import LocalCatalog, LocalOffer, write_catalog
-from geo_ray.providers.local.provider import LocalProvider
+from geo_ray.cloud.backtest.markets import MarketTrace
+from geo_ray.cloud.local import LocalCatalog, LocalOffer, LocalProvider, write_catalog
+from geo_ray.cloud.provider import Machine, MachineState, Market, Pool
 
 _LOOK_S = 0.1
 

@@ -24,14 +24,14 @@ import torch
 
 from benchmarks.checkpoints.store_checkpoints import BUCKET, CREDENTIALS, s3_server
 from benchmarks.common import support
-from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.runtime.actors.parts import HeldShard
-from geo_ray.stores.bucket import Bucket, RequestLimits
-from geo_ray.stores.uri import parse_s3, s3_uri
+from geo_ray.storage.bucket import Bucket, RequestLimits
+from geo_ray.storage.manifest import PartInfo
+from geo_ray.storage.places import CheckpointPlaces
+from geo_ray.storage.uri import parse_s3, s3_uri
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.compute.optimizers import AdamW
-from geo_ray.training.server.shard import Contribution, Shard
+from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.optimizers import AdamW
+from geo_ray.training.shard import Contribution, Shard
 
 SIZE: Final = 51_200_000
 BEFORE: Final = 4

@@ -40,8 +40,8 @@ from typing import Any, Final
 
 from benchmarks.common import support
 from benchmarks.common.command import Run, command, geo_ray
-from geo_ray.stores.bucket import Bucket, RequestLimits
-from geo_ray.stores.uri import parse_s3, s3_uri
+from geo_ray.storage.bucket import Bucket, RequestLimits
+from geo_ray.storage.uri import parse_s3, s3_uri
 
 WARM_UP_STEPS: Final = 2
 BUCKET: Final = "checkpoints"

@@ -47,7 +47,7 @@ from benchmarks.codecs.dgt_runs import (
 )
 from benchmarks.common import support
 from benchmarks.common.lab_runs import LabRuns, lab_runs
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 
 STEPS, SHORT_STEPS, LAB_STEPS, WARM = 150, 20, 9, 2
 LAB_SEEDS = (21, 22, 23)

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.codecs.dgt_runs import CLIENTS, DELAY_S, RATE_MBPS, SERVER
 from benchmarks.common.node_process import NodeProcess
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import Topology
 from geo_ray.transport.security.certs import issue_for_run
 

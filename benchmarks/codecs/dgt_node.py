@@ -16,36 +16,30 @@ from typing import Any
 
 import torch
 
-from geo_ray.config.experiment import Experiment
+from geo_ray.base.types import Span
 from geo_ray.data.manifest import load_manifest
-from geo_ray.job.build import (
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.build import (
     build_averager,
     build_server,
     build_shard,
     initial_parameters,
     use_one_thread,
 )
-from geo_ray.job.data import open_readers
-from geo_ray.runtime.actors.bridge import open_bridge
-from geo_ray.runtime.actors.deadlines import operation_s
-from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.parts import HeldShard
-from geo_ray.runtime.actors.primary_shard import PrimaryShard
-from geo_ray.runtime.actors.worker_loop import (
-    EvalSetting,
-    WorkerLoop,
-    dial_shards,
-    links_over,
-)
-from geo_ray.runtime.paths.build import PathSetting
-from geo_ray.tasks.load import load_task
-from geo_ray.training.compute.worker import Worker
-from geo_ray.transport.lan.client import LanClient
-from geo_ray.transport.lan.server import LanServer
+from geo_ray.runs.data import open_readers
+from geo_ray.runtime.bridge_actor import open_bridge
+from geo_ray.runtime.exchange.build import PathSetting
+from geo_ray.runtime.primary_shard import PrimaryShard
+from geo_ray.runtime.worker_actor import EvalSetting, WorkerLoop, dial_shards, links_over
+from geo_ray.telemetry.event_buffer import EventBuffer
+from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.config import operation_s
+from geo_ray.training.worker import Worker
+from geo_ray.transport.lan import LanClient, LanServer
 from geo_ray.transport.security.tls import TlsBytes
+from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import EndpointIdentity
-from geo_ray.transport.wire.meta import Meta
-from geo_ray.types import Span
 
 WAIT_S = 60.0
 HERE = Path(__file__).resolve().parent

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.job.data import prepare_manifest
-from geo_ray.observe.events.schema import conform
-from geo_ray.sim.world import World
-from geo_ray.tasks.load import load_task
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.simulator.world import World
+from geo_ray.telemetry.events import conform
 
 HERE = Path(__file__).resolve().parent
 SERVER, CLIENTS = "server", ("east", "west")

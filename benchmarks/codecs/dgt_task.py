@@ -13,17 +13,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from geo_ray.config.base import StrictModel
-from geo_ray.tasks.base import Columns, Dataset, Stats
-from geo_ray.tasks.classification import (
+from geo_ray.base.model import StrictModel
+from geo_ray.base.random_state import seeded
+from geo_ray.data.tasks.base import Columns, Dataset, Stats
+from geo_ray.data.tasks.classification import (
     Labelled,
     classification_loss,
     classification_metrics,
     classification_stats,
+    to_tensor,
 )
-from geo_ray.tasks.digits import Digits
-from geo_ray.tasks.seeding import seeded
-from geo_ray.tasks.tensors import to_tensor
+from geo_ray.data.tasks.digits import Digits
 
 SIDE = 8
 

@@ -26,11 +26,10 @@ from torch import Tensor
 
 from benchmarks.coding import coding_model
 from benchmarks.common import support
-from geo_ray.coding import shuffling
-from geo_ray.coding.gradient_code import GradientCode, cyclic, fractional_repetition
-from geo_ray.coding.mds import MdsCode
-from geo_ray.coding.mds_rows import worst_condition
-from geo_ray.coding.shuffle_plan import Multicast
+from geo_ray.strategies import coded_shuffle
+from geo_ray.strategies.coded_shuffle import Multicast
+from geo_ray.strategies.gradient_code import GradientCode, cyclic, fractional_repetition
+from geo_ray.strategies.mds_code import MdsCode, worst_condition
 
 WORKERS = (4, 8, 16)
 TAILS = (0.5, 1.0, 4.0)
@@ -192,10 +191,10 @@ def xor_costs(megabytes: int, rounds: int) -> list[support.Figure]:
     gigabytes = {"copy": 1e-9 * size_bytes}
     for count in (2, 4, 8):
         group = Multicast(tuple((worker, worker) for worker in range(count)))
-        message = shuffling.encode(group, blocks)
+        message = coded_shuffle.encode(group, blocks)
         given = group, 0, message, blocks, size_bytes
-        actions[f"encode_{count}"] = lambda group=group: shuffling.encode(group, blocks)
-        actions[f"decode_{count}"] = lambda given=given: shuffling.decode(*given)
+        actions[f"encode_{count}"] = lambda group=group: coded_shuffle.encode(group, blocks)
+        actions[f"decode_{count}"] = lambda given=given: coded_shuffle.decode(*given)
         gigabytes |= dict.fromkeys(
             (f"encode_{count}", f"decode_{count}"), 1e-9 * size_bytes * count
         )

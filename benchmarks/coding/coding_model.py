@@ -19,8 +19,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from geo_ray.coding.shuffle_plan import keep, plan
-from geo_ray.coding.shuffling import ShuffleTraffic, traffic
+from geo_ray.strategies.coded_shuffle import ShuffleTraffic, keep, plan, traffic
 
 Floats = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from threading import Timer
 from typing import Any
 
 from benchmarks.common import support
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster.local_cluster import LocalCluster
 
 _SHOW_EVERY_S = 10.0
 _END_S = 15.0

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import support
-from geo_ray.comparison.outcome import Outcome
-from geo_ray.comparison.run import Comparison, ComparisonPlan, compare, default_jobs
-from geo_ray.comparison.variants import parse_variant
-from geo_ray.config.experiment import Experiment
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.sweep.compare import Comparison, ComparisonPlan, compare, default_jobs
+from geo_ray.sweep.outcome import Outcome, parse_variant
 
 
 def compared(

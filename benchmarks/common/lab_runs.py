@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import support
-from geo_ray.errors import LabLateError
+from geo_ray.base.errors import LabLateError
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 
 T = TypeVar("T")
 ATTEMPTS = 5

@@ -29,9 +29,9 @@ from typing import Any
 from benchmarks.common import support
 from benchmarks.common.command import geo_ray
 from benchmarks.membership.watched_run import WatchedRun
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.supervisor import descendants
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.process_supervisor import descendants
 
 HOME, SECOND, THIRD = "us-east", "eu-west", "ap-south"
 REGIONS = (HOME, SECOND, THIRD)

@@ -26,16 +26,16 @@ from typing import Any
 
 from benchmarks.common import support
 from benchmarks.membership.histories import SHORT
-from geo_ray.config.canonical import canonical_json
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
+from geo_ray.base.canonical import canonical_json
+from geo_ray.base.load import load_text
 from geo_ray.data.manifest import Manifest
-from geo_ray.job.build import use_one_thread
-from geo_ray.job.data import prepare_manifest
-from geo_ray.sim.world import World
+from geo_ray.data.tasks.base import Task
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.build import use_one_thread
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.simulator.world import World
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.tasks.base import Task
-from geo_ray.tasks.load import load_task
 
 REGIONS, STEPS, DOWN_S, NOTICED_S = 32, 240, 20.0, 1.0
 LONGEST_S = 4000.0

@@ -15,19 +15,18 @@ from typing import Any
 
 import torch
 
-from geo_ray.config.canonical import canonical_json
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
+from geo_ray.base.canonical import canonical_json
+from geo_ray.base.errors import RegionLostError
+from geo_ray.base.load import load_text
 from geo_ray.data.manifest import Manifest
-from geo_ray.errors import RegionLostError
-from geo_ray.job.data import prepare_manifest
-from geo_ray.job.start.members import without_lost
-from geo_ray.runtime.control.membership.returns import Returns
-from geo_ray.sim.checkpoints import SimCheckpoint
-from geo_ray.sim.world import World
+from geo_ray.data.tasks.base import Task
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.runs.resume import without_lost
+from geo_ray.runtime.member_policies import Returns
+from geo_ray.simulator.world import SimCheckpoint, World
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.tasks.base import Task
-from geo_ray.tasks.load import load_task
 
 NAMES = ("a", "b", "c", "d", "e")
 ASKS = 4

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geo_ray.config.base import StrictModel
-from geo_ray.tasks.base import Columns, Dataset, Stats
-from geo_ray.tasks.classification import (
+from geo_ray.base.model import StrictModel
+from geo_ray.base.random_state import seeded
+from geo_ray.data.tasks.base import Columns, Dataset, Stats
+from geo_ray.data.tasks.classification import (
     Labelled,
     classification_loss,
     classification_metrics,
     classification_stats,
+    to_tensor,
 )
-from geo_ray.tasks.seeding import seeded
-from geo_ray.tasks.tensors import to_tensor
 
 FEATURES, CLASSES = 139, 4  # 556 parameters: no bias
 ROWS, HELDOUT_ROWS = 1433, 364

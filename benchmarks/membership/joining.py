@@ -26,8 +26,8 @@ from typing import Any, Final
 from benchmarks.common import support
 from benchmarks.common.command import command
 from benchmarks.membership.watched_run import WatchedRun
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster.local_cluster import LocalCluster
 
 HOME, SECOND, THIRD = "us-east", "eu-west", "ap-south"
 RATE_MBPS: Final = 100.0

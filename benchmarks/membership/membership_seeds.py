@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.common import support
 from benchmarks.membership.seed_parts import Part, PartsFile, cuts, run_part
-from geo_ray.job.build import use_one_thread
+from geo_ray.runs.build import use_one_thread
 
 SHOWN = ("region_joined", "region_drained", "region_lost", "hub_moved", "ended", "checkpoint")
 QUICK_SEEDS = 400

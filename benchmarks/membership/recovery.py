@@ -37,8 +37,8 @@ from typing import Any
 from benchmarks.common import support
 from benchmarks.membership.stored_head import StoredHeadCluster
 from benchmarks.membership.watched_run import WatchedRun
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster.local_cluster import LocalCluster
 
 HOME, SECOND, THIRD = "us-east", "eu-west", "ap-south"
 REGIONS = (HOME, SECOND, THIRD)

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from geo_ray.runtime.cluster.address import wait_for_ray
-from geo_ray.runtime.cluster.labels import label_flag
-from geo_ray.runtime.cluster.settings import local_node_environment, token_environment
-from geo_ray.runtime.cluster.supervised import SupervisedProcesses
+from geo_ray.ray_cluster.child_processes import SupervisedProcesses
+from geo_ray.ray_cluster.connect import wait_for_ray
+from geo_ray.ray_cluster.labels import label_flag
+from geo_ray.ray_cluster.settings import local_node_environment, token_environment
 
 _START_S = 90.0
 

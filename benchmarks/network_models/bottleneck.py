@@ -1,6 +1,6 @@
 """Regions that send updates to one averager, on the virtual clock: only their transfers are real.
 
-For the benchmark and the tests of `geo_ray.transfers`: no model, no gradients, but the very
+For the benchmark and the tests of `geo_ray.transport`: no model, no gradients, but the very
 scheduler of the runtime, links that are shared, senders that die, and books of every commit.
 A sender computes, sends, waits for its answer and begins again.
 """
@@ -13,10 +13,17 @@ from dataclasses import dataclass, field
 from random import Random
 
 from benchmarks.network_models.shared_links import Flows
-from geo_ray.sim.scheduler import Scheduler
-from geo_ray.transfers.config import TransfersConfig
-from geo_ray.transfers.helpers import HelperScheduler
-from geo_ray.transfers.requests import Decision, Drop, Gather, Grant, Take, UploadRequest
+from geo_ray.simulator.clock import Scheduler
+from geo_ray.transport.upload_helpers import HelperScheduler
+from geo_ray.transport.uploads import (
+    Decision,
+    Drop,
+    Gather,
+    Grant,
+    Take,
+    TransfersConfig,
+    UploadRequest,
+)
 
 HUB = "hub"
 

@@ -19,12 +19,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from geo_ray.errors import InvariantError
-from geo_ray.overlay.coordinator import Coordinator
-from geo_ray.overlay.messages import ControlMessage, Ready, SegmentPart, Sent, Starved, Stuck, Whole
-from geo_ray.overlay.node import Node
-from geo_ray.overlay.plan import Grid
-from geo_ray.overlay.vector import Floats
+from geo_ray.base.errors import InvariantError
+from geo_ray.transport.overlay.coordinator import Coordinator
+from geo_ray.transport.overlay.messages import (
+    ControlMessage,
+    Ready,
+    SegmentPart,
+    Sent,
+    Starved,
+    Stuck,
+    Whole,
+)
+from geo_ray.transport.overlay.node import Node
+from geo_ray.transport.overlay.plan import Grid
+from geo_ray.transport.overlay.vector import Floats
 
 _TO_COORDINATOR: Final = (Ready, Sent, Whole, Stuck, Starved)
 _NOTHING: Final = 1e-9

@@ -1,6 +1,6 @@
 """Transfers that share the links of their ends, on the virtual clock.
 
-`geo_ray.transport.emulation.link_model` gives every pair of regions a link of its own. Here a
+`geo_ray.transport.emulation` gives every pair of regions a link of its own. Here a
 region has an uplink and a downlink that all its transfers share, each getting its max-min fair
 part, as long-lived TCP streams about do. Bytes flow as a fluid; propagation is added at the end.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from geo_ray.sim.scheduler import Scheduler
+from geo_ray.simulator.clock import Scheduler
 
 _NOTHING = 1e-9
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.job import rundir
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog
-from geo_ray.planning.plan import Machines, Plan, RegionPlan
+from geo_ray.base.load import load_text
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import Machines, Plan, RegionPlan
+from geo_ray.runs import directory
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog
 
 Row = tuple[str, float, dict[str, Any]]
 """Kind, time and fields of an event."""
@@ -163,7 +163,7 @@ def made_run(root: Path, count: int, *, where: str | None = None) -> MadeRun:
     """A run that follows a plan, in a directory, or at an address."""
     regions = names_of(count)
     experiment = experiment_of(where or str(root / "runs"), regions)
-    run = rundir.create(experiment, root, followed=plan_for(regions))
+    run = directory.create(experiment, root, followed=plan_for(regions))
     return MadeRun(run, regions, EventLog(run.path / EVENTS_FILE))
 
 

@@ -36,7 +36,7 @@ from benchmarks.common.lab_runs import LabRuns, lab_runs
 from benchmarks.common.node_process import NodeProcess
 from benchmarks.overlay.overlay_emulated import EmulatedNet
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import Topology
 
 NODE = Path(__file__).with_name("overlay_node.py")

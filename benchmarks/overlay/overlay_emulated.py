@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.overlay.overlay_node import Node
-from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
+from geo_ray.transport.emulation import LinkModel, LinkSpec
 
 
 class SharedLink(LinkModel):

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from geo_ray.overlay.config import AnyOverlay
-from geo_ray.runtime.paths.overlay_vectors import Commit, OverlaySetting, OverlayVectors
-from geo_ray.transport.emulation.link_model import LinkModel
-from geo_ray.transport.endpoint.endpoint import Endpoint, EndpointIdentity, TransportConfig
+from geo_ray.runtime.exchange.overlay import Commit, OverlaySetting, OverlayVectors
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.emulation import LinkModel
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.overlay.config import AnyOverlay
+from geo_ray.transport.wire.message import EndpointIdentity
 
 WAIT_S = 600.0
 

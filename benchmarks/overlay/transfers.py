@@ -28,17 +28,18 @@ import torch
 
 from benchmarks.common import support
 from benchmarks.network_models.bottleneck import Bottleneck, Site
-from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.actors.bridge import Bridge, open_bridge
-from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.messages.exchange import payload_bytes, update_meta
-from geo_ray.runtime.paths.build import PathSetting, dials
-from geo_ray.runtime.paths.direct import DirectPath
-from geo_ray.strategies.base import AveragerState, Update
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.averager.log import LogOutcome, Op
-from geo_ray.transfers.config import TransfersConfig
-from geo_ray.transport.endpoint.endpoint import Endpoint, EndpointIdentity
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runtime.bridge_actor import Bridge, open_bridge
+from geo_ray.runtime.exchange.build import PathSetting, dials
+from geo_ray.runtime.exchange.direct import DirectPath
+from geo_ray.runtime.exchange.messages import payload_bytes, update_meta
+from geo_ray.strategies.state import AveragerState, Update
+from geo_ray.telemetry.event_buffer import EventBuffer
+from geo_ray.training.averager import Averager
+from geo_ray.training.command_log import LogOutcome, Op
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.uploads import TransfersConfig
+from geo_ray.transport.wire.message import EndpointIdentity
 
 HUB, KEY, LIMIT_MBPS = "hub", bytes(32), 100.0
 WAYS: dict[str, dict[str, Any] | None] = {

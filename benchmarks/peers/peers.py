@@ -48,7 +48,7 @@ from benchmarks.common.lab_runs import LabRuns, lab_runs
 from benchmarks.peers.peers_environment import peers_python
 from benchmarks.peers.peers_run import REGIONS, Outcome, train_ours, train_peer
 from benchmarks.peers.peers_work import Workload
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import DefaultLink
 
 RATE_MBPS, DELAY_S = 20.0, 0.05

@@ -22,7 +22,7 @@ from benchmarks.common.node_process import NodeProcess
 from benchmarks.peers.peers_work import Workload
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import RayOptions, start_ray
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 HERE = Path(__file__).resolve().parent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from geo_ray.tasks.base import Dataset
-from geo_ray.tasks.bytelm import ByteLM
+from geo_ray.data.tasks.base import Dataset
+from geo_ray.data.tasks.bytelm import ByteLM
 
 
 class PeersTask(ByteLM):

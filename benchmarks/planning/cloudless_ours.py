@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.common import support
 from benchmarks.strategies import sync_cloudless as cloudless
 from benchmarks.strategies.sync_cloudless import Case
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
 
 INT8 = {"codec": "{up: {kind: int8}, down: {kind: int8}}"}
 PAPER = ("asgd_ga_f4", "sma_f4")

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from benchmarks.common import support
 from benchmarks.common.command import Run, command, geo_ray
-from geo_ray.planning.plan import Plan, load_plan
-from geo_ray.planning.profile import load_profile
+from geo_ray.planner.plan import Plan, load_plan
+from geo_ray.planner.profile import load_profile
 
 SPEED = {"quick": 30.0, "slow": 10.0}
 PRICE = {"quick": 3.0, "slow": 0.8}

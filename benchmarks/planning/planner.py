@@ -28,17 +28,14 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.common import support
-from geo_ray.clouds.price_book import PriceBook, shipped_book
-from geo_ray.errors import PlanInfeasibleError, PriceUnknownError
-from geo_ray.planning.model.timing import Pattern
-from geo_ray.planning.model.work import JobWork
-from geo_ray.planning.policies.cloudless import cloudless, everything
-from geo_ray.planning.policies.optimal import optimal
-from geo_ray.planning.request import Rental, Request, Site
-from geo_ray.planning.search.search import Search
-from geo_ray.planning.search.ways import Limits
-from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.links.table import LinkTable
+from geo_ray.base.errors import PlanInfeasibleError, PriceUnknownError
+from geo_ray.planner.exchange import Limits
+from geo_ray.planner.policies import cloudless, everything, optimal
+from geo_ray.planner.request import Rental, Request, Site
+from geo_ray.planner.search import Search
+from geo_ray.planner.timing import JobWork, Pattern
+from geo_ray.prices.price_book import PriceBook, shipped_book
+from geo_ray.transport.links import LinkRecord, LinkTable
 
 SPEED = {
     "c5a.2xlarge": 10.0,

@@ -24,11 +24,10 @@ from pathlib import Path
 
 from benchmarks.common import support
 from benchmarks.common.command import Run, command, geo_ray
-from geo_ray.planning.model.exchange import exchange
-from geo_ray.planning.model.step_model import fit_steps
-from geo_ray.planning.profile import Profile, load_profile
-from geo_ray.transport.emulation.link_model import LinkSpec
-from geo_ray.transport.links.table import table_of
+from geo_ray.planner.exchange import exchange
+from geo_ray.planner.profile import Profile, fit_steps, load_profile
+from geo_ray.transport.emulation import LinkSpec
+from geo_ray.transport.links import table_of
 
 HUB, FAR = "us", "eu"
 INTERVAL, STEPS = 8, 43

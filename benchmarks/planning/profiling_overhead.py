@@ -30,8 +30,8 @@ from benchmarks.planning.plan_runs import (
     profile,
     write_job,
 )
-from geo_ray.planning.plan import Plan
-from geo_ray.planning.profile import load_profile
+from geo_ray.planner.plan import Plan
+from geo_ray.planner.profile import load_profile
 
 STEPS = 1750
 TIMEOUT_S = 5400.0

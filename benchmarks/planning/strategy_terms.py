@@ -19,8 +19,8 @@ from pathlib import Path
 
 import geo_ray
 from benchmarks.common import support
-from geo_ray.errors import ConfigError
-from geo_ray.observe.metrics.cost import TOTAL, load_cost
+from geo_ray.base.errors import ConfigError
+from geo_ray.telemetry.summary import TOTAL, load_cost
 
 STRATEGIES = {
     "bsp": "{kind: bsp}",

@@ -24,11 +24,10 @@ import ray
 
 from benchmarks.common import support
 from benchmarks.program import nodes
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.program.graph import Program
-from geo_ray.program.node import NodeGroup, ProgramNode
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.program.graph import NodeGroup, Program, ProgramNode
 from geo_ray.program.run import On, run_program
-from geo_ray.runtime.cluster.connect import connect
+from geo_ray.ray_cluster.connect import connect
 
 
 def program(calls: int) -> Program:

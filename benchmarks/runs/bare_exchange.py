@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import support
-from geo_ray.strategies.common.outer import OuterNesterov, outer_round
+from geo_ray.base.memory import ReusedMemory
+from geo_ray.strategies.outer import OuterNesterov, outer_round
 from geo_ray.strategies.state import AveragerState, Update
-from geo_ray.training.compute.flat import square_norm
-from geo_ray.transport.wire.sealer import TAG_BYTES, PayloadSealer
-from geo_ray.util.reused_memory import ReusedMemory
+from geo_ray.training.parameters import square_norm
+from geo_ray.transport.wire.frames import TAG_BYTES, PayloadSealer
 
 PARAMS: Final = 99_500_000
 _CHUNK_BYTES: Final = 1024**2

@@ -24,9 +24,9 @@ import torch
 
 from benchmarks.common import support
 from benchmarks.common.command import geo_ray
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.tasks.load import load_task
+from geo_ray.base.load import load_tree
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
 
 WARM_UP_STEPS = 5
 RAY_NICENESS = 15

@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import support
-from geo_ray.scheduling.history.outcome import outcome_of
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster
-from geo_ray.scheduling.load.traces import cluster_jobs, read_trace
-from geo_ray.scheduling.model.validate import check_schedule
-from geo_ray.scheduling.policies.registry import POLICIES
+from geo_ray.scheduler.policies.registry import POLICIES
+from geo_ray.scheduler.replay import outcome_of, replay_jobs
+from geo_ray.scheduler.schedule import check_schedule
+from geo_ray.scheduler.traces import cluster_jobs, read_trace
+from geo_ray.scheduler.workload import LoadShape, made_up_cluster
 
 MIX = {"cifar10": 0.38, "ncf": 0.34, "bert": 0.10, "deepspeech2": 0.12, "yolov3": 0.05,
        "imagenet": 0.01}  # fmt: skip

@@ -22,14 +22,13 @@ from collections import defaultdict
 from dataclasses import replace
 
 from benchmarks.common import support
-from geo_ray.scheduling.bound.columns import utility_bound
-from geo_ray.scheduling.bound.foresight import ForesightPolicy
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up_jobs
-from geo_ray.scheduling.model.validate import check_schedule
-from geo_ray.scheduling.policies.base import SchedulingPolicy
-from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy
-from geo_ray.scheduling.policies.registry import POLICIES
+from geo_ray.scheduler.bound import ForesightPolicy, utility_bound
+from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
+from geo_ray.scheduler.policies.registry import POLICIES
+from geo_ray.scheduler.policy import SchedulingPolicy
+from geo_ray.scheduler.replay import replay_jobs
+from geo_ray.scheduler.schedule import check_schedule
+from geo_ray.scheduler.workload import LoadShape, made_up_cluster, made_up_jobs
 
 OTHERS = ("fifo", "drf", "dorm", "oasis", "optimus")
 SIZES = ((10, 10), (10, 50), (10, 100), (50, 50), (100, 100))

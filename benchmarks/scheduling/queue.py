@@ -21,20 +21,19 @@ from typing import Any
 
 import geo_ray
 from benchmarks.common import support
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.record import LEASE_KEY, decode_record
-from geo_ray.queue.entries import SeenJob
-from geo_ray.queue.model import adapted, cluster_job, cluster_of
-from geo_ray.queue.place import QueuePlace
-from geo_ray.queue.report import report_of
-from geo_ray.queue.state import QueueState
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.labels import REGION_LABEL
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.settings import driver_environment
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.policies.registry import policy_named
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.labels import REGION_LABEL
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.settings import driver_environment
+from geo_ray.runs.lease import LEASE_KEY, decode_record
+from geo_ray.scheduler.policies.registry import policy_named
+from geo_ray.scheduler.queue.journal import SeenJob
+from geo_ray.scheduler.queue.model import adapted, cluster_job, cluster_of
+from geo_ray.scheduler.queue.report import report_of
+from geo_ray.scheduler.queue.state import QueuePlace, QueueState
+from geo_ray.scheduler.replay import replay_jobs
+from geo_ray.storage.conditional_store import LocalConditionalStore
 
 REGIONS = ("us", "eu", "asia")
 SLOT_S, START_S, STEP_S = 30.0, 20.0, 0.2
@@ -170,7 +169,7 @@ class Trouble:
 
     def _drain(self) -> None:
         until_unix_s = time.time() + 60.0
-        drained = ray_private.drain_nodes_labelled(
+        drained = ray_internals.drain_nodes_labelled(
             self._address, REGION_LABEL, DRAINED, until_unix_s, "the benchmark", 30.0
         )
         support.say(f"draining {DRAINED}: {len(drained)} nodes")

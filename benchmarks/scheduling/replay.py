@@ -11,10 +11,10 @@ import resource
 import time
 
 from benchmarks.common import support
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up_jobs
-from geo_ray.scheduling.model.validate import check_schedule
-from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy
+from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
+from geo_ray.scheduler.replay import replay_jobs
+from geo_ray.scheduler.schedule import check_schedule
+from geo_ray.scheduler.workload import LoadShape, made_up_cluster, made_up_jobs
 
 
 def main() -> None:

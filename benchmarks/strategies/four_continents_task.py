@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from geo_ray.tasks.base import Dataset
-from geo_ray.tasks.bytelm import ByteLM
+from geo_ray.data.tasks.base import Dataset
+from geo_ray.data.tasks.bytelm import ByteLM
 
 HELDOUT_ROWS = 128
 

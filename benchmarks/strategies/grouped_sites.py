@@ -22,11 +22,11 @@ from sklearn.metrics import adjusted_rand_score
 
 from benchmarks.common import support
 from benchmarks.common.compared import compared, finals, of, to_target_s
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.job.data import prepare_manifest
-from geo_ray.sim.world import World
-from geo_ray.tasks.load import load_task
+from geo_ray.base.load import load_text
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.simulator.world import World
 
 SITES, GROUPS, STEP_S = 20, 5, 0.05
 SLOW_S = (0.25, 0.5, 0.75, 1.0, 0.25, 0.5, 0.75, 1.0)

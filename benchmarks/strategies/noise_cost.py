@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from benchmarks.common import support
+from geo_ray.base.types import Span
+from geo_ray.data.tasks.bytelm import ByteLM
 from geo_ray.strategies.bsp import Bsp
-from geo_ray.tasks.bytelm import ByteLM
-from geo_ray.training.compute.flat import count_parameters, square_norm
-from geo_ray.training.compute.noise import NOISE_EVERY
-from geo_ray.training.compute.optimizers import Momentum
-from geo_ray.training.compute.worker import Worker
-from geo_ray.training.server.shard import Contribution, Shard
-from geo_ray.types import Span
+from geo_ray.training.noise import NOISE_EVERY
+from geo_ray.training.optimizers import Momentum
+from geo_ray.training.parameters import count_parameters, square_norm
+from geo_ray.training.shard import Contribution, Shard
+from geo_ray.training.worker import Worker
 
 SIZES = ("0.1M", "10M")
 WORKERS = 2

@@ -49,7 +49,7 @@ from benchmarks.common.lab_runs import lab_runs
 from benchmarks.strategies.sync_cloudless import CpuMeter
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import start_ray
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 TASK = Path(__file__).with_name("slow_links_task.py")

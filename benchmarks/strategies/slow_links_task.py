@@ -16,10 +16,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from geo_ray.config.base import StrictModel
-from geo_ray.tasks.base import Columns, Dataset, Stats
-from geo_ray.tasks.seeding import seeded
-from geo_ray.tasks.tensors import to_tensor
+from geo_ray.base.model import StrictModel
+from geo_ray.base.random_state import seeded
+from geo_ray.data.tasks.base import Columns, Dataset, Stats
+from geo_ray.data.tasks.classification import to_tensor
 
 LENGTH = 64_000
 ROWS, HELDOUT_ROWS = 16_384, 64

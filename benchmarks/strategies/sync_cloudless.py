@@ -36,13 +36,13 @@ import torch
 
 from benchmarks.common import support
 from benchmarks.common.command import geo_ray, kept_cluster
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.job.data import prepare_manifest
-from geo_ray.observe.events.schema import Event, conform
-from geo_ray.sim.world import World
-from geo_ray.tasks.load import load_task
-from geo_ray.training.compute.flat import count_parameters
+from geo_ray.base.load import load_tree
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.simulator.world import World
+from geo_ray.telemetry.events import Event, conform
+from geo_ray.training.parameters import count_parameters
 
 REGIONS = ("east", "west")
 STEP_S = 0.23

@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from benchmarks.common import support
 from geo_ray.lab import records
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 from geo_ray.lab.teardown import read_record
 from geo_ray.lab.topology import CapConfig, DefaultLink, LabRegionConfig, Topology
 

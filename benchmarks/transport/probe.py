@@ -22,10 +22,9 @@ from typing import Any
 from benchmarks.common import support
 from benchmarks.common.lab_runs import judged, lab_runs
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
-from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.links.table import load_links
+from geo_ray.transport.links import LinkRecord, load_links
 
 GOODPUT_SHARE = 1448 / 1500
 PROBE = [sys.executable, "-m", "geo_ray.cli.main", "probe"]

@@ -31,22 +31,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.common import support
-from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.layout import shared_bytes
-from geo_ray.runtime.actors.parts import HeldShard
-from geo_ray.runtime.actors.primary_shard import PrimaryShard
-from geo_ray.runtime.actors.worker_loop import links_over
-from geo_ray.runtime.messages.exchange import read_answer, report_meta
+from geo_ray.base.types import StepReport
+from geo_ray.runtime.exchange.messages import read_answer, report_meta
+from geo_ray.runtime.primary_shard import PrimaryShard
+from geo_ray.runtime.remote_shard import shared_bytes
+from geo_ray.runtime.worker_actor import links_over
 from geo_ray.strategies.asgd import Asgd
-from geo_ray.training.compute.optimizers import InnerOptimizer, Sgd
-from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
+from geo_ray.telemetry.event_buffer import EventBuffer
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.optimizers import InnerOptimizer, Sgd
+from geo_ray.training.payload_encoding import WirePlan
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Shard
 from geo_ray.transport.config import LanConfig
-from geo_ray.transport.lan.client import LanClient
-from geo_ray.transport.lan.server import LanServer
-from geo_ray.types import StepReport
+from geo_ray.transport.lan import LanClient, LanServer
 
 SIZES_MB = (4, 40, 100)
 NEVER = 10**9

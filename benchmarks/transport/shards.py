@@ -29,24 +29,22 @@ from typing import Any
 import torch
 
 from benchmarks.common import support
-from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.parts import HeldShard
-from geo_ray.runtime.actors.primary_shard import PrimaryShard
-from geo_ray.runtime.actors.remote_shard import RemoteShard
-from geo_ray.runtime.actors.shard_server import ShardServer
-from geo_ray.runtime.actors.worker_loop import ShardLinks, dial_shards, links_over
-from geo_ray.runtime.messages.exchange import read_answer, report_meta
+from geo_ray.base.threads import Together, in_turn
+from geo_ray.base.types import StepReport
+from geo_ray.runtime.exchange.messages import read_answer, report_meta
+from geo_ray.runtime.primary_shard import PrimaryShard
+from geo_ray.runtime.remote_shard import RemoteShard, ShardServer
+from geo_ray.runtime.worker_actor import ShardLinks, dial_shards, links_over
 from geo_ray.strategies.asgd import Asgd
-from geo_ray.training.compute.flat import split_sizes
-from geo_ray.training.compute.optimizers import Sgd
-from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
-from geo_ray.transport.lan.client import LanClient
-from geo_ray.transport.lan.server import LanServer
-from geo_ray.types import StepReport
-from geo_ray.util.together import Together, in_turn
+from geo_ray.telemetry.event_buffer import EventBuffer
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.optimizers import Sgd
+from geo_ray.training.parameters import split_sizes
+from geo_ray.training.payload_encoding import WirePlan
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Shard
+from geo_ray.transport.lan import LanClient, LanServer
 
 SIZE_MB, SHARDS = 100, 4
 NEVER = 10**9

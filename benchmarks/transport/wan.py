@@ -37,7 +37,7 @@ from benchmarks.common import support
 from benchmarks.common.lab_runs import LabRuns, judged, lab_runs
 from benchmarks.common.node_process import NodeProcess
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import Topology
 from geo_ray.transport.security.certs import issue_for_run
 

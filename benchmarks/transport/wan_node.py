@@ -16,14 +16,10 @@ import threading
 import time
 from typing import Any
 
-from geo_ray.transport.endpoint.endpoint import (
-    Endpoint,
-    EndpointIdentity,
-    Message,
-    TransportConfig,
-)
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.security.tls import TlsBytes
-from geo_ray.transport.wire.message import CONTROL
+from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message
 
 SAMPLE_S = 0.004
 BLOCK = os.urandom(1 << 20)  # not compressible, by whatever lies on the way

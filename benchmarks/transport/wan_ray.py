@@ -28,7 +28,7 @@ from benchmarks.common.lab_runs import lab_runs
 from benchmarks.transport.wan import DELAY_S, MB, limit_bytes_per_s, linked
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import start_ray
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 NODE = Path(__file__).with_name("wan_ray_node.py")

@@ -17,9 +17,9 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.runtime.cluster.connect import connect
-from geo_ray.runtime.cluster.labels import in_region
+from geo_ray.experiment.cluster import ExistingClusterConfig
+from geo_ray.ray_cluster.connect import connect
+from geo_ray.ray_cluster.labels import in_region
 
 GIVE_UP_S = 300.0
 

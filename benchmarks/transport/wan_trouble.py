@@ -25,7 +25,7 @@ from benchmarks.common import support
 from benchmarks.common.lab_runs import LabRuns, judged, lab_runs
 from benchmarks.transport.wan import MB, linked
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 
 SIZE_BYTES = 64 * MB
 CUT_AFTER_S = 2.5

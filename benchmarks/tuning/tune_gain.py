@@ -46,12 +46,12 @@ from benchmarks.common.command import Run, geo_ray
 from benchmarks.common.lab_runs import LabRuns, lab_runs
 from benchmarks.strategies.sync_cloudless import CpuMeter
 from geo_ray import tune
-from geo_ray.api.tuning import TuningResult
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import dump_yaml, load_tree
+from geo_ray.api.tune import TuningResult
+from geo_ray.base.load import dump_yaml, load_tree
+from geo_ray.experiment.experiment import Experiment
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import start_ray
-from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.stats import LabStats
 
 BASE: Final = support.REPOSITORY / "configs" / "four_continents.yaml"
 HUB: Final = "us"

@@ -1,1 +1,1 @@
-"""geo_ray as a library: what each verb of the command line does, as a function with a value."""
+"""geo_ray as a library: each command as a function that returns a value."""

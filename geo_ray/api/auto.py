@@ -23,35 +23,25 @@ from typing import Final, cast
 
 import torch
 
-from geo_ray.config.auto import AutoConfig
-from geo_ray.config.canonical import sha256_hex
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import checked, load_text, load_tree, read_text
-from geo_ray.config.overrides import apply_overrides
-from geo_ray.config.own import context
-from geo_ray.config.source import ConfigSource
-from geo_ray.config.yaml_text import parse_yaml
-from geo_ray.errors import ConfigError, NonFiniteError
-from geo_ray.job.build import model_start, parameter_count, use_one_thread
-from geo_ray.job.data import prepare_manifest
-from geo_ray.job.rundir import own_files
-from geo_ray.observe.events.schema import Event
-from geo_ray.planning.advisor import (
-    Choice,
-    Family,
-    Situation,
-    advise,
-    candidates,
-    explain,
-    sections,
-)
-from geo_ray.sim.world import World
-from geo_ray.tasks.base import Columns, SelfContained, Task, num_rows
-from geo_ray.tasks.guard import checked_dataset
-from geo_ray.tasks.load import load_task
-from geo_ray.training.compute.worker import Worker
-from geo_ray.transport.links.table import LinkTable, load_links, table_of
-from geo_ray.types import Span
+from geo_ray.base.canonical import sha256_hex
+from geo_ray.base.errors import ConfigError, NonFiniteError
+from geo_ray.base.load import ConfigSource, checked, load_text, load_tree, read_text
+from geo_ray.base.overrides import apply_overrides
+from geo_ray.base.types import Span
+from geo_ray.base.user_section import context
+from geo_ray.base.yaml import parse_yaml
+from geo_ray.data.tasks.base import Columns, SelfContained, Task, num_rows
+from geo_ray.data.tasks.checked_calls import checked_dataset
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import AutoConfig, Experiment
+from geo_ray.planner.advisor import Choice, Family, Situation, advise, candidates, explain, sections
+from geo_ray.runs.build import model_start, parameter_count, use_one_thread
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.runs.directory import own_files
+from geo_ray.simulator.world import World
+from geo_ray.telemetry.events import Event
+from geo_ray.training.worker import Worker
+from geo_ray.transport.links import LinkTable, load_links, table_of
 
 _TRIALS: Final = 5
 _TRIAL_LOSS_ROWS: Final = 256

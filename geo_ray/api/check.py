@@ -1,18 +1,49 @@
-"""`geo_ray.check`: does a strategy, a codec or a task keep what all of them promise?"""
+"""`geo_ray.check` and `geo_ray.check_run`: checks that start no run.
+
+Does a strategy, codec or task keep its contract; could a run start, and with which resources.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from geo_ray.api.inputs import FilePath
-from geo_ray.api.tables import Table
-from geo_ray.config.source import override_items
-from geo_ray.contract.findings import Finding
-from geo_ray.contract.load import checked, load
-from geo_ray.observe.html_view import html_view
+import torch
+from rich.box import SIMPLE_HEAD
+
+from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.display import Table
+from geo_ray.api.plan import FollowedPlan, plan_to_follow
+from geo_ray.api.train import checked_run
+from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.base.errors import ConfigError, DataError, RunDirectoryError
+from geo_ray.base.load import override_items
+from geo_ray.base.output import ticking
+from geo_ray.base.tables import FittedTable, html_view
+from geo_ray.base.text import bytes_text
+from geo_ray.data.manifest import Manifest
+from geo_ray.data.tasks.base import Task
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.demand import RegionDemand
+from geo_ray.runs.build import check_start, model_outline, use_one_thread
+from geo_ray.runs.data import data_region, open_readers, prepare_manifest
+from geo_ray.runs.start_checks import (
+    check_evaluation,
+    check_metric_names,
+    metrics_there,
+    warn_at_start,
+)
+from geo_ray.runtime.spec import demand_of, demands_of
+from geo_ray.storage.uri import is_s3
+from geo_ray.telemetry.export.exporters import check_exports
+from geo_ray.testing.checks import Finding
+from geo_ray.testing.run import checked, load
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,3 +97,183 @@ def check(
     """
     subject = load(name, override_items(options), Path(base_dir or Path.cwd()))
     return PromiseCheck(name, tuple(checked(subject)))
+
+
+_FLOAT_BYTES: Final = 4
+
+
+@dataclass(frozen=True, repr=False)
+class RunCheck:
+    """A run that could start as far as this machine can tell; the cluster was not asked.
+
+    Attributes:
+        experiment: its configuration.
+        num_params: of its model.
+        demands: what it would ask of each region.
+        rows: training rows by region.
+        absent: what it would ask of those that are not there at first (`members.absent`), once
+            they join.
+    """
+
+    experiment: Experiment
+    num_params: int
+    demands: tuple[RegionDemand, ...]
+    rows: Mapping[str, int]
+    absent: tuple[RegionDemand, ...] = ()
+
+    def table(self) -> Table:
+        """A row per region: its rows, what the run would ask for there, and whether at first."""
+        rows = [
+            {
+                "region": demand.region,
+                "rows": self.rows[demand.region],
+                "processes": len(demand.bundles),
+                "cpus": demand.total().get("CPU", 0.0),
+                "gpus": demand.total().get("GPU", 0.0),
+                "absent": demand in self.absent,
+            }
+            for demand in (*self.demands, *self.absent)
+        ]
+        return Table(rows)
+
+    def __repr__(self) -> str:
+        processes = sum(len(demand.bundles) for demand in self.demands)
+        return (
+            f"<RunCheck {self.experiment.name}: {self.num_params:,} parameters, "
+            f"{len(self.demands)} regions, {processes} processes>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [tuple(str(cell) for cell in row.values()) for row in self.table().to_pylist()]
+        return html_view(
+            repr(self)[1:-1],
+            ("region", "rows", "processes", "CPUs", "GPUs", "absent at first"),
+            rows,
+        )
+
+
+def check_run(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    plan: FollowedPlan | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+) -> RunCheck:
+    """Check configuration, certificates, task, data and evaluation of a run, and start nothing.
+
+    What is probably a mistake is logged as a warning, as `geo_ray.train` does. Data that the task
+    makes are made for a moment, in a temporary directory.
+
+    Args:
+        config: as for `geo_ray.train`.
+        overrides: changes of single keys, by dotted key.
+        plan: to follow.
+        progress: say on standard error what was decided.
+        base_dir: as for `geo_ray.train`.
+
+    Raises:
+        GeoRayError: whatever would keep `geo_ray.train` from starting, apart from the cluster.
+    """
+    followed = None if plan is None else plan_to_follow(plan)
+    tell = RunWatch(progress).tell
+    with (
+        own_threads_kept(),
+        tempfile.TemporaryDirectory() as scratch,
+        ticking("checking the run", tell),
+    ):
+        source = source_of(config, base_dir)
+        experiment, _ = checked_run(source, override_items(overrides), followed, tell)
+        check_exports(experiment.observe.export)
+        use_one_thread()
+        task = load_task(experiment.task, source.parent)
+        outline = model_outline(task, experiment.seed)
+        check_start(experiment, outline)
+        manifest, _ = prepare_manifest(experiment, task, source.parent, Path(scratch))
+        check_evaluation(experiment, task, manifest)
+        _check_metrics_here(experiment, task, manifest)
+        _check_place(experiment, outline.num_params)
+        _check_gpus(experiment)
+        warn_at_start(experiment, manifest, simulated=False)
+        rows = {
+            region.name: manifest.rows(data_region(region, manifest), "train")
+            for region in experiment.regions
+        }
+        demands = tuple(demands_of(experiment))
+        present = experiment.present_names
+        later = [each for each in experiment.regions if each.name not in present]
+        absent = tuple(demand_of(experiment, region) for region in later)
+    return RunCheck(experiment, outline.num_params, demands, rows, absent)
+
+
+def _check_metrics_here(experiment: Experiment, task: Task, manifest: Manifest) -> None:
+    """Hold the metrics that a run goes by against those of the rows, if all rows are here.
+
+    Rows in a bucket are read in their region alone, by the workers of a run.
+
+    Raises:
+        GeoRayError: as for `check_evaluation`.
+    """
+    if experiment.data.manifest is None or any(map(is_s3, manifest.stores.values())):
+        return
+    try:
+        heldout = [open_readers(experiment, manifest, name)[1] for name in experiment.region_names]
+    except DataError:
+        return  # the shards are on other machines
+    found: set[str] = set()
+    for each in heldout:
+        found |= metrics_there(experiment, task, each)
+    check_metric_names(experiment, found)
+
+
+def _check_place(experiment: Experiment, num_params: int) -> None:
+    """Refuse a run directory that cannot be written, or has no room for the model.
+
+    Raises:
+        RunDirectoryError: says which.
+    """
+    root = Path(experiment.run.dir).absolute()
+    if is_s3(experiment.run.dir):
+        return
+    there = next(path for path in (root, *root.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RunDirectoryError(f"run.dir: {root} cannot be made or written")
+    own_store = experiment.checkpoint.store is None and experiment.checkpoint.every_s is not None
+    copies = 1 + (experiment.checkpoint.keep + 1 if own_store else 0)
+    needed = copies * num_params * _FLOAT_BYTES
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise RunDirectoryError(
+            f"run.dir: {root} has {bytes_text(free)} free, and the model with its checkpoints "
+            f"takes at least {bytes_text(needed)}"
+        )
+
+
+def _check_gpus(experiment: Experiment) -> None:
+    """Refuse to reserve GPUs on a machine that has too few; on a local cluster.
+
+    Raises:
+        ConfigError: naming the keys.
+    """
+    wanted = sum(each.workers * each.gpus_per_worker for each in experiment.present)
+    if experiment.cluster.kind != "local" or wanted == 0:
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted > count:
+        raise ConfigError(
+            f"gpus_per_worker: the workers reserve {wanted:g} GPUs, and this machine has {count}",
+            fix="Set gpus_per_worker to 0 in every region and device to cpu, or run on a cluster "
+            "that has them: `cluster: {kind: existing}`.",
+        )
+
+
+def needs_table(found: RunCheck) -> FittedTable:
+    """What the run would ask of each region."""
+    table = FittedTable("region", box=SIMPLE_HEAD)
+    for heading in ("training rows", "processes", "CPUs", "GPUs"):
+        table.add_column(heading, justify="right")
+    for row in found.table().to_pylist():
+        numbers = (row["rows"], row["processes"], row["cpus"], row["gpus"])
+        name = f"{row['region']} (absent at first)" if row["absent"] else row["region"]
+        table.add_row(name, *(f"{number:,g}" for number in numbers))
+    return table

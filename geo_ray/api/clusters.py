@@ -9,32 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.api.planning import FollowedPlan, PlanInputs, plan_to_follow
-from geo_ray.clouds.price_book import known_book, own_files
-from geo_ray.clusters.asked import AskedCluster, asked_cluster, state_asked
-from geo_ray.clusters.clouds import LOCAL, open_clouds, secret_command, token_path
-from geo_ray.clusters.down import EndedCluster as EndedCluster
-from geo_ray.clusters.down import end_cluster
-from geo_ray.clusters.offer import ClusterOffer as ClusterOffer
-from geo_ray.clusters.offer import cluster_offer
-from geo_ray.clusters.record import ClusterRecord
-from geo_ray.clusters.report import ClusterReport as ClusterReport
-from geo_ray.clusters.report import report_of
-from geo_ray.clusters.state import ClusterState
-from geo_ray.clusters.up import await_machines, make_cluster
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.config.source import override_items
-from geo_ray.errors import ConfigError, InterruptedRunError
-from geo_ray.job.follow_plan import check_model
-from geo_ray.job.planning import Policy, make_plan
-from geo_ray.observe.html_view import html_view
-from geo_ray.planning.plan import Plan
-from geo_ray.providers.config import ProviderConfig
-from geo_ray.providers.terraform.outputs import TerraformStack
-from geo_ray.providers.terraform.read import read_stack
-from geo_ray.stores.uri import is_s3
+from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.plan import FollowedPlan, PlanInputs, plan_to_follow
+from geo_ray.base.errors import ConfigError, InterruptedRunError
+from geo_ray.base.load import load_tree, override_items
+from geo_ray.base.tables import html_view
+from geo_ray.cloud.cluster.down import EndedCluster as EndedCluster
+from geo_ray.cloud.cluster.down import end_cluster
+from geo_ray.cloud.cluster.offer import ClusterOffer as ClusterOffer
+from geo_ray.cloud.cluster.offer import cluster_offer
+from geo_ray.cloud.cluster.providers import LOCAL, open_clouds, secret_command, token_path
+from geo_ray.cloud.cluster.spec import AskedCluster, asked_cluster, state_asked
+from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState
+from geo_ray.cloud.cluster.status import ClusterReport as ClusterReport
+from geo_ray.cloud.cluster.status import report_of
+from geo_ray.cloud.cluster.up import await_machines, make_cluster
+from geo_ray.cloud.terraform import TerraformStack, read_stack
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.provider import ProviderConfig
+from geo_ray.planner.plan import Plan
+from geo_ray.prices.price_book import known_book, own_files
+from geo_ray.runs.follow_plan import check_model
+from geo_ray.runs.planning import Policy, make_plan
+from geo_ray.storage.uri import is_s3
 
 Tell = Callable[[str], None]
 TERRAFORM: Final = "terraform"

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from geo_ray.api.inputs import FilePath, NamedTask, task_config
-from geo_ray.api.progress import reading_files
-from geo_ray.api.tables import Table
+from geo_ray.api.config import FilePath, NamedTask, task_config
+from geo_ray.api.display import Table, reading_files
 from geo_ray.api.watch import ShowProgress
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.files import save_text
+from geo_ray.base.tables import html_view
+from geo_ray.base.text import number_text
 from geo_ray.data.columns import parse_types
 from geo_ray.data.files.find import LeftOut, find_files
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.prepare.apply import Preparer
-from geo_ray.data.prepare.config import load_preparation
+from geo_ray.data.prepare.config import load_preparation, source_text, written_sources
+from geo_ray.data.prepare.encoders import Kind
 from geo_ray.data.prepare.findings import Findings
-from geo_ray.data.prepare.part import Kind
-from geo_ray.data.prepare.share import needs_of, require_columns, share, untrained
+from geo_ray.data.prepare.preparer import Preparer
 from geo_ray.data.prepare.statistics import (
     Statistics,
     load_statistics,
@@ -36,13 +38,15 @@ from geo_ray.data.prepare.suggest import (
     suggest_label,
     suggest_options,
 )
-from geo_ray.data.prepare.survey import Survey, Trial, survey_files
-from geo_ray.data.prepare.written import written_sources
-from geo_ray.data.prepare.yaml_line import source_text
-from geo_ray.errors import ConfigError
-from geo_ray.observe.html_view import html_view
-from geo_ray.observe.text import number_text
-from geo_ray.util.atomic_file import save_text
+from geo_ray.data.prepare.survey import (
+    Survey,
+    Trial,
+    needs_of,
+    require_columns,
+    share,
+    survey_files,
+    untrained,
+)
 
 _UNKNOWABLE: tuple[Kind, ...] = ("inexact", "is_list", "is_single")
 """What a preparation refuses or not by the types of the task's columns."""
@@ -157,7 +161,7 @@ def inspect_data(
         )
     named = loaded = None
     if task is not None:
-        from geo_ray.tasks.load import load_task, option_for  # PyTorch takes seconds to import
+        from geo_ray.data.tasks.load import load_task, option_for  # PyTorch takes seconds to import
 
         named = task_config(task)
         loaded = load_task(named, Path.cwd())

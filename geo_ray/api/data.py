@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from geo_ray.api.columns import DataStatistics
-from geo_ray.api.inputs import FilePath, NamedTask, task_config
-from geo_ray.api.progress import progress_bar, reading_files
-from geo_ray.api.tables import Table
+from geo_ray.api.config import FilePath, NamedTask, task_config
+from geo_ray.api.display import Table, progress_bar, reading_files
 from geo_ray.api.watch import RunWatch, ShowProgress
-from geo_ray.config.experiment import GenerateConfig
-from geo_ray.config.load import load_tree
-from geo_ray.config.source import text_of
-from geo_ray.data.check import Verdict, check_shards, shards_to_check
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.load import load_tree, text_of
+from geo_ray.base.tables import html_view
 from geo_ray.data.columns import Columns
 from geo_ray.data.files.find import LeftOut, find_files
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.inputs import Complaint, gather_rows, hold_out
 from geo_ray.data.manifest import (
     MANIFEST_NAME,
     DataShard,
@@ -32,26 +29,25 @@ from geo_ray.data.manifest import (
     merge_manifests,
     save_manifest,
 )
-from geo_ray.data.prepare.apply import Counts
-from geo_ray.data.prepare.config import Preparation, load_preparation
+from geo_ray.data.prepare.config import Preparation, load_preparation, written_sources
+from geo_ray.data.prepare.inputs import Complaint, gather_rows, hold_out
+from geo_ray.data.prepare.preparer import Counts
 from geo_ray.data.prepare.resolve import resolve
-from geo_ray.data.prepare.saved import (
+from geo_ray.data.prepare.saved_preparation import (
     preparation_bytes,
     read_preparation_bytes,
     refuse_different_preparations,
     save_preparation,
 )
 from geo_ray.data.prepare.statistics import Statistics, load_statistics
-from geo_ray.data.prepare.written import written_sources
+from geo_ray.data.shards import Verdict, check_shards, shards_to_check, write_shards
 from geo_ray.data.split import SplitConfig
-from geo_ray.data.write import write_shards
-from geo_ray.errors import ConfigError
-from geo_ray.observe.html_view import html_view
-from geo_ray.stores.base import open_store
-from geo_ray.stores.uri import is_s3, join, local_path
-from geo_ray.tasks.base import SelfContained, Task
-from geo_ray.tasks.guard import checked_dataset
-from geo_ray.tasks.load import TaskConfig, load_task, option_for
+from geo_ray.data.tasks.base import SelfContained, Task
+from geo_ray.data.tasks.checked_calls import checked_dataset
+from geo_ray.data.tasks.load import TaskConfig, load_task, option_for
+from geo_ray.experiment.experiment import GenerateConfig
+from geo_ray.storage.store import open_store
+from geo_ray.storage.uri import is_s3, join, local_path
 
 Split: TypeAlias = str | Mapping[str, Any] | SplitConfig
 """The kind of a split, or its keys as the section ``data.generate.split`` has them."""

@@ -1,18 +1,49 @@
-"""`geo_ray.inventory`: what could be rented, as Terraform's outputs have it."""
+"""`geo_ray.inventory`: rentable machines from Terraform outputs, as configuration sections."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from geo_ray.api.inputs import FilePath
-from geo_ray.api.tables import Table
-from geo_ray.config.canonical import JSONValue
-from geo_ray.config.yaml_text import write_yaml
-from geo_ray.observe.html_view import html_view
-from geo_ray.planning.inventory import inventory_tree
-from geo_ray.providers.terraform.outputs import TerraformStack
-from geo_ray.providers.terraform.read import read_stack
+from geo_ray.api.config import FilePath
+from geo_ray.api.display import Table
+from geo_ray.base.canonical import JSONValue
+from geo_ray.base.tables import html_view
+from geo_ray.base.yaml import write_yaml
+from geo_ray.cloud.terraform import TerraformStack, read_stack
+from geo_ray.planner.config import MachineConfig, RegionOffer
+
+
+def offers_of(stack: TerraformStack) -> dict[str, RegionOffer]:
+    """Return the section `plan.regions`; speeds, rows and prices are not Terraform's to know."""
+    return {
+        name: RegionOffer(
+            cloud=place.cloud,
+            at=place.at,
+            machines=tuple(
+                MachineConfig(type=one.type, cap=one.cap, markets=one.markets)
+                for one in place.machines
+            ),
+            rows=None,
+            server=place.server,
+            disk=None,
+            disk_gb=0.0,
+        )
+        for name, place in stack.places.items()
+    }
+
+
+def inventory_tree(stack: TerraformStack) -> dict[str, JSONValue]:
+    """Return the sections `cluster`, `run` and `plan` that the stack knows, without defaults."""
+    regions: dict[str, JSONValue] = {
+        name: offer.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        for name, offer in offers_of(stack).items()
+    }
+    return {
+        "cluster": {"kind": "existing", "address": stack.head.address},
+        "run": {"dir": stack.runs},
+        "plan": {"regions": regions},
+    }
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,12 +11,15 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from geo_ray.api.inputs import FilePath
-from geo_ray.api.tables import Table
+from geo_ray.api.config import FilePath
+from geo_ray.api.display import Table
 from geo_ray.api.watch import RunWatch, ShowProgress
-from geo_ray.clouds.endpoints import parse_endpoints
-from geo_ray.clouds.price import PriceRecord
-from geo_ray.clouds.price_book import (
+from geo_ray.base.errors import CloudError, ConfigError, PriceBookError, PriceUnknownError
+from geo_ray.base.files import write_atomic
+from geo_ray.base.tables import html_view
+from geo_ray.base.text import age_text, nearest_word, number_text
+from geo_ray.prices.price import PriceRecord
+from geo_ray.prices.price_book import (
     YAML_SUFFIXES,
     PriceBook,
     dump_book,
@@ -24,12 +27,7 @@ from geo_ray.clouds.price_book import (
     load_book,
     own_files,
 )
-from geo_ray.clouds.query import Query, QueryResult, answer_to
-from geo_ray.errors import CloudError, ConfigError, PriceBookError, PriceUnknownError
-from geo_ray.observe.html_view import html_view
-from geo_ray.observe.text import age_text, number_text
-from geo_ray.util.atomic_file import write_atomic
-from geo_ray.util.nearest import nearest
+from geo_ray.prices.query import Query, QueryResult, answer_to, parse_endpoints
 
 CLOUDS: Final = ("aws", "tencent")
 """Those that can be asked."""
@@ -261,14 +259,12 @@ def _queries(
     tries: int,
 ) -> list[Query]:
     if cloud == "aws":
-        from geo_ray.clouds.aws.queries import SERVICES as AWS_SERVICES
-        from geo_ray.clouds.aws.queries import aws_queries
-        from geo_ray.clouds.aws.session import Aws
+        from geo_ray.prices.aws import SERVICES as AWS_SERVICES
+        from geo_ray.prices.aws import Aws, aws_queries
 
         return aws_queries(Aws(parse_endpoints(endpoints, AWS_SERVICES), attempts=tries), types)
-    from geo_ray.clouds.tencent.queries import SERVICES as TENCENT_SERVICES
-    from geo_ray.clouds.tencent.queries import tencent_queries
-    from geo_ray.clouds.tencent.session import Tencent
+    from geo_ray.prices.tencent import SERVICES as TENCENT_SERVICES
+    from geo_ray.prices.tencent import Tencent, tencent_queries
 
     endpoint = parse_endpoints(endpoints, TENCENT_SERVICES).get("cvm")
     if currency is None and "intl" in (endpoint or ""):
@@ -333,7 +329,7 @@ def _unknown(asked: Mapping[str, str | None], records: Sequence[PriceRecord]) ->
     for name, word in asked.items():
         known = {str(getattr(record, name)) for record in records}
         if word is not None and word not in known:
-            near = nearest(word, known)
+            near = nearest_word(word, known)
             hint = f"; did you mean {near}?" if near else ""
             return PriceUnknownError(f"no price is known of {name} '{word}'{hint}")
     return PriceUnknownError(f"no price is known of {what or 'anything'}")

@@ -10,33 +10,31 @@ from pathlib import Path
 
 from torch import nn
 
-from geo_ray.api.inputs import FilePath
+from geo_ray.api.config import FilePath
+from geo_ray.api.display import Table
 from geo_ray.api.series import metric_names, metric_table, regions_table
 from geo_ray.api.status import directory_of, not_begun
-from geo_ray.api.tables import Table
-from geo_ray.checkpoint.names import shard_part_name
-from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import ConfigDriftError, ConfigError, RunDirectoryError
-from geo_ray.job import rundir
-from geo_ray.job.best import load_best
-from geo_ray.job.checkpoints import store_of
-from geo_ray.job.far.copy import fetch_models
-from geo_ray.job.live.report import write_run_report
-from geo_ray.job.model_file import about_model, export_model, load_trained, module_with
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.observe.events.columns import RunRecord
-from geo_ray.observe.events.log import EVENTS_FILE, read_events
-from geo_ray.observe.events.schema import EVENT_FIELDS, Event
-from geo_ray.observe.html_view import html_view
-from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
-from geo_ray.observe.report.ending import has_begun
-from geo_ray.observe.report.report import REPORT_FILE, load_record
-from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
-from geo_ray.runtime.actors.parts import wire_tensors
-from geo_ray.tasks.load import load_task
-from geo_ray.training.server.region_carry import carried_in
-from geo_ray.util.nearest import nearest
+from geo_ray.base.errors import ConfigDriftError, ConfigError, RunDirectoryError
+from geo_ray.base.tables import html_view
+from geo_ray.base.text import bytes_text, duration_text, metrics_text, nearest_word, number_text
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.checkpoints import store_of
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.evaluation import load_best
+from geo_ray.runs.model_file import about_model, export_model, load_trained, module_with
+from geo_ray.runs.remote import fetch_models
+from geo_ray.runs.report import write_run_report
+from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
+from geo_ray.storage.manifest import shard_part_name
+from geo_ray.telemetry.columns import RunRecord
+from geo_ray.telemetry.event_log import EVENTS_FILE, has_begun, read_events
+from geo_ray.telemetry.events import EVENT_FIELDS, Event
+from geo_ray.telemetry.report import REPORT_FILE, load_record
+from geo_ray.telemetry.summary import Summary, Summing, load_summary
+from geo_ray.training.checkpoint_parts import wire_tensors
+from geo_ray.training.model_buffers import carried_in
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +106,7 @@ class Run:
         """
         found = read_events(self.path / EVENTS_FILE)
         if kind not in (None, *EVENT_FIELDS) and all(event.kind != kind for event in found):
-            near = nearest(str(kind), EVENT_FIELDS)
+            near = nearest_word(str(kind), EVENT_FIELDS)
             raise ConfigError(
                 f"there are no events of kind {kind!r}"
                 + (f"; did you mean {near!r}?" if near else ""),

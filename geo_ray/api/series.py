@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from geo_ray.api.tables import Table
-from geo_ray.errors import ConfigError
-from geo_ray.observe.events.columns import RunRecord
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.counters import LinkTotals
-from geo_ray.observe.report.series import bytes_at
+from geo_ray.api.display import Table
+from geo_ray.base.errors import ConfigError
+from geo_ray.telemetry.charts import bytes_at
+from geo_ray.telemetry.columns import RunRecord
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.totals import LinkTotals
 
 EVAL = "eval."
 OF_STEPS = ("loss", "samples", "compute_s", "wait_s")

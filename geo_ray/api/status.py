@@ -13,11 +13,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, Protocol, get_args
 
-from geo_ray.api.inputs import FilePath
-from geo_ray.api.tables import Table
-from geo_ray.clock import SystemClock
-from geo_ray.config.recorded import RecordedConfig
-from geo_ray.errors import (
+from geo_ray.api.config import FilePath
+from geo_ray.api.display import Table
+from geo_ray.base.clock import SystemClock
+from geo_ray.base.errors import (
     CheckpointError,
     ConfigError,
     DriverMissingError,
@@ -25,19 +24,20 @@ from geo_ray.errors import (
     RunDirectoryError,
     RunFinishedError,
 )
-from geo_ray.job import rundir
-from geo_ray.job.checkpoints import regions_in, store_of
-from geo_ray.job.far.copy import pass_on, seen_copy
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.job.status import Beside, StatusReader
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.totals import RunTotals
-from geo_ray.observe.report.ending import Ending, has_begun
-from geo_ray.observe.status.members import MembersFold
-from geo_ray.observe.status.record import RunStatus as RunStatus
-from geo_ray.runtime.control import stop_requests
-from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb, ask
-from geo_ray.stores.uri import is_s3
+from geo_ray.experiment.recorded import RecordedConfig
+from geo_ray.runs import directory as rundir
+from geo_ray.runs import requests
+from geo_ray.runs.checkpoints import regions_in, store_of
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.remote import pass_on, seen_copy
+from geo_ray.runs.requests import MemberRequest, Verb, request_member_change
+from geo_ray.runs.status import Beside, StatusReader
+from geo_ray.storage.uri import is_s3
+from geo_ray.telemetry.event_log import Ending, has_begun
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.status import MembersFold
+from geo_ray.telemetry.status import RunStatus as RunStatus
+from geo_ray.telemetry.totals import RunTotals
 
 _LOOK_EVERY_S = 0.25
 _LOOK_FAR_EVERY_S = 2.0  # each look is paid for
@@ -157,7 +157,7 @@ def change_members(
     found = reader.read()
     _check_driven(found)
     request = MemberRequest.model_validate({"verb": verb, "region": region})
-    id = ask(directory.path, request)
+    id = request_member_change(directory.path, request)
     pass_on(directory.address, directory.path)
     clock = SystemClock()
     until_s = clock.now_s() + (wait_s if found.waits_s is None else 0.0)
@@ -220,7 +220,7 @@ def report(run: FilePath | OpenedRun, out: FilePath | None = None) -> Path:
     Raises:
         RunDirectoryError: there is no run, or the page cannot be written.
     """
-    from geo_ray.job.live.report import write_run_report  # with all that it draws
+    from geo_ray.runs.report import write_run_report  # with all that it draws
 
     return write_run_report(directory_of(run), None if out is None else Path(out))
 
@@ -240,7 +240,7 @@ def stop(run: FilePath | OpenedRun) -> None:
     found = StatusReader(directory.path).read()
     if found.is_going is False and found.waits_s is None:
         return
-    stop_requests.ask(directory.path)
+    requests.request_stop(directory.path)
     pass_on(directory.address, directory.path)
 
 

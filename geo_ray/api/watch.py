@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rich.console import Console
 
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.progress import Progress
-from geo_ray.observe.text import printable
-from geo_ray.util.terminal import outliving
+from geo_ray.base.output import outliving
+from geo_ray.base.text import printable
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.progress import Progress
 
 if TYPE_CHECKING:
-    from geo_ray.config.experiment import Experiment
+    from geo_ray.experiment.experiment import Experiment
 
 OnEvent: TypeAlias = Callable[[Event], None]
 ShowProgress: TypeAlias = bool | Literal["plain"]
@@ -65,7 +65,7 @@ class RunWatch:
         """RunWatch one run of ``experiment``."""
         sinks = () if self.on_event is None else (_with_copies(self.on_event),)
         if not self.progress:
-            yield Watched(_nothing, _nobody, sinks, _nothing)
+            yield Watched(_ignore_text, _nobody, sinks, _ignore_text)
             return
         train = experiment.train
         most = 1 if train.mode == "sync" else max(r.workers for r in experiment.regions)
@@ -86,7 +86,7 @@ def _with_copies(on_event: OnEvent) -> OnEvent:
     return lambda event: on_event(replace(event, fields=deepcopy(dict(event.fields))))
 
 
-def _nothing(text: str) -> None:
+def _ignore_text(text: str) -> None:
     pass
 
 

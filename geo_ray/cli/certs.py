@@ -86,7 +86,7 @@ def show(named: Path | None, directory: Path | None, as_json: bool) -> None:
     from rich.text import Text
 
     import geo_ray
-    from geo_ray.observe.fitted_table import FittedTable
+    from geo_ray.base.tables import FittedTable
 
     found = geo_ray.certs(_directory(named, directory))
     if as_json:

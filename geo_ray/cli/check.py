@@ -23,7 +23,7 @@ def check(name: str, options: tuple[str, ...]) -> None:
     """
     loading("torch", "geo_ray.api.check")
     import geo_ray
-    from geo_ray.config.overrides import CALLED
+    from geo_ray.base.overrides import CALLED
 
     called = CALLED.set("--option")
     try:

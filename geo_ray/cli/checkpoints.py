@@ -20,9 +20,9 @@ def checkpoints(run_dir: RunRef) -> None:
 
     import geo_ray
     from geo_ray.api.status import directory_of
-    from geo_ray.observe.events.log import EVENTS_FILE, read_events
-    from geo_ray.observe.fitted_table import FittedTable
-    from geo_ray.observe.text import bytes_text
+    from geo_ray.base.tables import FittedTable
+    from geo_ray.base.text import bytes_text
+    from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 
     found = geo_ray.checkpoints(run_dir).to_pylist()
     if not found:

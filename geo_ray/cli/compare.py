@@ -60,11 +60,11 @@ def compare(
     is a table, compare.json and compare.html.
     """
     check_config(config, overrides)
-    loading("torch", "ray", "geo_ray.api.comparing")
+    loading("torch", "ray", "geo_ray.api.compare")
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.comparison.page import result_table
+    from geo_ray.sweep.compare import result_table
 
     result = geo_ray.compare(
         config,

@@ -23,7 +23,7 @@ def show(file: Path, overrides: tuple[str, ...]) -> None:
     """Print FILE as it would run, defaults included, and its digest."""
     loading()
     from geo_ray.api.auto import load_experiment
-    from geo_ray.config.load import digest, dump_yaml, override_notes
+    from geo_ray.base.load import digest, dump_yaml, override_notes
 
     experiment, advice = load_experiment(file, overrides)
     for note in override_notes(file, overrides):
@@ -45,8 +45,7 @@ def schema(key: str | None, as_json: bool) -> None:
     """
     loading()
     import geo_ray
-    from geo_ray.config.load import describe
-    from geo_ray.config.subtree import describe_key
+    from geo_ray.base.describe import describe, describe_key
 
     if as_json:
         if key is not None:

@@ -7,10 +7,9 @@ from shlex import quote
 from rich.console import Console
 
 from geo_ray.api.run import Run
-from geo_ray.api.training import short_path
+from geo_ray.api.train import short_path
 from geo_ray.cli.say import say
-from geo_ray.observe.metrics.cost import cost_line, load_cost
-from geo_ray.observe.metrics.summary import final_table
+from geo_ray.telemetry.summary import cost_line, final_table, load_cost
 
 
 def show_end(run: Run) -> None:

@@ -1,16 +1,100 @@
-"""`geo-ray lab`: a wide-area network on this machine, to rehearse in."""
+"""`geo-ray lab`: an emulated wide-area network on this machine."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
+from rich.box import SIMPLE_HEAD
 
-if TYPE_CHECKING:
-    from geo_ray.lab.lab import Lab
+from geo_ray.base.tables import FittedTable
+from geo_ray.lab.lab import Lab
+from geo_ray.lab.stats import LabStats
+from geo_ray.lab.teardown import is_alive
+from geo_ray.lab.topology import CapConfig
+
+
+def labs_table(records: Mapping[str, Mapping[str, Any]]) -> FittedTable:
+    """All labs of this machine.
+
+    Args:
+        records: by lab id.
+    """
+    table = FittedTable("lab", "topology", "regions", "relay", "up for", box=SIMPLE_HEAD)
+    for lab_id, record in records.items():
+        alive = is_alive(record.get("relay"))
+        minutes = (time.time() - float(record.get("began_unix_s", time.time()))) / 60
+        table.add_row(
+            lab_id,
+            str(record.get("name", "?")),
+            str(len(record.get("namespaces", []))),
+            "up" if alive else "gone",
+            f"{minutes:.0f} min",
+        )
+    return table
+
+
+def regions_table(lab: Lab) -> FittedTable:
+    """The regions of a lab that is up, as its topology has them."""
+    table = FittedTable("region", "address", "IPv6", "TCP", "up", "down", box=SIMPLE_HEAD)
+    by_name = {region.name: region for region in lab.topology.regions}
+    for name, address in lab.addresses.items():
+        region = by_name[name]
+        table.add_row(
+            name,
+            address,
+            lab.addresses6.get(name, "-"),
+            lab.congestion_control(name),
+            _cap(region.up or lab.topology.up),
+            _cap(region.down or lab.topology.down),
+        )
+    return table
+
+
+def links_table(stats: LabStats) -> FittedTable:
+    """What every link is set to and has carried."""
+    table = FittedTable(
+        "from", "to", "Mbit/s", "delay", "loss", "packets", "lost", "dropped", "queue", "",
+        box=SIMPLE_HEAD,
+    )  # fmt: skip
+    for (src, dst), link in stats.links.items():
+        dropped = link.queue_drops + link.cap_drops + link.cut_drops + link.device_drops
+        table.add_row(
+            src,
+            dst,
+            "-" if link.rate_mbps is None else f"{link.rate_mbps:g}",
+            f"{link.delay_s * 1e3:g} ms",
+            f"{link.loss:.2%}" if link.loss else "0",
+            str(link.in_packets),
+            str(link.lost),
+            str(dropped),
+            f"{link.queue_bytes / 1e3:.0f} kB",
+            "cut" if link.is_cut else "",
+        )
+    return table
+
+
+def relay_line(stats: LabStats) -> str:
+    """The relay's load, and whether it is in time."""
+    verdict = "in time"
+    if stats.was_late:
+        verdict = "LATE, figures taken now do not count: " + "; ".join(stats.verdict.why)
+    priority = "" if stats.realtime else ", without real-time priority"
+    return (
+        f"relay: {stats.cpu_share:.0%} of a core{priority}, {verdict} "
+        f"(at most {stats.late_share:.2%} of a link's packets late); {stats.relay}"
+    )
+
+
+def _cap(config: CapConfig) -> str:
+    if config.trace is not None:
+        return f"{config.trace.kind} trace"
+    return "-" if config.rate_mbps is None else f"{config.rate_mbps:g} Mbit/s"
+
 
 _lab_option = click.option("--lab", "lab_id", metavar="ID", help="Which, if several are up.")
 _one_way = click.option("--one-way", is_flag=True, help="Only from A to B.")
@@ -32,9 +116,8 @@ def up(topology: str, overrides: tuple[str, ...], detach: bool, ray: bool, cpus:
 
     Stays until Ctrl-C or `geo-ray lab down` and takes everything down then.
     """
-    from geo_ray.cli.tables.lab import regions_table
     from geo_ray.lab.lab import Lab
-    from geo_ray.lab.presets import load_topology
+    from geo_ray.lab.topology import load_topology
 
     running = Lab(load_topology(topology, overrides), detached=detach)
     running.start()
@@ -60,7 +143,7 @@ def up(topology: str, overrides: tuple[str, ...], detach: bool, ray: bool, cpus:
 @lab.command()
 def presets() -> None:
     """List the topologies that come with the package."""
-    from geo_ray.lab.presets import load_topology, preset_names
+    from geo_ray.lab.topology import load_topology, preset_names
 
     for name in preset_names():
         topology = load_topology(name)
@@ -71,7 +154,6 @@ def presets() -> None:
 @_lab_option
 def status(lab_id: str | None) -> None:
     """Show the labs that are up, or the regions and links of one."""
-    from geo_ray.cli.tables.lab import labs_table, links_table, regions_table, relay_line
     from geo_ray.lab import records
     from geo_ray.lab.lab import Lab
 
@@ -99,7 +181,7 @@ def set_link(src: str, dst: str, changes: tuple[str, ...], lab_id: str | None) -
     Keys: rate_mbps, queue_bytes, delay_s, jitter_s, jitter_memory_s, loss, burst_start, burst_stop,
     flow_rate_mbps.
     """
-    from geo_ray.config.load import load_text
+    from geo_ray.base.load import load_text
     from geo_ray.lab.lab import Lab
     from geo_ray.lab.topology import LinkConfig
 
@@ -114,7 +196,7 @@ def set_link(src: str, dst: str, changes: tuple[str, ...], lab_id: str | None) -
 @_lab_option
 def cap(region: str, up_mbps: float | None, down_mbps: float | None, lab_id: str | None) -> None:
     """Change a region's own line, which all its links share, in Mbit/s."""
-    from geo_ray.config.load import load_text
+    from geo_ray.base.load import load_text
     from geo_ray.lab.lab import Lab
     from geo_ray.lab.topology import CapConfig
 
@@ -189,9 +271,10 @@ def ray(cpus: int, lab_id: str | None) -> None:
 @_lab_option
 def down(every: bool, lab_id: str | None) -> None:
     """Take a lab down, and whatever crashed labs have left."""
-    from geo_ray.lab import records, requirements
+    from geo_ray.lab import records
+    from geo_ray.lab.lab import check_requirements
 
-    requirements.check()
+    check_requirements()
     for name in records.reap():
         click.echo(f"removed what lab {name} had left")
     if every:

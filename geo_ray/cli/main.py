@@ -13,11 +13,10 @@ from typing import Any
 
 import click
 
-from geo_ray.errors import GeoRayError, InterruptedRunError
-from geo_ray.observe.text import printable
-from geo_ray.util.nearest import nearest
-from geo_ray.util.terminal import terminal_outlived
-from geo_ray.version import __version__
+from geo_ray.base.errors import GeoRayError, InterruptedRunError
+from geo_ray.base.output import terminal_outlived
+from geo_ray.base.text import nearest_word, printable
+from geo_ray.base.version import __version__
 
 BEGAN_UNIX_S = time.time()
 """When the user's command began, as near as Python can tell."""
@@ -31,27 +30,27 @@ _VERBS = {
     "program": ("geo_ray.cli.program", "program"),
     "profile": ("geo_ray.cli.profile", "profile"),
     "plan": ("geo_ray.cli.plan", "plan"),
-    "inventory": ("geo_ray.cli.clusters.inventory", "inventory"),
+    "inventory": ("geo_ray.cli.inventory", "inventory"),
     "config": ("geo_ray.cli.config", "config"),
     "check": ("geo_ray.cli.check", "check"),
-    "data": ("geo_ray.cli.data.group", "data"),
+    "data": ("geo_ray.cli.data", "data"),
     "probe": ("geo_ray.cli.probe", "probe"),
     "certs": ("geo_ray.cli.certs", "certs"),
     "checkpoints": ("geo_ray.cli.checkpoints", "checkpoints"),
     "stop": ("geo_ray.cli.stop", "stop"),
     "members": ("geo_ray.cli.members", "members"),
     "status": ("geo_ray.cli.status", "status"),
-    "watch": ("geo_ray.cli.observe.watch", "watch"),
-    "events": ("geo_ray.cli.observe.events", "events"),
-    "dashboards": ("geo_ray.cli.observe.dashboards", "dashboards"),
+    "watch": ("geo_ray.cli.watch", "watch"),
+    "events": ("geo_ray.cli.events", "events"),
+    "dashboards": ("geo_ray.cli.dashboards", "dashboards"),
     "report": ("geo_ray.cli.report", "report"),
     "export": ("geo_ray.cli.export", "export"),
     "schedule": ("geo_ray.cli.schedule", "schedule"),
     "queue": ("geo_ray.cli.queue", "queue"),
     "prices": ("geo_ray.cli.prices", "prices"),
     "lab": ("geo_ray.cli.lab", "lab"),
-    "up": ("geo_ray.cli.clusters.up", "up"),
-    "down": ("geo_ray.cli.clusters.down", "down"),
+    "up": ("geo_ray.cli.up", "up"),
+    "down": ("geo_ray.cli.down", "down"),
 }
 
 
@@ -79,7 +78,7 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, which does not know the verbs that are not imported yet."""
         verb = args[0]
-        near = nearest(verb, _VERBS)
+        near = nearest_word(verb, _VERBS)
         if near is not None and verb not in _VERBS and not ctx.resilient_parsing:
             ctx.fail(f"there is no verb '{verb}'; did you mean {near}?")
         return super().resolve_command(ctx, args)
@@ -90,7 +89,7 @@ class _Verbs(click.Group):
 @click.pass_context
 def root(context: click.Context) -> None:
     """Train one PyTorch model on data that must stay in several cloud regions."""
-    from geo_ray.config.overrides import CALLED
+    from geo_ray.base.overrides import CALLED
 
     called = CALLED.set("--set")
     context.call_on_close(lambda: CALLED.reset(called))

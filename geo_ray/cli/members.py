@@ -42,8 +42,8 @@ def members(
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.errors import ConfigError
-    from geo_ray.observe.fitted_table import FittedTable
+    from geo_ray.base.errors import ConfigError
+    from geo_ray.base.tables import FittedTable
 
     if verb is not None and region is None:
         raise ConfigError(

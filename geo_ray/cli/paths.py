@@ -1,4 +1,7 @@
-"""What the command line is given by path: told before anything is imported that takes time."""
+"""Paths and options that commands share.
+
+They are checked before slow imports.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import click
 
-from geo_ray.config.canonical import JSONValue
-from geo_ray.errors import ConfigError, RunDirectoryError
-from geo_ray.util.ticking import ticking
+from geo_ray.base.canonical import JSONValue
+from geo_ray.base.errors import ConfigError, RunDirectoryError
+from geo_ray.base.output import ticking
 
 if TYPE_CHECKING:
-    from geo_ray.tuning.config import TuningConfig
+    from geo_ray.sweep.search_config import TuningConfig
+
 
 _PACKAGES: Final = {"torch": "PyTorch", "ray": "Ray", "pyarrow": "Arrow"}
 
@@ -27,7 +31,7 @@ def loading(*modules: str) -> None:
     Modules of geo_ray itself are reported only if they take long.
 
     Args:
-        modules: names, such as "torch" or "geo_ray.api.training"; none: torch.
+        modules: names, such as "torch" or "geo_ray.api.train"; none: torch.
     """
     missing = [name for name in modules or ("torch",) if name not in sys.modules]
     packages = [_PACKAGES[name] for name in missing if name in _PACKAGES]
@@ -139,13 +143,13 @@ def check_config(path: Path, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: it is wrong.
     """
-    from geo_ray.config.load import load_tree
+    from geo_ray.base.load import load_tree
 
     strategy = _keys_of(path, overrides).get("strategy")
     if isinstance(strategy, dict) and strategy.get("kind") == "auto":
         return  # it is completed first, which takes measurements
-    loading("torch", "geo_ray.config.experiment")
-    from geo_ray.config.experiment import Experiment
+    loading("torch", "geo_ray.experiment.experiment")
+    from geo_ray.experiment.experiment import Experiment
 
     with ticking(f"loading {path}", _say):
         load_tree(path, overrides, Experiment)
@@ -157,11 +161,11 @@ def check_search(path: Path, overrides: Sequence[str]) -> TuningConfig:
     Raises:
         ConfigError: it is wrong.
     """
-    from geo_ray.config.load import load_tree
+    from geo_ray.base.load import load_tree
 
     _keys_of(path, overrides)
-    loading("torch", "geo_ray.tuning.config")
-    from geo_ray.tuning.config import TuningConfig
+    loading("torch", "geo_ray.sweep.search_config")
+    from geo_ray.sweep.search_config import TuningConfig
 
     advice = "docs/tuning.md describes the file of a search."
     return load_tree(path, overrides, TuningConfig, advice)
@@ -182,9 +186,8 @@ def check_search_directory(
         ConfigError: the base is wrong.
         TuningDirectoryError: it is there and must not be, or the other way round.
     """
-    loading("torch", "geo_ray.tuning.directory")
-    from geo_ray.tuning.candidate import base_of_search
-    from geo_ray.tuning.directory import check_directory, directory_of
+    loading("torch", "geo_ray.sweep.space")
+    from geo_ray.sweep.space import base_of_search, check_directory, directory_of
 
     with ticking(f"loading {path}", _say):
         start = base_of_search(search, path.parent).experiment()
@@ -197,7 +200,7 @@ def check_plan_section(path: Path, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: the configuration has no section `plan`; shows one.
     """
-    from geo_ray.planning.section import no_plan_section
+    from geo_ray.planner.config import no_plan_section
 
     keys = _keys_of(path, overrides)
     regions = keys.get("regions")
@@ -207,9 +210,9 @@ def check_plan_section(path: Path, overrides: Sequence[str]) -> None:
 
 
 def _keys_of(path: Path, overrides: Sequence[str]) -> dict[str, JSONValue]:
-    from geo_ray.config.load import read_text
-    from geo_ray.config.overrides import apply_overrides
-    from geo_ray.config.yaml_text import parse_yaml
+    from geo_ray.base.load import read_text
+    from geo_ray.base.overrides import apply_overrides
+    from geo_ray.base.yaml import parse_yaml
 
     tree = parse_yaml(read_text(path), str(path))
     if not isinstance(tree.value, dict):
@@ -219,6 +222,27 @@ def _keys_of(path: Path, overrides: Sequence[str]) -> dict[str, JSONValue]:
 
 
 def _near(path: Path, endings: Sequence[str] = ()) -> str:
-    from geo_ray.data.nearby import missing_path
+    from geo_ray.base.text import missing_path
 
     return missing_path(path, endings)
+
+
+plan_option = click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    callback=config_file,
+    help="Follow a plan of `geo-ray plan --out`: workers, batches, averager, interval, codec.",
+)
+
+
+def _key_instead(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(
+            f"there is no option --steps; did you mean --set train.steps={value}?"
+        )
+
+
+steps_hint = click.option(
+    "--steps", hidden=True, expose_value=False, callback=_key_instead, is_eager=True
+)

@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
+from geo_ray.base.tables import FittedTable
+from geo_ray.base.text import printable
 from geo_ray.cli.paths import loading
 from geo_ray.cli.say import say
-from geo_ray.observe.text import printable
+from geo_ray.transport.links import LinkRecord
 
 if TYPE_CHECKING:
     from geo_ray import ProbeAddress, ProbeResult, ProbeSide
+
+
+def print_links(records: Iterable[LinkRecord]) -> None:
+    """One line per direction."""
+    table = FittedTable(caption="spread is the median absolute deviation; ms are p50 / p99")
+    table.add_column("from", no_wrap=True)
+    table.add_column("to", no_wrap=True)
+    for heading in ("Mbit/s", "spread", "RTT ms", "loaded ms", "loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for record in records:
+        table.add_row(
+            record.src,
+            record.dst,
+            _number(record.goodput_mbps),
+            _number(record.goodput_mad_mbps),
+            _pair_ms(record.rtt_s, record.rtt_p99_s),
+            _pair_ms(record.rtt_loaded_s, record.rtt_loaded_p99_s),
+            "-" if record.loss is None else f"{record.loss:.2%}",
+        )
+    Console().print(table)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _pair_ms(middle_s: float | None, high_s: float | None) -> str:
+    if middle_s is None:
+        return "-"
+    high = "-" if high_s is None else _number(high_s * 1e3)
+    return f"{_number(middle_s * 1e3)} / {high}"
+
 
 _CONFIGS = (".yaml", ".yml")
 
@@ -84,7 +120,7 @@ def probe(
     the first one shows (or the same GEO_RAY_PROBE_KEY, or --certs, on both). With a CONFIG: a
     probe in each of its regions, and every pair in turn.
     """
-    loading("torch", "ray", "geo_ray.api.probing")
+    loading("torch", "ray", "geo_ray.api.probe")
     import geo_ray
 
     if listen == (target is not None):
@@ -127,8 +163,7 @@ def _with_key(side: ProbeSide) -> ProbeSide:
 
 
 def _keep(found: ProbeResult, out: Path) -> None:
-    from geo_ray.cli.tables.probe import print_links
-    from geo_ray.transport.links.table import load_links
+    from geo_ray.transport.links import load_links
 
     print_links(found.links.links)
     table = load_links(found.save(out))

@@ -1,14 +1,83 @@
-"""`geo-ray profile`: how long steps and exchanges take, or their cost in loss, by short runs."""
+"""`geo-ray profile`: measure step times, exchanges or loss by short runs."""
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
 import click
+from rich.box import SIMPLE_HEAD
 
+from geo_ray.base.tables import FittedTable
+from geo_ray.base.text import bytes_text
 from geo_ray.cli.paths import config_file, loading
 from geo_ray.cli.say import say, say_json
+from geo_ray.planner.loss import AssumedLoss, LossProfile, differences
+from geo_ray.planner.profile import Profile, fit_steps
+
+
+def steps_table(profile: Profile) -> FittedTable:
+    """Measured steps, and what the line through them says."""
+    table = FittedTable(box=SIMPLE_HEAD)
+    for heading in ("region", "machine"):
+        table.add_column(heading)
+    for heading in ("workers", "rows", "step", "spread", "line says"):
+        table.add_column(heading, justify="right")
+    for region in dict.fromkeys(point.region for point in profile.steps):
+        line = fit_steps(region, profile.steps)
+        for point in profile.steps:
+            if point.region == region:
+                table.add_row(
+                    region,
+                    point.machine,
+                    f"{point.workers}",
+                    f"{point.rows}",
+                    f"{1e3 * point.step_s:.4g} ms",
+                    f"{point.spread:.1%}",
+                    f"{1e3 * line.step_s(point.machine, point.workers, point.rows):.4g} ms",
+                )
+    return table
+
+
+def exchanges_table(profile: Profile) -> FittedTable:
+    """Sizes of exchanges, and what they took beside their bytes."""
+    table = FittedTable(box=SIMPLE_HEAD)
+    table.add_column("codec")
+    for heading in ("update", "answer", "beside the wire", "exchanges"):
+        table.add_column(heading, justify="right")
+    for point in profile.exchanges:
+        table.add_row(
+            point.codec or "none",
+            bytes_text(point.up_bytes),
+            bytes_text(point.down_bytes),
+            f"{1e3 * point.overhead_s:.4g} ms",
+            f"{point.count}",
+        )
+    return table
+
+
+def loss_table(profile: LossProfile) -> FittedTable:
+    """What each interval and codec costs: mean, what plans count, and what they would assume."""
+    table = FittedTable(box=SIMPLE_HEAD)
+    table.add_column("every", justify="right")
+    for heading in ("codec", "against"):
+        table.add_column(heading)
+    for heading in ("mean", "counts", "else assumed"):
+        table.add_column(heading, justify="right")
+    for (interval, codec), each in differences(profile).items():
+        assumed = AssumedLoss().loss(1 if codec else interval, codec, trains_on=False)
+        diverged = math.isinf(each.mean)
+        table.add_row(
+            f"{interval} steps",
+            codec or "none",
+            "no codec" if codec else "bsp",
+            "diverged" if diverged else f"{each.mean:+.2%}",
+            "never" if diverged else f"{each.upper:.2%}",
+            f"{assumed:.2%}",
+        )
+    return table
+
 
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
@@ -67,18 +136,17 @@ def profile(
     """
     if loss:
         _refuse("--loss", machines=machines, workers=workers, batch_sizes=batch_sizes, full=full)
-        loading("torch", "ray", "geo_ray.api.loss_profile")
+        loading("torch", "ray", "geo_ray.api.compare")
         _measure_loss(
             config, overrides, (intervals, codecs), (steps, seeds, jobs), fresh, out, as_json
         )
         return
     _refuse("a profile without --loss", intervals=intervals, seeds=seeds, jobs=jobs)
-    loading("torch", "ray", "geo_ray.api.planning")
+    loading("torch", "ray", "geo_ray.api.plan")
     from rich.console import Console
 
     import geo_ray
     from geo_ray.cli import main as entry
-    from geo_ray.cli.tables.profile import exchanges_table, steps_table
 
     result = geo_ray.profile(
         config,
@@ -119,7 +187,6 @@ def _measure_loss(
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.cli.tables.loss import loss_table
 
     intervals, codecs = lists
     steps, seeds, jobs = numbers
@@ -165,7 +232,7 @@ def _machines(words: tuple[str, ...]) -> dict[str, str]:
 
 
 def _codecs(text: str | None) -> tuple[str | None, ...] | None:
-    from geo_ray.planning.tradeoffs import BITS_PER_PARAM
+    from geo_ray.planner.loss import BITS_PER_PARAM
 
     if text is None:
         return None

@@ -63,11 +63,11 @@ def program(
         raise click.UsageError("--logs keeps what nodes print with --on processes")
     loading("torch", "ray")
     click.echo(f"reading {program}", err=True)
-    from geo_ray.program.load import load_program
+    from geo_ray.program.graph import load_program
     from geo_ray.program.run import run_program
 
     if program.endswith((".yaml", ".yml")):
-        from geo_ray.api.programs.training import training_program
+        from geo_ray.api.program import training_program
 
         found = training_program(program, overrides)
     else:
@@ -75,7 +75,7 @@ def program(
     if graph:
         say(str(found))
     elif price:
-        from geo_ray.api.programs.pricing import price_program  # with all of training
+        from geo_ray.api.program import price_program  # with all of training
 
         cost = price_program(found, prices=prices)
         if as_json:

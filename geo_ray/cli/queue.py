@@ -1,17 +1,143 @@
-"""`geo-ray queue`: jobs on a shared cluster, in a queue that decides who has what when."""
+"""`geo-ray queue`: jobs in the queue of a shared cluster."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 
+from geo_ray.base.tables import FittedTable
+from geo_ray.base.text import coarse_text, duration_text, number_text
 from geo_ray.cli.paths import config_file, loading
 from geo_ray.cli.say import say, say_json
+from geo_ray.scheduler.queue.report import QueueJobRow, QueueReport
+from geo_ray.scheduler.queue.tick import workers_text
 
 if TYPE_CHECKING:
-    from geo_ray.api.queue.jobs import QueueAnswer, QueueUser
+    from geo_ray.api.queue import QueueAnswer, QueueUser
+
+
+_WIDTH: Final = 150
+_ENDED: Final = 10
+
+
+def wide_console() -> Console:
+    """Return where tables of jobs are printed."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+
+
+def jobs_table(report: QueueReport, *, with_ended: bool = False) -> FittedTable:
+    """A line per job."""
+    table = FittedTable(
+        leave_out=("speed", "utility", "starts", "worth", "ends"),
+        whole=("state",),
+        box=SIMPLE_HEAD,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
+    for heading in ("job", "tenant", "state"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("worth", "deadline", "done", "ends", "speed", "starts", "utility"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    ended = [row for row in report.jobs if row.state == "ended"]
+    hidden = set() if with_ended else {row.name for row in ended[:-_ENDED]}
+    for row in report.jobs:
+        if row.name in hidden:
+            continue
+        cells = (
+            row.name,
+            row.tenant,
+            _state(report, row),
+            f"{row.worth:g}",
+            _deadline_text(row),
+            f"{row.done:.0%}",
+            "" if report.is_served is False else _ends(row),
+            f"{row.factor:.2f}",
+            str(row.attempts),
+            "" if row.utility is None else number_text(row.utility),
+            row.told if row.code is None else f"{row.code}: {row.told}",
+        )
+        table.add_row(*cells)
+    return table
+
+
+def queue_line(report: QueueReport) -> str:
+    """Return a line about the queue."""
+    room = "; ".join(
+        f"{name} {cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
+        for name, (gpus, cpus) in report.room.items()
+    )
+    ago = coarse_text(max(0.0, time.time() - report.written_unix_s))
+    slot = "no slot yet" if report.slot is None else f"slot {report.slot}"
+    return (
+        f"{report.name}: {report.policy}, {slot} of {duration_text(report.slot_s)}; "
+        f"{room or 'nothing there'}; written {ago} ago"
+        + ("; not served: nothing changes" if report.is_served is False else "")
+    )
+
+
+def worth_line(row: QueueJobRow) -> str:
+    """Return what a job is worth."""
+    deadline_s = row.deadline_s
+    half = "" if deadline_s is None else f", half of it after {duration_text(deadline_s)}"
+    return f"worth    {row.worth:g}{half}"
+
+
+def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
+    """Return what `geo-ray queue show` says."""
+    state = _state(report, row)
+    lines = [
+        f"job      {row.name} of tenant {row.tenant}: {state}"
+        + (f", {row.told}" if row.told else ""),
+        f"run      {report.runs}/{row.id}",
+        worth_line(row)
+        + ("" if row.utility is None else f"; was worth {number_text(row.utility)}"),
+        f"done     {row.done:.1%}, {row.factor:.2f} times as fast as said",
+        f"starts   {row.attempts}",
+    ]
+    for each in row.stretches:
+        since_s = each.since_unix_s - row.came_unix_s
+        until = "now" if each.until_unix_s is None else duration_text(
+            each.until_unix_s - row.came_unix_s
+        )  # fmt: skip
+        lines.append(f"had      {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
+    for each in row.planned:
+        since_s = each.since_unix_s - row.came_unix_s
+        until = "later" if each.until_unix_s is None else duration_text(
+            each.until_unix_s - row.came_unix_s
+        )  # fmt: skip
+        lines.append(f"will     {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
+    if report.is_served is False and row.state != "ended":
+        lines.append("         the queue is not served: nothing changes until it is")
+    return lines
+
+
+def _state(report: QueueReport, row: QueueJobRow) -> str:
+    """How a job stands; where nobody serves the queue, how it stood."""
+    state = row.outcome or row.state
+    goes = row.state in ("running", "leaving")
+    return f"was {state}" if goes and report.is_served is False else state
+
+
+def _ends(row: QueueJobRow) -> str:
+    ends_s = row.ends_unix_s
+    return "" if ends_s is None else f"in {coarse_text(max(0.0, ends_s - time.time()))}"
+
+
+def _deadline_text(row: QueueJobRow) -> str:
+    if row.deadline_s is None:
+        return "none"
+    if row.ended_unix_s is not None:
+        return f"after {duration_text(row.deadline_s)}"
+    left_s = row.came_unix_s + row.deadline_s - time.time()
+    return f"in {coarse_text(left_s)}" if left_s > 0 else "over"
+
 
 _queue = click.argument("queue", metavar="QUEUE")
 _wait = click.option(
@@ -60,7 +186,7 @@ def queue() -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG from the cluster, until `geo-ray queue stop`."""
-    loading("torch", "ray", "geo_ray.api.queue.serve")
+    loading("torch", "ray", "geo_ray.api.queue_server")
     click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 
@@ -75,7 +201,7 @@ def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def stop(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG no more. Its jobs go on."""
-    loading("torch", "ray", "geo_ray.api.queue.serve")
+    loading("torch", "ray", "geo_ray.api.queue_server")
     click.echo(f"reading {config}, and asking the cluster", err=True)
     import geo_ray
 
@@ -130,11 +256,11 @@ def submit(
     wait_s: float,
 ) -> None:
     """Submit what CONFIG trains, as a job of QUEUE."""
-    loading("torch", "geo_ray.api.queue.jobs")
+    loading("torch", "geo_ray.api.queue")
     user = _user(tenant, token_file)
     click.echo(f"reading {config}, and asking {queue}", err=True)
     import geo_ray
-    from geo_ray.api.queue.jobs import JobHints, JobWorth
+    from geo_ray.scheduler.queue.job_spec import JobHints, JobWorth
 
     answer = geo_ray.submit_job(
         queue,
@@ -159,7 +285,6 @@ def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) ->
     """Show the jobs of QUEUE: who runs, who waits, and why."""
     click.echo(f"reading {queue}", err=True)
     import geo_ray
-    from geo_ray.cli.tables.queue import jobs_table, queue_line, wide_console
 
     report = geo_ray.queue_report(queue)
     if page is not None:
@@ -180,8 +305,7 @@ def show(queue: str, job: str, as_json: bool) -> None:
     """Show JOB of QUEUE: what it had when, how far it is, what it is worth."""
     click.echo(f"reading {queue}", err=True)
     import geo_ray
-    from geo_ray.cli.tables.queue import job_lines
-    from geo_ray.errors import QueueRequestError
+    from geo_ray.base.errors import QueueRequestError
 
     report = geo_ray.queue_report(queue)
     row = report.job(job)
@@ -256,16 +380,14 @@ def move(
     _show(answer, "moved; it counts from the next slot on")
     row = geo_ray.queue_report(queue).job(job) if answer.is_taken and change else None
     if row is not None:
-        from geo_ray.cli.tables.queue import worth_line
-
         click.echo(worth_line(row))
 
 
 def _user(tenant: str, token_file: Path | None) -> QueueUser:
     import os
 
-    from geo_ray.api.queue.jobs import QueueUser
-    from geo_ray.errors import QueueDeniedError
+    from geo_ray.api.queue import QueueUser
+    from geo_ray.base.errors import QueueDeniedError
 
     token = os.environ.get("GEO_RAY_QUEUE_TOKEN")
     if token_file is not None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from geo_ray.observe.text import printable
+from geo_ray.base.text import printable
 
 _CONTROL: Final = re.compile("[\\x7f-\\x9f]")
 

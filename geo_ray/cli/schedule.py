@@ -1,12 +1,27 @@
-"""`geo-ray schedule`: one history of jobs on a shared cluster, under several policies."""
+"""`geo-ray schedule`: replay a job history on a shared cluster under several policies."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
+from rich.box import SIMPLE_HEAD
 
+from geo_ray.base.tables import FittedTable
 from geo_ray.cli.say import say_json
+from geo_ray.scheduler.replay import HEADINGS, ScheduleOutcome, cells
+
+
+def outcome_table(outcomes: Mapping[str, ScheduleOutcome]) -> FittedTable:
+    """A line per policy."""
+    table = FittedTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for place, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for name, outcome in outcomes.items():
+        table.add_row(*cells(name, outcome))
+    return table
+
 
 _POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
 
@@ -125,8 +140,7 @@ def schedule(
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.cli.tables.schedule import outcome_table
-    from geo_ray.scheduling.load.generate import LoadShape
+    from geo_ray.scheduler.workload import LoadShape
 
     shape = LoadShape(machines, jobs, slots, regions, spot_share, slot_s)
     result = geo_ray.schedule(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.follow import plan_option, steps_hint
-from geo_ray.cli.paths import check_config, config_file, loading
+from geo_ray.cli.paths import check_config, config_file, loading, plan_option, steps_hint
 
 
 @click.command(short_help="Train as CONFIG says, on emulated links and a virtual clock.")
@@ -23,7 +22,7 @@ def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, p
     Seconds in its output are predictions for the real run.
     """
     check_config(config, overrides)
-    loading("torch", "geo_ray.api.training")
+    loading("torch", "geo_ray.api.train")
     import geo_ray
     from geo_ray.cli.ending import show_end
 

@@ -12,7 +12,7 @@ from geo_ray.cli.paths import RunRef, RunReference, run_directory
 from geo_ray.cli.say import say, say_json
 
 if TYPE_CHECKING:
-    from geo_ray.clusters.report import ClusterReport
+    from geo_ray.cloud.cluster.status import ClusterReport
 
 
 @click.command("status", short_help="Say how RUN or CLUSTER stands.")
@@ -34,7 +34,7 @@ def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None
     CLUSTER is the folder that `geo-ray up` has printed, or the CONFIG that it was made of; its
     cloud is asked for its machines.
     """
-    from geo_ray.clusters.state import names_cluster
+    from geo_ray.cloud.cluster.state import names_cluster
 
     if names_cluster(run_dir):
         click.echo(f"asking for {run_dir}", err=True)
@@ -46,7 +46,7 @@ def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None
     from rich.text import Text
 
     import geo_ray
-    from geo_ray.observe.status.text import status_lines
+    from geo_ray.telemetry.status import status_lines
 
     found = geo_ray.follow_status(run_dir, every_s) if follow else (geo_ray.status(run_dir),)
     if as_json:
@@ -65,7 +65,7 @@ def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None
 
 
 def _show_cluster(cluster: RunRef, every_s: float | None, *, as_json: bool) -> None:
-    from geo_ray.cli.tables.cluster import (
+    from geo_ray.cli.cluster_tables import (
         decision_lines,
         machines_table,
         report_lines,

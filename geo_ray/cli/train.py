@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.follow import plan_option, steps_hint
 from geo_ray.cli.paths import (
     RunRef,
     RunReference,
     check_config,
     config_file,
     loading,
+    plan_option,
     run_directory,
+    steps_hint,
 )
 
 
@@ -83,7 +84,7 @@ def train(
         raise click.UsageError("--dry-run checks a new run: leave --resume out")
     if config is not None and resume_dir is None:
         check_config(config, overrides)
-    loading("torch", "ray", "geo_ray.api.run_check" if dry_run else "geo_ray.api.training")
+    loading("torch", "ray", "geo_ray.api.check" if dry_run else "geo_ray.api.train")
     if dry_run and config is not None:
         _show_check(config, overrides, plan_file)
         return
@@ -112,7 +113,7 @@ def _show_check(config: Path, overrides: tuple[str, ...], plan_file: Path | None
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.cli.tables.run_check import needs_table
+    from geo_ray.api.check import needs_table
 
     found = geo_ray.check_run(config, overrides, plan=plan_file, progress=True)
     Console().print(needs_table(found))

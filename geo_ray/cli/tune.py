@@ -35,15 +35,15 @@ def tune(
     found = check_search(search, overrides)
     if not dry_run:
         check_search_directory(search, found, out, resume=resume)
-    loading("torch", "ray", "geo_ray.api.tuning")
+    loading("torch", "ray", "geo_ray.api.tune")
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.tuning.page import tuning_table
+    from geo_ray.sweep.result import tuning_table
 
     if dry_run:
-        from geo_ray.api.tuning import plan_of
-        from geo_ray.tuning.search import trial_count
+        from geo_ray.api.tune import plan_of
+        from geo_ray.sweep.search import trial_count
 
         with telling("checking the search"):
             plan = plan_of(search, overrides, out=out)

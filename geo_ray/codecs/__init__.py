@@ -1,1 +1,5 @@
-"""Codecs: how a payload is made small. One file per codec; `base` says what a codec is."""
+"""Codecs: compress a vector into a payload and decode it again.
+
+One codec per file. `base` defines the interface, `registry` lists all codecs by name,
+`feedback` adds error feedback.
+"""

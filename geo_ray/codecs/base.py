@@ -1,22 +1,230 @@
-"""What a codec is: a rule that makes a vector small, and the vector again out of it.
+"""The codec interface: `Codec` encodes a vector as `Coded` and decodes it again.
 
-A codec is a frozen configuration with two pure methods. What it must remember from call to call
-(the last basis of PowerSGD, say) lies in the `memory` that the caller keeps and checkpoints. Error
-feedback is not its business unless its traits say so: `geo_ray.codecs.common.feedback` adds what
-the last encoding lost to the next vector, for every codec alike.
+A codec is a frozen configuration with two pure methods. State between calls, such as the last
+basis of PowerSGD, lies in the `memory` that the caller keeps and checkpoints. Error feedback is
+not part of a codec unless its traits say so: `geo_ray.codecs.feedback` adds what the last
+encoding lost to the next vector, for every codec alike.
 
-Shape legend: P = elements of the vector.
+`CodecTraits` describes a codec to the rest of the system, so a codec outside this library has
+the same rights as one in it. `DifferentialCodec` is the interface of codecs whose blocks may be
+lost on the way; a `LossyReport` tells the sender which of these blocks the averager has
+received, as a compressed bit per rank in sending order.
+
+Shape legend: P = elements of the vector; B = bytes; L = lossy blocks; K = bytes of one block.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from geo_ray.codecs.coded import Coded, LossyBlocks
-from geo_ray.codecs.traits import CodecTraits
-from geo_ray.errors import FrameError
+from geo_ray.base.errors import FrameError
+
+
+@dataclass(frozen=True, slots=True)
+class LossyBlocks:
+    """Blocks of a vector that may be lost on the way, most important first.
+
+    Attributes:
+        ids_L: int32, number of each block within the vector.
+        blocks_LK: uint8, their bytes.
+        bands: how many rank bands they are sent in, one after the other.
+    """
+
+    ids_L: Tensor
+    blocks_LK: Tensor
+    bands: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A vector made small.
+
+    Attributes:
+        kind: the codec's name.
+        num: P.
+        data_B: uint8 on the CPU; all that `Codec.decode` needs beside the configuration.
+        lossy: what may get lost; only differential transmission has it.
+    """
+
+    kind: str
+    num: int
+    data_B: Tensor
+    lossy: LossyBlocks | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on the wire, without headers."""
+        lossy = 0 if self.lossy is None else self.lossy.blocks_LK.numel()
+        return self.data_B.numel() + lossy
+
+
+_LARGEST: Final = 1 << 24  # ranks
+
+Ranks = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LossyReport:
+    """The fate of lossy blocks, as far as it is sealed.
+
+    Attributes:
+        now: ranks of the answered update that were taken in with it, packed.
+        late_seq: the update before, whose books are closed by this one; None if there is none.
+        late: its ranks that were taken in with the answered update, packed. What is neither here
+            nor in an earlier report was not taken in, and never will be.
+    """
+
+    now: bytes = b""
+    late_seq: int | None = None
+    late: bytes = b""
+
+
+def pack_ranks(ranks: Iterable[int]) -> bytes:
+    """A compressed bit per rank."""
+    found = np.fromiter(ranks, dtype=np.int64)
+    if not found.size:
+        return b""
+    marks = np.zeros(int(found.max()) + 1, dtype=bool)
+    marks[found] = True
+    return zlib.compress(np.packbits(marks).tobytes(), 6)
+
+
+def unpack_ranks(packed: bytes, limit: int) -> Ranks:
+    """The ranks of `pack_ranks`, ascending.
+
+    Args:
+        packed: as it came.
+        limit: all are below this.
+
+    Raises:
+        FrameError: it is not what `pack_ranks` makes, or a rank is too high.
+    """
+    if not packed:
+        return np.empty(0, dtype=np.int64)
+    most = -(-min(limit, _LARGEST) // 8)
+    unpacker = zlib.decompressobj()
+    try:
+        bits = unpacker.decompress(packed, most + 1)
+    except zlib.error as error:
+        raise FrameError(f"a report on lossy blocks cannot be read: {error}") from error
+    ranks = np.flatnonzero(np.unpackbits(np.frombuffer(bits, dtype=np.uint8)))
+    if not unpacker.eof or (ranks.size and int(ranks[-1]) >= limit):
+        raise FrameError(f"a report on lossy blocks goes beyond the {limit} that were sent")
+    return ranks.astype(np.int64)
+
+
+BlockFormat = Literal["fp32", "fp16", "int4"]
+
+
+class DifferentialCodec(Protocol):
+    """A codec whose encodings have lossy blocks; `geo_ray.codecs.dgt.Dgt` describes the options."""
+
+    @property
+    def kind(self) -> str:
+        """The codec's name in configurations and on the wire."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+
+    @property
+    def loose(self) -> Literal["udp", "drop", "reliable"]:
+        """How lossy blocks are sent."""
+
+    @property
+    def loose_values(self) -> BlockFormat:
+        """Number format of lossy blocks."""
+
+    @property
+    def late(self) -> Literal["put_back", "merge"]:
+        """What becomes of blocks that come late or never."""
+
+    @property
+    def late_max(self) -> int:
+        """Number of updates by which a block may be late with ``late: merge``."""
+
+    @property
+    def late_scaled(self) -> bool:
+        """Whether late blocks count less."""
+
+    @property
+    def grace_s(self) -> float:
+        """How long a complete update waits for its lossy blocks, in seconds."""
+
+    @property
+    def rate_mbps(self) -> float | None:
+        """Upper bound of the rate of datagrams, in 10^6 bit/s; None for no bound."""
+
+    @property
+    def dscp(self) -> bool:
+        """Whether datagrams are marked by band."""
+
+    def decode(self, coded: Coded) -> Tensor:
+        """See `geo_ray.codecs.base.Codec.decode`; blocks that are missing count as zeros."""
+
+    def subset(self, coded: Coded, places: Tensor) -> Coded:
+        """Return an encoding that holds only the lossy blocks at ``places``."""
+
+    def observe(self, memory: dict[str, Tensor], loss: float) -> None:
+        """Take in the training loss before the next `encode`."""
+
+    def tell_share(self, memory: dict[str, Tensor], share: float) -> None:
+        """Use the averager's ``share`` of reliable blocks from the next vector on."""
+
+
+Sends = Literal["change", "model"]
+"""What a strategy's payloads are; codecs make differences of models small, and changes as they
+are."""
+
+FP32_BITS: Final = 32.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecTraits:
+    """What a codec says of itself, in one record that it must give: `Codec.traits`.
+
+    As with strategies: whatever depends on which codec a run has reads it here, so a codec that is
+    not part of this library has the same rights as one that is.
+
+    Attributes:
+        lossy: whether decoding does not give back the very bits.
+        bits_per_value: about what a value takes on the wire, as configured: of a long vector of
+            normal values, or of a million where it depends on the length.
+        sends: payloads that it goes with.
+        rounds_only: whether all regions must apply what is sent at the same time.
+        feeds_back: whether nothing is owed for what an encoding lost: the codec keeps it in its own
+            memory, or needs no feedback. If not, the sender adds it to the next vector.
+        forgets: whether what gets lost on the way is lost for good.
+        up_only: whether it is for updates only.
+        suits_answers: whether a codec that is given for both ways is taken for answers, too.
+        expected_loss: relative loss of training that it is expected to cost with error feedback;
+            None: not known, so that the planner does not propose it.
+        differential: the codec itself, if parts of what it encodes may get lost on the way.
+        with_shapes: the same codec, told the shapes of the model's tensors in the order of the
+            vector; raises ValueError if they are not those that it was told before. None: it has
+            no use for them.
+    """
+
+    lossy: bool
+    bits_per_value: float
+    sends: tuple[Sends, ...] = ("change", "model")
+    rounds_only: bool = False
+    feeds_back: bool = False
+    forgets: bool = False
+    up_only: bool = False
+    suits_answers: bool = True
+    expected_loss: float | None = None
+    differential: DifferentialCodec | None = None
+    # A codec of the same class; naming `Codec` here would make a circle of imports.
+    with_shapes: Callable[[Sequence[tuple[int, ...]]], Any] | None = None
+
 
 __all__ = ["Codec", "Coded", "LossyBlocks", "wrong"]
 

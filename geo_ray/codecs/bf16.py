@@ -18,10 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, piece_of, split
-from geo_ray.codecs.traits import CodecTraits
-from geo_ray.config.base import StrictModel
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import CodecTraits, Coded
+from geo_ray.codecs.buffers import Reader, as_fp32, check_num, empty_cpu, piece_of, split
 
 _MAX = torch.finfo(torch.bfloat16).max
 
@@ -33,7 +32,7 @@ class Bf16(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """See `geo_ray.codecs.traits`."""
+        """See `geo_ray.codecs.base`."""
         return CodecTraits(lossy=True, bits_per_value=16)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:

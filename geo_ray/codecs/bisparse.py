@@ -26,12 +26,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import as_fp32, piece_of, split
-from geo_ray.codecs.common.sparse import Values, read_sparse, sparse_bits, write_sparse
-from geo_ray.codecs.common.topk_selection import count_of, largest_positions
-from geo_ray.codecs.traits import CodecTraits
-from geo_ray.config.base import StrictModel
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import CodecTraits, Coded
+from geo_ray.codecs.buffers import as_fp32, piece_of, split
+from geo_ray.codecs.sparse import (
+    Values,
+    count_of,
+    largest_positions,
+    read_sparse,
+    sparse_bits,
+    write_sparse,
+)
 
 
 class BiSparse(StrictModel):
@@ -44,7 +49,7 @@ class BiSparse(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """See `geo_ray.codecs.traits`."""
+        """See `geo_ray.codecs.base`."""
         return CodecTraits(
             lossy=True,
             bits_per_value=sparse_bits(self.ratio, self.values),

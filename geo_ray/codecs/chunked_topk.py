@@ -17,7 +17,8 @@ Source: SparseLoCo's code as our notes describe it (64 x 64 chunks, top 64, 12-b
 bins over 6 sigma with a mean per bin). Reconstructed or ours: chunks are runs of the flat vector,
 not tiles of its matrices; a table per chunk; fp16 tables.
 
-Shape legend: P = elements of the vector; C = chunks; K = picks of a chunk; W = picks of all chunks.
+Shape legend: P = elements of the vector; C = chunks; K = picks of a chunk; W = picks of all chunks;
+N = elements of a piece; E = 4096 elements of a chunk; B = bytes.
 """
 
 from __future__ import annotations
@@ -26,24 +27,156 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded, wrong
-from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, header, joined, zeros
-from geo_ray.codecs.common.chunk_bins import (
-    BINS,
-    bins_and_table,
-    pack_2,
-    pack_12,
-    unpack_2,
-    unpack_12,
-    without_zeros,
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import CodecTraits, Coded, wrong
+from geo_ray.codecs.buffers import (
+    Reader,
+    as_fp32,
+    check_num,
+    halve,
+    header,
+    joined,
+    piece_of,
+    split,
+    widen,
+    zeros,
 )
-from geo_ray.codecs.common.chunk_selection import CHUNK, chunk_picks
-from geo_ray.codecs.common.halves import halve, widen
-from geo_ray.codecs.traits import CodecTraits
-from geo_ray.config.base import StrictModel
+
+CHUNK = 4096
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+def chunk_picks(x_P: Tensor, keep: int) -> tuple[Ints, Floats]:
+    """Per chunk, positions (C, K) within it, rising, and the elements (C, K) there.
+
+    Of equal magnitudes the earliest are picked. The last chunk counts as filled up with zeros.
+
+    Args:
+        x_P: contiguous fp32, any device.
+        keep: K.
+    """
+    whole = x_P.numel() // CHUNK * CHUNK
+    parts = split(x_P[:whole], max(piece_of(x_P.device), CHUNK))
+    if whole < x_P.numel():
+        last_E = torch.zeros(CHUNK, device=x_P.device)
+        last_E[: x_P.numel() - whole] = x_P[whole:]
+        parts.append(last_E)
+    found = [_of_piece(part_N.view(-1, CHUNK), keep) for part_N in parts]
+    none = np.zeros((0, keep))
+    return (
+        np.concatenate([none.astype(np.int64), *(at for at, _ in found)]),
+        np.concatenate([none.astype(np.float32), *(values for _, values in found)]),
+    )
+
+
+def _of_piece(x_CE: Tensor, keep: int) -> tuple[Ints, Floats]:
+    if x_CE.is_cpu:
+        at_N = np.flatnonzero(marks(x_CE.numpy(), keep))
+        values_N = x_CE.view(-1).numpy()[at_N]
+    else:
+        found_N = torch.nonzero(marks_elsewhere(x_CE, keep).view(-1)).view(-1)
+        at_N, values_N = found_N.cpu().numpy(), x_CE.view(-1)[found_N].cpu().numpy()
+    return at_N.reshape(-1, keep) % CHUNK, values_N.reshape(-1, keep)
+
+
+def marks(x_CE: Floats, keep: int) -> NDArray[np.bool_]:
+    """Marks exactly ``keep`` elements per row."""
+    magnitude_CE = np.abs(x_CE)
+    # The bits of non-negative numbers order as the numbers do, and whole numbers are faster.
+    bits_CE = magnitude_CE.view(np.int32).copy()
+    bits_CE.partition(CHUNK - keep, axis=1)
+    kth_C1 = bits_CE[:, CHUNK - keep, None].view(np.float32)
+    marks_CE = magnitude_CE >= kth_C1
+    if np.count_nonzero(marks_CE) > keep * len(x_CE):  # some row has equals at the edge
+        more_CE, equal_CE = magnitude_CE > kth_C1, magnitude_CE == kth_C1
+        left_C1 = keep - np.count_nonzero(more_CE, axis=1)[:, None]
+        marks_CE = more_CE | (equal_CE & (np.cumsum(equal_CE, axis=1, dtype=np.int16) <= left_C1))
+    return marks_CE
+
+
+def marks_elsewhere(x_CE: Tensor, keep: int) -> Tensor:
+    """The same on an accelerator."""
+    magnitude_CE = x_CE.abs()
+    kth_C1 = magnitude_CE.topk(keep, dim=1).values[:, -1:]
+    more_CE, equal_CE = magnitude_CE > kth_C1, magnitude_CE == kth_C1
+    left_C1 = keep - more_CE.sum(1, keepdim=True)
+    return more_CE | (equal_CE & (equal_CE.cumsum(1) <= left_C1))
+
+
+BINS = 4
+_BIN_SIGMAS = 1.5  # four of them cover three standard deviations to both sides
+
+Bytes = NDArray[np.uint8]
+
+
+def without_zeros(at_CK: Ints, x_CK: Floats) -> tuple[Ints, Floats]:
+    """Put each chunk's first non-zero in the place of its zeros.
+
+    A bin's mean is no zero, so zeros had better not be sent; a value that is said twice does no
+    harm. Of a chunk of zeros the first is repeated.
+    """
+    zero_CK = x_CK == 0.0
+    if not zero_CK.any():
+        return at_CK, x_CK
+    first_C1 = np.argmin(zero_CK, axis=1)[:, None]
+    return (
+        np.where(zero_CK, np.take_along_axis(at_CK, first_C1, 1), at_CK),
+        np.where(zero_CK, np.take_along_axis(x_CK, first_C1, 1), x_CK),
+    )
+
+
+def bins_and_table(x_CK: Floats) -> tuple[Bytes, Floats]:
+    """The bin (C, K) of each value, and the mean (C, 4) of the values in each bin.
+
+    Bins are uniform over three standard deviations to both sides of the mean; what is outside goes
+    to the outermost. An empty bin's mean is 0.
+    """
+    wide_CK = x_CK.astype(np.float64)  # squares of fp32 overflow fp32
+    centred_CK = wide_CK - wide_CK.mean(1, keepdims=True)
+    width_C1 = _BIN_SIGMAS * np.sqrt(np.square(centred_CK).mean(1, keepdims=True))
+    np.divide(centred_CK, width_C1, out=centred_CK, where=width_C1 > 0.0)
+    bins_CK = np.clip(np.floor(centred_CK) + BINS / 2, 0, BINS - 1).astype(np.uint8)
+    table_C4 = np.zeros((len(x_CK), BINS), np.float32)
+    for number in range(BINS):
+        there_CK = bins_CK == number
+        sum_C = np.where(there_CK, wide_CK, 0.0).sum(1)
+        table_C4[:, number] = sum_C / np.maximum(np.count_nonzero(there_CK, axis=1), 1)
+    return bins_CK, table_C4
+
+
+def pack_12(numbers_W: Ints) -> Bytes:
+    """An even count of numbers below 4096, two in three bytes."""
+    low_W, high_W = numbers_W.reshape(-1, 2).astype(np.uint16).T
+    packed = np.empty((low_W.size, 3), np.uint8)
+    packed[:, 0] = low_W & 0xFF
+    packed[:, 1] = low_W >> 8 | (high_W & 0xF) << 4
+    packed[:, 2] = high_W >> 4
+    return packed.reshape(-1)
+
+
+def unpack_12(packed_B: Bytes) -> Ints:
+    """Undo `pack_12`; every result is below 4096."""
+    first, middle, last = packed_B.reshape(-1, 3).T.astype(np.int64)
+    return np.stack([first | (middle & 0xF) << 8, middle >> 4 | last << 4], axis=1).reshape(-1)
+
+
+def pack_2(numbers_W: Bytes) -> Bytes:
+    """A multiple of four numbers below 4, four in a byte."""
+    a, b, c, d = numbers_W.reshape(-1, 4).T
+    return np.asarray(a | b << 2 | c << 4 | d << 6, np.uint8)
+
+
+def unpack_2(packed_B: Bytes) -> Bytes:
+    """Undo `pack_2`; every result is below 4."""
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)
+    return (packed_B[:, None] >> shifts & np.uint8(3)).reshape(-1)
+
 
 _MIN_KEEP, _MAX_KEEP, _KEEP_STEP = 4, 1024, 4
 
@@ -62,7 +195,7 @@ class ChunkedTopK(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """See `geo_ray.codecs.traits`."""
+        """See `geo_ray.codecs.base`."""
         return CodecTraits(
             lossy=True,
             bits_per_value=(14 * self.keep + 64) / CHUNK,

@@ -17,11 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, header
-from geo_ray.codecs.common.halves import halve, widen
-from geo_ray.codecs.traits import CodecTraits
-from geo_ray.config.base import StrictModel
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import CodecTraits, Coded
+from geo_ray.codecs.buffers import Reader, as_fp32, check_num, empty_cpu, halve, header, widen
 
 _HEADER_BYTES = 8
 
@@ -33,7 +31,7 @@ class Fp16(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """See `geo_ray.codecs.traits`."""
+        """See `geo_ray.codecs.base`."""
         return CodecTraits(lossy=True, bits_per_value=16, expected_loss=0.0002)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:

@@ -12,10 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu
-from geo_ray.codecs.traits import FP32_BITS, CodecTraits
-from geo_ray.config.base import StrictModel
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import FP32_BITS, CodecTraits, Coded
+from geo_ray.codecs.buffers import Reader, as_fp32, check_num, empty_cpu
 
 
 class Identity(StrictModel):
@@ -25,7 +24,7 @@ class Identity(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """See `geo_ray.codecs.traits`."""
+        """See `geo_ray.codecs.base`."""
         return CodecTraits(lossy=False, bits_per_value=FP32_BITS)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:

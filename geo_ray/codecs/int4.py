@@ -22,8 +22,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.blocks import (
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import FP32_BITS, CodecTraits, Coded
+from geo_ray.codecs.blocks import (
     MAX_BLOCK,
     MIN_BLOCK,
     blocks_in,
@@ -34,9 +35,7 @@ from geo_ray.codecs.common.blocks import (
     restore,
     rows_of,
 )
-from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, header
-from geo_ray.codecs.traits import FP32_BITS, CodecTraits
-from geo_ray.config.base import StrictModel
+from geo_ray.codecs.buffers import Reader, as_fp32, check_num, empty_cpu, header
 
 _TOP = 7
 _ZERO = 8  # the code of 0
@@ -57,7 +56,7 @@ class Int4(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """See `geo_ray.codecs.traits`."""
+        """See `geo_ray.codecs.base`."""
         return CodecTraits(
             lossy=True, bits_per_value=4 + FP32_BITS / self.block, expected_loss=0.003
         )

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded, wrong
-from geo_ray.codecs.common.buffers import (
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import FP32_BITS, CodecTraits, Coded, wrong
+from geo_ray.codecs.buffers import (
     PIECE,
     Reader,
     as_fp32,
@@ -33,9 +34,7 @@ from geo_ray.codecs.common.buffers import (
     piece_of,
     split,
 )
-from geo_ray.codecs.common.sparse import read_sparse_parts, sparse_parts
-from geo_ray.codecs.traits import FP32_BITS, CodecTraits
-from geo_ray.config.base import StrictModel
+from geo_ray.codecs.sparse import read_sparse_parts, sparse_parts
 
 
 class NonZeros(StrictModel):
@@ -45,7 +44,7 @@ class NonZeros(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """See `geo_ray.codecs.traits`."""
+        """See `geo_ray.codecs.base`."""
         return CodecTraits(lossy=False, bits_per_value=FP32_BITS)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:

@@ -29,12 +29,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded, wrong
-from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, header, joined, zeros
-from geo_ray.codecs.common.sparse import BITS, Values, read_values, write_values
-from geo_ray.codecs.common.topk_selection import count_of
-from geo_ray.codecs.traits import CodecTraits
-from geo_ray.config.base import StrictModel
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import CodecTraits, Coded, wrong
+from geo_ray.codecs.buffers import Reader, as_fp32, check_num, header, joined, zeros
+from geo_ray.codecs.sparse import BITS, Values, count_of, read_values, write_values
 
 _MASK = (1 << 63) - 1
 
@@ -48,7 +46,7 @@ class RandomK(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """See `geo_ray.codecs.traits`."""
+        """See `geo_ray.codecs.base`."""
         return CodecTraits(lossy=True, bits_per_value=self.ratio * BITS[self.values])
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
@@ -69,7 +67,7 @@ class UnbiasedRandomK(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """See `geo_ray.codecs.traits`."""
+        """See `geo_ray.codecs.base`."""
         # Nothing is owed: the expectation is the vector.
         return CodecTraits(
             lossy=True, bits_per_value=self.ratio * BITS[self.values], feeds_back=True

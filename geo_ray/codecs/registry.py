@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from geo_ray.codecs.base import Codec
+from geo_ray.base.errors import ConfigError, FrameError
+from geo_ray.base.user_code import UserClass
+from geo_ray.base.user_section import OwnLoader, section_type
+from geo_ray.codecs.base import Codec, CodecTraits
 from geo_ray.codecs.bf16 import Bf16
 from geo_ray.codecs.bisparse import BiSparse
 from geo_ray.codecs.chunked_topk import ChunkedTopK
@@ -17,10 +20,6 @@ from geo_ray.codecs.nonzeros import NonZeros
 from geo_ray.codecs.powersgd import PowerSgd
 from geo_ray.codecs.randomk import RandomK, UnbiasedRandomK
 from geo_ray.codecs.topk import TopK
-from geo_ray.codecs.traits import CodecTraits
-from geo_ray.config.own import OwnLoader, section_type
-from geo_ray.errors import ConfigError, FrameError
-from geo_ray.util.user_class import UserClass
 
 CLASSES: Final[tuple[type[Codec], ...]] = (
     Identity,

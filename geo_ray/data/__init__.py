@@ -1,1 +1,1 @@
-"""Shards, their manifest, and how each region reads its own."""
+"""Training data: shards, manifest, preparation of a user's files, readers and tasks."""

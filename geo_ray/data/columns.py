@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from geo_ray.data.nearby import listed
-from geo_ray.errors import SchemaMismatchError
+from geo_ray.base.errors import SchemaMismatchError
+from geo_ray.base.text import listed
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
 """Column name -> array whose first axis is the rows (N)."""

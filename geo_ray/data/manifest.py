@@ -1,8 +1,13 @@
-"""The manifest: which shards exist, where they live and what exactly their bytes are."""
+"""The manifest of a data set: its shards, their regions, sizes and content hashes.
+
+`check_residency` enforces data residency: a process in one region is refused the shards of
+another before any store is accessed.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,14 +15,19 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from geo_ray.config.base import StrictModel
-from geo_ray.config.json_file import complaints
+from geo_ray.base.errors import (
+    ManifestError,
+    ResidencyDeniedError,
+    SchemaMismatchError,
+    ShardMissingError,
+    StoreError,
+)
+from geo_ray.base.load import complaints
+from geo_ray.base.model import StrictModel
+from geo_ray.base.text import listed, missing_path, nearest
 from geo_ray.data.columns import parse_types
-from geo_ray.data.nearby import listed, missing_path, nearest
-from geo_ray.errors import ManifestError, SchemaMismatchError, ShardMissingError, StoreError
-from geo_ray.stores.base import open_store
-from geo_ray.stores.paths import problem_of_path
-from geo_ray.stores.uri import is_s3, local_path, parse_s3, split
+from geo_ray.storage.store import open_store
+from geo_ray.storage.uri import is_s3, local_path, parse_s3, problem_of_path, split
 
 VERSION = 1
 """The only version that this release writes and reads."""
@@ -288,3 +298,25 @@ def _relative(uri: str, base_uri: str) -> str:
         return uri
     path, base = local_path(uri), local_path(base_uri)
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_uri()
+
+
+_log = logging.getLogger(__name__)
+
+
+def check_residency(shard: DataShard, here: str) -> None:
+    """Refuse a shard whose home is elsewhere. Called before any store is touched.
+
+    Args:
+        shard: what is asked for.
+        here: the region that the asking process runs in.
+
+    Raises:
+        ResidencyDeniedError: naming the shard and both regions; it is logged as well.
+    """
+    if shard.region != here:
+        _log.warning(
+            "residency: %s of %s was asked for in %s; refused", shard.path, shard.region, here
+        )
+        raise ResidencyDeniedError(
+            f"shard {shard.path} lives in region {shard.region!r} and was asked for in {here!r}"
+        )

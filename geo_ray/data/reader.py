@@ -1,4 +1,12 @@
-"""A region's reader: stream positions in, arrays out."""
+"""Regional reader: maps positions in a region's training stream to rows.
+
+The stream is infinite, deterministic and elastic. It depends only on the shard sizes and the
+seed, not on the number of workers or on the row ranges they read; each epoch contains every row
+exactly once. Per epoch, shards are shuffled and grouped into windows, and the rows of a window
+are shuffled together, so a reader holds one window of shards in memory. `ReadAhead` prefetches
+the rows a worker will probably be assigned next; a wrong guess costs one read and changes no
+result.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +14,157 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import pairwise
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from geo_ray.base.errors import ConfigError, ManifestError, ShardEmptyError, StoreError
+from geo_ray.base.text import listed, nearest_word
+from geo_ray.base.threads import Workers
+from geo_ray.base.types import Span
 from geo_ray.data.columns import Columns, parse_types
-from geo_ray.data.manifest import DataShard, Manifest, SplitName
-from geo_ray.data.nearby import listed
-from geo_ray.data.order import StreamOrder
-from geo_ray.data.residency import check_residency
-from geo_ray.data.verify import fetch_shard
-from geo_ray.errors import ManifestError, ShardEmptyError, StoreError
-from geo_ray.stores.base import Store, open_store
-from geo_ray.util.nearest import nearest
+from geo_ray.data.manifest import DataShard, Manifest, SplitName, check_residency
+from geo_ray.data.shards import fetch_shard
+from geo_ray.storage.store import Store, open_store
+
+WINDOW_SHARDS = 4
+"""Shards that are mixed with each other. A constant: changing it changes every training stream."""
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_CACHED_WINDOWS = 4  # spans of several workers lie near each other, across at most a window's edge
+
+
+class StreamOrder:
+    """Position in the stream -> row.
+
+    Args:
+        shard_rows: number of rows of each shard, all positive.
+        seed: fixes the order, not negative.
+        window_shards: how many shards are mixed.
+    """
+
+    def __init__(
+        self, shard_rows: Sequence[int], seed: int, window_shards: int = WINDOW_SHARDS
+    ) -> None:
+        if seed < 0 or window_shards < 1:
+            raise ConfigError(f"order: seed {seed} or window_shards {window_shards} is too small")
+        if not shard_rows:
+            raise ShardEmptyError("order: there are no shards")
+        self._rows = np.asarray(shard_rows, dtype=np.int64)
+        if self._rows.min() < 1:
+            raise ShardEmptyError(f"order: shard {int(self._rows.argmin())} has no rows")
+        self._seed = seed
+        self._window_shards = window_shards
+        self._epochs: OrderedDict[int, tuple[Ints, Ints]] = OrderedDict()
+        self._windows: OrderedDict[tuple[int, int], tuple[Ints, Ints]] = OrderedDict()
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """The number of rows, and so of positions per epoch."""
+        return int(self._rows.sum())
+
+    def locate(self, position: int) -> tuple[int, int, int]:
+        """Find one row.
+
+        Args:
+            position: 0 or more.
+
+        Returns:
+            (epoch, shard index, row in the shard).
+
+        Raises:
+            ValueError: if the position is negative.
+        """
+        shard_N, row_N = self.locate_rows(position, 1)
+        return position // self.rows_per_epoch, int(shard_N[0]), int(row_N[0])
+
+    def locate_rows(self, start: int, count: int) -> tuple[Ints, Ints]:
+        """Find the rows of the span [start, start + count).
+
+        Returns:
+            Shard index (N,) int64 and row in the shard (N,) int64, in stream order; own arrays.
+
+        Raises:
+            ValueError: if start or count is negative.
+        """
+        if start < 0 or count < 0:
+            raise ValueError(f"span [{start}, +{count}) is negative")
+        shard_parts, row_parts = [], []
+        while count > 0:
+            epoch, offset = divmod(start, self.rows_per_epoch)
+            _, edges = self._epoch(epoch)
+            window = int(np.searchsorted(edges, offset, side="right")) - 1
+            shards, rows = self._window(epoch, window)
+            begin = offset - int(edges[window])
+            take = min(count, len(rows) - begin)
+            shard_parts.append(shards[begin : begin + take])
+            row_parts.append(rows[begin : begin + take])
+            start, count = start + take, count - take
+        nothing = [np.empty(0, dtype=np.int64)]  # the span may be empty
+        return np.concatenate(shard_parts + nothing), np.concatenate(row_parts + nothing)
+
+    def locate_span(self, start: int, count: int) -> list[tuple[int, Ints]]:
+        """The span [start, start + count) as runs (shard index, its rows), in stream order.
+
+        `locate_rows` is the faster form: runs are short where shards are mixed.
+        """
+        shard_N, row_N = self.locate_rows(start, count)
+        cuts = np.flatnonzero(np.diff(shard_N)) + 1
+        edges = [0, *cuts.tolist(), len(shard_N)]
+        return [
+            (int(shard_N[begin]), row_N[begin:end]) for begin, end in pairwise(edges) if end > begin
+        ]
+
+    def _epoch(self, epoch: int) -> tuple[Ints, Ints]:
+        """The epoch's order of shards, and the offset at which each of its windows begins."""
+        if epoch not in self._epochs:
+            shards = _permutation(len(self._rows), [self._seed, epoch, 0])
+            starts = np.arange(0, len(shards), self._window_shards)
+            sizes = np.add.reduceat(self._rows[shards], starts)
+            edges = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64)
+            _remember(self._epochs, epoch, (shards, edges), 2)
+        return self._epochs[epoch]
+
+    def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
+        """Shard index and row of every position of a window."""
+        key = (epoch, window)
+        if key in self._windows:
+            self._windows.move_to_end(key)
+            return self._windows[key]
+        begin = window * self._window_shards
+        members = self._epoch(epoch)[0][begin : begin + self._window_shards]
+        sizes = self._rows[members]
+        shards = np.repeat(members, sizes)
+        rows = np.arange(len(shards)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        mix = _permutation(len(shards), [self._seed, epoch, window + 1])
+        _remember(self._windows, key, (shards[mix], rows[mix]), _CACHED_WINDOWS)
+        return self._windows[key]
+
+
+def _permutation(size: int, entropy: list[int]) -> Ints:
+    """A permutation that no NumPy release may change.
+
+    NumPy guarantees the streams of SeedSequence and PCG64, but not of ``Generator.permutation``; a
+    resumed run must not depend on it.
+    """
+    keys = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(size)
+    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+
+
+def _remember(cache: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
+    cache[key] = value
+    while len(cache) > limit:
+        cache.popitem(last=False)
+
 
 Array = np.ndarray[Any, Any]
 _MOST_PAUSE_S: Final = 15.0
@@ -63,7 +208,11 @@ class RegionReader:
         if region not in manifest.stores:
             raise ManifestError(
                 f"region {region!r} is not in the manifest, which has {listed(manifest.stores)}"
-                + (f"; did you mean {near}?" if (near := nearest(region, manifest.stores)) else ""),
+                + (
+                    f"; did you mean {near}?"
+                    if (near := nearest_word(region, manifest.stores))
+                    else ""
+                ),
                 fix="Correct the region's name, or write data for it.",
             )
         self._here = region if here is None else here
@@ -179,3 +328,71 @@ def _mix(seed: int, region: str, split: str) -> int:
     """A seed of its own for every region and split."""
     digest = hashlib.sha256(f"{seed}/{region}/{split}".encode()).digest()
     return int.from_bytes(digest[:8], "big")
+
+
+_JOIN_S = 5.0
+
+
+class ReadAhead:
+    """Reads a worker's next rows while it computes on the present ones.
+
+    Which rows a worker gets is up to its region's server, so what comes next is a guess: as far on
+    as the last ones were. It is made once two assignments in a row were equally far apart. Rows
+    depend on their place in the stream alone, so a wrong guess costs a read and changes nothing.
+    All reading is on one thread, a daemon that ends with `close`.
+
+    Args:
+        read: gives so many rows from a place of the stream.
+    """
+
+    def __init__(self, read: Callable[[int, int], Columns]) -> None:
+        self._read = read
+        self._jobs: SimpleQueue[tuple[Span, Future[Columns]] | None] = SimpleQueue()
+        self._ahead: dict[Span, Future[Columns]] = {}
+        self._last: Span | None = None
+        self._stride = 0
+        self._threads = Workers()
+        self._threads.start("read-ahead", self._carry_out)
+
+    def take(self, spans: Sequence[Span]) -> list[Columns]:
+        """The rows of an assignment; those of the next one are being read when it returns.
+
+        Args:
+            spans: at least one; the same number every time.
+
+        Raises:
+            DataError: whatever stops the reader, at these rows only.
+        """
+        known = self._ahead.keys()
+        reads = [self._ahead.pop(span) if span in known else self._ask(span) for span in spans]
+        for wrong in self._ahead.values():
+            wrong.cancel()
+        self._ahead = {}
+        found = [read.result() for read in reads]
+        first, last = spans[0], self._last
+        stride = 0 if last is None else first.start - last.start
+        if stride > 0 and stride == self._stride:
+            following = [replace(span, start=span.start + stride) for span in spans]
+            self._ahead = {span: self._ask(span) for span in following}
+        self._last, self._stride = first, stride
+        return found
+
+    def close(self) -> None:
+        """End the thread; what was read ahead is dropped."""
+        self._jobs.put(None)
+        self._threads.join(_JOIN_S)
+
+    def _ask(self, span: Span) -> Future[Columns]:
+        future: Future[Columns] = Future()
+        self._jobs.put((span, future))
+        return future
+
+    def _carry_out(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            span, future = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._read(span.start, span.count))
+            except BaseException as error:  # it belongs to who needs these rows, if anybody does
+                future.set_exception(error)

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from geo_ray.config.base import StrictModel
-from geo_ray.data.nearby import listed
-from geo_ray.errors import ConfigError, ShardEmptyError
+from geo_ray.base.errors import ConfigError, ShardEmptyError
+from geo_ray.base.model import StrictModel
+from geo_ray.base.text import listed
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -1,28 +1,154 @@
-"""The handle of a running lab for tests, benchmarks and the command line."""
+"""A running lab: requirements, creation of its regions, and the handle for tests and the CLI.
+
+Creating a region needs one host setting, the list of allowed congestion controls, which is changed
+for milliseconds and under a lock.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from pydantic import ValidationError
 
-from geo_ray.config.explain import explain
-from geo_ray.errors import ConfigError, LabError, LabLateError
-from geo_ray.lab import namespace, records, regions, requirements, teardown
-from geo_ray.lab.compile import compile_plan
-from geo_ray.lab.presets import load_topology
-from geo_ray.lab.relay.client import RelayClient
-from geo_ray.lab.relay.main import CONTROL_FILE, PLAN_FILE
-from geo_ray.lab.relay.plan import LabPlan, from_json, ipv4_of, ipv6_of, to_json
-from geo_ray.lab.relay.process import RelayProcess
-from geo_ray.lab.relay.stats import CapStats, LabStats, LinkStats
-from geo_ray.lab.topology import CapConfig, LinkConfig, Topology
+from geo_ray.base.errors import ConfigError, LabError, LabLateError, LabUnavailableError
+from geo_ray.base.explain import explain
+from geo_ray.lab import namespace, records, teardown
+from geo_ray.lab.namespace import TUN_FILE
+from geo_ray.lab.plan import DEVICE, LabPlan, from_json, ipv4_of, ipv6_of, to_json
+from geo_ray.lab.records import locked
+from geo_ray.lab.relay import CONTROL_FILE, PLAN_FILE
+from geo_ray.lab.relay_client import RelayClient, RelayProcess
+from geo_ray.lab.stats import CapStats, LabStats, LinkStats
+from geo_ray.lab.topology import CapConfig, LinkConfig, Topology, compile_plan, load_topology
+
+_PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux"}
+
+
+def missing_requirements() -> str | None:
+    """Return why this machine or user cannot have a lab; None if they can."""
+    if not sys.platform.startswith("linux"):
+        return "the WAN lab needs Linux"
+    if os.geteuid() != 0:
+        return "the WAN lab needs root: it makes network namespaces and TUN devices"
+    try:
+        os.close(os.open(TUN_FILE, os.O_RDWR))
+    except OSError as error:
+        return f"the WAN lab needs {TUN_FILE}: {error.strerror}"
+    for program, package in _PROGRAMS.items():
+        if shutil.which(program) is None:
+            return f"the WAN lab needs the program `{program}` (package {package})"
+    return None
+
+
+def check_requirements() -> None:
+    """Check the requirements.
+
+    Raises:
+        LabUnavailableError: something is missing, which the message names.
+    """
+    reason = missing_requirements()
+    if reason is not None:
+        raise LabUnavailableError(reason)
+
+
+def has_ipv6() -> bool:
+    """Return whether this kernel has IPv6."""
+    return Path("/proc/sys/net/ipv6").is_dir()
+
+
+_TCP = Path("/proc/sys/net/ipv4")
+_ALLOWED = _TCP / "tcp_allowed_congestion_control"
+_AVAILABLE = _TCP / "tcp_available_congestion_control"
+
+
+@contextmanager
+def allow_congestion_controls(wanted: Iterable[str]) -> Iterator[None]:
+    """Let namespaces choose these congestion controls while the block runs.
+
+    A namespace may only choose what the host's ``tcp_allowed_congestion_control`` names; once
+    chosen it stays chosen, so the host's list is put back at once.
+
+    Raises:
+        LabUnavailableError: the kernel has none of that name.
+    """
+    needed = set(wanted)
+    with locked():
+        before = _ALLOWED.read_text().split()
+        missing = needed - set(_AVAILABLE.read_text().split())
+        if missing:
+            raise LabUnavailableError(
+                f"the kernel lacks the congestion control {', '.join(sorted(missing))}",
+                fix="Load it (`modprobe tcp_bbr`), or choose another `congestion_control`.",
+            )
+        added = needed - set(before)
+        if added:
+            _ALLOWED.write_text(" ".join([*before, *sorted(added)]))
+        try:
+            yield
+        finally:
+            if added:
+                _ALLOWED.write_text(" ".join(before))
+
+
+_TCP_BUFFERS: Final = "4096 131072 67108864"  # the usual 4 MB would limit long links
+_DEVICE_QUEUE: Final = 20_000  # packets; only links may drop packets, never the device
+
+
+def make_namespaces(plan: LabPlan) -> None:
+    """Make the namespaces of all regions.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    namespace.ip_batch([f"netns add {station.namespace}" for station in plan.stations])
+
+
+def configure_namespaces(plan: LabPlan) -> None:
+    """Set addresses, routes and TCP of all regions; their devices must exist.
+
+    Raises:
+        OSError: the system refuses.
+        LabUnavailableError: the kernel lacks a congestion control.
+    """
+    with allow_congestion_controls({station.congestion_control for station in plan.stations}):
+        for station in plan.stations:
+            namespace.write_settings(
+                station.namespace,
+                {
+                    "ipv4/tcp_congestion_control": station.congestion_control,
+                    "ipv4/tcp_wmem": _TCP_BUFFERS,
+                    "ipv4/tcp_rmem": _TCP_BUFFERS,
+                    "ipv4/tcp_no_metrics_save": "1",  # no connection learns from earlier ones
+                },
+            )
+    for index, station in enumerate(plan.stations):
+        lines = [
+            "link set lo up",
+            f"addr add {ipv4_of(index)}/32 dev {DEVICE}",
+            f"link set {DEVICE} mtu {plan.mtu} txqueuelen {_DEVICE_QUEUE} up",
+            f"route replace default dev {DEVICE} src {ipv4_of(index)}",
+        ]
+        if has_ipv6():
+            lines += [
+                f"addr add {ipv6_of(index)}/128 dev {DEVICE} nodad",
+                f"route replace ::/0 dev {DEVICE} src {ipv6_of(index)}",
+            ]
+        namespace.ip_batch(lines, station.namespace)
+
+
+def congestion_control_of(name: str) -> str:
+    """Return the congestion control that the kernel uses in a namespace."""
+    return namespace.read_setting(name, "ipv4/tcp_congestion_control")
+
 
 T = TypeVar("T")
 
@@ -65,18 +191,18 @@ class Lab:
 
     def start(self) -> None:
         """Take down what crashed labs have left, then bring the lab up."""
-        requirements.check()
+        check_requirements()
         records.reap()
         self.lab_id, self.directory = records.new_lab()
         try:
             self._plan = plan = compile_plan(self.topology, self.lab_id)
             (self.directory / PLAN_FILE).write_text(to_json(plan))
             self._record(plan)
-            regions.make(plan)
+            make_namespaces(plan)
             self._relay = RelayProcess(self.directory, detached=self._detached)
             self._record(plan)
             self._relay.wait_ready()
-            regions.configure(plan)
+            configure_namespaces(plan)
         except OSError as error:
             self.close()
             raise LabError(f"the lab does not come up: {error}") from error
@@ -132,7 +258,7 @@ class Lab:
     @property
     def addresses6(self) -> dict[str, str]:
         """IPv6 address of every region; empty if the kernel has no IPv6."""
-        if not requirements.has_ipv6():
+        if not has_ipv6():
             return {}
         return {name: ipv6_of(index) for index, name in enumerate(self.regions)}
 
@@ -173,7 +299,7 @@ class Lab:
 
     def congestion_control(self, region: str) -> str:
         """Return the congestion control of a region, as its kernel reports it."""
-        return regions.congestion_control(self.namespace_of(region))
+        return congestion_control_of(self.namespace_of(region))
 
     # ------------------------------------------------------------------ links
 
@@ -258,7 +384,7 @@ class Lab:
             The counters of that time.
 
         Raises:
-            LabLateError: `geo_ray.lab.acceptance` says that they do not count.
+            LabLateError: `geo_ray.lab.stats` says that they do not count.
         """
         stats = self.stats()
         if stats.was_late:

@@ -1,7 +1,7 @@
 """A Ray cluster in a lab: one node per region, in its namespace, with the region's label.
 
 The first region's node is the head. Nodes share the machine, so each has a directory of its own, as
-in `geo_ray.runtime.cluster.local`; unlike there, all their traffic crosses the lab's links.
+in `geo_ray.ray_cluster.local_cluster`; unlike there, all their traffic crosses the lab's links.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from geo_ray.errors import ClusterStartError
+from geo_ray.base.errors import ClusterStartError
 from geo_ray.lab import teardown
 from geo_ray.lab.lab import Lab
-from geo_ray.runtime.cluster.labels import label_flag
-from geo_ray.runtime.cluster.own_tls import tls_environment
-from geo_ray.runtime.cluster.settings import local_node_environment, token_environment
+from geo_ray.ray_cluster.labels import label_flag
+from geo_ray.ray_cluster.settings import local_node_environment, tls_environment, token_environment
 
 _PORT: Final = 6379  # every region has all ports of its namespace
 _TAIL_LINES: Final = 15

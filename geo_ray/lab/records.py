@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from geo_ray.errors import LabError, LabUnavailableError, LabUnknownError
-from geo_ray.lab.relay.client import RelayClient
-from geo_ray.lab.relay.main import CONTROL_FILE
+from geo_ray.base.errors import LabError, LabUnavailableError, LabUnknownError
+from geo_ray.lab.relay import CONTROL_FILE
+from geo_ray.lab.relay_client import RelayClient
 from geo_ray.lab.teardown import is_alive, read_record, take_down
 
 BASE: Final = Path("/run/geo_ray_lab")

@@ -1,14 +1,23 @@
-"""The configuration of a lab: regions, links, traces."""
+"""The topology of a lab: its configuration, named presets, and the relay's plan made from it.
+
+`compile_plan` fills in defaults, draws seeds and names the namespaces.
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from geo_ray.config.base import StrictModel
-from geo_ray.config.region import Name, no_such_region
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.load import load_tree
+from geo_ray.base.model import StrictModel
+from geo_ray.experiment.regions import Name, no_such_region
+from geo_ray.lab.plan import CapShape, LabPlan, LinkPlan, LinkShape, StationPlan, Trace
+from geo_ray.transport.emulation import link_seed
 
 CongestionControl = Literal["cubic", "bbr", "reno"]
 _MAX_REGIONS = 64
@@ -177,3 +186,87 @@ class Topology(StrictModel):
         """Return the congestion control of a region's TCP."""
         found = {r.name: r.congestion_control for r in self.regions}[region]
         return found or self.congestion_control
+
+
+PRESETS: Final = Path(__file__).with_name("presets")
+_SUFFIXES: Final = (".yaml", ".yml")
+_ADVICE = "Correct what the message names; docs/lab.md lists the keys of a lab."
+
+
+def preset_names() -> list[str]:
+    """Names of the topologies that come with the package."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load_topology(source: str | Path, overrides: Sequence[str] = ()) -> Topology:
+    """Read a topology.
+
+    Args:
+        source: the name of a preset, or the path of a YAML file.
+        overrides: ``key.key=value`` each.
+
+    Raises:
+        ConfigError: no such preset or file, or its content is wrong.
+    """
+    if str(source) in preset_names():
+        return load_tree(PRESETS / f"{source}.yaml", overrides, Topology, _ADVICE)
+    path = Path(source)
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(
+            f"there is no preset '{source}'",
+            fix=f"Name one of {', '.join(preset_names())}, or a YAML file.",
+        )
+    return load_tree(path, overrides, Topology, _ADVICE)
+
+
+def compile_plan(topology: Topology, lab_id: str) -> LabPlan:
+    """Return the plan of a lab.
+
+    Args:
+        topology: the configuration of the lab.
+        lab_id: part of the namespaces' names, so that labs do not collide.
+    """
+    names = topology.region_names
+    stations = tuple(_station(topology, region, lab_id) for region in topology.regions)
+    links = []
+    for src, src_name in enumerate(names):
+        for dst, dst_name in enumerate(names):
+            if src != dst:
+                config = topology.link_between(src_name, dst_name)
+                own_seed = link_seed(topology.seed, src_name, dst_name)
+                links.append(
+                    LinkPlan(src, dst, shape_of(config), own_seed, _trace(config.trace, own_seed))
+                )
+    return LabPlan(lab_id, topology.mtu, stations, tuple(links))
+
+
+def _station(topology: Topology, region: LabRegionConfig, lab_id: str) -> StationPlan:
+    up, down = region.up or topology.up, region.down or topology.down
+    return StationPlan(
+        name=region.name,
+        namespace=f"geolab-{lab_id}-{region.name}",
+        up=_cap(up),
+        down=_cap(down),
+        congestion_control=topology.congestion_control_of(region.name),
+        up_trace=_trace(up.trace, link_seed(topology.seed, region.name, "up")),
+        down_trace=_trace(down.trace, link_seed(topology.seed, region.name, "down")),
+    )
+
+
+def shape_of(config: LinkConfig | DefaultLink) -> LinkShape:
+    """Return the relay's values of a link, without its trace."""
+    return LinkShape(**{key: getattr(config, key) for key in LinkConfig.model_fields})
+
+
+def _cap(config: CapConfig) -> CapShape:
+    return CapShape(config.rate_mbps, config.queue_bytes)
+
+
+def _trace(config: TraceConfig | None, seed: int) -> Trace | None:
+    if config is None:
+        return None
+    if isinstance(config, PointsTrace):
+        return Trace(points=config.points, repeat_s=config.repeat_s)
+    return Trace(
+        low_mbps=config.low_mbps, high_mbps=config.high_mbps, every_s=config.every_s, seed=seed
+    )

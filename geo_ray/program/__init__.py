@@ -1,1 +1,1 @@
-"""The job as a program: nodes and handles, run in threads, as processes, on Ray or simulated."""
+"""Programs of nodes and handles, run in threads, as processes, on Ray or on virtual time."""

@@ -1,15 +1,25 @@
-"""Time, waiting and threads of a program, which are the machine's or virtual."""
+"""Clock, threads and context of a program's nodes, on real or virtual time.
+
+With `VirtualThreads` one thread runs at a time until it waits, then time advances. So nodes are
+written as for threads, and events happen in one order on every machine: by time, then by start.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
+
+from geo_ray.base.errors import ProgramError, ProgramStalledError
+from geo_ray.simulator.clock import Scheduler
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
@@ -123,3 +133,214 @@ class RealClock:
                 work()
             with self._lock:
                 self._idle += 1
+
+
+_HERE: ContextVar[NodeSurroundings] = ContextVar("geo_ray program node")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSurroundings:
+    """Where a node runs; `here` gives it.
+
+    Attributes:
+        name: of the instance.
+        region: of its group.
+        replica: its number among the node's instances.
+        on: threads, processes, ray or virtual.
+        clock: to tell the time by and to sleep, so that it works on the virtual clock, too.
+    """
+
+    name: str
+    region: str
+    replica: int
+    on: str
+    clock: ProgramClock
+
+    def takes_s(self, duration_s: float) -> None:
+        """Say how long what is computed here takes; on the virtual clock, that much time passes.
+
+        Elsewhere computing has taken its time already, and this does nothing.
+        """
+        if self.clock.is_virtual:
+            self.clock.sleep_s(duration_s)
+
+
+def here() -> NodeSurroundings:
+    """The surroundings of the node whose code calls this.
+
+    Raises:
+        ProgramError: it is called outside a node, or in a thread that a node has made.
+    """
+    found = _HERE.get(None)
+    if found is None:
+        raise ProgramError("here() was called outside a node", fix="Call it in a node's methods.")
+    return found
+
+
+def name_here() -> str:
+    """The name of the instance whose code calls this; empty outside of nodes."""
+    found = _HERE.get(None)
+    return "" if found is None else found.name
+
+
+@contextmanager
+def being_at(surroundings: NodeSurroundings) -> Iterator[None]:
+    """Let `here` give these."""
+    token = _HERE.set(surroundings)
+    try:
+        yield
+    finally:
+        _HERE.reset(token)
+
+
+_JOIN_S: Final = 5.0
+
+
+class _VirtualThread:
+    """A thread that runs only while it has the turn."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Semaphore(0)
+        self.waits = 0  # how often it has waited; an earlier wait's wake-up counts no more
+        self.is_waiting = False
+        self.node = ""  # whose code waits
+
+
+class VirtualThreads:
+    """A `ProgramClock` on which waiting takes no time."""
+
+    is_virtual = True
+
+    def __init__(self) -> None:
+        self._scheduler = Scheduler()
+        self._back = threading.Semaphore(0)  # the turn, back at whoever drives
+        self._mine = threading.local()
+        self._living: set[_VirtualThread] = set()
+        self._threads: list[threading.Thread] = []
+        self._ended = False
+        self._last_s = 0.0  # something happened; nobody may wait any more for what comes later
+
+    def now_s(self) -> float:
+        """See `ProgramClock.now_s`."""
+        return self._scheduler.now_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        """See `ProgramClock.sleep_s`."""
+        if self._ended:
+            raise NodeStopped
+        if duration_s > 0:
+            self._pass_on(duration_s)
+
+    def wait(self, future: Future[Any], timeout_s: float | None = None) -> bool:
+        """See `ProgramClock.wait`."""
+        if self._ended:
+            raise NodeStopped
+        if not future.done():
+            mine = self._me()
+            wake = partial(self._wake_at_once, mine, mine.waits + 1)
+            future.add_done_callback(lambda _: wake())
+            self._pass_on(timeout_s)
+        return future.done()
+
+    def start(self, work: Callable[[], None]) -> None:
+        """See `ProgramClock.start`; it begins when the caller waits next."""
+        if self._ended:
+            raise NodeStopped
+        virtual = _VirtualThread()
+        virtual.is_waiting = True
+        thread = threading.Thread(
+            target=self._carry_out, args=(virtual, work), name="virtual", daemon=True
+        )
+        thread.start()
+        self._threads = [known for known in self._threads if known.is_alive()]
+        self._threads.append(thread)
+        self._living.add(virtual)
+        self._scheduler.after(0.0, partial(self._resume, virtual, virtual.waits))
+
+    def run(self, main: Callable[[], T]) -> T:
+        """See `ProgramClock.run`.
+
+        Raises:
+            ProgramStalledError: all wait, and nothing will happen.
+        """
+        outcome: Future[T] = Future()
+
+        def carry_out() -> None:
+            try:
+                outcome.set_result(main())
+            except NodeStopped:
+                raise
+            except BaseException as error:
+                outcome.set_exception(error)
+            finally:
+                self._ended = True
+
+        try:
+            self.start(carry_out)
+            self._scheduler.run()
+            if not outcome.done():
+                nodes = sorted({each.node for each in self._living} - {""})
+                raise ProgramStalledError(
+                    f"nothing can happen any more at {self._last_s:g} s of virtual time; nodes "
+                    f"that wait: {', '.join(nodes) or 'none'}"
+                )
+        finally:
+            self._close()
+        return outcome.result()
+
+    def _close(self) -> None:
+        self._ended = True
+        for virtual in list(self._living):
+            virtual.turn.release()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+            if thread.is_alive():
+                _LOGGER.warning("a node of a program goes on although the program has ended")
+
+    def _pass_on(self, timeout_s: float | None) -> None:
+        """Let others run until this thread is woken, or the time is over."""
+        mine = self._me()
+        mine.waits += 1
+        mine.is_waiting = True
+        mine.node = name_here()
+        if timeout_s is not None:
+            wake = partial(self._resume, mine, mine.waits)
+            self._scheduler.after(timeout_s, wake)
+        self._back.release()
+        mine.turn.acquire()
+        if self._ended:
+            raise NodeStopped
+
+    def _me(self) -> _VirtualThread:
+        mine: _VirtualThread | None = getattr(self._mine, "thread", None)
+        if mine is None:
+            raise ProgramError(
+                "a thread that a node has made itself waits on the virtual clock",
+                fix="Let nodes do several things at once by futures, not by threads of their own.",
+            )
+        return mine
+
+    def _wake_at_once(self, virtual: _VirtualThread, wait: int) -> None:
+        if not self._ended:
+            self._scheduler.after(0.0, partial(self._resume, virtual, wait))
+
+    def _resume(self, virtual: _VirtualThread, wait: int) -> None:
+        """Give a thread the turn if it still waits for this, and wait until it gives it back."""
+        if self._ended or virtual.waits != wait or not virtual.is_waiting:
+            return
+        virtual.is_waiting = False
+        self._last_s = self.now_s()
+        virtual.turn.release()
+        self._back.acquire()
+
+    def _carry_out(self, virtual: _VirtualThread, work: Callable[[], None]) -> None:
+        self._mine.thread = virtual
+        virtual.turn.acquire()
+        try:
+            if not self._ended:
+                work()
+        except NodeStopped:
+            pass
+        finally:
+            self._living.discard(virtual)
+            self._back.release()

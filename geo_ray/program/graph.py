@@ -1,21 +1,321 @@
-"""A program is a value: groups of nodes, and links between their regions."""
+"""A program as a value: groups of nodes, handles between them, and links between their regions.
+
+Includes its checks, its text form and `load_program`, which finds the program in a file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from geo_ray.program.node import (
-    NodeEdge,
-    NodeGroup,
-    NodeInstance,
-    ProgramNode,
-    edges_of,
-    instance_names,
+from geo_ray.base.errors import (
+    GeoRayError,
+    InvariantError,
+    ProgramInvalidError,
+    ProgramLoadError,
+    ProgramRegionError,
 )
-from geo_ray.program.rules import check_groups, check_regions
-from geo_ray.program.text import graph_text
-from geo_ray.transport.emulation.link_model import LinkSpec
+from geo_ray.base.text import duration_text
+from geo_ray.base.user_code import error_place, error_summary, import_file, or_meant
+from geo_ray.transport.emulation import LinkSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHandle:
+    """Stands for a node in another node's arguments; a caller takes its place where that runs."""
+
+    node: str
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(
+            f"the handle of {self.node!r} has no {name!r}: a handle is called where a node runs, "
+            "so give it to a node"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramNode:
+    """What one node is made of.
+
+    Attributes:
+        name: unique in its program.
+        make: called where the node runs, once the nodes that it calls stand; what it returns
+            answers calls of its methods. A method ``run`` is started then, and the program ends
+            when every ``run`` has returned. None: another node brings it up, and it is only shown.
+        args: for ``make``: plain values, and handles in any depth, each of which is an edge.
+    """
+
+    name: str
+    make: Callable[..., object] | None
+    args: tuple[object, ...] = ()
+
+    @property
+    def handle(self) -> NodeHandle:
+        """A reference to give to other nodes."""
+        return NodeHandle(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRestarts:
+    """How often an instance that failed is made anew.
+
+    Attributes:
+        most: times in a window; 0 is never.
+        window_s: its length; None: as long as the program runs.
+    """
+
+    most: int = 0
+    window_s: float | None = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes that share a place and a policy.
+
+    Attributes:
+        region: where they run.
+        nodes: what they are.
+        replicas: instances of each node; calls go to them in turn.
+        cpus: of each instance; Ray reserves them, threads and processes do not.
+        gpus: the same.
+        machine: ``cloud:type`` of the machine that an instance is priced as; None: costs nothing.
+        restarts: of each instance.
+        calls_at_once: how many calls an instance answers at the same time; ``run`` goes on beside.
+    """
+
+    region: str
+    nodes: tuple[ProgramNode, ...]
+    replicas: int = 1
+    cpus: float = 1.0
+    gpus: float = 0.0
+    machine: str | None = None
+    restarts: NodeRestarts = NodeRestarts()
+    calls_at_once: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInstance:
+    """One replica of a node.
+
+    Attributes:
+        name: of the node, with ``/`` and a number where there are several.
+        node: what it is made of.
+        group: where it belongs.
+        replica: its number.
+    """
+
+    name: str
+    node: ProgramNode
+    group: NodeGroup
+    replica: int = 0
+
+    @property
+    def make(self) -> Callable[..., object]:
+        """What makes it.
+
+        Raises:
+            InvariantError: another node brings it up.
+        """
+        if self.node.make is None:
+            raise InvariantError(f"{self.name} is not started by itself")
+        return self.node.make
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEdge:
+    """One node holds a handle of another.
+
+    Attributes:
+        source: who calls.
+        target: who is called.
+        source_region: where the caller is.
+        target_region: where the called is.
+    """
+
+    source: str
+    target: str
+    source_region: str
+    target_region: str
+
+    @property
+    def crosses(self) -> bool:
+        """Whether calls leave the region."""
+        return self.source_region != self.target_region
+
+
+def instance_names(node: ProgramNode, group: NodeGroup) -> tuple[str, ...]:
+    """The names of a node's instances."""
+    if group.replicas == 1:
+        return (node.name,)
+    return tuple(f"{node.name}/{i}" for i in range(group.replicas))
+
+
+def handles_in(value: object) -> tuple[str, ...]:
+    """Names of the nodes whose handles are in a value, each once."""
+    return tuple(dict.fromkeys(_handles(value)))
+
+
+def _handles(value: object) -> Iterator[str]:
+    match value:
+        case NodeHandle(node=name):
+            yield name
+        case dict():
+            for each in value.values():
+                yield from _handles(each)
+        case list() | tuple():
+            for each in value:
+                yield from _handles(each)
+
+
+def edges_of(groups: Sequence[NodeGroup]) -> list[tuple[str, str]]:
+    """Source and target of every edge, whether the target is there or not."""
+    return [
+        (node.name, target)
+        for group in groups
+        for node in group.nodes
+        for target in handles_in(node.args)
+    ]
+
+
+def check_groups(program: str, groups: Sequence[NodeGroup]) -> None:
+    """Check nodes, groups and handles.
+
+    Raises:
+        ProgramInvalidError: they contradict themselves.
+    """
+    names = Counter(node.name for group in groups for node in group.nodes)
+    if not names:
+        raise ProgramInvalidError(f"program {program!r} has no nodes")
+    for name, count in names.items():
+        if count > 1 or not name or "/" in name:
+            raise ProgramInvalidError(f"node {name!r}: names are unique, and without '/'")
+    for group in groups:
+        _check_group(group)
+        for node in group.nodes:
+            if not isinstance(node.args, tuple):
+                raise ProgramInvalidError(
+                    f"args of node {node.name!r} are no tuple, but {type(node.args).__name__}",
+                    fix="A single argument needs a comma: (argument,).",
+                )
+    _check_handles(groups)
+
+
+def check_regions(
+    groups: Sequence[NodeGroup],
+    links: Iterable[tuple[str, str]],
+    places: Mapping[str, str],
+) -> None:
+    """Check that all name the same regions.
+
+    Raises:
+        ProgramRegionError: one of them is unknown.
+        ProgramInvalidError: a link leads nowhere, or a place is none.
+    """
+    known = tuple(dict.fromkeys(group.region for group in groups))
+    for a, b in links:
+        _check_known(f"the link from {a} to {b}", (a, b), known)
+        if a == b:
+            raise ProgramInvalidError(f"a link leads from {a} to itself")
+    _check_known("places", places, known)
+    if places:
+        for region in known:
+            _check_known(f"a group in {region}", (region,), tuple(places))
+    for region, place in places.items():
+        if not all(place.partition(":")):
+            raise ProgramInvalidError(f"the place of {region} is {place!r}: write cloud:region")
+
+
+def _check_group(group: NodeGroup) -> None:
+    names = ", ".join(node.name for node in group.nodes)
+    window_s = group.restarts.window_s
+    for wrong, what in (
+        (group.replicas < 1, f"replicas = {group.replicas}: at least 1"),
+        (group.cpus < 0 or group.gpus < 0, "cpus and gpus: at least 0"),
+        (group.restarts.most < 0, f"restarts.most = {group.restarts.most}: at least 0"),
+        (window_s is not None and window_s <= 0, f"restarts.window_s = {window_s}: above 0"),
+        (group.calls_at_once < 1, f"calls_at_once = {group.calls_at_once}: at least 1"),
+        (
+            group.machine is not None and not all(group.machine.partition(":")),
+            f"machine = {group.machine!r}: write cloud:type",
+        ),
+    ):
+        if wrong:
+            raise ProgramInvalidError(f"the group of {names} in {group.region}: {what}")
+
+
+def _check_known(who: str, names: Iterable[str], known: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in known:
+            raise ProgramRegionError(f"{who}: there is no region {name!r}{or_meant(name, known)}")
+
+
+def _check_handles(groups: Sequence[NodeGroup]) -> None:
+    nodes = {node.name: node for group in groups for node in group.nodes}
+    callees: dict[str, set[str]] = {name: set() for name in nodes}
+    for source, target in edges_of(groups):
+        if target not in nodes:
+            raise ProgramInvalidError(
+                f"node {source!r} holds a handle of {target!r}, which is not there"
+                f"{or_meant(target, nodes)}"
+            )
+        if nodes[source].make is not None and nodes[target].make is None:
+            raise ProgramInvalidError(
+                f"node {source!r} holds a handle of {target!r}, which another node brings up"
+            )
+        callees[source].add(target)
+    try:
+        TopologicalSorter(callees).prepare()
+    except CycleError as error:
+        circle = " -> ".join(reversed(error.args[1]))
+        raise ProgramInvalidError(
+            f"handles lead in a circle: {circle}",
+            fix="Let one of them return what the other needs instead of calling it: then no two "
+            "nodes can ever wait for each other.",
+        ) from None
+
+
+def graph_text(
+    name: str,
+    groups: Sequence[NodeGroup],
+    edges: Sequence[NodeEdge],
+    links: Mapping[tuple[str, str], LinkSpec],
+) -> str:
+    """Regions with their nodes, then who calls whom; what crosses regions says so."""
+    lines = [f"program {name}"]
+    for region in dict.fromkeys(group.region for group in groups):
+        lines.append(f"  {region}")
+        for group in groups:
+            if group.region == region:
+                lines += [f"    {node.name}{_group_text(group)}" for node in group.nodes]
+    for edge in edges:
+        way = ""
+        if edge.crosses:
+            spec = links.get((edge.source_region, edge.target_region))
+            way = f"   [{edge.source_region} => {edge.target_region}{_link_text(spec)}]"
+        lines.append(f"  {edge.source} -> {edge.target}{way}")
+    return "\n".join(lines)
+
+
+def _group_text(group: NodeGroup) -> str:
+    told = [f" x {group.replicas}"] if group.replicas > 1 else []
+    told += [f" on {group.machine}"] if group.machine else []
+    if group.restarts.most:
+        within = group.restarts.window_s
+        window = "" if within is None else f" in {duration_text(within)}"
+        told.append(f", {group.restarts.most} restarts{window}")
+    return "".join(told)
+
+
+def _link_text(spec: LinkSpec | None) -> str:
+    if spec is None:
+        return ""
+    rate = "" if spec.rate_mbps is None else f", {spec.rate_mbps:g} Mbit/s"
+    return f"{rate}, {spec.delay_s * 1000:g} ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +382,46 @@ class Program:
 
     def __str__(self) -> str:
         return graph_text(self.name, self.groups, self.edges, self.both_ways)
+
+
+def load_program(where: str, base_dir: Path | None = None) -> Program:
+    """The program of ``FILE.py:NAME``: a `Program`, or a function that returns one.
+
+    Args:
+        where: the name may be left out if the file has one program.
+        base_dir: where a relative path starts; None: the working directory.
+
+    Raises:
+        ProgramLoadError: there is none.
+        ProgramError: it is there, and wrong.
+    """
+    file, _, name = where.partition(".py:")
+    path = (base_dir or Path.cwd()) / (f"{file}.py" if name else where)
+    if path.suffix != ".py":
+        raise ProgramLoadError(f"{where} is no FILE.py or FILE.py:NAME")
+    module = import_file(path, "program", ProgramLoadError)
+    own = _programs(module)
+    if not name:
+        if len(own) != 1:
+            listed = ", ".join(own) or "none"
+            raise ProgramLoadError(f"{path.name} has not one program but {len(own)}: {listed}")
+        (name,) = own
+    found: Any = vars(module).get(name)
+    if found is None:
+        raise ProgramLoadError(f"{path.name} has no program {name!r}{or_meant(name, own)}")
+    if not isinstance(found, Program) and callable(found):
+        try:
+            found = found()
+        except GeoRayError:
+            raise
+        except Exception as error:
+            raise ProgramLoadError(
+                f"{error_place(error, path)}: {name}(): {error_summary(error)}"
+            ) from error
+    if not isinstance(found, Program):
+        raise ProgramLoadError(f"{name} of {path.name} is no program, but {type(found).__name__}")
+    return found
+
+
+def _programs(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if isinstance(value, Program)]

@@ -13,30 +13,22 @@ from typing import Any, Final
 
 import ray
 
-from geo_ray.config.cluster import ClusterConfig, ExistingClusterConfig, LocalClusterConfig
-from geo_ray.errors import (
-    NodeFailedError,
-    ProgramError,
-    ProgramRegionError,
-    RegionLostError,
-)
-from geo_ray.program.apart.bridge import NodeBridge
-from geo_ray.program.apart.node_server import NodeServer
-from geo_ray.program.apart.peers import FOREVER_S
-from geo_ray.program.apart.shipped import ShippedNode
-from geo_ray.program.apart.table import NodeTable
+from geo_ray.base.errors import NodeFailedError, ProgramError, ProgramRegionError, RegionLostError
+from geo_ray.base.user_code import or_meant
+from geo_ray.experiment.cluster import ClusterConfig, ExistingClusterConfig, LocalClusterConfig
+from geo_ray.program.bridge import NodeBridge
 from geo_ray.program.graph import Program
-from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Introduction
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.connect import connect
-from geo_ray.runtime.cluster.labels import REGION_LABEL, in_region
-from geo_ray.runtime.control.calls import Handle, collect, kill
-from geo_ray.runtime.control.run_keys import RunKeys
+from geo_ray.program.peers import FOREVER_S, NodeServer, NodeTable
+from geo_ray.program.serialization import ShippedNode
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.calls import Handle, collect, kill
+from geo_ray.ray_cluster.connect import connect
+from geo_ray.ray_cluster.keys import BridgeKeys, BridgeSecrets, Introduction, RunKeys
+from geo_ray.ray_cluster.labels import REGION_LABEL, in_region
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.emulation.link_model import LinkSpec, build_links
+from geo_ray.transport.emulation import LinkSpec, build_links
 from geo_ray.transport.wire.message import EndpointIdentity
 from geo_ray.transport.wire.sockets import Address
-from geo_ray.util.user_class import or_meant
 
 _THREADS: Final = 8  # calls of the launcher at the same time: one waits for the node's end
 _BRIDGE_CPUS: Final = 0.01
@@ -287,7 +279,9 @@ class RayActors:
             cpus_per_region=max(cpus.values()),
         )
         self._stack.enter_context(cluster)
-        there = {node["Labels"].get(REGION_LABEL) for node in ray_private.nodes() if node["Alive"]}
+        there = {
+            node["Labels"].get(REGION_LABEL) for node in ray_internals.nodes() if node["Alive"]
+        }
         for region in regions:
             if region not in there:
                 known = sorted(filter(None, there))

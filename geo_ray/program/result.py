@@ -1,15 +1,18 @@
-"""What came of a program."""
+"""The result of a program and its cost: machine hours and cross-region gigabytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from geo_ray.observe.html_view import html_view
-from geo_ray.observe.text import bytes_text, counted, duration_text
+from geo_ray.base.errors import ProgramInvalidError
+from geo_ray.base.tables import html_view
+from geo_ray.base.text import bytes_text, counted, duration_text
+from geo_ray.prices.price import INTERNET
+from geo_ray.prices.price_book import PriceBook
+from geo_ray.program.calls import FRAME_BYTES, EdgeTraffic
 from geo_ray.program.graph import Program
-from geo_ray.program.traffic import EdgeTraffic
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,3 +91,124 @@ class ProgramResult:
                 f"{back} back{way}"
             )
         return "\n".join(lines)
+
+
+_GB: Final = 1e9
+_HOUR_S: Final = 3600.0
+_UNPRICED: Final = "not priced"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCost:
+    """What a program costs if it takes as long, and sends as much, as it did when it was tried.
+
+    Attributes:
+        seconds: that it takes.
+        machines_usd: by node, of all its instances.
+        egress_usd: by pair of regions, source first.
+        planned_usd: of what the planner has priced, by node.
+        crossing_bytes: by pair of regions, headers included.
+        unpriced: nodes of which nobody has said on what machine they are.
+    """
+
+    seconds: float
+    machines_usd: Mapping[str, float]
+    egress_usd: Mapping[tuple[str, str], float]
+    planned_usd: Mapping[str, float]
+    crossing_bytes: Mapping[tuple[str, str], int]
+    unpriced: tuple[str, ...] = ()
+
+    @property
+    def usd(self) -> float:
+        """All of it."""
+        parts = (self.machines_usd, self.egress_usd, self.planned_usd)
+        return sum(sum(part.values()) for part in parts)
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        pairs = {f"{a} => {b}": usd for (a, b), usd in self.egress_usd.items()}
+        sizes = {f"{a} => {b}": size for (a, b), size in self.crossing_bytes.items()}
+        return {
+            "usd": self.usd,
+            "seconds": self.seconds,
+            "machines_usd": dict(self.machines_usd),
+            "egress_usd": pairs,
+            "planned_usd": dict(self.planned_usd),
+            "crossing_bytes": sizes,
+            "unpriced": list(self.unpriced),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.usd:.6f} USD in {duration_text(self.seconds)}"]
+        for name, node_usd in (*self.machines_usd.items(), *self.planned_usd.items()):
+            lines.append(f"  {node_usd:12.6f}  {name}")
+        for (a, b), size_bytes in self.crossing_bytes.items():
+            usd = self.egress_usd.get((a, b)) if size_bytes else 0.0
+            price = f"{_UNPRICED:>12}" if usd is None else f"{usd:12.6f}"
+            why = "; the program has no places" if usd is None else ""
+            lines.append(f"  {price}  {bytes_text(size_bytes)} from {a} to {b}{why}")
+        lines += [f"  {_UNPRICED:>12}  {name}: it names no machine" for name in self.unpriced]
+        return "\n".join(lines)
+
+
+def cost_of(
+    result: ProgramResult, book: PriceBook, planned_usd: Mapping[str, float] | None = None
+) -> ProgramCost:
+    """Price a program that has ended, on whatever clock.
+
+    Args:
+        result: its seconds and bytes.
+        book: of prices.
+        planned_usd: by node, of what is priced otherwise.
+
+    Raises:
+        ProgramInvalidError: something is to be priced in a region without a place.
+        PriceUnknownError: the book does not have a price.
+    """
+    program, hours = result.program, result.seconds / _HOUR_S
+    machines: dict[str, float] = {}
+    for group in program.groups:
+        if group.machine is None:
+            continue
+        cloud, _, kind = group.machine.partition(":")
+        _, region = _place(program, group.region)
+        usd = book.usd_of_hours(book.instance(cloud, region, kind), hours) * group.replicas
+        machines |= {node.name: usd for node in group.nodes}
+    crossing = crossing_bytes(result)
+    egress: dict[tuple[str, str], float] = {}
+    for (src, dst), size_bytes in crossing.items():
+        if program.places and size_bytes:
+            (cloud, here), (other, there) = _place(program, src), _place(program, dst)
+            record = book.egress(cloud, here, there if cloud == other else INTERNET)
+            egress[src, dst] = book.usd_of_volume(record, size_bytes / _GB)
+    planned = dict(planned_usd or {})
+    unpriced = tuple(
+        node.name
+        for group in program.groups
+        if group.machine is None
+        for node in group.nodes
+        if node.name not in planned
+    )
+    return ProgramCost(result.seconds, machines, egress, planned, crossing, unpriced)
+
+
+def crossing_bytes(result: ProgramResult) -> dict[tuple[str, str], int]:
+    """Bytes by pair of regions, with headers."""
+    found: dict[tuple[str, str], int] = {}
+    for each in result.traffic:
+        if each.edge.crosses:
+            there = (each.edge.source_region, each.edge.target_region)
+            heads = each.calls * FRAME_BYTES
+            for way, size_bytes in ((there, each.request_bytes), (there[::-1], each.answer_bytes)):
+                found[way] = found.get(way, 0) + size_bytes + heads
+    return found
+
+
+def _place(program: Program, region: str) -> tuple[str, str]:
+    if region not in program.places:
+        raise ProgramInvalidError(
+            f"region {region} has no place, so nothing can be priced there",
+            fix=f"Give the program places, say places={{{region!r}: 'aws:eu-central-1'}}.",
+        )
+    cloud, _, name = program.places[region].partition(":")
+    return cloud, name

@@ -1,22 +1,329 @@
-"""Runs a program, in one of four ways."""
+"""Runs a program in threads, in subprocesses, on Ray or on virtual time.
+
+`ProgramPolicy` decides restarts (pure); `carry_out` starts, restarts and ends the instances;
+`LocalCrew` runs them in threads.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, Protocol
 
-from geo_ray.config.cluster import ClusterConfig
-from geo_ray.errors import ProgramError
-from geo_ray.program.apart.crew import ApartCrew, NodeMaker
-from geo_ray.program.apart.processes import LocalProcesses
-from geo_ray.program.apart.shipped import check_not_importing
-from geo_ray.program.clock import RealClock
-from geo_ray.program.controller import carry_out
-from geo_ray.program.graph import Program
-from geo_ray.program.local import LocalCrew
+from geo_ray.base.errors import NodeEndedError, NodeFailedError, NodeLostError, ProgramError
+from geo_ray.base.restarts import Restarts
+from geo_ray.base.user_code import or_meant
+from geo_ray.experiment.cluster import ClusterConfig
+from geo_ray.program.calls import (
+    FRAME_BYTES,
+    RETURN_S,
+    NodeHost,
+    OutgoingCalls,
+    TrafficCounter,
+    traffic_of,
+)
+from geo_ray.program.clock import (
+    NodeStopped,
+    NodeSurroundings,
+    ProgramClock,
+    RealClock,
+    VirtualThreads,
+)
+from geo_ray.program.graph import NodeInstance, Program, handles_in, instance_names
+from geo_ray.program.processes import ApartCrew, LocalProcesses, NodeMaker
 from geo_ray.program.result import ProgramResult
-from geo_ray.program.virtual_clock import VirtualThreads
-from geo_ray.util.user_class import or_meant
+from geo_ray.program.serialization import check_not_importing, pack, unpack
+from geo_ray.transport.emulation import build_links
+
+
+class InstanceState(Enum):
+    """What an instance does."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    STANDING = "standing"
+    RETURNED = "returned"
+
+
+class ProgramPolicy:
+    """Starts instances once those stand that they call, restarts them, and knows the end.
+
+    Args:
+        program: the whole.
+    """
+
+    def __init__(self, program: Program) -> None:
+        nodes = program.nodes
+        self._callees: dict[str, frozenset[str]] = {}
+        self._restarts: dict[str, Restarts] = {}
+        self._states: dict[str, InstanceState] = {}
+        self._runs: dict[str, bool] = {}
+        self._made: Counter[str] = Counter()
+        for instance in program.instances:
+            named = [instance_names(*nodes[t]) for t in handles_in(instance.node.args)]
+            self._callees[instance.name] = frozenset(name for names in named for name in names)
+            rule = instance.group.restarts
+            self._restarts[instance.name] = Restarts(rule.most, rule.window_s, "restarts.most")
+            self._states[instance.name] = InstanceState.WAITING
+
+    @property
+    def incarnations(self) -> Mapping[str, int]:
+        """How often each instance was started."""
+        return self._made
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all stand, and every ``run`` has returned."""
+        return all(
+            state is InstanceState.RETURNED
+            or (state is InstanceState.STANDING and not self._runs[name])
+            for name, state in self._states.items()
+        )
+
+    def due(self) -> list[str]:
+        """Instances to be started now; they count as started."""
+        up = {InstanceState.STANDING, InstanceState.RETURNED}
+        found = [
+            name
+            for name, state in self._states.items()
+            if state is InstanceState.WAITING
+            and all(self._states[callee] in up for callee in self._callees[name])
+        ]
+        for name in found:
+            self._states[name] = InstanceState.STARTING
+            self._made[name] += 1
+        return found
+
+    def stood(self, name: str, *, runs: bool) -> None:
+        """An instance is made; ``runs`` says whether it has something to do of its own."""
+        self._states[name] = InstanceState.STANDING
+        self._runs[name] = runs
+
+    def returned(self, name: str) -> None:
+        """An instance's ``run`` has returned; it goes on answering calls."""
+        self._states[name] = InstanceState.RETURNED
+
+    def failed(self, name: str, now_s: float) -> bool:
+        """An instance failed; whether it may be started anew, and then it is due."""
+        may = self._restarts[name].take(now_s)
+        if may:
+            self._states[name] = InstanceState.WAITING
+        return may
+
+    def limit(self, name: str) -> str:
+        """How often an instance may be started anew, in words."""
+        return str(self._restarts[name])
+
+
+class NodeCrew(Protocol):
+    """Makes instances, by whatever means; each launcher has one."""
+
+    def begin(self, alarm: Callable[[BaseException], None]) -> None:
+        """Bring up what is there before all nodes.
+
+        Args:
+            alarm: to be told of what the program cannot go on without.
+        """
+
+    def start(self, instance: NodeInstance, incarnation: int) -> bool:
+        """Make an instance, in place of an earlier one; whether it has a ``run``.
+
+        Raises:
+            GeoRayError: it could not be made.
+        """
+
+    def run(self, name: str) -> bytes:
+        """What an instance's ``run`` returns.
+
+        Raises:
+            GeoRayError: it failed, or its process ended.
+        """
+
+    def attend(self, name: str) -> None:
+        """Wait until an instance ends.
+
+        Raises:
+            GeoRayError: its process ended.
+        """
+
+    def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
+        """Calls and bytes by the calling node; see `traffic_of`."""
+
+    def end(self) -> None:
+        """End everything; called once, whatever has happened."""
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What has happened, for one who waits."""
+
+    clock: ProgramClock
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _events: deque[tuple[str, str, Any]] = field(default_factory=deque)
+    _news: Future[None] = field(default_factory=Future)
+
+    def put(self, what: str, name: str, told: Any) -> None:
+        with self._lock:
+            self._events.append((what, name, told))
+            news, self._news = self._news, Future()
+        news.set_result(None)
+
+    def get(self) -> tuple[str, str, Any]:
+        while True:
+            with self._lock:
+                if self._events:
+                    return self._events.popleft()
+                news = self._news
+            self.clock.wait(news)
+
+
+def carry_out(program: Program, crew: NodeCrew, clock: ProgramClock, on: str) -> ProgramResult:
+    """Run a program to its end; nothing of it is left afterwards, however it ends.
+
+    Raises:
+        NodeFailedError: an instance failed once too often.
+        GeoRayError: it could not be started.
+    """
+    policy, inbox = ProgramPolicy(program), _Inbox(clock)
+    instances = {instance.name: instance for instance in program.instances}
+    values: dict[str, Any] = {}
+    began_s = clock.now_s()
+    try:
+        crew.begin(partial(inbox.put, "lost", ""))
+        while True:
+            for name in policy.due():
+                number = policy.incarnations[name]
+                clock.start(partial(_look_after, instances[name], number, crew, inbox))
+            if policy.is_over:
+                break
+            what, name, told = inbox.get()
+            if what == "stood":
+                policy.stood(name, runs=told)
+            elif what == "returned":
+                policy.returned(name)
+                values[name] = unpack(told)
+            elif what == "lost":
+                raise told
+            elif not policy.failed(name, clock.now_s()):
+                raise _final(told, policy.limit(name))
+        seconds = clock.now_s() - began_s
+        traffic = traffic_of(program.edges, crew.counts())
+    finally:
+        crew.end()
+    restarts = {name: n - 1 for name, n in policy.incarnations.items() if n > 1}
+    return ProgramResult(program, on, values, seconds, traffic, restarts)
+
+
+def _look_after(instance: NodeInstance, incarnation: int, crew: NodeCrew, inbox: _Inbox) -> None:
+    """One incarnation of an instance, from its start to its end."""
+    try:
+        inbox.put("stood", instance.name, runs := crew.start(instance, incarnation))
+        if runs:
+            inbox.put("returned", instance.name, crew.run(instance.name))
+        crew.attend(instance.name)
+    except NodeStopped:
+        raise
+    except BaseException as error:  # it belongs to who waits
+        inbox.put("failed", instance.name, error)
+
+
+def _final(error: BaseException, limit: str) -> BaseException:
+    if isinstance(error, NodeFailedError):
+        return NodeFailedError(f"{error.message}\n({limit})", fix=error.fix)
+    return error
+
+
+class LocalCrew:
+    """Makes instances in this process; see `NodeCrew`.
+
+    What crosses regions is held back as the program's links say, by one model for each direction,
+    like a bridge for each region that all calls from there go through.
+
+    Args:
+        program: the whole.
+        clock: the machine's or a virtual one.
+        on: threads or virtual.
+    """
+
+    def __init__(self, program: Program, clock: ProgramClock, on: str) -> None:
+        self._clock, self._on = clock, on
+        self._links = build_links(program.both_ways, program.seed)
+        self._names = {name: instance_names(*both) for name, both in program.nodes.items()}
+        self._regions = {each.name: each.group.region for each in program.instances}
+        # Of those that stand; whoever calls one that is being made anew waits for it.
+        self._hosts: dict[str, Future[NodeHost]] = {name: Future() for name in self._regions}
+        self._counters: dict[str, list[TrafficCounter]] = defaultdict(list)
+        self._ended: Future[None] = Future()
+        self._began_s = 0.0
+
+    def begin(self, alarm: Callable[[BaseException], None]) -> None:
+        """See `NodeCrew.begin`."""
+        self._began_s = self._clock.now_s()
+
+    def start(self, instance: NodeInstance, incarnation: int) -> bool:
+        """See `NodeCrew.start`."""
+        region, group = instance.group.region, instance.group
+        counter = TrafficCounter()
+        self._counters[instance.node.name].append(counter)
+        calls = OutgoingCalls(self._clock, partial(self._send, region), counter)
+        place = NodeSurroundings(instance.name, region, instance.replica, self._on, self._clock)
+        # As elsewhere, each instance has arguments of its own.
+        args = unpack(pack(instance.node.args))
+        host = NodeHost(instance.make, args, group.calls_at_once, place, calls, self._names)
+        host.stand()
+        self._hosts[instance.name].set_result(host)
+        return host.has_run
+
+    def run(self, name: str) -> bytes:
+        """See `NodeCrew.run`."""
+        try:
+            return self._hosts[name].result().run()
+        except NodeFailedError:
+            self._hosts[name] = Future()
+            raise
+
+    def attend(self, name: str) -> None:
+        """See `NodeCrew.attend`."""
+        self._clock.wait(self._ended)
+
+    def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
+        """See `NodeCrew.counts`."""
+        return {node: [each.counts() for each in all_] for node, all_ in self._counters.items()}
+
+    def end(self) -> None:
+        """See `NodeCrew.end`; who goes on after it gets no further than the next call."""
+        self._ended.set_result(None)
+
+    def _send(self, region: str, target: str, method: str, request: bytes) -> bytes:
+        if self._ended.done():
+            raise NodeEndedError(f"{target}.{method} was called, but the program has ended")
+        there = self._regions[target]
+        self._carry(region, there, len(request))
+        answer = b""
+        try:
+            answer = self._standing(target).answer(method, request)
+        finally:
+            self._carry(there, region, len(answer))
+        return answer
+
+    def _standing(self, target: str) -> NodeHost:
+        host = self._hosts[target]
+        if not self._clock.wait(host, RETURN_S):
+            raise NodeLostError(f"{target} did not come back within {RETURN_S:g} s")
+        return host.result()
+
+    def _carry(self, src: str, dst: str, size_bytes: int) -> None:
+        link = self._links.get((src, dst))
+        if link is not None:
+            now_s = self._clock.now_s() - self._began_s
+            self._clock.sleep_s(link.transfer(now_s, size_bytes + FRAME_BYTES) - now_s)
+
 
 On = Literal["threads", "processes", "ray", "virtual"]
 WAYS: Final = ("threads", "processes", "ray", "virtual")

@@ -1,1 +1,1 @@
-"""Real runs: the only package in which Ray lives."""
+"""Real runs on Ray: the controller, its policies, and the worker, server and bridge actors."""

@@ -22,19 +22,11 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Wait,
-    answer_all,
-    weighted_mean,
-)
-from geo_ray.strategies.common import staleness
-from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import global_model
+from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, Traits
 
 
@@ -108,7 +100,7 @@ class Ama(StrictModel):
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(averager, self._answer)
+        return global_model.release(averager, self._answer)
 
     def on_finished(self, averager: AveragerState) -> list[Reply]:
         """Answer whom only who has finished held up."""

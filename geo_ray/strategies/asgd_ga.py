@@ -28,10 +28,10 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.strategies.common import additive, staleness
-from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import additive, global_model
+from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import AveragerTraits, Combine, ExchangeTraits, Traits
 
 
@@ -83,13 +83,13 @@ class AsgdGa(StrictModel):
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Put the sum into every other region's outbox; answer with what lies in the sender's."""
-        weight = self.staleness.factor(staleness.lag_of(averager, update))
+        weight = self.staleness.factor(global_model.lag_of(averager, update))
         additive.take_in(averager, update, self.combine, weight)
         return self.staleness.answers(averager, update, additive.answer)
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(averager, additive.answer)
+        return global_model.release(averager, additive.answer)
 
     def on_finished(self, averager: AveragerState) -> list[Reply]:
         """Answer whom only who has finished held up."""

@@ -2,7 +2,7 @@
 
 Idea: a region trains H steps, sends what it did, gets the outer model as it is then, and goes on;
 nobody waits for anybody. Two things make that as good as rounds: momentum that moves only once per
-N updates (`geo_ray.strategies.common.delayed_nesterov`), and local steps in proportion to speed
+N updates (`geo_ray.strategies.outer`), and local steps in proportion to speed
 (``by_speed``), so that updates of slow regions are as fresh as those of fast ones.
 
 Rule: on an update ``g = factor(lag) * rows_i / mean rows * Delta_i``, then delayed Nesterov;
@@ -25,19 +25,14 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Weights,
-)
-from geo_ray.strategies.common import local, published, speeds, staleness
-from geo_ray.strategies.common.delayed_nesterov import DelayedNesterov
-from geo_ray.strategies.common.staleness import Staleness
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import global_model, local_steps
+from geo_ray.strategies import global_model as published
+from geo_ray.strategies import global_model as staleness
+from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.outer import DelayedNesterov
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 
 class AsyncLocalSgd(StrictModel):
@@ -64,7 +59,7 @@ class AsyncLocalSgd(StrictModel):
                 interval=self.interval,
                 paced=not self.by_speed,
             ),
-            region=RegionTraits(eval_params=local.ANCHOR),
+            region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain,
                 bound=self.staleness.bound,
@@ -75,27 +70,27 @@ class AsyncLocalSgd(StrictModel):
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """After as many steps as are due, send what was done and wait for the link."""
-        return local.outgoing_when_due(region, self.interval)
+        return local_steps.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Send the rest; the answer comes when all have."""
-        return local.outgoing(region)
+        return local_steps.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Take the update in; answer its sender with the outer model's change."""
-        speeds.note(averager, update)
+        global_model.note_speed(averager, update)
         if update.num_samples > 0:
             weight = self.staleness.factor(staleness.lag_of(averager, update))
             if self.weights == "samples":
-                weight *= speeds.relative_rows(averager, update.region)
+                weight *= global_model.relative_rows(averager, update.region)
             change_P = self.outer.change(
                 averager, update.payload_P * weight, len(averager.members), "outer"
             )
@@ -112,6 +107,8 @@ class AsyncLocalSgd(StrictModel):
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
         steps = (
-            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+            global_model.steps_by_speed(averager, update.region, self.interval)
+            if self.by_speed
+            else None
         )
         return published.answer(averager, update, steps)

@@ -20,19 +20,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Wait,
-    Weights,
-    answer_all,
-    weighted_mean,
-)
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RoundMean, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RoundMean, Traits, Weights
 
 
 class Bsp(StrictModel):

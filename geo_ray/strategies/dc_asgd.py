@@ -26,12 +26,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update
-from geo_ray.strategies.common import local, published, staleness
-from geo_ray.strategies.common.gradient_sum import add_gradient, take_mean
-from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
-from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import global_model, local_steps
+from geo_ray.strategies import global_model as published
+from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.local_steps import add_gradient, take_mean
+from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _SQUARE = "square"
@@ -81,7 +82,7 @@ class DcAsgd(StrictModel):
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Send the rest; the answer comes when all have."""
@@ -90,7 +91,7 @@ class DcAsgd(StrictModel):
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Step with the corrected gradient; answer its sender with the model's change."""
         if update.num_samples > 0:
-            factor = self.staleness.factor(staleness.lag_of(averager, update))
+            factor = self.staleness.factor(global_model.lag_of(averager, update))
             grad_P = self.compensated(
                 averager, update.payload_P, published.unheard(averager, update)
             )
@@ -99,7 +100,7 @@ class DcAsgd(StrictModel):
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(averager, published.answer)
+        return global_model.release(averager, published.answer)
 
     def on_finished(self, averager: AveragerState) -> list[Reply]:
         """Answer whom only who has finished held up."""

@@ -23,19 +23,50 @@ Fragments are contiguous here, and `rda` is per fragment, not per tensor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update
-from geo_ray.strategies.common import local, published
-from geo_ray.strategies.common.directions import combined
-from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_change
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import global_model, local_steps
+from geo_ray.strategies.outer import OuterConfig, OuterNesterov, outer_change
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+
+_CANCELLED: Final = 1e-5  # of unit directions' weighted sum
+
+
+def combined(changes: Sequence[Tensor], weights: Sequence[float], *, by_direction: bool) -> Tensor:
+    """The weighted mean of changes, plain or by direction.
+
+    Args:
+        changes: at least one, fp32 (P,) each; they stay as they are.
+        weights: at least one of them above 0.
+        by_direction: changes that are zero then have no direction; if all are, or if they cancel
+            out, it is the plain mean.
+
+    Returns:
+        A new fp32 tensor (P,).
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    norms = [float(torch.linalg.vector_norm(change_P)) for change_P in changes]
+    total_P = torch.zeros_like(changes[0])
+    for change_P, share, norm in zip(changes, shares, norms, strict=True):
+        if not by_direction:
+            total_P.add_(change_P, alpha=share)
+        elif norm > 0:
+            total_P.add_(change_P, alpha=share / norm)
+    length = float(torch.linalg.vector_norm(total_P))
+    if by_direction and length < _CANCELLED:  # no direction: rounding would be blown up
+        return combined(changes, weights, by_direction=False)
+    if by_direction:
+        mean_norm = sum(share * norm for share, norm in zip(shares, norms, strict=True))
+        total_P.mul_(mean_norm / length)
+    return total_P
 
 
 class Decoupled(StrictModel):
@@ -63,7 +94,7 @@ class Decoupled(StrictModel):
                 fragments=self.fragments,
                 interval=self.interval,
             ),
-            region=RegionTraits(eval_params=local.ANCHOR),
+            region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain,
                 on_release=self.on_release,
@@ -78,7 +109,7 @@ class Decoupled(StrictModel):
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every H/F steps report the next fragment, if the link is free; never wait."""
@@ -89,12 +120,12 @@ class Decoupled(StrictModel):
         start, stop = region.fragments[number]
         part_S = region.params_P[start:stop]
         region.memory["sent"] = part_S.clone()
-        return Outgoing(local.anchor(region)[start:stop] - part_S, False, number)
+        return Outgoing(local_steps.anchor(region)[start:stop] - part_S, False, number)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Move the fragment; what was done since it was sent stays. The last one is taken whole."""
         start, stop = region.fragments[reply.fragment]
-        params_S, anchor_S = region.params_P[start:stop], local.anchor(region)[start:stop]
+        params_S, anchor_S = region.params_P[start:stop], local_steps.anchor(region)[start:stop]
         anchor_S.sub_(reply.payload_P)
         if reply.final or reply.fragment == self.fragments:
             params_S.copy_(anchor_S)
@@ -105,7 +136,7 @@ class Decoupled(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The rest of all fragments."""
-        return Outgoing(local.delta(region), True, self.fragments)
+        return Outgoing(local_steps.delta(region), True, self.fragments)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Hold it until its fragment's step is due; last words until all are in."""
@@ -160,10 +191,10 @@ class Decoupled(StrictModel):
             changes = [report.payload_P for report in used]
             merged_P = combined(changes, weights, by_direction=self.merge == "rda")
             change_P = outer_change(self.outer, averager, merged_P, f"outer{fragment}")
-            published.publish(averager, change_P, fragment)
+            global_model.publish(averager, change_P, fragment)
         for report in reports:
             del averager.waiting[report.region]
-        return [published.answer(averager, report) for report in reports]
+        return [global_model.answer(averager, report) for report in reports]
 
     def _take_rest(self, averager: AveragerState, reports: list[Update]) -> list[Reply]:
         """Last words: each counts 1/M, and is answered with all that its sender has not heard."""
@@ -171,13 +202,13 @@ class Decoupled(StrictModel):
             del averager.waiting[report.region]
             for number, (start, stop) in enumerate(averager.fragments[:-1]):
                 part_P = report.payload_P[start:stop] / len(averager.members)
-                published.publish(averager, part_P, number)
+                global_model.publish(averager, part_P, number)
         replies = []
         for report in reports:
             parts = []
             for number, (start, stop) in enumerate(averager.fragments[:-1]):
                 part = replace(report, fragment=number, payload_P=report.payload_P[start:stop])
-                parts.append(published.answer(averager, part))
+                parts.append(global_model.answer(averager, part))
             payload_P = torch.cat([part.payload_P for part in parts])
             replies.append(replace(parts[0], fragment=report.fragment, payload_P=payload_P))
         return replies

@@ -27,18 +27,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Weights,
-    answer_all,
-    weighted_mean,
-)
-from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits, Weights
 
 _MOMENTUM, _REFUSED = "momentum", "refused"
 

@@ -7,7 +7,9 @@ So rounds may be hundreds of steps apart, at a small loss.
 Rule: ``Delta = sum_i q_i (w - w_i)``; ``m <- beta m + Delta``; ``w <- w - eta (Delta + beta m)``.
 With outer learning rate 1 and no momentum it is `sma`.
 
-``compute_share`` lets H follow the link: see `geo_ray.strategies.common.paced`.
+``compute_share`` lets H follow the link. From the updates the averager knows how long a local step
+and an exchange take. The next power of two that spends at least this share of a round computing
+becomes H, once it asked for the same direction in several rounds in a row (ours).
 
 When: regions of about equal speed and a slow link. Defaults (eta 0.7, beta 0.9) are for H from 30
 to 500; for small H lower the momentum, since steps add up to ``eta / (1 - beta)``.
@@ -17,31 +19,56 @@ Source: DiLoCo (arXiv 2311.08105), reconstructed.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Weights,
-)
-from geo_ray.strategies.common import local
-from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_round
-from geo_ray.strategies.common.paced import paced_interval
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import local_steps
+from geo_ray.strategies.outer import OuterConfig, OuterNesterov, outer_round
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import (
     AveragerTraits,
     ExchangeTraits,
     RegionTraits,
     RoundMean,
     Traits,
+    Weights,
 )
+
+PATIENCE: Final = 3
+_INTERVAL, _VOTES = "paced/interval", "paced/votes"
+
+
+def paced_interval(
+    averager: AveragerState, updates: Sequence[Update], share: float, first: int
+) -> int:
+    """The interval of the next round.
+
+    Args:
+        averager: keeps the present one.
+        updates: of the round that was just closed.
+        share: of a round that is to be spent computing, in (0, 1).
+        first: the interval until something is known.
+    """
+    present = int(averager.numbers.setdefault(_INTERVAL, float(first)))
+    step_s = max(update.step_s for update in updates)
+    exchange_s = max(update.exchange_s for update in updates)
+    if step_s <= 0 or exchange_s <= 0:
+        return present
+    least = share / (1.0 - share) * exchange_s / step_s
+    wanted = 2 ** max(0, math.ceil(math.log2(max(1.0, least))))
+    votes = averager.numbers.get(_VOTES, 0.0)
+    direction = float((wanted > present) - (wanted < present))
+    votes = votes + direction if votes * direction >= 0 and direction else direction
+    if abs(votes) >= PATIENCE:
+        present, votes = wanted, 0.0
+    averager.numbers[_INTERVAL], averager.numbers[_VOTES] = float(present), votes
+    return present
 
 
 class DiLoCo(StrictModel):
@@ -70,25 +97,25 @@ class DiLoCo(StrictModel):
                 interval=self.interval,
                 paced=self.compute_share is None,
             ),
-            region=RegionTraits(eval_params=local.ANCHOR),
+            region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain, round_mean=mean),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every H steps, send what was done and wait."""
-        return local.outgoing_when_due(region, self.interval)
+        return local_steps.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The last exchange, unless the last step was one anyway."""
-        return local.final_update(region)
+        return local_steps.final_update(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""

@@ -25,21 +25,12 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Wait,
-    Weights,
-    answer_all,
-    weighted_mean,
-)
-from geo_ray.strategies.common import local
-from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_change
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import local_steps
+from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.outer import OuterConfig, OuterNesterov, outer_change
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 _START, _OWN, _MEAN = "start", "own", "mean"
 _SHARE, _LAST = "share", "last"
@@ -62,7 +53,7 @@ class DiLoCoEager(StrictModel):
             exchange=ExchangeTraits(
                 stands_still="when_late", every=self.interval, last="always", interval=self.interval
             ),
-            region=RegionTraits(eval_params=local.ANCHOR),
+            region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
@@ -71,7 +62,7 @@ class DiLoCoEager(StrictModel):
         if _START not in region.memory:
             region.memory[_START] = region.params_P.clone()
         region.numbers.pop(_LAST, None)  # saved at its end, and goes on after all
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Every H steps the outer step, with what is known; then send one's own change."""
@@ -79,7 +70,7 @@ class DiLoCoEager(StrictModel):
             return None
         if region.link_busy:
             return Wait()
-        change_P = local.delta(region)
+        change_P = local_steps.delta(region)
         self._outer_step(region, change_P)
         region.memory[_OWN] = change_P
         return Outgoing(change_P.clone(), wait=False)
@@ -87,7 +78,7 @@ class DiLoCoEager(StrictModel):
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Keep the mean until the next sync; the last one is where all meet."""
         if region.numbers.get(_LAST):
-            anchor_P = local.anchor(region)
+            anchor_P = local_steps.anchor(region)
             anchor_P.copy_(region.memory[_START]).sub_(reply.payload_P)
             region.params_P.copy_(anchor_P)
             if reply.border is not None:  # there will be another last word
@@ -101,7 +92,7 @@ class DiLoCoEager(StrictModel):
         if region.numbers.get(_LAST):
             return None
         if _MEAN in region.memory:
-            self._outer_step(region, local.delta(region))
+            self._outer_step(region, local_steps.delta(region))
         region.numbers[_LAST] = 1.0
         start_P = region.memory.setdefault(_START, region.params_P.clone())
         return Outgoing(start_P - region.params_P, wait=True)
@@ -122,5 +113,5 @@ class DiLoCoEager(StrictModel):
             eager_P = change_P
         else:
             eager_P = mean_P + (change_P - own_P) * region.numbers[_SHARE]
-        anchor_P = local.anchor(region).sub_(outer_change(self.outer, region, eager_P))
+        anchor_P = local_steps.anchor(region).sub_(outer_change(self.outer, region, eager_P))
         region.params_P.copy_(anchor_P)

@@ -27,19 +27,11 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Wait,
-    Weights,
-)
-from geo_ray.strategies.common import local
-from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, OuterSgd, outer_round
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import local_steps
+from geo_ray.strategies.outer import OuterConfig, OuterNesterov, OuterSgd, outer_round
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 _PENDING, _NEXT, _SENT = "pending", "next", "sent"
 
@@ -79,17 +71,17 @@ class DiLoCoStreaming(StrictModel):
                 hidden_steps=self.tau,
                 interval=self.interval,
             ),
-            region=RegionTraits(eval_params=local.ANCHOR),
+            region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Merge tau steps after a sending; send the next fragment every H/F steps."""
-        anchor_P = local.anchor(region)
+        anchor_P = local_steps.anchor(region)
         if region.since_send >= self.tau:
             if region.link_busy:
                 return Wait()
@@ -109,7 +101,7 @@ class DiLoCoStreaming(StrictModel):
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Keep it until tau steps have passed; the last one is merged at once."""
         if reply.fragment == self.fragments:
-            local.adopt(region, reply)
+            local_steps.adopt(region, reply)
         else:
             region.memory[_PENDING] = reply.payload_P.clone()
             region.numbers[_PENDING] = float(reply.fragment)
@@ -117,7 +109,7 @@ class DiLoCoStreaming(StrictModel):
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The rest of all fragments."""
         self._merge(region)
-        return Outgoing(local.delta(region), True, self.fragments)
+        return Outgoing(local_steps.delta(region), True, self.fragments)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with a fragment's change once every region's is there."""
@@ -130,7 +122,7 @@ class DiLoCoStreaming(StrictModel):
         if change_S is None:
             return
         start, stop = region.fragments[int(region.numbers.pop(_PENDING))]
-        outer_S = local.anchor(region)[start:stop].sub_(change_S)
+        outer_S = local_steps.anchor(region)[start:stop].sub_(change_S)
         if self.merge == "correct":
             region.params_P[start:stop].add_(outer_S - region.memory.pop(_SENT))
         else:

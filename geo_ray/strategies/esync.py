@@ -33,18 +33,11 @@ from typing import Final, Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Weights,
-)
-from geo_ray.strategies.common import local
-from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import local_steps
+from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_round
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 _ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
 
@@ -65,25 +58,25 @@ class ESync(StrictModel):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(stands_still="always", every=self.slowest_steps, last="rest"),
-            region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+            region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Send what was done after as many steps as the round allows, and wait."""
-        return local.outgoing_when_due(region, self.slowest_steps)
+        return local_steps.outgoing_when_due(region, self.slowest_steps)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The last exchange, unless the last step was a round anyway."""
-        return local.final_update(region)
+        return local_steps.final_update(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all, each with its budget, once every site is in."""

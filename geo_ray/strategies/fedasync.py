@@ -21,18 +21,13 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Weights,
-)
-from geo_ray.strategies.common import local, published, speeds, staleness
-from geo_ray.strategies.common.staleness import Staleness
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import global_model, local_steps
+from geo_ray.strategies import global_model as published
+from geo_ray.strategies import global_model as staleness
+from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 
 class FedAsync(StrictModel):
@@ -59,7 +54,7 @@ class FedAsync(StrictModel):
                 interval=self.interval,
                 paced=not self.by_speed,
             ),
-            region=RegionTraits(eval_params=local.ANCHOR),
+            region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 bound=self.staleness.bound,
                 on_release=self.on_release,
@@ -69,27 +64,27 @@ class FedAsync(StrictModel):
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every ``interval`` steps or fewer, send what was done and wait for the link."""
-        return local.outgoing_when_due(region, self.interval)
+        return local_steps.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the global model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Send the rest; the answer comes when all have."""
-        return local.outgoing(region)
+        return local_steps.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Mix the model in; answer its sender with the global one's change."""
-        speeds.note(averager, update)
+        global_model.note_speed(averager, update)
         if update.num_samples > 0:
             share = self.alpha * self.staleness.factor(staleness.lag_of(averager, update))
             if self.weights == "samples":
-                share = min(1.0, share * speeds.relative_rows(averager, update.region))
+                share = min(1.0, share * global_model.relative_rows(averager, update.region))
             # G - w_i: what the region did, less what G has moved since the region knew it.
             away_P = update.payload_P - published.unheard(averager, update)
             published.publish(averager, away_P.mul_(share))
@@ -105,6 +100,8 @@ class FedAsync(StrictModel):
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
         steps = (
-            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+            global_model.steps_by_speed(averager, update.region, self.interval)
+            if self.by_speed
+            else None
         )
         return published.answer(averager, update, steps)

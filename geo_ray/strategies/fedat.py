@@ -33,17 +33,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    mean_by,
-)
-from geo_ray.strategies.common import local, published
-from geo_ray.strategies.common.data_sizes import SiteWeights, site_shares
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import global_model, local_steps
+from geo_ray.strategies.base import mean_by
+from geo_ray.strategies.global_model import SiteWeights, site_shares
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _TIERED: Final = "tiered"  # whether there are tiers
@@ -80,25 +74,25 @@ class FedAt(StrictModel):
                 interval=self.interval,
                 paced=True,
             ),
-            region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+            region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(on_release=self.on_release),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every ``interval`` steps, send what was done and wait for the tier."""
-        return local.outgoing_when_due(region, self.interval)
+        return local_steps.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the global model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Always one last exchange: other tiers may have moved the model."""
-        return local.outgoing(region)
+        return local_steps.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the rounds of the tiers that are complete."""
@@ -125,7 +119,7 @@ class FedAt(StrictModel):
         if _TIERED in averager.numbers and self._have_times_moved(averager):
             self._sort(averager)
             held += self._take_in(averager, self._full(averager))  # whom nobody slow holds now
-        return [published.answer(averager, update) for update in held]
+        return [global_model.answer(averager, update) for update in held]
 
     def _take_in(self, averager: AveragerState, tiers: dict[int, list[str]]) -> list[Update]:
         taken: list[Update] = []
@@ -136,11 +130,11 @@ class FedAt(StrictModel):
             if not used:
                 continue
             # Where each site stands, as the distance from the start of the run.
-            stands = [published.told(averager, update).add_(update.payload_P) for update in used]
+            stands = [global_model.told(averager, update).add_(update.payload_P) for update in used]
             shares = site_shares(averager, used, self.weights)
             averager.memory[f"tier{tier}"] = mean_by(stands, shares)
             averager.numbers[f"count{tier}"] = averager.numbers.get(f"count{tier}", 0.0) + 1.0
-            published.move_to(averager, self._mix(averager))
+            global_model.move_to(averager, self._mix(averager))
         return taken
 
     def _mix(self, averager: AveragerState) -> Tensor:

@@ -30,18 +30,13 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    mean_by,
-)
-from geo_ray.strategies.common import local, published, speeds
-from geo_ray.strategies.common.data_sizes import SiteWeights, site_shares
-from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import global_model, local_steps
+from geo_ray.strategies import global_model as published
+from geo_ray.strategies.base import mean_by
+from geo_ray.strategies.global_model import SiteWeights, site_shares
+from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _CHOSEN = "chosen/"
@@ -74,29 +69,29 @@ class FedAvg(StrictModel):
                 interval=self.interval,
                 paced=not self.by_speed,
             ),
-            region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+            region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain, on_release=self.on_release),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """After ``interval`` steps, send what was done and wait to be chosen."""
-        return local.outgoing_when_due(region, self.interval)
+        return local_steps.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Always one last exchange: others may have trained since the last answer."""
-        return local.outgoing(region)
+        return local_steps.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the round when every chosen site is in; answer those of the next."""
-        speeds.note(averager, update)
+        global_model.note_speed(averager, update)
         averager.waiting[update.region] = update
         if any(name not in averager.waiting for name in self._chosen(averager)):
             return []
@@ -138,6 +133,8 @@ class FedAvg(StrictModel):
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
         steps = (
-            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+            global_model.steps_by_speed(averager, update.region, self.interval)
+            if self.by_speed
+            else None
         )
         return published.answer(averager, update, steps)

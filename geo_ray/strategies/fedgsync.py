@@ -1,9 +1,8 @@
 """FedGSync: rounds that wait for every kind of data, and not for every site.
 
 Idea: sites with like data stand in for each other. They are grouped by what their updates look like
-(`geo_ray.strategies.common.grouping`); a round closes when every group has spoken, through its
-fastest, and every group counts by the rows of all. Slow sites are not waited for, nor are their
-data drowned.
+(see below); a round closes when every group has spoken, through its fastest, and every group counts
+by the rows of all. Slow sites are not waited for, nor are their data drowned.
 
 Rule: a round closes when ``ceil(quorum * |g|)`` sites (at least one) of each group g are in, or at
 ``deadline_s``; then ``G <- G - outer(sum_g q_g d_g)`` with ``q_g`` the group's share of all rows of
@@ -23,37 +22,121 @@ each site's next update is looked at again, without waiting; when all have spoke
 anew, and keep the number of the group that they share most sites with. With ``codec.up: dgt`` sites
 that close rounds send ``share_closing`` of their blocks reliably, the others ``share_extra``.
 
+Grouping: the updates of one round, all from the same parameters, are projected to a few hundred
+numbers each (signs and buckets drawn from a seed: a count sketch, which keeps angles), made unit
+vectors, reduced to their principal components, and clustered by K-means; the number of groups is
+the one with the best silhouette. With fewer than four sites there is one group. Updates reveal
+labels, so grouping is as private as sending updates is, and not more.
+
 Source: FedGSync's abstract: groups by principal components of gradients and K-means, group-weak
 rounds, transmission that differs between groups; all beyond that is reconstructed or ours.
+
+Shape legend: P = parameters of the model; N = sites; D = numbers of a sketch; Q = components.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    mean_by,
-)
-from geo_ray.strategies.common import grouping, local, published, speeds
-from geo_ray.strategies.common.data_sizes import member_rows
-from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import global_model, local_steps
+from geo_ray.strategies import global_model as published
+from geo_ray.strategies.base import mean_by
+from geo_ray.strategies.global_model import member_rows
+from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+
+_SKETCH_SIZE: Final = 512
+_FEWEST: Final = 4
+_MOST_COMPONENTS: Final = 8
+_VARIANCE: Final = 0.9
+_RESTARTS: Final = 10
+_TOLERABLE: Final = 0.1  # a silhouette below that says that there are no groups
+
+
+def sketch(change_P: Tensor, seed: int) -> Tensor:
+    """A vector's count sketch: fp32 (D,), the same for the same seed and P."""
+    generator = torch.Generator().manual_seed(seed)
+    buckets_P = torch.randint(_SKETCH_SIZE, change_P.shape, generator=generator)
+    signs_P = torch.randint(2, change_P.shape, generator=generator) * 2 - 1
+    return torch.zeros(_SKETCH_SIZE).index_add_(0, buckets_P, change_P * signs_P)
+
+
+def group(sketches: Sequence[Tensor], most: int, seed: int) -> list[int]:
+    """A group number for each site; numbers go from 0 in the order of appearance.
+
+    Args:
+        sketches: of the sites' updates, (D,) each.
+        most: groups at most.
+        seed: of K-means.
+    """
+    if len(sketches) < _FEWEST:
+        return [0] * len(sketches)
+    # Here, since it takes as long to import as torch, and every command imports every strategy.
+    from sklearn.cluster import k_means
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.metrics import silhouette_score
+
+    components_NQ = principal_components(torch.stack(list(sketches)).double())
+    best, labels = _TOLERABLE, np.zeros(len(sketches), dtype=int)
+    for count in range(2, min(most, len(sketches) // 2) + 1):
+        with warnings.catch_warnings():  # fewer distinct sites than groups: no such grouping
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            _, found, _ = k_means(components_NQ, count, n_init=_RESTARTS, random_state=seed)
+        if len(set(found)) < count:
+            continue
+        score = float(silhouette_score(components_NQ, found))
+        if score > best:
+            best, labels = score, found
+    order = list(dict.fromkeys(labels.tolist()))
+    return [order.index(label) for label in labels.tolist()]
+
+
+def matched(before: Sequence[int], now: Sequence[int]) -> list[int]:
+    """The groups of ``now`` under numbers of ``before``: as many sites as can be keep theirs.
+
+    A group that has no counterpart gets the lowest number that is free.
+
+    Args:
+        before: a group number for each site.
+        now: the same, of another grouping of the same sites.
+    """
+    from scipy.optimize import linear_sum_assignment  # slow to import, as above
+
+    shared = np.zeros((max(now) + 1, max(before) + 1))
+    for new, old in zip(now, before, strict=True):
+        shared[new, old] += 1
+    pairs = zip(*linear_sum_assignment(shared, maximize=True), strict=True)
+    numbers = {int(new): int(old) for new, old in pairs if shared[new, old] > 0}
+    free = (number for number in range(len(now) + max(before) + 1) if number not in before)
+    return [numbers[new] if new in numbers else numbers.setdefault(new, next(free)) for new in now]
+
+
+def principal_components(rows_ND: Tensor) -> np.ndarray:
+    """Unit rows in as few principal directions as hold most of their variance (N, Q)."""
+    norms_N1 = torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True).clamp_min(1e-30)
+    unit_ND = rows_ND / norms_N1
+    centred_ND = unit_ND - unit_ND.mean(dim=0)
+    u_NN, s_N, _ = torch.linalg.svd(centred_ND, full_matrices=False)
+    share_N = torch.cumsum(s_N**2, 0) / (s_N**2).sum().clamp_min(1e-30)
+    count = int((share_N < _VARIANCE).sum()) + 1
+    count = min(count, _MOST_COMPONENTS, len(rows_ND) - 1)
+    return np.asarray((u_NN[:, :count] * s_N[:count]).numpy())
+
 
 _GROUPED: Final = "grouped"  # the version at which groups were made
 _MEAN: Final = "mean"  # of a group, with its number
-_SKETCH: Final = "sketch/"  # of a site's update, for the next grouping
+_SKETCH_PREFIX: Final = "sketch/"  # of a site's update, for the next grouping
 
 
 class FedGSync(StrictModel):
@@ -89,7 +172,7 @@ class FedGSync(StrictModel):
                 interval=self.interval,
                 paced=not self.by_speed,
             ),
-            region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+            region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain, on_release=self.on_release, on_wake=self.on_wake
             ),
@@ -97,24 +180,24 @@ class FedGSync(StrictModel):
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every ``interval`` steps, send what was done and wait for the round."""
-        return local.outgoing_when_due(region, self.interval)
+        return local_steps.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Always one last exchange: rounds may have gone on without this site."""
-        return local.outgoing(region)
+        return local_steps.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the round when every group has spoken."""
         averager.waiting[update.region] = update
-        speeds.note(averager, update)
+        global_model.note_speed(averager, update)
         self._look_at(averager, update)
         is_first = _GROUPED not in averager.numbers
         if is_first or update.final or averager.stopping:
@@ -153,21 +236,21 @@ class FedGSync(StrictModel):
 
     def _look_at(self, averager: AveragerState, update: Update) -> None:
         """Keep a sketch of each site's first update since it was due."""
-        grouped_at, key = averager.numbers.get(_GROUPED), _SKETCH + update.region
+        grouped_at, key = averager.numbers.get(_GROUPED), _SKETCH_PREFIX + update.region
         is_due = grouped_at is None or averager.version - grouped_at >= self.regroup_every
         if is_due and update.num_samples > 0 and key not in averager.memory:
-            averager.memory[key] = grouping.sketch(update.payload_P, self.seed)
+            averager.memory[key] = sketch(update.payload_P, self.seed)
 
     def _group(self, averager: AveragerState) -> None:
         """Make groups, if there is a sketch of every site."""
         numbers, memory, members = averager.numbers, averager.memory, averager.members
-        if any(_SKETCH + name not in memory for name in members):
+        if any(_SKETCH_PREFIX + name not in memory for name in members):
             return
-        sketches = [memory.pop(_SKETCH + name) for name in members]
-        found = grouping.group(sketches, self.groups, self.seed)
+        sketches = [memory.pop(_SKETCH_PREFIX + name) for name in members]
+        found = group(sketches, self.groups, self.seed)
         if _GROUPED in numbers:
             before = [int(numbers.get(f"group/{name}", 0.0)) for name in members]
-            found = grouping.matched(before, found)
+            found = matched(before, found)
         numbers |= {f"group/{name}": float(g) for name, g in zip(members, found, strict=True)}
         numbers[_GROUPED] = float(averager.version)
         means = {_mean_of(number) for number in found}
@@ -193,7 +276,9 @@ class FedGSync(StrictModel):
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
         steps = (
-            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+            global_model.steps_by_speed(averager, update.region, self.interval)
+            if self.by_speed
+            else None
         )
         return published.answer(averager, update, steps)
 

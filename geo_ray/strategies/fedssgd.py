@@ -20,19 +20,11 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Weights,
-    answer_all,
-    weighted_mean,
-)
-from geo_ray.strategies.common.gradient_sum import add_gradient, take_mean
-from geo_ray.strategies.traits import ExchangeTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.local_steps import add_gradient, take_mean
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.traits import ExchangeTraits, Traits, Weights
 
 
 class FedSsgd(StrictModel):

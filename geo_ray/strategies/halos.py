@@ -35,19 +35,15 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Weights,
-)
-from geo_ray.strategies.common import local, published, speeds, staleness
-from geo_ray.strategies.common.delayed_nesterov import DelayedNesterov
-from geo_ray.strategies.common.staleness import Staleness
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import global_model
+from geo_ray.strategies import global_model as published
+from geo_ray.strategies import global_model as staleness
+from geo_ray.strategies import local_steps as local
+from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.outer import DelayedNesterov
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 _GLOBAL, _SENT = "global", "sent"
 
@@ -127,11 +123,11 @@ class Halos(StrictModel):
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Take the update in; answer its sender with the global model's change."""
-        speeds.note(averager, update)
+        global_model.note_speed(averager, update)
         if update.num_samples > 0:
             weight = self.staleness.factor(staleness.lag_of(averager, update))
             if self.weights == "samples":
-                weight *= speeds.relative_rows(averager, update.region)
+                weight *= global_model.relative_rows(averager, update.region)
             delta_P = update.payload_P * weight
             published.publish(
                 averager, self.outer.change(averager, delta_P, len(averager.members), "outer")
@@ -148,7 +144,9 @@ class Halos(StrictModel):
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
         steps = (
-            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+            global_model.steps_by_speed(averager, update.region, self.interval)
+            if self.by_speed
+            else None
         )
         return published.answer(averager, update, steps)
 

@@ -23,23 +23,17 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Weights,
-)
-from geo_ray.strategies.common import local
-from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import local_steps
+from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_round
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import (
     AveragerTraits,
     ExchangeTraits,
     RegionTraits,
     RoundMean,
     Traits,
+    Weights,
 )
 
 
@@ -59,7 +53,7 @@ class Hfa(StrictModel):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(stands_still="always", every=self.k2, last="rest"),
-            region=RegionTraits(worker_steps=self.k1, eval_params=local.ANCHOR),
+            region=RegionTraits(worker_steps=self.k1, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain, round_mean=RoundMean(weights=self.weights)
             ),
@@ -67,21 +61,21 @@ class Hfa(StrictModel):
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Take the workers' mean change; it is what parameters change by, and no gradient."""
-        local.anchor(region)
+        local_steps.anchor(region)
         if grad_P is not None:
             region.params_P.sub_(grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every k2 averages, send what was done and wait."""
-        return local.outgoing_when_due(region, self.k2)
+        return local_steps.outgoing_when_due(region, self.k2)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The last exchange, unless the last step was one anyway."""
-        return local.final_update(region)
+        return local_steps.final_update(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""

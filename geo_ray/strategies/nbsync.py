@@ -29,19 +29,12 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Wait,
-    Weights,
-)
-from geo_ray.strategies.common import local, overlap
-from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import local_steps
+from geo_ray.strategies import local_steps as local
+from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_round
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 
 class NbSync(StrictModel):
@@ -49,7 +42,9 @@ class NbSync(StrictModel):
 
     kind: Literal["nbsync"] = "nbsync"
     max_local_steps: int = Field(150, ge=1, description="most local steps of a site in a round")
-    merge: overlap.Merge = Field("overwrite", description="what becomes of the site's own progress")
+    merge: local_steps.Merge = Field(
+        "overwrite", description="what becomes of the site's own progress"
+    )
     weights: Weights = Field("uniform", description="weight of a site: alike, or by its samples")
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
 
@@ -66,21 +61,21 @@ class NbSync(StrictModel):
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        overlap.step(region, grad_P)
+        local_steps.overlapped_step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Turn as soon as the answer is here; stand still only at the cap."""
         if region.link_busy:
             return Wait() if region.since_send >= self.max_local_steps else None
-        return overlap.turn(region, self.merge)
+        return local_steps.turn(region, self.merge)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Keep it until the present step has ended."""
-        overlap.keep(region, reply)
+        local_steps.keep_reply(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Send the rest; the answer is the model of all."""
-        return overlap.last_turn(region, self.merge)
+        return local_steps.last_turn(region, self.merge)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the outer model's change once every site is in."""

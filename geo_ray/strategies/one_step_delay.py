@@ -20,19 +20,12 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Wait,
-    Weights,
-)
-from geo_ray.strategies.common import local, overlap
-from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_round
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import local_steps
+from geo_ray.strategies import local_steps as local
+from geo_ray.strategies.outer import OuterConfig, OuterNesterov, outer_round
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 
 class OneStepDelay(StrictModel):
@@ -40,7 +33,9 @@ class OneStepDelay(StrictModel):
 
     kind: Literal["one_step_delay"] = "one_step_delay"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
-    merge: overlap.Merge = Field("overwrite", description="what becomes of the last H steps here")
+    merge: local_steps.Merge = Field(
+        "overwrite", description="what becomes of the last H steps here"
+    )
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
     outer: OuterConfig = Field(
         OuterNesterov(momentum=0.5), description="what is made of the mean change"
@@ -61,21 +56,21 @@ class OneStepDelay(StrictModel):
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        overlap.step(region, grad_P)
+        local_steps.overlapped_step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Turn every H steps, or as soon as the answer is there if that is later."""
         if region.since_send < self.interval:
             return None
-        return Wait() if region.link_busy else overlap.turn(region, self.merge)
+        return Wait() if region.link_busy else local_steps.turn(region, self.merge)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Keep it until the next sync."""
-        overlap.keep(region, reply)
+        local_steps.keep_reply(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Send the rest; the answer is the model of all."""
-        return overlap.last_turn(region, self.merge)
+        return local_steps.last_turn(region, self.merge)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""

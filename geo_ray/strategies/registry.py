@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter
 
-from geo_ray.config.own import OwnLoader, context, section_type
-from geo_ray.errors import ConfigError
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.user_code import UserClass
+from geo_ray.base.user_section import OwnLoader, context, section_type
 from geo_ray.strategies.ama import Ama
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.strategies.asgd_ga import AsgdGa
@@ -36,7 +37,6 @@ from geo_ray.strategies.one_step_delay import OneStepDelay
 from geo_ray.strategies.sma import Sma
 from geo_ray.strategies.sparseloco import SparseLoCo
 from geo_ray.strategies.traits import Traits
-from geo_ray.util.user_class import UserClass
 
 CLASSES: Final[tuple[type[Strategy], ...]] = (
     Bsp,

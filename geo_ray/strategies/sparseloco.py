@@ -24,20 +24,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import (
-    AveragerState,
-    Outgoing,
-    RegionState,
-    Reply,
-    Update,
-    Weights,
-    answer_all,
-    weighted_mean,
-)
-from geo_ray.strategies.common import local
-from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import local_steps
+from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 
 class SparseLoCo(StrictModel):
@@ -62,25 +54,25 @@ class SparseLoCo(StrictModel):
                 interval=self.interval,
                 paced=True,
             ),
-            region=RegionTraits(eval_params=local.ANCHOR, needs_codec="chunked_topk"),
+            region=RegionTraits(eval_params=local_steps.ANCHOR, needs_codec="chunked_topk"),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every H steps, send what was done and wait."""
-        return local.outgoing_when_due(region, self.interval)
+        return local_steps.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
-        local.adopt(region, reply)
+        local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The last exchange, unless the last step was one anyway."""
-        return local.final_update(region)
+        return local_steps.final_update(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the mean of the clipped changes once every region is in."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.dgt_report import LossyReport
+from geo_ray.codecs.base import Coded, LossyReport
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -100,7 +99,7 @@ class Border:
     """After this answer all regions hold the same model, and those who take part are others.
 
     Attributes:
-        view: epoch of the view that begins (`geo_ray.training.membership.view`).
+        view: epoch of the view that begins (`geo_ray.training.membership`).
         donates: the receiver copies its state after merging the answer; newcomers begin with it.
         leaves: the receiver takes part no more.
     """

@@ -5,7 +5,7 @@ planner, the overlays and the checks of a configuration. So a strategy that is n
 library has the same rights as one that is.
 
 Values may depend on the strategy's options. What a record says is checked against short runs of
-every strategy (`geo_ray.contract`).
+every strategy (`geo_ray.testing`).
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class AveragerTraits:
     Attributes:
         round_mean: how its rounds can be summed on the way; None: they cannot.
         adds_up: that updates add up, and how: the averager's side is that of
-            `geo_ray.strategies.common.additive`, which can take in a sum of updates, and one that
+            `geo_ray.strategies.additive`, which can take in a sum of updates, and one that
             was given up with the next. None: each update must come by itself.
         mean_gradient: whether every update is the gradient of one step, of the same model in all
             regions, and every answer their mean by rows.

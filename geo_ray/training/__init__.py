@@ -1,5 +1,5 @@
-"""The training plane as pure state machines: worker, parameter server, averager.
+"""The training plane: worker, parameter server and averager as pure state machines.
 
-No clock, no socket, no Ray: `geo_ray.runtime` runs them on actors, `geo_ray.sim` on a virtual
+No Ray, clock or socket: the runtime drives them over the network, the simulator on a virtual
 clock.
 """

@@ -1,18 +1,91 @@
-"""The ``train`` section of a configuration: how long and how carefully to train."""
+"""Configuration sections `train`, `averager` and `members`, and the timeouts they imply.
+
+Elastic batches: with ``batch: fixed`` a step keeps its rows and present workers compute the
+missing partitions, bit for bit the same result; with ``batch: follows`` a step has the rows of
+the present workers and ``rate`` scales the learning rate. Source: EasyScale (Li et al., SC
+2023); linear rule of Goyal et al. (2017).
+
+Timeouts: without ``train.step_timeout_s`` waits are unbounded and end on a failure or a
+detected stall. With it, the bridge gives up first, then the primary shard, then the worker, so
+the error names the region and the phase.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 from pydantic import Field
 
-from geo_ray.config.base import StrictModel
-from geo_ray.observe.metrics.best import KeepBest
-from geo_ray.observe.metrics.summary import Target
+from geo_ray.base.model import StrictModel
 from geo_ray.strategies.base import Strategy
-from geo_ray.training.server.elastic import ElasticConfig
-from geo_ray.training.server.stragglers import StragglersConfig, check_stragglers
+from geo_ray.strategies.config import CodecConfig
+from geo_ray.strategies.traits import Traits
+from geo_ray.telemetry.summary import KeepBest, Target
+from geo_ray.training.stragglers import StragglersConfig, check_stragglers
+
+_INNER_RATE: Final = "optimizer.lr"
+
+
+class ElasticConfig(StrictModel):
+    """Go on without workers that are lost or taken away, until they are replaced."""
+
+    min_workers: int = Field(
+        1, ge=1, description="with fewer a region stands still; one of fewer workers needs all"
+    )
+    batch: Literal["fixed", "follows"] = Field(
+        "fixed", description="those that are there compute everybody's rows, or only their own"
+    )
+    rate: Literal["same", "linear"] = Field(
+        "same", description="of the optimizer, in steps of fewer rows: linear goes by the rows"
+    )
+
+    def least(self, ranks: int) -> int:
+        """Workers that a region of ``ranks`` needs."""
+        return min(self.min_workers, ranks)
+
+    def check(
+        self, kind: str, traits: Traits, workers: Mapping[str, int], *, mode: str, stragglers: bool
+    ) -> None:
+        """Refuse what does not go together.
+
+        Args:
+            kind: of the strategy.
+            traits: what it says of itself.
+            workers: by region.
+            mode: `train.mode`.
+            stragglers: whether steps do without late workers.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        where = "train.elastic"
+        if stragglers:
+            raise ValueError(
+                f"{where}: with train.stragglers steps do without late workers, in another way: "
+                "give one of the two"
+            )
+        if self.min_workers > max(workers.values()):
+            raise ValueError(
+                f"{where}.min_workers: no region has more than {max(workers.values())} workers"
+            )
+        if self.batch == "follows" and mode == "async":
+            raise ValueError(
+                f"{where}.batch: with train.mode async each push is a step of its own, whoever is "
+                "there: leave the key out"
+            )
+        if self.rate == "same":
+            return
+        if self.batch == "fixed":
+            raise ValueError(
+                f"{where}.rate: with batch fixed a step has always the same rows: leave it out"
+            )
+        inside = traits.region.rate_key == _INNER_RATE and not traits.region.worker_steps
+        if len(workers) > 1 and not inside:
+            raise ValueError(
+                f"{where}.rate: '{kind}' does not train with {_INNER_RATE} at the parameter "
+                "server: use same"
+            )
 
 
 class TrainConfig(StrictModel):
@@ -122,3 +195,230 @@ class TrainConfig(StrictModel):
                 f"but strategy '{strategy.kind}' works in rounds of all regions; use equal "
                 "workers, mode sync, or a strategy without rounds such as asgd_ga"
             )
+
+
+AUTO: Final = "auto"
+"""In place of a region's name: any region may stand by."""
+
+
+class AveragerConfig(StrictModel):
+    """Where the updates of the regions are combined."""
+
+    region: str | None = Field(None, description="region whose bridge hosts it; default: the first")
+    standby: str | None = Field(
+        None, description="region that takes over when that one is lost; auto: any region"
+    )
+    next_standbys: tuple[str, ...] = Field(
+        (),
+        description="who stands by after it has taken over or is gone, the best first; then the "
+        "nearest",
+    )
+    max_divergence: float = Field(
+        0.0, ge=0, description="norm of updates that the standby may lack; 0: it has all that count"
+    )
+    takeover_s: float = Field(5.0, gt=0, description="how long it must be lost until then")
+    rejoin_s: float = Field(30.0, gt=0, description="how long the lost region is waited for")
+
+    @property
+    def named_standbys(self) -> tuple[str, ...]:
+        """The regions that are to stand by, the best first."""
+        first = () if self.standby in {None, AUTO} else (str(self.standby),)
+        return (*first, *self.next_standbys)
+
+    def first_standby(self, host: str, present: Sequence[str]) -> str | None:
+        """Who stands by at the start; None if nobody does.
+
+        Args:
+            host: the averager's region.
+            present: the regions that are there.
+        """
+        if self.standby is None:
+            return None
+        able = [name for name in (*self.named_standbys, *present) if name in present]
+        return next((name for name in able if name != host), None)
+
+    def check(self, host: str, overlay: str, strategy: Strategy, codec: CodecConfig) -> None:
+        """Refuse a standby that could not repeat what the averager is told, in the same order.
+
+        Args:
+            host: the averager's region.
+            overlay: kind of the run's.
+            strategy: the run's.
+            codec: the run's codecs.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        if self.standby is None:
+            if self.next_standbys:
+                raise ValueError(
+                    "averager.next_standbys: nobody stands by first: give averager.standby, or "
+                    "leave it out"
+                )
+            if self.max_divergence:
+                raise ValueError(
+                    "averager.max_divergence: it says how far a standby may be behind, and there "
+                    "is none: give averager.standby, or leave it at 0"
+                )
+            return
+        traits = strategy.traits
+        if host in self.named_standbys:
+            key = "standby" if host == self.standby else "next_standbys"
+            raise ValueError(
+                f"averager.{key}: {host} hosts the averager itself: name another region"
+            )
+        if len(set(self.named_standbys)) < len(self.named_standbys):
+            raise ValueError("averager.next_standbys: name each region once")
+        if overlay != "star":
+            raise ValueError(f"averager.standby: it needs overlay star, not {overlay}")
+        if codec.up is not None and codec.up.traits.differential is not None:
+            raise ValueError(
+                f"averager.standby: what {codec.up.kind} loses on the way would differ there: use "
+                "another codec"
+            )
+        if self.max_divergence and traits.averager.bound is not None:
+            raise ValueError(
+                "averager.max_divergence: with strategy.staleness.bound regions wait for each "
+                "other, so the standby has every update first: leave it at 0"
+            )
+        if self.max_divergence and traits.in_rounds:
+            raise ValueError(
+                f"averager.max_divergence: a round of '{strategy.kind}' counts in every "
+                "region or in none, so the standby has it first: leave it at 0"
+            )
+
+
+class MembersConfig(StrictModel):
+    """Which losses of regions a run survives, and which regions are not there from the start."""
+
+    min: int | None = Field(
+        None,
+        ge=1,
+        description="a run goes on without lost regions while so many are left, the averager's "
+        "among them; null: it waits for every region that is lost, until that is back",
+    )
+    rejoin: bool = Field(
+        True,
+        description="regions that are lost are brought back by themselves, as copies of others; "
+        "where that cannot be, or if false, fewer than min end the run",
+    )
+    wait_s: float = Field(
+        600.0,
+        ge=0,
+        description="longest pause with fewer regions than are needed; then the run is saved and "
+        "ends",
+    )
+    follow_plan: bool = Field(
+        True,
+        description="a run that follows a plan changes its interval by itself, when others take "
+        "part and that pays; if false, it only says so",
+    )
+    absent: tuple[str, ...] = Field(
+        (), description="regions that are not there at the start, and may join later"
+    )
+
+    def check(
+        self,
+        shards: dict[str, int],
+        hosts: tuple[str, str | None],
+        overlay: str,
+        codec: CodecConfig,
+        *,
+        has_transfers: bool,
+    ) -> None:
+        """Refuse what regions cannot be lost from.
+
+        Args:
+            shards: by region of the run.
+            hosts: where the averager lives, and where its standby does.
+            overlay: its kind.
+            codec: the run's codecs.
+            has_transfers: whether updates take turns.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        self._check_absent(shards, hosts)
+        if self.min in {None, len(shards)}:
+            return
+        fixed = why_fixed(overlay, codec, has_transfers=has_transfers)
+        if fixed is not None:
+            raise ValueError(f"members.min: {fixed}, or leave it out")
+
+    def _check_absent(self, shards: dict[str, int], hosts: tuple[str, str | None]) -> None:
+        known = ", ".join(shards)
+        if self.min is not None and self.min > len(shards):
+            raise ValueError(
+                f"members.min: there are {len(shards)} regions: give at most so many, or null"
+            )
+        for name in self.absent:
+            if name not in shards:
+                raise ValueError(
+                    f"members.absent: there is no region '{name}', regions are {known}"
+                )
+            if name in hosts:
+                raise ValueError(
+                    f"members.absent: '{name}' hosts the averager, or stands by for it: it must "
+                    "be there"
+                )
+
+
+def why_nobody_joins(shards: dict[str, int]) -> str | None:
+    """Why no region can join a run whose members may change, with what to do; None if some can.
+
+    Args:
+        shards: by region.
+    """
+    if len(set(shards.values())) > 1:
+        return (
+            "a region begins with the copy of another one's shards: give all regions the same "
+            "ps_shards"
+        )
+    return None
+
+
+def why_fixed(overlay: str, codec: CodecConfig, *, has_transfers: bool) -> str | None:
+    """Why a run's members cannot change, with what to do; None if they can."""
+    if overlay != "star":
+        return (
+            f"with overlay {overlay} updates are summed in other regions, which must all be "
+            "there: use overlay star"
+        )
+    if has_transfers:
+        return "with transfers updates wait for their turn behind others': leave transfers out"
+    if codec.up is not None and codec.up.traits.differential is not None:
+        return (
+            f"{codec.up.kind} keeps books of blocks with every region to the end: use another codec"
+        )
+    return None
+
+
+UNREACHABLE_S: Final = 300.0
+"""How long a region may be out of reach before whoever waits for it gives up."""
+
+_SLACK_S: Final = 5.0
+_LEAST_S: Final = 300.0
+_SLOWEST_MBPS: Final = 4.0
+_FOREVER_S: Final = 365 * 86400.0  # what sockets and locks still take for a number of seconds
+
+
+def wait_limit_s(train: TrainConfig) -> float:
+    """How long others' training may be waited for, seconds; a year if nothing is configured."""
+    return _FOREVER_S if train.step_timeout_s is None else train.step_timeout_s
+
+
+def operation_s(train: TrainConfig, num_params: int) -> float:
+    """How long one operation on a shard may take, seconds: nobody's training is in it."""
+    if train.step_timeout_s is not None:
+        return train.step_timeout_s
+    return _LEAST_S + 2 * 32e-6 * num_params / _SLOWEST_MBPS
+
+
+def exchange_s(limit_s: float) -> float:
+    """How long a primary shard waits for its bridge, seconds."""
+    return limit_s + _SLACK_S
+
+
+def answer_s(limit_s: float) -> float:
+    """How long a worker waits for its primary shard, seconds."""
+    return limit_s + exchange_s(limit_s) + _SLACK_S

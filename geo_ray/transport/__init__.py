@@ -1,1 +1,1 @@
-"""Sockets: between regions (`endpoint`) and inside a region (`lan`)."""
+"""Network transport: reliable messages between regions, requests within one."""

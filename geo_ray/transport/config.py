@@ -6,8 +6,8 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from geo_ray.config.base import StrictModel
-from geo_ray.transport.security.encryption import TlsMode
+from geo_ray.base.model import StrictModel
+from geo_ray.transport.security.tls import TlsMode
 from geo_ray.transport.wire.frames import FrameLimits
 
 LEAST_STREAM_BYTES: Final = 16 * 1024**2

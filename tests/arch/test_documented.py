@@ -11,13 +11,13 @@ from typing import Any
 import click
 import pytest
 
-from geo_ray import errors
 from geo_ray.api.auto import load_experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors.base import every_class
-from geo_ray.errors.page import page
-from geo_ray.queue.config import QueueConfig
-from geo_ray.tuning.config import TuningConfig
+from geo_ray.base import errors
+from geo_ray.base.errors import every_class
+from geo_ray.base.errors_page import page
+from geo_ray.base.load import load_tree
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.sweep.search_config import TuningConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -66,7 +66,7 @@ def test_codes_are_unique() -> None:
 def test_every_class_is_exported_and_comes_from_the_tree() -> None:
     for kind in ERRORS:
         assert vars(errors)[kind.__name__] is kind
-        assert kind.__module__.startswith("geo_ray.errors.")
+        assert kind.__module__.startswith("geo_ray.base.errors.")
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.code)
@@ -80,7 +80,7 @@ def test_every_class_says_itself_what_its_section_needs(kind: type[errors.GeoRay
 
 
 def test_the_page_of_errors_is_what_the_classes_say() -> None:
-    """If this fails: ``python -m geo_ray.errors.page docs/errors.md``."""
+    """If this fails: ``python -m geo_ray.base.errors_page docs/errors.md``."""
     assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == page()
 
 

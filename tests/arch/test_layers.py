@@ -133,7 +133,7 @@ def test_the_package_itself_imports_nothing_heavy(library: list[Any]) -> None:
     (top,) = [file for file in library if file.name == "geo_ray"]
     harmless = {"__future__.annotations", "importlib", "typing.Any", "typing.TYPE_CHECKING"}
     seen = at_run_time(top.tree)
-    assert {name for name in seen if not inside(name, "geo_ray.version")} == harmless
+    assert {name for name in seen if not inside(name, "geo_ray.base.version")} == harmless
 
 
 def test_importing_the_package_loads_nothing_heavy(root: Path) -> None:
@@ -142,7 +142,7 @@ def test_importing_the_package_loads_nothing_heavy(root: Path) -> None:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split()[1:])
-    assert "geo_ray.version" in loaded
+    assert "geo_ray.base.version" in loaded
     assert not loaded & {"torch", "ray", "pydantic", "pyarrow", "numpy", "yaml", "click", "rich"}
 
 
@@ -200,20 +200,20 @@ def test_every_import_is_declared(
         ("transport.link", "from ..data import manifest", True),
         ("transport.link", "from . import frames", False),
         ("transport.link", "def f():\n    from geo_ray.runtime import x", True),
-        ("transport.link", "from geo_ray.config.base import Model", False),
-        ("transport.link", "from geo_ray.config.experiment import Experiment", True),
-        ("config.load", "from geo_ray.config import experiment", True),
+        ("transport.link", "from geo_ray.base.model import Model", False),
+        ("transport.link", "from geo_ray.experiment.experiment import Experiment", True),
+        ("config.load", "from geo_ray.experiment import experiment", True),
         ("config.experiment", "from geo_ray.transport.config import TransportConfig", False),
         ("config.load", "from geo_ray.transport.config import TransportConfig", True),
-        ("errors", "from geo_ray.config import base", True),
-        ("training.worker", "from geo_ray.tasks.base import Task", False),
-        ("training.worker", "from geo_ray.tasks import base", False),
-        ("training.worker", "from geo_ray.tasks.load import load_task", True),
+        ("errors", "from geo_ray.experiment import base", True),
+        ("training.worker", "from geo_ray.data.tasks.base import Task", False),
+        ("training.worker", "from geo_ray.data.tasks import base", False),
+        ("training.worker", "from geo_ray.data.tasks.load import load_task", True),
         ("training.worker", "from geo_ray.strategies.base import Update", False),
-        ("strategies.base", "from geo_ray.training.compute import flat", True),
-        ("runtime.actors", "from geo_ray.sim import world", True),
-        ("runtime.actors", "from geo_ray.config.experiment import Experiment", False),
-        ("cli.train", "import geo_ray.runtime.control.controller", False),
+        ("strategies.base", "from geo_ray.training import flat", True),
+        ("runtime.actors", "from geo_ray.simulator import world", True),
+        ("runtime.actors", "from geo_ray.experiment.experiment import Experiment", False),
+        ("cli.train", "import geo_ray.runtime.controller", False),
     ],
 )
 def test_the_layer_rule_bites(source_file: Any, module: str, statement: str, refused: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.codecs.traits import CodecTraits
+from geo_ray.codecs.base import CodecTraits
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 

@@ -32,20 +32,20 @@ SHARED_GENERATORS = {
     "torch.seed",
     "torch.set_rng_state",
 }
-ALLOWED = {("geo_ray.job.model_file", "torch.save")}  # writes tensors alone, and reads nothing
+ALLOWED = {("geo_ray.runs.model_file", "torch.save")}  # writes tensors alone, and reads nothing
 
 
 # Modules of a driver's process that start threads by themselves, and why they may.
 STARTS_THREADS = {
-    "geo_ray.runtime.cluster.ray_threads": "joins all that it starts before Ray is shut down",
-    "geo_ray.runtime.cluster.head_watch": "joined by its context manager",
-    "geo_ray.runtime.steward.line": "joined by `leave`",
-    "geo_ray.runtime.driver.stage": "writes models, and is joined by `EvalNotes.end`",
-    "geo_ray.runtime.control.saver": "writes checkpoints; does not call Ray",
-    "geo_ray.runtime.control.link_notes": "writes a file; does not call Ray",
-    "geo_ray.runtime.control.membership.plan_watch": "plans; does not call Ray",
+    "geo_ray.ray_cluster.calls": "joins all that it starts before Ray is shut down",
+    "geo_ray.ray_cluster.connect": "joined by its context manager",
+    "geo_ray.runtime.driver.supervisor": "joined by `leave`",
+    "geo_ray.runtime.driver.run_context": "writes models, and is joined by `EvalNotes.end`",
+    "geo_ray.runtime.checkpoints": "writes checkpoints; does not call Ray",
+    "geo_ray.runtime.replanning": "writes a file; does not call Ray",
+    "geo_ray.runtime.replanning": "plans; does not call Ray",
     "geo_ray.runtime.driver.driver_actor": "an actor, whose process never shuts Ray down",
-    "geo_ray.runtime.steward.steward_actor": "an actor, whose process never shuts Ray down",
+    "geo_ray.runtime.driver.supervisor": "an actor, whose process never shuts Ray down",
 }
 OF_A_DRIVER = tuple(
     f"geo_ray.runtime.{each}." for each in ("cluster", "control", "driver", "steward")
@@ -113,7 +113,7 @@ def test_threads_of_a_driver_end_before_it_disconnects_from_ray(
 ) -> None:
     assert not [text for file in library for text in threads_started(file)]
     assert {file.name for file in library} >= STARTS_THREADS.keys()
-    started = source_file.parse("geo_ray.runtime.control.x", "threading.Thread(target=f).start()")
+    started = source_file.parse("geo_ray.runtime.x", "threading.Thread(target=f).start()")
     assert len(threads_started(started)) == 1
 
 
@@ -122,7 +122,7 @@ def shared_generator_uses(file: Any) -> list[str]:
 
     Checks of users' own code (`contract`) run alone.
     """
-    if file.name == "geo_ray.util.generators" or file.package == "contract":
+    if file.name == "geo_ray.base.random_state" or file.package == "contract":
         return []
     return [
         f"{file.name}:{node.lineno} uses {dotted(node)}"

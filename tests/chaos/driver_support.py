@@ -11,9 +11,9 @@ from typing import Any
 
 from train_support import experiment_of
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.supervisor import descendants
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.process_supervisor import descendants
 
 ACTORS = (
     b"ray::DriverA",

@@ -11,10 +11,10 @@ from driver_support import actors_of_runs, command, places_of_runs, slow_experim
 from train_support import count, events_of, eventually, losses, simulate, write_config
 
 import geo_ray
-from geo_ray.config.experiment import Experiment
-from geo_ray.lease.record import LEASE_KEY, decode_record
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.runs.lease import LEASE_KEY, decode_record
+from geo_ray.telemetry.summary import load_summary
 
 STEPS = 120
 pytestmark = [pytest.mark.timeout(900)]

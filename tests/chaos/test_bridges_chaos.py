@@ -12,8 +12,8 @@ import pytest
 from test_train_faults import check_whole
 from train_support import experiment_of, simulate, train
 
-from geo_ray.observe.events.schema import Event
-from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.telemetry.events import Event
 
 HOME, FAR = "us-east", "eu-west"
 pytestmark = pytest.mark.timeout(900)  # whole runs

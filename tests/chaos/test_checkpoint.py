@@ -12,11 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
-from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.errors import CheckpointCorruptError
-from geo_ray.util.atomic_file import Failpoint, no_failpoint
+from geo_ray.base.errors import CheckpointCorruptError
+from geo_ray.base.files import Failpoint, no_failpoint
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import CheckpointManifest, PartInfo
+from geo_ray.storage.parts import write_part
 
 PARTS = ("server-a-0", "server-b-0", "averager")
 

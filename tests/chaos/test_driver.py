@@ -9,11 +9,11 @@ import ray
 from driver_support import actors_of_runs, command, places_of_runs, slow_experiment
 from train_support import count, events_of, eventually, losses, simulate, write_config
 
-from geo_ray.errors import DriverLostError, InterruptedRunError
-from geo_ray.lease.record import LEASE_KEY, decode_record
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.driver.order import driver_name
+from geo_ray.base.errors import DriverLostError, InterruptedRunError
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.runs.lease import LEASE_KEY, decode_record
+from geo_ray.runtime.driver.driver_actor import driver_name
+from geo_ray.telemetry.summary import load_summary
 
 STEPS = 160  # longer than a command takes to start
 pytestmark = [pytest.mark.timeout(900)]

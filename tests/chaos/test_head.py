@@ -13,9 +13,9 @@ from driver_support import slow_experiment
 from train_support import count, events_of, eventually, simulate, write_config
 
 from benchmarks.membership.stored_head import StoredHeadCluster
-from geo_ray.errors import HeadLostError
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.runtime.cluster.settings import driver_environment
+from geo_ray.base.errors import HeadLostError
+from geo_ray.ray_cluster.settings import driver_environment
+from geo_ray.telemetry.summary import load_summary
 
 REGIONS = ("us-east", "eu-west", "ap-south")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -11,7 +11,7 @@ import pytest
 from strangers_support import TALK, strangers, true_hello
 from wan_support import KEY, WAIT_S, leaving_nothing_behind, until
 
-from geo_ray.transport.lan.lan import LanClient, LanServer
+from geo_ray.transport.lan import LanClient, LanServer
 
 STRANGERS = 400
 

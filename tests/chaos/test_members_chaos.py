@@ -14,13 +14,13 @@ import pytest
 from test_standby_chaos import actors
 from train_support import books_of, events_of, experiment_of, final_digests, train
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import InterruptedRunError
-from geo_ray.job import rundir
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.observe.events.schema import Event
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.control.membership.member_requests import MemberRequest, ask
+from geo_ray.base.errors import InterruptedRunError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.runs import directory
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.requests import MemberRequest, request_member_change
+from geo_ray.telemetry.events import Event
 
 HOME, SECOND, THIRD = "us-east", "eu-west", "ap-south"
 pytestmark = pytest.mark.timeout(900)  # whole runs
@@ -41,7 +41,7 @@ def with_steps(config: Experiment, steps: int) -> Experiment:
 def test_regions_are_lost_together_and_come_back(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     """All members but one: two are brought up side by side."""
     config = with_steps(experiment_of(tmp_path, **SECTIONS | {"members": {"min": 1}}), 100_000)
-    run = rundir.create(config, tmp_path)
+    run = directory.create(config, tmp_path)
     killed: list[int] = []
     back: set[str] = set()
 
@@ -92,7 +92,7 @@ def check_resumed_without(config: Experiment, run: RunDirectory, base_dir: Path)
 
     def sink(event: Event) -> None:
         if event.kind == "step" and not asked:
-            asked.append(ask(run.path, MemberRequest(verb="add", region=THIRD)))
+            asked.append(request_member_change(run.path, MemberRequest(verb="add", region=THIRD)))
         if event.kind == "step" and event["region"] == THIRD and len(asked) == 1:
             asked.append("to stop")
             os.kill(os.getpid(), signal.SIGINT)
@@ -113,7 +113,7 @@ def test_a_region_dies_as_it_comes_back_and_the_pause_is_saved(
 ) -> None:
     """The others wait for it; Ctrl-C then, and the resume goes on without, until it is back."""
     config = with_steps(experiment_of(tmp_path, **SECTIONS | {"members": {}}), 100_000)
-    run = rundir.create(config, tmp_path)
+    run = directory.create(config, tmp_path)
     killed: list[int] = []
 
     def kill_next() -> None:
@@ -161,16 +161,16 @@ def test_a_region_joins_another_leaves_and_the_run_is_resumed(
 ) -> None:
     members = {"min": 1, "absent": [THIRD]}
     config = experiment_of(tmp_path, **SECTIONS | {"members": members})
-    run = rundir.create(config, tmp_path)
+    run = directory.create(config, tmp_path)
     asked: list[str] = []
 
     def sink(event: Event) -> None:
         if event.kind == "step" and event["step"] >= 2 and not asked:
             asked.append("add")
-            ask(run.path, MemberRequest(verb="drain", region=HOME))  # refused
-            ask(run.path, MemberRequest(verb="add", region=THIRD))
+            request_member_change(run.path, MemberRequest(verb="drain", region=HOME))  # refused
+            request_member_change(run.path, MemberRequest(verb="add", region=THIRD))
         if event.kind == "region_joined":
-            ask(run.path, MemberRequest(verb="drain", region=SECOND))
+            request_member_change(run.path, MemberRequest(verb="drain", region=SECOND))
 
     done = train(config, tmp_path, begun=run, sink=sink)
     (refused,), (joined,) = done.of("members_refused"), done.of("region_joined")

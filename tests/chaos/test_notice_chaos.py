@@ -12,16 +12,15 @@ import ray
 from test_train_faults import check_whole
 from train_support import experiment_of, simulate, train
 
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.observe.events.schema import Event
-from geo_ray.providers.base import LaunchRequest, MachineState, Market
-from geo_ray.providers.local.catalog import LocalCatalog, LocalOffer, write_catalog
-from geo_ray.providers.local.node import RayMachineProgram
-from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.labels import MACHINE_LABEL, REGION_LABEL
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.settings import AUTH_TOKEN_PATH, driver_environment
+from geo_ray.cloud.cluster.local_program import RayMachineProgram
+from geo_ray.cloud.local import LocalCatalog, LocalOffer, LocalProvider, write_catalog
+from geo_ray.cloud.provider import LaunchRequest, MachineState, Market
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.labels import MACHINE_LABEL, REGION_LABEL
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.settings import AUTH_TOKEN_PATH, driver_environment
+from geo_ray.telemetry.events import Event
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 WAIT_S = 240.0  # never reached
@@ -56,10 +55,10 @@ def test_a_worker_leaves_the_machine_that_is_taken_back(short_tmp: Path, tmp_pat
             return
         machines = {
             node["NodeID"]: node["Labels"][MACHINE_LABEL]
-            for node in ray_private.nodes()
+            for node in ray_internals.nodes()
             if MACHINE_LABEL in node["Labels"]
         }
-        free = {node: each.get("CPU", 0.0) for node, each in ray_private.free_resources().items()}
+        free = {node: each.get("CPU", 0.0) for node, each in ray_internals.free_resources().items()}
         # the server takes half of its own machine
         noticed.append(machines[min(machines, key=lambda node: free.get(node, 0.0))])
         provider.preempt(noticed[0], notice_s=8)
@@ -88,7 +87,7 @@ def wait_for_nodes(address: str, count: int) -> None:
     ray.init(address, log_to_driver=False)
     try:
         deadline = time.monotonic() + WAIT_S
-        while sum(MACHINE_LABEL in node["Labels"] for node in ray_private.nodes()) < count:
+        while sum(MACHINE_LABEL in node["Labels"] for node in ray_internals.nodes()) < count:
             assert time.monotonic() < deadline
             time.sleep(0.1)
     finally:

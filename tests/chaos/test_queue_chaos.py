@@ -13,10 +13,10 @@ from ray.exceptions import RayError
 from ray.job_submission import JobSubmissionClient
 
 import geo_ray
-from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.runtime.cluster.connect import connect
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.queue.serving import find_queue
+from geo_ray.experiment.cluster import ExistingClusterConfig
+from geo_ray.ray_cluster.connect import connect
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.scheduler.queue.actor import find_queue
 
 LONGEST_S = 900.0
 

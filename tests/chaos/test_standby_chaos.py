@@ -19,12 +19,12 @@ from train_support import (
     train,
 )
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import InterruptedRunError, RegionLostError
-from geo_ray.job import rundir
-from geo_ray.observe.events.schema import Event
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.control.membership.member_requests import MemberRequest, ask
+from geo_ray.base.errors import InterruptedRunError, RegionLostError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.runs import directory
+from geo_ray.runs.requests import MemberRequest, request_member_change
+from geo_ray.telemetry.events import Event
 
 HUB, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 STEPS = 30
@@ -86,7 +86,7 @@ def test_one_home_after_the_other_is_lost_and_comes_back(
     """All processes of the averager's region die; where it moves to, too; both come back."""
     sections = SECTIONS | {"strategy": {"kind": "sma", "interval": 1}, "members": {"min": 1}}
     config = with_steps(experiment_of(tmp_path, **sections), 100_000)
-    run = rundir.create(config, tmp_path)
+    run = directory.create(config, tmp_path)
     seen: list[str] = []
 
     def strike(region: str) -> None:
@@ -153,7 +153,7 @@ def test_its_bridge_alone_is_lost_and_the_region_goes_on_as_another(
 @pytest.mark.slow
 def test_another_region_is_not_replaced(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     experiment = experiment_of(tmp_path, **SECTIONS)
-    run = rundir.create(experiment, tmp_path)
+    run = directory.create(experiment, tmp_path)
     killed: list[int] = []
     sink = kill_at(5, lambda: actors(ray_cluster, THIRD, "PrimaryActor"), killed)
     with pytest.raises(RegionLostError, match=THIRD):
@@ -168,13 +168,13 @@ def test_the_averagers_region_leaves_with_all_it_has_done(
     """Nothing died: its standby takes over, and it leaves like any other region."""
     sections = SECTIONS | {"strategy": {"kind": "sma", "interval": 1}, "members": {"min": 2}}
     config = with_steps(experiment_of(tmp_path, **sections), 120)
-    run = rundir.create(config, tmp_path)
+    run = directory.create(config, tmp_path)
     asked: list[str] = []
 
     def sink(event: Event) -> None:
         if event.kind == "step" and event["step"] >= 5 and not asked:
             asked.append(HUB)
-            ask(run.path, MemberRequest(verb="drain", region=HUB))
+            request_member_change(run.path, MemberRequest(verb="drain", region=HUB))
 
     done = train(config, tmp_path, begun=run, sink=sink)
     assert [(e["region"], e["epoch"]) for e in done.of("hub_moved")] == [(STANDBY, 2)]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from train_support import count, events_of, eventually, experiment_of, write_config
 
-from geo_ray.runtime.cluster.supervisor import descendants
+from geo_ray.ray_cluster.process_supervisor import descendants
 
 HUB, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 HUB_ADDRESS = b"127.0.0.3"  # of the first region's node; the head has the one before

@@ -28,15 +28,15 @@ from train_support import (
     write_config,
 )
 
-from geo_ray.checkpoint.local_folder import directory_of
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import RegionLostError
-from geo_ray.job import rundir
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.supervisor import descendants
+from geo_ray.base.errors import RegionLostError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.process_supervisor import descendants
+from geo_ray.runs import directory as rundir
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.folders import directory_of
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import load_summary
 
 STEPS = 24
 pytestmark = pytest.mark.timeout(900)  # several whole commands per test

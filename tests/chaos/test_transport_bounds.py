@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from wan_support import KEY, WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
-from geo_ray.transport.endpoint.endpoint import Address
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frame_io import send_frame, send_plain
 from geo_ray.transport.wire.frames import Frame, FrameKind
 from geo_ray.transport.wire.handshake import HandshakeSide, greet
 from geo_ray.transport.wire.message import DATA, LANES, Message, to_meta
+from geo_ray.transport.wire.sockets import Address
 
 MB = 1_000_000
 

@@ -18,14 +18,12 @@ import pytest
 from flaky_proxy import FlakyProxy
 from wan_support import leaving_nothing_behind
 
-from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
-from geo_ray.transport.endpoint.endpoint import (
-    Endpoint,
-    EndpointIdentity,
-    Message,
-    TransportConfig,
-)
-from geo_ray.transport.lan.lan import LanClient, LanConnection, LanServer, Meta
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.emulation import LinkModel, LinkSpec
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.lan import LanClient, LanConnection, LanServer
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.message import EndpointIdentity, Message
 
 KEY = b"k" * 32
 WAIT_S = 240.0  # never reached when all is well
@@ -325,7 +323,7 @@ def test_cuts_on_an_emulated_link() -> None:
 
 _CHILD = """
 import sys, time
-from geo_ray.transport.endpoint.endpoint import Endpoint, EndpointIdentity, Message, TransportConfig
+from geo_ray.transport.endpoint import Endpoint, EndpointIdentity, Message, TransportConfig
 epoch, port = int(sys.argv[1]), int(sys.argv[2])
 endpoint = Endpoint(
     EndpointIdentity("run", "us", epoch, b"k" * 32),
@@ -378,7 +376,7 @@ def test_a_killed_lan_client_is_noticed_and_its_memory_is_gone() -> None:
 
     script = (
         "import sys, os, signal\n"
-        "from geo_ray.transport.lan.lan import LanClient\n"
+        "from geo_ray.transport.lan import LanClient\n"
         "address = '127.0.0.1', int(sys.argv[1])\n"
         "c = LanClient(address, b'k' * 32, {'peer': 'w'}, shared_bytes=10**6)\n"
         "c.request({'n': 1})\n"

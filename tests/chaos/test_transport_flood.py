@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from wan_support import WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
-from geo_ray.transport.endpoint.endpoint import Address
 from geo_ray.transport.security.certs import issue_for_run
 from geo_ray.transport.wire.frames import Frame, FrameKind, encode
+from geo_ray.transport.wire.sockets import Address
 
 CONNECTIONS = 10_000
 WAVE = 500  # open at the same time

@@ -9,7 +9,7 @@ import pytest
 from flaky_proxy import FlakyProxy
 from wan_support import WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
-from geo_ray.transport.endpoint.session import Session
+from geo_ray.transport.session import Session
 
 
 @pytest.fixture(autouse=True)

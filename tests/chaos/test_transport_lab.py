@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from wan_support import WAIT_S
 
-from geo_ray.lab import requirements
+from geo_ray.lab import lab as requirements
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.relay.plan import DEVICE
+from geo_ray.lab.plan import DEVICE
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 pytestmark = pytest.mark.skipif(
-    requirements.lacking() is not None, reason=str(requirements.lacking())
+    requirements.missing_requirements() is not None, reason=str(requirements.missing_requirements())
 )
 
 MB = 1_000_000

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from wan_support import Node, leaving_nothing_behind, numbers_of, running, until
 
-from geo_ray.errors import LinkDownError
-from geo_ray.transport.endpoint.connection import Connection
-from geo_ray.transport.endpoint.connector import Connector
-from geo_ray.transport.flow.control import FlowControl
+from geo_ray.base.errors import LinkDownError
+from geo_ray.transport.connection import Connection
+from geo_ray.transport.dialer import Connector
+from geo_ray.transport.flow import FlowControl
 
 
 @pytest.fixture(autouse=True)

@@ -21,12 +21,12 @@ from train_support import (
     write_config,
 )
 
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import InterruptedRunError, LeaseLostError, RunHeldError
-from geo_ray.lease.record import LEASE_KEY, decode_record
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.base.errors import InterruptedRunError, LeaseLostError, RunHeldError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.runs.lease import LEASE_KEY, decode_record
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.telemetry.summary import load_summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -14,12 +14,12 @@ from ray.core.generated import autoscaler_pb2
 from test_train_faults import actors, check_whole, regions_node
 from train_support import experiment_of, simulate, train
 
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.observe.events.schema import Event
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.labels import REGION_LABEL
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.settings import driver_environment
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.labels import REGION_LABEL
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.settings import driver_environment
+from geo_ray.telemetry.events import Event
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 70
@@ -97,10 +97,10 @@ def test_a_worker_leaves_the_node_that_will_be_gone_and_nothing_is_lost(
     def drain_at_step_3(event: Event) -> None:
         if event.kind != "step" or event["step"] != 3 or noticed:
             return
-        free = {n["NodeID"]: 0.0 for n in ray_private.nodes() if REGION_LABEL in n["Labels"]}
+        free = {n["NodeID"]: 0.0 for n in ray_internals.nodes() if REGION_LABEL in n["Labels"]}
         free |= {
             node: amounts.get("CPU", 0.0)
-            for node, amounts in ray_private.free_resources().items()
+            for node, amounts in ray_internals.free_resources().items()
             if node in free
         }
         noticed.append(min(free, key=lambda node: free[node]))  # the server takes half of its own

@@ -11,7 +11,7 @@ from pathlib import Path
 import ray
 
 import geo_ray
-from geo_ray.errors import GeoRayError
+from geo_ray.base.errors import GeoRayError
 
 
 def main(address: str, node_ip: str, config: str) -> int:

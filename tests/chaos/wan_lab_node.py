@@ -11,12 +11,9 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from geo_ray.transport.endpoint.endpoint import (
-    Endpoint,
-    EndpointIdentity,
-    Message,
-    TransportConfig,
-)
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.wire.message import EndpointIdentity, Message
 
 
 def payload_of(n: int, size_bytes: int) -> bytes:

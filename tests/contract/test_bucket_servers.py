@@ -14,20 +14,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from s3_support import set_credentials
 
-from geo_ray.errors import RunDirectoryError, StoreError
-from geo_ray.job.far import copy as copies
-from geo_ray.job.far import objects as far_objects
-from geo_ray.job.far.mirror import Mirror
-from geo_ray.job.far.objects import RunObjects
-from geo_ray.lease import place as places
-from geo_ray.lease.place import StorePlace
-from geo_ray.lease.record import LEASE_KEY
-from geo_ray.lease.s3_store import LEASE_LIMITS, S3ConditionalStore
-from geo_ray.lease.seek import LIVES_S, LeaseSeeker
-from geo_ray.observe.events.log import EVENTS_FILE
-from geo_ray.stores.base import open_store
-from geo_ray.stores.bucket import Bucket, RequestLimits, endpoint_of
-from geo_ray.stores.uri import parse_s3, s3_uri
+from geo_ray.base.errors import RunDirectoryError, StoreError
+from geo_ray.runs import remote
+from geo_ray.runs import remote as copies
+from geo_ray.runs.lease import LEASE_KEY, LIVES_S, LeaseSeeker
+from geo_ray.runs.remote import RunObjects
+from geo_ray.runs.uploader import Mirror
+from geo_ray.storage import conditional_store
+from geo_ray.storage.bucket import Bucket, RequestLimits, endpoint_of
+from geo_ray.storage.conditional_store import LEASE_LIMITS, S3ConditionalStore, StorePlace
+from geo_ray.storage.store import open_store
+from geo_ray.storage.uri import parse_s3, s3_uri
+from geo_ray.telemetry.event_log import EVENTS_FILE
 
 LIMITS = RequestLimits(20.0, 20.0, attempts=1)
 
@@ -178,7 +176,7 @@ def test_a_lease_read_from_a_server_that_hangs_ends_after_two_requests_at_most(
 ) -> None:
     assert 2 * LEASE_LIMITS.read_timeout_s < LIVES_S and LEASE_LIMITS.attempts == 1
     short = RequestLimits(0.4, 0.4, attempts=1)
-    for module in (places, far_objects):
+    for module in (conditional_store, remote):
         monkeypatch.setattr(module, "LEASE_LIMITS", short)
     listening, uri = hanging(monkeypatch)
     with listening:

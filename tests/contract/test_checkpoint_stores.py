@@ -22,20 +22,20 @@ from s3_support import (
     set_credentials,
 )
 
-from geo_ray.checkpoint import s3_folder
-from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
-from geo_ray.checkpoint.parts import read_part, write_part
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     CheckpointConflictError,
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMissingError,
     StoreError,
 )
-from geo_ray.stores.bucket import RequestLimits
-from geo_ray.stores.uri import parse_s3, s3_uri
+from geo_ray.storage import folders
+from geo_ray.storage.bucket import RequestLimits
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import CheckpointManifest, PartInfo
+from geo_ray.storage.parts import read_part, write_part
+from geo_ray.storage.places import CheckpointPlaces
+from geo_ray.storage.uri import parse_s3, s3_uri
 
 PARTS = ("averager", "eu-ps0", "us-ps0")
 MANY = 5_000_000  # elements: a part of 20 MB, which goes in three pieces
@@ -468,7 +468,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(proxy: Proxy, behind: S
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_folder, "LIMITS", RequestLimits(0.5, 0.5, attempts=2))
+    monkeypatch.setattr(folders, "LIMITS", RequestLimits(0.5, 0.5, attempts=2))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -487,7 +487,7 @@ def test_a_store_that_goes_on_failing_is_told_and_leaves_the_last_good_one(
         caught.value
     )
     assert SECRET not in str(caught.value) + caplog.text
-    bucket = s3_folder.bucket_at(behind.places.main)
+    bucket = folders.bucket_at(behind.places.main)
     assert bucket.uploads("") == []  # no half of it is left to be paid for
     with pytest.raises(StoreError):
         store.begin(2)
@@ -514,7 +514,7 @@ def test_a_server_that_does_not_know_conditions_is_refused(proxy: Proxy, behind:
 def test_the_pieces_of_a_writer_that_died_are_swept(bucket: Site) -> None:
     store = bucket.store()
     store.begin(0)
-    here = s3_folder.bucket_at(bucket.places.main)
+    here = folders.bucket_at(bucket.places.main)
     prefix = here.address.prefix
     upload = here.begin_upload(f"{prefix}/ckpt-00000000/us-ps0.safetensors", {})
     here.put_piece(f"{prefix}/ckpt-00000000/us-ps0.safetensors", upload, 1, b"half")

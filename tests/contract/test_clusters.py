@@ -14,13 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
-from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import AutoscalerMemory, encode_memory
-from geo_ray.cli.main import root
-from geo_ray.clusters.clouds import open_clouds, secrets_of
-from geo_ray.clusters.head import head_request
-from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ClusterNameTakenError,
     ClusterStartError,
     ClusterStateError,
@@ -28,6 +22,12 @@ from geo_ray.errors import (
     MachinesLeftError,
     ProviderRefusedError,
 )
+from geo_ray.cli.main import root
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, encode_memory
+from geo_ray.cloud.cluster.head import head_request
+from geo_ray.cloud.cluster.providers import open_clouds, secrets_of
+from geo_ray.cloud.cluster.state import ClusterState
 from tests.cloud_servers import as_caller, shows_no_secret
 from tests.cluster_support import WORLDS, CloudWorld, boots, near_store, played_head
 
@@ -45,7 +45,7 @@ def world(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CloudWorld]:
     as_caller(monkeypatch, tmp_path)
-    monkeypatch.setattr("geo_ray.clusters.state._FAR_LOOK_S", 0.3)
+    monkeypatch.setattr("geo_ray.cloud.cluster.state._FAR_LOOK_S", 0.3)
     monkeypatch.chdir(tmp_path)
     with WORLDS[request.param](tmp_path) as made:
         yield made
@@ -115,7 +115,7 @@ def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld
         head, *nodes = boots(world)
         assert "--head --port=6379" in head
         assert "RAY_gcs_storage=rocksdb" in head
-        assert f"geo_ray.clusters.serve '{world.state.uri}'" in head
+        assert f"geo_ray.cloud.cluster.serve '{world.state.uri}'" in head
         assert ("AWS_SHARED_CREDENTIALS_FILE" in head) == (world.cloud == "tencent")
         assert len(nodes) == 2
         for script in nodes:
@@ -337,8 +337,10 @@ def test_what_the_cloud_will_not_end_is_told_and_a_failure(
 ) -> None:
     with played_head(world.state):
         up(world)
-    monkeypatch.setattr("geo_ray.clusters.down._GONE_S", 1.0)
-    monkeypatch.setattr("geo_ray.clusters.down._SILENT_S", 1.0)  # nobody plays the head any more
+    monkeypatch.setattr("geo_ray.cloud.cluster.down._GONE_S", 1.0)
+    monkeypatch.setattr(
+        "geo_ray.cloud.cluster.down._SILENT_S", 1.0
+    )  # nobody plays the head any more
     world.server.denied.add("TerminateInstances")
     done = CliRunner().invoke(root, ["down", "--now", world.state.uri])
     assert isinstance(done.exception, (ProviderRefusedError, MachinesLeftError))

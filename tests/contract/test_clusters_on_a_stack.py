@@ -11,11 +11,10 @@ from click.testing import CliRunner
 
 import geo_ray
 from benchmarks.autoscale.cluster_kills import random_cluster_kills
+from geo_ray.base.errors import ClusterStartError, ClusterStateError
 from geo_ray.cli.main import root
-from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import ClusterStartError, ClusterStateError
-from geo_ray.providers.secrets.base import SecretStore
-from geo_ray.providers.secrets.open import open_secrets
+from geo_ray.cloud.cluster.state import ClusterState
+from geo_ray.cloud.secrets import SecretStore, open_secrets
 from tests.cloud_servers import as_caller
 from tests.cluster_support import (
     STACK_HEAD,
@@ -36,7 +35,7 @@ def world(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CloudWorld]:
     as_caller(monkeypatch, tmp_path)
-    monkeypatch.setattr("geo_ray.clusters.state._FAR_LOOK_S", 0.3)
+    monkeypatch.setattr("geo_ray.cloud.cluster.state._FAR_LOOK_S", 0.3)
     monkeypatch.setattr(ClusterState, "_store", near_store(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     with WORLDS[request.param](tmp_path) as made:
@@ -112,7 +111,7 @@ def test_machines_come_and_go_and_what_terraform_made_stays(world: CloudWorld) -
 def test_a_silent_head_keeps_nothing_alive_and_rents_nothing_later(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geo_ray.clusters.down._SILENT_S", 1.0)
+    monkeypatch.setattr("geo_ray.cloud.cluster.down._SILENT_S", 1.0)
     with played_head(world.state):
         up(world)
     told: list[str] = []
@@ -142,12 +141,12 @@ def test_clocks_that_differ_make_no_head_a_silent_one(world: CloudWorld, ahead_s
 def test_a_head_that_serves_nothing_is_told(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geo_ray.clusters.up._HEAD_S", 1.0)
+    monkeypatch.setattr("geo_ray.cloud.cluster.up._HEAD_S", 1.0)
     with pytest.raises(ClusterStartError, match="its autoscaler tells nothing") as caught:
         up(world)
     assert "geo-ray-cluster" in caught.value.fix
     assert world.server.launches == []
-    monkeypatch.setattr("geo_ray.clusters.down._SILENT_S", 0.0)
+    monkeypatch.setattr("geo_ray.cloud.cluster.down._SILENT_S", 0.0)
     assert geo_ray.down(world.state.uri).machines == 0
 
 

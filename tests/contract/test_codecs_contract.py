@@ -13,10 +13,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from geo_ray.base.errors import FrameError
 from geo_ray.codecs.base import Codec, Coded
 from geo_ray.codecs.registry import CODECS, AnyCodec, codec_of
-from geo_ray.contract.codecs import CHECKS
-from geo_ray.errors import FrameError
+from geo_ray.testing.codecs import CHECKS
 
 MORE_OPTIONS = {
     "int8": [{"block": 16}, {"block": 4096}, {"block": 1000}],

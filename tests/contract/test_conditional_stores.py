@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from s3_support import new_prefix, s3_server, set_credentials
 
-from geo_ray.clock import VirtualClock
-from geo_ray.errors import LeaseLostError, RunHeldError
-from geo_ray.lease.claim import Waiting
-from geo_ray.lease.keeper import LeaseKeeper
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.s3_store import S3ConditionalStore
-from geo_ray.lease.seek import LeaseSeeker
-from geo_ray.lease.store import ConditionalStore
-from geo_ray.stores.bucket import Bucket, RequestLimits
-from geo_ray.stores.uri import parse_s3
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import LeaseLostError, RunHeldError
+from geo_ray.runs.lease import LeaseKeeper, LeaseSeeker, Waiting
+from geo_ray.storage.bucket import Bucket, RequestLimits
+from geo_ray.storage.conditional_store import (
+    ConditionalStore,
+    LocalConditionalStore,
+    S3ConditionalStore,
+)
+from geo_ray.storage.uri import parse_s3
 
 Make = Callable[[], ConditionalStore]
 

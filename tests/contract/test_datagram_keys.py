@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from wan_support import Node, leaving_nothing_behind, running, until
 
-from geo_ray.clock import SystemClock
+from geo_ray.base.clock import SystemClock
 from geo_ray.codecs.dgt import Dgt
-from geo_ray.runtime.paths import differential_sender
-from geo_ray.runtime.paths.differential_receiver import DifferentialReceiver
-from geo_ray.runtime.paths.differential_sender import DifferentialSender
-from geo_ray.transport.datagrams.datagram import Secret
-from geo_ray.transport.datagrams.udp_channel import UdpChannel
-from geo_ray.transport.datagrams.udp_sender import LossyLoad
+from geo_ray.runtime.exchange import differential
+from geo_ray.runtime.exchange.differential import DifferentialReceiver, DifferentialSender
+from geo_ray.transport.datagrams import Secret
+from geo_ray.transport.udp import LossyLoad, UdpChannel
 from geo_ray.transport.wire.message import Message
 
 CODEC = Dgt()
@@ -90,7 +88,7 @@ def test_the_key_is_in_no_message_and_another_one_serves_later(
         sender.follow(_load(1))
         until(lambda: len(ends.groups) >= 1)
         (first,) = ends.secrets
-        monkeypatch.setattr(differential_sender, "MOST_UNDER_ONE_KEY", 0)
+        monkeypatch.setattr(differential, "MOST_UNDER_ONE_KEY", 0)
         sender.recall()
         sender.follow(_load(2))  # it has sealed more than that: another session is agreed on
         until(lambda: len(ends.secrets) >= 2)

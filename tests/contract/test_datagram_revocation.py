@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from wan_support import Node, leaving_nothing_behind, running, until
 
+from geo_ray.base.errors import GeoRayError
 from geo_ray.codecs.dgt import Dgt
-from geo_ray.errors import GeoRayError
-from geo_ray.runtime.paths.differential import Differential, EndpointSite
-from geo_ray.strategies.base import Update
-from geo_ray.training.averager.home import AveragerHome
-from geo_ray.transport.datagrams.udp_sender import LossyLoad
+from geo_ray.runtime.exchange.differential import Differential, EndpointSite
+from geo_ray.strategies.state import Update
+from geo_ray.training.membership import AveragerHome
 from geo_ray.transport.security import cert_store
+from geo_ray.transport.udp import LossyLoad
 
 BLOCK_BYTES = 1152
 

@@ -11,19 +11,20 @@ import yaml
 from click.testing import CliRunner
 
 from geo_ray.api.run import open_run
+from geo_ray.base.describe import describe
+from geo_ray.base.errors import ConfigDriftError, ConfigError
+from geo_ray.base.load import diff, digest, dump_yaml, json_schema, load_tree
+from geo_ray.base.user_section import context
 from geo_ray.cli.main import root
-from geo_ray.comparison.variants import Case, experiment_of, parse_variant
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import describe, diff, digest, dump_yaml, json_schema, load_tree
-from geo_ray.config.own import context
-from geo_ray.contract.load import checked, load
-from geo_ray.errors import ConfigDriftError, ConfigError
-from geo_ray.job import rundir
-from geo_ray.job.live.reader import LiveReader
-from geo_ray.queue.job_spec import JobSpec
-from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.queue.queued_run import QueuedRun
-from geo_ray.sim.run import simulate
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs import directory
+from geo_ray.runs.report import LiveReader
+from geo_ray.runtime.spec import RunSpec
+from geo_ray.scheduler.queue.job_spec import JobSpec
+from geo_ray.scheduler.queue.world import QueuedRun
+from geo_ray.simulator.run import simulate
+from geo_ray.sweep.outcome import Case, experiment_of, parse_variant
+from geo_ray.testing.run import checked, load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STRATEGY, CODEC = "own_strategy.py:Halfway", "own_codec.py:Rounded"
@@ -277,26 +278,26 @@ def test_the_schema_tells_of_it():
 
 
 def test_a_run_is_not_resumed_with_another_content(place):
-    run = rundir.create(of(place), place)
-    assert rundir.reopen(run.path)[1] == of(place)
+    run = directory.create(of(place), place)
+    assert directory.reopen(run.path)[1] == of(place)
     file = place / "own_strategy.py"
     file.write_text(file.read_text() + "# another\n")
     with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):
-        rundir.reopen(run.path)
+        directory.reopen(run.path)
     with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):  # of each its own
-        rundir.reopen(run.path, allowed=["own_codec.py"])
-    _, drifted = rundir.reopen(run.path, allowed=["own_strategy.py"])
+        directory.reopen(run.path, allowed=["own_codec.py"])
+    _, drifted = directory.reopen(run.path, allowed=["own_strategy.py"])
     assert drifted == of(place)
     file.unlink()
     with pytest.raises(ConfigError, match="does not exist"):
-        rundir.reopen(run.path, allowed=["own_strategy.py"])
+        directory.reopen(run.path, allowed=["own_strategy.py"])
 
 
 @pytest.fixture
 def spied(place: Path) -> tuple[Path, Path]:
     """A finished run whose strategy and codec files now write a file when they are imported."""
     experiment = of(place)
-    run = rundir.create(experiment, place)
+    run = directory.create(experiment, place)
     simulate(experiment, run, lambda _: None)
     proof = place / "proof"
     for file in ("own_strategy.py", "own_codec.py"):
@@ -324,8 +325,8 @@ def test_what_only_reads_a_run_imports_nothing_of_it(spied, monkeypatch):
 
 
 def test_a_read_only_configuration_is_that_of_the_run(place):
-    run = rundir.create(of(place), place)
-    read, loaded = rundir.reopen(run.path, to_look_at=True)[1], rundir.reopen(run.path)[1]
+    run = directory.create(of(place), place)
+    read, loaded = directory.reopen(run.path, to_look_at=True)[1], directory.reopen(run.path)[1]
     assert digest(read) == digest(loaded) and diff(read, loaded) == []
     with pytest.raises(ConfigError, match="was not imported"):
         _ = read.strategy.traits
@@ -334,7 +335,7 @@ def test_a_read_only_configuration_is_that_of_the_run(place):
 def test_a_changed_file_is_refused_before_it_is_imported(spied):
     run, proof = spied
     with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):
-        rundir.reopen(run)
+        directory.reopen(run)
     text = json.dumps(yaml.safe_load((run / "config.lock.yaml").read_text()))
     place = str(run.parents[1])
     with pytest.raises(ConfigDriftError):  # what an actor on any node does
@@ -351,17 +352,17 @@ def test_a_module_is_hashed_before_its_package_is_imported(place, monkeypatch):
     monkeypatch.syspath_prepend(str(place / "site"))
     text = (place / "own.yaml").read_text().replace(STRATEGY, "own_package.halves:Halfway")
     (place / "own.yaml").write_text(text)
-    run = rundir.create(of(place), place)
-    assert rundir.reopen(run.path)[1] == of(place)
+    run = directory.create(of(place), place)
+    assert directory.reopen(run.path)[1] == of(place)
     for name in [name for name in sys.modules if name.startswith("own_package")]:
         monkeypatch.delitem(sys.modules, name)
     for file in (package / "__init__.py", strategy):
         file.write_text("raise SystemExit(7)\n")
     with pytest.raises(ConfigDriftError, match=r"own_package\.halves:Halfway"):
-        rundir.reopen(run.path)
+        directory.reopen(run.path)
     strategy.unlink()
     with pytest.raises(ConfigError, match=r"no module 'own_package\.halves'"):
-        rundir.reopen(run.path)
+        directory.reopen(run.path)
 
 
 def test_a_class_that_a_module_only_imports_is_named_where_it_is_defined(place, monkeypatch):
@@ -375,7 +376,7 @@ def test_a_class_that_a_module_only_imports_is_named_where_it_is_defined(place, 
 
 def test_it_is_simulated_and_compared(place):
     experiment = of(place)
-    run = rundir.create(experiment, place)
+    run = directory.create(experiment, place)
     summary = simulate(experiment, run, lambda _: None)
     assert summary.strategy == "halfway" and "rounded" in str(summary.codec)
     variant = parse_variant(f"{STRATEGY}:share=1.0:codec=int8", place)

@@ -9,16 +9,16 @@ import torch
 from click.testing import CliRunner
 
 import geo_ray
-from geo_ray.checkpoint.manifest import CheckpointManifest
-from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.base.errors import ConfigDriftError, ConfigError, GeoRayError, OwnCodeError
+from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import ConfigDriftError, ConfigError, GeoRayError, OwnCodeError
-from geo_ray.job import rundir
-from geo_ray.job.resumption import codecs_of
-from geo_ray.lease.local_store import LOCK_SUFFIX
-from geo_ray.lease.record import LEASE_KEY
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.lease import LEASE_KEY
+from geo_ray.runs.resume import codecs_of
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.conditional_store import LOCK_SUFFIX
+from geo_ray.storage.manifest import CheckpointManifest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = ("own_strategy.py", "own_codec.py")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from geo_ray.errors import NodeFailedError
-from geo_ray.program.node import ProgramNode
+from geo_ray.base.errors import NodeFailedError
+from geo_ray.program.graph import ProgramNode
 from geo_ray.program.run import On, run_program
-from geo_ray.runtime.cluster.supervisor import descendants
+from geo_ray.ray_cluster.process_supervisor import descendants
 from tests import program_support as toys
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import NodeFailedError, NodeUnshippableError
-from geo_ray.program.node import ProgramNode
+from geo_ray.base.errors import NodeFailedError, NodeUnshippableError
+from geo_ray.program.graph import ProgramNode
 from geo_ray.program.run import run_program
-from geo_ray.runtime.cluster.supervisor import descendants
+from geo_ray.ray_cluster.process_supervisor import descendants
 from tests import program_support as toys
 
 ROOT = Path(__file__).parents[2]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.clusters.own_machines import OwnMachines, check_name_is_free
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ClusterNameTakenError,
     ProviderRefusedError,
     ProviderUnreachableError,
 )
-from geo_ray.providers.base import MachineState, Market, Pool, Shortage
+from geo_ray.cloud.cluster.providers import OwnMachines, check_name_is_free
+from geo_ray.cloud.provider import MachineState, Market, Pool, Shortage
 from tests.autoscale_support import simulated_bench
 from tests.cloud_servers import as_caller
 from tests.provider_support import CLUSTER, CloudBench, aws_bench, local_bench, tencent_bench

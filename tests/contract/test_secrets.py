@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from moto.server import ThreadedMotoServer
 
-from geo_ray.errors import CloudError, ProviderRefusedError, ProviderUnreachableError
-from geo_ray.providers.secrets.base import SecretStore
-from geo_ray.providers.secrets.open import KINDS, open_secrets
+from geo_ray.base.errors import CloudError, ProviderRefusedError, ProviderUnreachableError
+from geo_ray.cloud.secrets import KINDS, SecretStore, open_secrets
 from tests.cloud_servers import LoopbackCloud, as_caller, shows_no_secret
 from tests.cvm_server import CvmServer
 from tests.ec2_front import Ec2Front
@@ -96,7 +95,7 @@ def test_a_deleted_name_may_be_used_again_at_once(kind: Kind) -> None:
 
 def test_a_machine_prints_it_in_its_first_minute(kind: Kind) -> None:
     kind.open().put("geo-ray-token", VALUE)
-    asked = [sys.executable, "-m", "geo_ray.providers.secrets"]
+    asked = [sys.executable, "-m", "geo_ray.cloud.secrets"]
     asked += ["--store", kind.kind, "--region", kind.place]
     asked += ["--endpoint", kind.endpoint] if kind.endpoint else []
     environment = {**os.environ, "PYTHONUTF8": "1"}
@@ -114,8 +113,7 @@ def test_wrong_credentials_and_no_answer_are_told_apart(
         pytest.skip("files have neither")
     with LoopbackCloud(lambda request: (_ for _ in ()).throw(OSError)) as gone:
         address = gone.url
-    from geo_ray.providers.secrets.aws import ParameterSecrets, SecretsManagerSecrets
-    from geo_ray.providers.secrets.tencent import TencentSecrets
+    from geo_ray.cloud.secrets import ParameterSecrets, SecretsManagerSecrets, TencentSecrets
 
     dead: SecretStore = {
         "aws-ssm": lambda: ParameterSecrets("us-east-1", {"ssm": address}, attempts=1),

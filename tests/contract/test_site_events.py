@@ -11,7 +11,7 @@ import torch
 from plane_support import Plane, Setup
 
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.compute.optimizers import Sgd
+from geo_ray.training.optimizers import Sgd
 
 SHORT = {
     "diloco_streaming": {"interval": 4, "fragments": 2, "tau": 1},

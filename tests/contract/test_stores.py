@@ -21,19 +21,18 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 from s3_support import SECRET, new_prefix, s3_server, set_credentials
 
+from geo_ray.base.errors import ManifestError, ShardMissingError, StoreError
 from geo_ray.data.files.find import find_files
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.inputs import gather_rows
 from geo_ray.data.manifest import load_manifest, save_manifest
+from geo_ray.data.prepare.inputs import gather_rows
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.reader import RegionReader
+from geo_ray.data.shards import write_shards
 from geo_ray.data.split import IidSplit
-from geo_ray.data.write import write_shards
-from geo_ray.errors import ManifestError, ShardMissingError, StoreError
-from geo_ray.stores.base import Store, open_store
-from geo_ray.stores.bucket import RequestLimits
-from geo_ray.stores.s3 import S3Store
-from geo_ray.stores.uri import join, parse_s3, s3_uri, split
+from geo_ray.storage.bucket import RequestLimits
+from geo_ray.storage.store import S3Store, Store, open_store
+from geo_ray.storage.uri import join, parse_s3, s3_uri, split
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +195,8 @@ def test_written_files_are_readable_by_others(tmp_path: Path) -> None:
 def test_local_use_does_not_import_the_sdk(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "import geo_ray.data.reader, geo_ray.data.write\n"
-        "from geo_ray.stores.base import open_store\n"
+        "import geo_ray.data.reader, geo_ray.data.shards\n"
+        "from geo_ray.storage.store import open_store\n"
         f"open_store({str(tmp_path)!r}).write('a', b'1')\n"
         "sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)\n"
     )

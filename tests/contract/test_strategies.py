@@ -10,14 +10,13 @@ import torch
 from golden_rounds import LR
 from pydantic import TypeAdapter, ValidationError
 
-from geo_ray.contract.fleet import Fleet, gradients, start
-from geo_ray.contract.strategies import CHECKS
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
 from geo_ray.strategies.traits import Traits
-from geo_ray.training.compute.flat import split_sizes
-from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
-from geo_ray.training.server.shard import Shard
+from geo_ray.testing.strategies import CHECKS, Fleet, gradients, start
+from geo_ray.training.optimizers import AdamW, Momentum, Sgd
+from geo_ray.training.parameters import split_sizes
+from geo_ray.training.shard import Shard
 
 STEPS = 9
 OPTIMIZERS = (Sgd(lr=0.1), Momentum(lr=0.05, nesterov=True), AdamW(lr=0.01))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import geo_ray
-from geo_ray.tasks.load import BUILT_IN
+from geo_ray.data.tasks.load import BUILT_IN
 
 TASKS = Path(__file__).parents[1] / "carry_tasks.py"
 MISTAKES = '''
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import geo_ray
-from geo_ray.tasks.digits import Digits
+from geo_ray.data.tasks.digits import Digits
 
 
 class Plain(Digits):

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 import geo_ray
-from geo_ray.tasks.base import Columns, Dataset, SelfContained, Task, num_rows
-from geo_ray.tasks.columns import check_columns
-from geo_ray.tasks.guard import checked_evaluate, checked_loss, checked_model
-from geo_ray.tasks.load import Scalar, TaskConfig, load_task
+from geo_ray.data.tasks.base import Columns, Dataset, SelfContained, Task, num_rows
+from geo_ray.data.tasks.checked_calls import checked_evaluate, checked_loss, checked_model
+from geo_ray.data.tasks.load import Scalar, TaskConfig, check_task_columns, load_task
 
 CPU = torch.device("cpu")
 DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
@@ -108,7 +107,7 @@ def test_model_follows_from_the_seed_alone(case: Case) -> None:
 
 def test_dataset_has_the_columns_of_the_schema(case: Case) -> None:
     for part in (case.data.train, case.data.heldout):
-        check_columns(case.task.columns, part)
+        check_task_columns(case.task.columns, part)
         assert num_rows(part) > 0
 
 

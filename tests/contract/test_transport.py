@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from wan_support import leaving_nothing_behind
 
-from geo_ray.clock import SystemClock
-from geo_ray.errors import (
+from geo_ray.base.clock import SystemClock
+from geo_ray.base.errors import (
     DeadlineExceededError,
     FrameError,
     LinkDownError,
@@ -23,19 +23,15 @@ from geo_ray.errors import (
     PortInUseError,
     TransportError,
 )
-from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
-from geo_ray.transport.endpoint.endpoint import (
-    Address,
-    Endpoint,
-    EndpointIdentity,
-    Message,
-    TransportConfig,
-)
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.emulation import LinkModel, LinkSpec
+from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import frames, handshake, sockets
 from geo_ray.transport.wire.frame_io import recv_frame, send_frame, send_plain
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet
-from geo_ray.transport.wire.message import to_meta
+from geo_ray.transport.wire.message import EndpointIdentity, Message, to_meta
+from geo_ray.transport.wire.sockets import Address
 
 KEY = b"k" * 32
 WAIT_S = 240.0  # never reached when all is well

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from wan_support import KEY, WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
-from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
-from geo_ray.transport.endpoint.endpoint import Message
+from geo_ray.transport.emulation import LinkModel, LinkSpec
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frame_io import send_frame, send_plain
 from geo_ray.transport.wire.frames import Frame, FrameKind
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet
-from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, LANES, to_meta
+from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, LANES, Message, to_meta
 
 HEADS = 1.1  # bytes on the wire per byte of payload, at most
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 from wan_support import Node, leaving_nothing_behind, numbers_of, running, until
 
-from geo_ray.errors import LinkDownError
+from geo_ray.base.errors import LinkDownError
 from geo_ray.transport.config import LEAST_STREAM_AGE_S, LEAST_STREAM_BYTES, TransportConfig
 from geo_ray.transport.security import cert_store
 from geo_ray.transport.security.certs import Authority, issue_for_run

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from wan_support import WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
-from geo_ray.errors import LinkDownError
-from geo_ray.transport.endpoint.stream import Stream
+from geo_ray.base.errors import LinkDownError
 from geo_ray.transport.security.certs import Authority, issue_for_run
 from geo_ray.transport.security.tls import TlsBytes
+from geo_ray.transport.stream import Stream
 
 LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 FAR_AHEAD = dt.datetime.now(dt.UTC) + dt.timedelta(days=100)

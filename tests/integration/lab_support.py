@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from geo_ray.lab import requirements
+from geo_ray.lab import lab as requirements
 from geo_ray.lab.lab import Lab
 
 needs_lab = pytest.mark.skipif(
-    requirements.lacking() is not None, reason=str(requirements.lacking())
+    requirements.missing_requirements() is not None, reason=str(requirements.missing_requirements())
 )
 
 WAIT_S = 240.0  # never reached

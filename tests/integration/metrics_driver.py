@@ -10,10 +10,10 @@ import sys
 
 from observe_support import events, small_run, started, wan
 
-from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.connect import connect
-from geo_ray.runtime.control.metrics import RayMetrics
+from geo_ray.experiment.cluster import ExistingClusterConfig
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.connect import connect
+from geo_ray.runtime.driver.run_context import RayMetrics
 
 FAULTS = [
     ("worker_lost", 5.0, {"region": "east", "worker": 0, "cause": "x"}),
@@ -33,7 +33,7 @@ def main(address: str, run: str) -> None:
             metrics.feed(event)
         nodes = [
             f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-            for node in ray_private.nodes()
+            for node in ray_internals.nodes()
             if node["Alive"]
         ]
         print(" ".join(nodes), flush=True)

@@ -12,43 +12,37 @@ from typing import Any
 
 import torch
 
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.config.experiment import Experiment, RegionConfig
+from geo_ray.base.errors import GeoRayError
+from geo_ray.base.threads import Together
+from geo_ray.base.types import Span
 from geo_ray.data.manifest import Manifest
-from geo_ray.errors import GeoRayError
-from geo_ray.job.build import (
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.regions import RegionConfig
+from geo_ray.runs.build import (
     build_averager,
     build_server,
     build_shard,
     build_worker,
     model_start,
+    with_shapes,
 )
-from geo_ray.job.codec_shapes import with_shapes
-from geo_ray.job.data import data_rows, open_readers, prepare_manifest
-from geo_ray.runtime.actors.bridge import Bridge, open_bridge
-from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.parts import HeldShard
-from geo_ray.runtime.actors.primary_shard import PrimaryShard
-from geo_ray.runtime.actors.remote_shard import RemoteShard
-from geo_ray.runtime.actors.shard_server import ShardServer
-from geo_ray.runtime.actors.worker_loop import (
-    EvalSetting,
-    WorkerLoop,
-    dial_shards,
-    links_over,
-)
-from geo_ray.runtime.paths.build import PathSetting, dials
-from geo_ray.runtime.paths.transfers import Transfers
-from geo_ray.tasks.load import load_task
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.compute.flat import digest
-from geo_ray.transport.endpoint.endpoint import Endpoint
-from geo_ray.transport.lan.client import LanClient
-from geo_ray.transport.lan.server import LanServer
+from geo_ray.runs.data import data_rows, open_readers, prepare_manifest
+from geo_ray.runtime.bridge_actor import Bridge, open_bridge
+from geo_ray.runtime.exchange.build import PathSetting, dials
+from geo_ray.runtime.exchange.upload_scheduling import Transfers
+from geo_ray.runtime.primary_shard import PrimaryShard
+from geo_ray.runtime.remote_shard import RemoteShard, ShardServer
+from geo_ray.runtime.worker_actor import EvalSetting, WorkerLoop, dial_shards, links_over
+from geo_ray.storage.places import CheckpointPlaces
+from geo_ray.telemetry.event_buffer import EventBuffer
+from geo_ray.training.averager import Averager
+from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.membership import AveragerHome
+from geo_ray.training.parameters import digest
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.lan import LanClient, LanServer
 from geo_ray.transport.wire.message import EndpointIdentity
-from geo_ray.types import Span
-from geo_ray.util.together import Together
 
 KEY = bytes(32)
 WAIT_S = 240.0

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from train_support import experiment_of
 
 import geo_ray
-from geo_ray import errors
+from geo_ray.base import errors
 from geo_ray.cli.main import root
 
 

@@ -14,22 +14,25 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
-from geo_ray.autoscale.demand.pending import LabelWanted, PendingGroup
-from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import decode_memory
-from geo_ray.autoscale.status import actions_text
-from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.providers.base import Machine, MachineState, Market, Pool
-from geo_ray.providers.local.catalog import LocalCatalog, LocalOffer, write_catalog
-from geo_ray.providers.local.node import RayMachineProgram
-from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, find_autoscaler, start_autoscaler
-from geo_ray.runtime.autoscaler.ray_nodes import RayNodes
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.cluster.labels import MACHINE_LABEL, REGION_LABEL
+from geo_ray.cloud.autoscaler.actions import actions_text
+from geo_ray.cloud.autoscaler.actor import (
+    AutoscaleOrder,
+    RayNodes,
+    find_autoscaler,
+    start_autoscaler,
+)
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
+from geo_ray.cloud.autoscaler.observation import LabelWanted, PendingGroup
+from geo_ray.cloud.autoscaler.state import decode_memory
+from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.cloud.cluster.local_program import RayMachineProgram
+from geo_ray.cloud.local import LocalCatalog, LocalOffer, LocalProvider, write_catalog
+from geo_ray.cloud.provider import Machine, MachineState, Market, Pool
+from geo_ray.experiment.autoscale import AutoscaleConfig, CalmConfig, RetryConfig
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.connect import ConnectedCluster
+from geo_ray.ray_cluster.labels import MACHINE_LABEL, REGION_LABEL
+from geo_ray.storage.conditional_store import LocalConditionalStore
 
 LONGEST_S = 300.0
 
@@ -136,7 +139,7 @@ def test_tasks_wait_each_for_itself_and_those_of_a_group_for_their_group(
 
 
 def test_nodes_are_busy_while_anything_is_reserved(connected: ConnectedCluster) -> None:
-    node = next(n for n in ray_private.nodes() if n["Alive"] and n["Resources"].get("CPU"))
+    node = next(n for n in ray_internals.nodes() if n["Alive"] and n["Resources"].get("CPU"))
     region = node["Labels"][REGION_LABEL]
     pool = Pool("here", None, "small", Market.SPOT)
     address = node["NodeManagerAddress"]
@@ -158,7 +161,7 @@ def test_nodes_are_busy_while_anything_is_reserved(connected: ConnectedCluster) 
     elsewhere = Machine("m", "r", pool, MachineState.RUNNING, 0.0, address, {REGION_LABEL: "venus"})
     assert nodes.seen([elsewhere]) == {}
     assert nodes.end_idle(elsewhere, "it has no node")
-    assert ray_private.drain_node("ff" * 28, "nobody", 0) in (True, False)
+    assert ray_internals.drain_node("ff" * 28, "nobody", 0) in (True, False)
 
 
 @pytest.fixture
@@ -177,7 +180,9 @@ def provider(connected: ConnectedCluster, tmp_path: Path) -> Iterator[LocalProvi
     until(lambda: not living(made))
     # The cluster is shared with other tests, which count its nodes.
     until(
-        lambda: not [n for n in ray_private.nodes() if n["Alive"] and MACHINE_LABEL in n["Labels"]]
+        lambda: (
+            not [n for n in ray_internals.nodes() if n["Alive"] and MACHINE_LABEL in n["Labels"]]
+        )
     )
 
 
@@ -233,7 +238,7 @@ def test_machines_come_are_replaced_and_end_whatever_becomes_of_the_autoscaler(
     def nodes() -> list[str]:
         return sorted(
             n["NodeID"]
-            for n in ray_private.nodes()
+            for n in ray_internals.nodes()
             if n["Alive"] and n["Labels"].get(REGION_LABEL) == region
         )
 
@@ -256,7 +261,7 @@ def test_machines_come_are_replaced_and_end_whatever_becomes_of_the_autoscaler(
     assert first[1] in living(provider)
     # What the agent of a machine does, whose cloud has told it alone.
     gone_s = time.time() + LONGEST_S
-    drained = ray_private.drain_nodes_labelled(
+    drained = ray_internals.drain_nodes_labelled(
         connected.address, MACHINE_LABEL, first[1], gone_s, "the cloud takes it back", 10.0
     )
     assert len(drained) == 1

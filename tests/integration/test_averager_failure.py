@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from region_support import InProcess, WorkerThread, eventually, experiment_of
 
-from geo_ray.errors import AveragerFailedError, GeoRayError, StalledError
-from geo_ray.runtime.control.policy import STUCK_S, RunLimits, RunPolicy
-from geo_ray.runtime.paths import direct, transfers
-from geo_ray.runtime.paths.upload_coordinator import UploadCoordinator
+from geo_ray.base.errors import AveragerFailedError, GeoRayError, StalledError
+from geo_ray.runtime.exchange import direct, upload_scheduling
+from geo_ray.runtime.exchange.upload_scheduling import UploadCoordinator
+from geo_ray.runtime.policies import STUCK_S, RunLimits, RunPolicy
 from geo_ray.strategies.decoupled import Decoupled
 from geo_ray.strategies.sma import Sma
 
@@ -93,7 +93,7 @@ def test_what_a_thread_of_a_stage_raises_ends_every_region(
         raise ZeroDivisionError("no time")
 
     monkeypatch.setattr(UploadCoordinator, "_keep_time", broken)
-    assert transfers.UploadCoordinator is UploadCoordinator
+    assert upload_scheduling.UploadCoordinator is UploadCoordinator
     config = experiment_of(**({"regions": REGIONS} | PATHS["transfers"]))
     with InProcess(config, tmp_path) as world:
         check_failed(world, start_all(world), "failed at the transfers' time line")

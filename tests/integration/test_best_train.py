@@ -9,9 +9,9 @@ from best_support import earliest_best, metrics_of
 from train_support import events_of, experiment_of, simulate, train
 
 from geo_ray.api.run import open_run
-from geo_ray.errors import ConfigError
-from geo_ray.job import rundir
-from geo_ray.observe.events.schema import Event
+from geo_ray.base.errors import ConfigError
+from geo_ray.runs import directory
+from geo_ray.telemetry.events import Event
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
@@ -38,7 +38,7 @@ def test_the_best_survives_a_resume_from_an_older_checkpoint(tmp_path: Path) -> 
         checkpoint={"every_s": 0.3},
     )
     wanted = simulate(config, tmp_path)
-    run, seen = rundir.create(config, tmp_path), list[Event]()
+    run, seen = directory.create(config, tmp_path), list[Event]()
 
     def cut(event: Event) -> None:
         seen.append(event)
@@ -111,7 +111,7 @@ def test_outer_parameters_and_the_target(tmp_path: Path) -> None:
 def test_an_unknown_metric_is_refused_before_anything_starts(tmp_path: Path) -> None:
     keep = {"metric": "acuracy", "mode": "max"}
     config = experiment_of(tmp_path, train={"steps": 4, "eval_every": 2, "keep_best": keep})
-    run = rundir.create(config, tmp_path)
+    run = directory.create(config, tmp_path)
     with pytest.raises(ConfigError, match="acuracy"):
         train(config, tmp_path, begun=run)
     assert not (run.path / "events.jsonl").exists() or not events_of(run.path)

@@ -13,7 +13,7 @@ from test_bridges_in_process import config as config_of
 from test_overlay_rounds import experiment as overlay_of
 from test_overlay_rounds import params_of
 
-from geo_ray.config.experiment import Experiment
+from geo_ray.experiment.experiment import Experiment
 from geo_ray.transport.wire import sockets
 
 DGT = {"kind": "dgt", "block_bytes": 64, "share": 0.4}

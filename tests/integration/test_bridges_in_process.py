@@ -12,13 +12,13 @@ import torch
 from region_support import InProcess, Site, eventually, experiment_of
 from test_strategies_in_process import of_kind
 
-from geo_ray.checkpoint.local_folder import directory_of
-from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.actors.bridge import Bridge
-from geo_ray.runtime.actors.uplink import PlacedReplies
-from geo_ray.runtime.paths.direct import DirectPath
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runtime.bridge_actor import Bridge
+from geo_ray.runtime.bridge_client import PlacedReplies
+from geo_ray.runtime.exchange.direct import DirectPath
+from geo_ray.storage.folders import directory_of
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.transport.endpoint.assembly import Assembly
+from geo_ray.transport.inbox import Assembly
 from geo_ray.transport.wire.message import Piece
 
 HOME, FAR = "us-east", "eu-west"

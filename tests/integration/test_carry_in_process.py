@@ -9,12 +9,12 @@ import pytest
 import torch
 from region_support import Gate, InProcess, Site, eventually, experiment_of
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import LinkDownError
-from geo_ray.job.data import data_rows
-from geo_ray.sim.world import World
-from geo_ray.training.compute.flat import digest
-from geo_ray.training.compute.precise import StatisticsBoard
+from geo_ray.base.errors import LinkDownError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.data import data_rows
+from geo_ray.simulator.world import World
+from geo_ray.training.parameters import digest
+from geo_ray.training.worker import StatisticsBoard
 
 TASKS = Path(__file__).parents[1] / "carry_tasks.py"
 STATEFUL = {"use": f"{TASKS}:Stateful"}

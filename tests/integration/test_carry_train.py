@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from train_support import experiment_of, simulate, train
 
 from geo_ray.api.run import open_run
-from geo_ray.errors import TaskStateError
-from geo_ray.job import rundir
-from geo_ray.job.data import open_readers, prepare_manifest
-from geo_ray.observe.events.schema import Event
-from geo_ray.tasks.load import load_task
+from geo_ray.base.errors import TaskStateError
+from geo_ray.data.tasks.load import load_task
+from geo_ray.runs import directory
+from geo_ray.runs.data import open_readers, prepare_manifest
+from geo_ray.telemetry.events import Event
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
@@ -45,7 +45,7 @@ def test_a_resumed_run_has_the_bits_of_the_simulated_and_the_metrics_of_its_file
         checkpoint={"every_s": 0.3},
     )
     wanted = simulate(config, tmp_path)
-    run = rundir.create(config, tmp_path)
+    run = directory.create(config, tmp_path)
 
     def cut(event: Event) -> None:
         if event.kind == "checkpoint" and event["step"] > 2:
@@ -98,7 +98,7 @@ def test_frozen_values_that_differ_between_processes_are_named(tmp_path: Path) -
         "import os\n"
         "import torch\n"
         "from torch import nn\n"
-        "from geo_ray.tasks.digits import Digits\n"
+        "from geo_ray.data.tasks.digits import Digits\n"
         "class Differs(Digits):\n"
         "    def model(self, seed):\n"
         "        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10))\n"

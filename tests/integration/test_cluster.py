@@ -23,33 +23,21 @@ import ray
 from job_support import experiment
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from geo_ray.config.cluster import ExistingClusterConfig, LocalClusterConfig
-from geo_ray.errors import (
-    ClusterError,
-    ClusterStartError,
-    PortInUseError,
-    RayUnreachableError,
-)
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
-from geo_ray.runtime.cluster.labels import (
-    REGION_LABEL,
-    in_region,
-    in_regions,
-    on_node,
-    outside_regions,
-)
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.logs import RAY_MESSAGES
+from geo_ray.base.errors import ClusterError, ClusterStartError, PortInUseError, RayUnreachableError
+from geo_ray.experiment.cluster import ExistingClusterConfig, LocalClusterConfig
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.connect import RAY_MESSAGES, ConnectedCluster, connect
+from geo_ray.ray_cluster.labels import REGION_LABEL, in_region, in_regions, on_node, outside_regions
+from geo_ray.ray_cluster.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.timeout(900)  # a cluster takes long to start beside other work
 WAIT_S = 240.0  # never reached
 
 _OWNER = """
 import sys, time
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.logs import RAY_MESSAGES
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.connect import RAY_MESSAGES
 with LocalCluster(LocalClusterConfig(temp_dir=sys.argv[1]), ["only"]) as cluster:
     print(cluster.root, flush=True)
     if sys.argv[2] == "raise":
@@ -60,9 +48,9 @@ with LocalCluster(LocalClusterConfig(temp_dir=sys.argv[1]), ["only"]) as cluster
 
 _JOB = """
 import os, ray
-from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.runtime.cluster.connect import connect
-from geo_ray.runtime.cluster.labels import REGION_LABEL, in_region
+from geo_ray.experiment.cluster import ExistingClusterConfig
+from geo_ray.ray_cluster.connect import connect
+from geo_ray.ray_cluster.labels import REGION_LABEL, in_region
 
 @ray.remote(label_selector=in_region("mars"))
 def where():
@@ -154,8 +142,8 @@ def test_nothing_is_left_behind(ending: str, short_tmp: Path) -> None:
 
 
 def test_every_region_has_a_node_and_the_head_none(connected: ConnectedCluster) -> None:
-    assert ray_private.draining_nodes() == {}
-    nodes = [node for node in ray_private.nodes() if node["Alive"]]
+    assert ray_internals.draining_nodes() == {}
+    nodes = [node for node in ray_internals.nodes() if node["Alive"]]
     regions = {n["Labels"].get(REGION_LABEL): n["Resources"].get("CPU", 0) for n in nodes}
     assert regions == {None: 0, **dict.fromkeys(connected.regions, 8)}
     assert len({node["NodeManagerAddress"] for node in nodes}) == 4
@@ -217,7 +205,7 @@ def test_second_cluster_takes_a_job_and_loses_a_region(
             urllib.request.urlopen(f"http://{cluster.dashboard}/api/version", timeout=30)
         _submit_job(cluster.dashboard, tmp_path)
         cluster.local.kill_region("mars")
-        assert _eventually(lambda: len([n for n in ray_private.nodes() if n["Alive"]]) == 1)
+        assert _eventually(lambda: len([n for n in ray_internals.nodes() if n["Alive"]]) == 1)
         told = cluster.local.root / RAY_MESSAGES
         assert _eventually(lambda: told.exists() and "Raylet" in told.read_text())
     assert "Raylet is terminated" not in "".join(capfd.readouterr())
@@ -249,7 +237,7 @@ def test_port_in_use() -> None:
 
 
 def test_start_failure_shows_the_log(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geo_ray.runtime.cluster.local._free_port", lambda: 1)  # Ray refuses it
+    monkeypatch.setattr("geo_ray.ray_cluster.local_cluster._free_port", lambda: 1)  # Ray refuses it
     with (
         pytest.raises(ClusterStartError, match="ray_client_server_port must be an integer"),
         LocalCluster(LocalClusterConfig(temp_dir=str(short_tmp)), ["a"]),

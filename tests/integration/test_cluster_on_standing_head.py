@@ -19,18 +19,16 @@ import yaml
 from ray.util import list_named_actors
 
 from geo_ray.api.clusters import _asked
-from geo_ray.clusters.asked import AskedCluster
-from geo_ray.clusters.clouds import token_path
-from geo_ray.clusters.down import EndedCluster, end_cluster
-from geo_ray.clusters.record import StandingHead
-from geo_ray.clusters.state import ClusterState
-from geo_ray.clusters.up import await_machines, make_cluster
-from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.providers.local.catalog import write_catalog
-from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.runtime.cluster.connect import connect
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.served import NAME_PREFIX, NAMESPACE
+from geo_ray.cloud.cluster.down import EndedCluster, end_cluster
+from geo_ray.cloud.cluster.providers import token_path
+from geo_ray.cloud.cluster.spec import AskedCluster
+from geo_ray.cloud.cluster.state import ClusterState, StandingHead
+from geo_ray.cloud.cluster.up import await_machines, make_cluster
+from geo_ray.cloud.local import LocalProvider, write_catalog
+from geo_ray.experiment.cluster import ExistingClusterConfig
+from geo_ray.ray_cluster.connect import connect
+from geo_ray.ray_cluster.detached import NAME_PREFIX, NAMESPACE
+from geo_ray.ray_cluster.local_cluster import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_S = 300.0
@@ -86,7 +84,7 @@ class Serving:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "geo_ray.clusters.serve", "--stays", self.state.uri]
+        command = [sys.executable, "-m", "geo_ray.cloud.cluster.serve", "--stays", self.state.uri]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 

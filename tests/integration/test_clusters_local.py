@@ -17,10 +17,9 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from train_support import count, events_of
 
 import geo_ray
-from geo_ray.clusters.state import ClusterState
-from geo_ray.providers.local.catalog import read_catalog, write_catalog
-from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.runtime.cluster.settings import driver_environment
+from geo_ray.cloud.cluster.state import ClusterState
+from geo_ray.cloud.local import LocalProvider, read_catalog, write_catalog
+from geo_ray.ray_cluster.settings import driver_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_S = 300.0

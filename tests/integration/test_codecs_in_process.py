@@ -9,12 +9,12 @@ import pytest
 import torch
 from region_support import InProcess, Site, experiment_of
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.sim.world import World
-from geo_ray.strategies.base import Update
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.simulator.world import World
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.compute.flat import digest
-from geo_ray.training.exchange.averager_wire import AveragerWire
+from geo_ray.strategies.state import Update
+from geo_ray.training.parameters import digest
+from geo_ray.training.payload_encoding import AveragerWire
 
 TOPK = {"kind": "topk", "ratio": 0.1}
 CODECS = [{"kind": "identity"}, {"kind": "fp16"}, {"kind": "int8"}, TOPK]

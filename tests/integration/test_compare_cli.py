@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.planning.model.bill import Bill
-from geo_ray.planning.plan import load_plan
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.bill import Bill
+from geo_ray.planner.plan import load_plan
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 PLANNED = CONFIG.with_name("planned.yaml")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.observe.dashboards.write import write_dashboards
-from geo_ray.observe.metrics.metrics import METRICS
-from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.telemetry.dashboards import write_dashboards
+from geo_ray.telemetry.metrics import METRICS
 
 RUN = "scraped-run"
 DRIVER = Path(__file__).with_name("metrics_driver.py")

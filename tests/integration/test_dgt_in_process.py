@@ -9,7 +9,7 @@ import pytest
 import torch
 from region_support import Gate, InProcess, Site, eventually, experiment_of
 
-from geo_ray.config.experiment import Experiment
+from geo_ray.experiment.experiment import Experiment
 
 SMALL = {"kind": "dgt", "block_bytes": 64, "share": 0.4}
 REGIONS = [{"name": "us-east"}, {"name": "eu-west"}, {"name": "ap-south", "ps_shards": 2}]

@@ -14,25 +14,24 @@ from s3_support import client_of, new_prefix, proxy_before, s3_server, set_crede
 from train_support import eventually, experiment_of, final_digests, simulate, write_config
 
 import geo_ray
-from geo_ray.config.load import dump_yaml
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ConfigError,
     LeaseLostError,
     RunDirectoryError,
     RunHeldError,
     StoreError,
 )
-from geo_ray.job import rundir
-from geo_ray.job.checkpoints import places_of
-from geo_ray.job.data import prepare_manifest
-from geo_ray.job.far.copy import Copy, copy_path, driven_copy, seen_copy
-from geo_ray.job.far.mirror import Mirror, mirrored
-from geo_ray.job.far.objects import RunObjects
-from geo_ray.lease.record import LEASE_KEY, decode_record
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog, read_events
-from geo_ray.runtime.control.membership.member_requests import take
-from geo_ray.stores.uri import join, parse_s3
-from geo_ray.tasks.load import load_task
+from geo_ray.base.load import dump_yaml
+from geo_ray.data.tasks.load import load_task
+from geo_ray.runs import directory
+from geo_ray.runs.checkpoints import places_of
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.runs.lease import LEASE_KEY, decode_record
+from geo_ray.runs.remote import Copy, RunObjects, copy_path, driven_copy, seen_copy
+from geo_ray.runs.requests import take_member_requests
+from geo_ray.runs.uploader import Mirror, mirrored
+from geo_ray.storage.uri import join, parse_s3
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, read_events
 
 pytestmark = pytest.mark.timeout(900)
 FIRST_WRITTEN = ("/files/", "/events/")
@@ -222,11 +221,11 @@ def test_requests_reach_the_driver_once(uri: str, tmp_path: Path) -> None:
     driver.write("one")
     objects.ask("old.json", b"{}")
     driver.mirror.start()
-    assert take(driver.path) == []  # of a run that was over
+    assert take_member_requests(driver.path) == []  # of a run that was over
     objects.ask("1.json", b'{"verb": "drain", "region": "eu-west"}')
     objects.ask("1.json", b'{"verb": "drain", "region": "eu-west"}')
     eventually(lambda: (driver.path / "requests" / "1.json").exists(), "the request")
-    assert [each.region for each in take(driver.path)] == ["eu-west"]
+    assert [each.region for each in take_member_requests(driver.path)] == ["eu-west"]
     driver.mirror.close()
     assert objects.take_requests() == {}
 
@@ -350,7 +349,7 @@ def test_a_run_that_was_copied_to_another_bucket_is_that_of_its_new_address(
     uri = dir.replace(old.bucket, new.bucket).replace("?", "/tiny?")
     seen = geo_ray.open_run(uri)
     assert seen.directory.address == uri and seen.summary == done.summary
-    run, _ = rundir.reopen(driven_copy(uri))
+    run, _ = directory.reopen(driven_copy(uri))
     assert run.address == uri
     moved, where = prepare_manifest(
         experiment, load_task(experiment.task, tmp_path), tmp_path, run.data

@@ -12,18 +12,11 @@ import pytest
 import torch
 from region_support import Gate, InProcess, eventually, experiment_of
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.actors.bridge import Bridge
-from geo_ray.runtime.paths.standby import StandbyPath
-from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.standby import (
-    SendMessage,
-    StandbyEffect,
-)
-from geo_ray.training.averager.standby_messages import (
-    AveragerAnswer,
-    LogAppend,
-)
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runtime.bridge_actor import Bridge
+from geo_ray.runtime.exchange.standby import StandbyPath
+from geo_ray.training.failover import AveragerAnswer, LogAppend, SendMessage, StandbyEffect
+from geo_ray.training.membership import AveragerHome
 
 HOME, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 ROUNDS: dict[str, dict[str, Any]] = {

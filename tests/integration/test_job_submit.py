@@ -13,12 +13,12 @@ import pytest
 from ray.job_submission import JobStatus, JobSubmissionClient
 from train_support import books_of, count, events_of, eventually
 
-from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.job import rundir
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.runtime.cluster.connect import connect
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.supervisor import descendants
+from geo_ray.experiment.cluster import ExistingClusterConfig
+from geo_ray.ray_cluster.connect import connect
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.process_supervisor import descendants
+from geo_ray.runs import directory
+from geo_ray.telemetry.summary import load_summary
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -83,7 +83,7 @@ def test_submit_and_follow(server: str, small_copy: Path, tmp_path: Path) -> Non
     assert "12/12" in said  # progress as lines
     assert "starting servers and bridges: 0 of " in said, "the longest wait of the start is shown"
     assert "model.safetensors" in said
-    run = rundir.reopen(tmp_path / "runs" / "cluster")[0]
+    run = directory.reopen(tmp_path / "runs" / "cluster")[0]
     summary = load_summary(run.path)
     assert summary is not None
     assert summary.steps == 12
@@ -135,7 +135,7 @@ def test_stop_saves_and_leaves_nothing_running(
     logs = client.get_job_logs(job)
     assert "its state is saved" in logs
     assert f"geo-ray train --resume {run_dir}" in logs
-    assert set(books_of(rundir.reopen(run_dir)[0])) == {"us-east", "ap-south"}
+    assert set(books_of(directory.reopen(run_dir)[0])) == {"us-east", "ap-south"}
     eventually(lambda: not actors_of_runs(ray_cluster), "the actors are gone")
 
 

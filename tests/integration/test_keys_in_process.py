@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 from train_support import experiment_of
 
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.job import rundir
-from geo_ray.job.build import initial_parameters
-from geo_ray.job.data import data_rows, prepare_manifest
-from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.actors.worker_actor import WorkerActor
-from geo_ray.runtime.control import actor_group
-from geo_ray.runtime.control.actor_group import ActorGroup
-from geo_ray.runtime.control.run_keys import RunKeys
-from geo_ray.runtime.steward.processes import _CLASSES, OwnProcesses, ProcessOrder
-from geo_ray.tasks.load import load_task
+from geo_ray.data.tasks.load import load_task
+from geo_ray.ray_cluster.keys import RunKeys
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.build import initial_parameters
+from geo_ray.runs.data import data_rows, prepare_manifest
+from geo_ray.runtime import actor_group
+from geo_ray.runtime.actor_group import ActorGroup
+from geo_ray.runtime.launcher import _CLASSES, OwnProcesses, ProcessOrder
+from geo_ray.runtime.spec import RunSpec
+from geo_ray.runtime.worker_actor import WorkerActor
+from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.transport.security.tls import TlsBytes
 
 WAIT_S = 240.0

@@ -10,10 +10,9 @@ import ray
 from ray._private.serialization import SerializationContext
 from train_support import experiment_of, final_digests, simulate, train
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.control.actor_group import ActorGroup
-from geo_ray.runtime.control.group_worker import GroupWorker
-from geo_ray.runtime.control.run_keys import RunKeys
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.keys import RunKeys
+from geo_ray.runtime.actor_group import ActorGroup, GroupWorker
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from lab_support import WAIT_S, needs_lab, until
 
-from geo_ray.errors import LabUnavailableError, LabUnknownError
-from geo_ray.lab import namespace, records, requirements
+from geo_ray.base.errors import LabUnavailableError, LabUnknownError
+from geo_ray.lab import lab as requirements
+from geo_ray.lab import namespace, records
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.teardown import is_alive, named, read_record
 from geo_ray.lab.topology import LabRegionConfig, Topology
@@ -126,7 +127,7 @@ def test_two_labs_do_not_meet() -> None:
 
 @needs_lab
 def test_a_relay_that_dies_is_a_typed_error() -> None:
-    from geo_ray.errors import LabDownError
+    from geo_ray.base.errors import LabDownError
 
     with Lab(TWO) as lab:
         left = Left(lab.lab_id)
@@ -138,7 +139,7 @@ def test_a_relay_that_dies_is_a_typed_error() -> None:
 
 
 def test_without_root_a_lab_says_what_is_lacking() -> None:
-    reason = requirements.lacking()
+    reason = requirements.missing_requirements()
     if reason is None:
         code = "import os; from geo_ray.lab import requirements as r; os.setuid(65534); r.check()"
         done = subprocess.run(

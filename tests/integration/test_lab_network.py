@@ -21,7 +21,7 @@ from typing import TypeAlias
 import pytest
 from lab_support import WAIT_S, needs_lab, tcp_pair, udp_socket, until
 
-from geo_ray.errors import ConfigError, LabLateError
+from geo_ray.base.errors import ConfigError, LabLateError
 from geo_ray.lab import records
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.teardown import read_record

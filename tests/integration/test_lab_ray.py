@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from lab_support import needs_lab
 
-from geo_ray.errors import ClusterStartError
+from geo_ray.base.errors import ClusterStartError
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import RayOptions, environment_of, start_ray
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
@@ -77,7 +77,7 @@ def test_the_unmodified_product_trains_over_the_lab(tmp_path: Path) -> None:
 def _speaks_plainly(lab: Lab, address: str) -> bool:
     """Whether the head answers a greeting that is not encrypted."""
     code = (
-        "from geo_ray.runtime.cluster.address import wait_for_ray; import sys;"
+        "from geo_ray.ray_cluster.connect import wait_for_ray; import sys;"
         "wait_for_ray(sys.argv[1], 3.0)"
     )
     plain = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from region_support import WAIT_S, InProcess, Site, WorkerThread, eventually, experiment_of
 
-from geo_ray.strategies.base import Outgoing, RegionState
-from geo_ray.strategies.common import local
+from geo_ray.strategies import local_steps
+from geo_ray.strategies.state import Outgoing, RegionState
 
 DILOCO = {"kind": "diloco", "interval": 2}
 WAITS, OTHER = "eu-west", "us-east"
@@ -34,14 +34,14 @@ def test_an_update_is_made_where_the_bridge_reads_it(
 ) -> None:
     """In the memory that both see: there is no vector that it was copied from."""
     made: dict[int, list[int]] = {}
-    outgoing = local.outgoing
+    outgoing = local_steps.outgoing
 
     def noted(state: RegionState, *, wait: bool = True) -> Outgoing:
         found = outgoing(state, wait=wait)
         made.setdefault(id(state), []).append(found.payload_P.data_ptr())
         return found
 
-    monkeypatch.setattr(local, "outgoing", noted)
+    monkeypatch.setattr(local_steps, "outgoing", noted)
     with InProcess(experiment_of(strategy=DILOCO), tmp_path) as world:
         workers = start(world, region)
         site = await_update(world, region)

@@ -12,10 +12,11 @@ import ray
 from ray.job_submission import JobSubmissionClient
 
 import geo_ray
-from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.runtime.cluster.connect import connect
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.queue.serving import end_queues, find_queue
+from geo_ray.experiment.cluster import ExistingClusterConfig
+from geo_ray.ray_cluster.connect import connect
+from geo_ray.ray_cluster.detached import end_queues
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.scheduler.queue.actor import find_queue
 
 LONGEST_S = 300.0
 TOKEN, KEY = geo_ray.new_queue_token()

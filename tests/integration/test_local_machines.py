@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import ray
 
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.providers.base import LaunchRequest, MachineState, Market, Pool
-from geo_ray.providers.local.catalog import LocalCatalog, LocalOffer, write_catalog
-from geo_ray.providers.local.node import RayMachineProgram
-from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.labels import MACHINE_LABEL, REGION_LABEL, on_node
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.settings import AUTH_TOKEN_PATH, driver_environment
+from geo_ray.cloud.cluster.local_program import RayMachineProgram
+from geo_ray.cloud.local import LocalCatalog, LocalOffer, LocalProvider, write_catalog
+from geo_ray.cloud.provider import LaunchRequest, MachineState, Market, Pool
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.labels import MACHINE_LABEL, REGION_LABEL, on_node
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.settings import AUTH_TOKEN_PATH, driver_environment
 
 pytestmark = pytest.mark.timeout(900)  # nodes take long to start beside other work
 WAIT_S = 240.0  # never reached
@@ -75,7 +74,7 @@ def check_life(provider: LocalProvider) -> None:
     def nodes() -> dict[str, dict[str, Any]]:
         return {
             node["Labels"][MACHINE_LABEL]: node
-            for node in ray_private.nodes()
+            for node in ray_internals.nodes()
             if node["Alive"] and MACHINE_LABEL in node["Labels"]
         }
 
@@ -93,7 +92,7 @@ def check_life(provider: LocalProvider) -> None:
     assert ray.get(busy.works.remote(), timeout=WAIT_S)  # an idle node would go at once
     provider.preempt(first.id, notice_s=60)
     began = time.monotonic()
-    draining = eventually(ray_private.draining_nodes, logs)
+    draining = eventually(ray_internals.draining_nodes, logs)
     print(f"from the notice to drained: {time.monotonic() - began:.2f} s")
     assert ray.get(busy.works.remote(), timeout=WAIT_S), "Ray ends nothing that runs there"
     assert set(draining) == {joined[first.id]["NodeID"]}

@@ -13,22 +13,21 @@ from click.testing import CliRunner
 from train_support import experiment_of, write_config
 
 import geo_ray
+from geo_ray.base.errors import PlacementError, PreflightError
+from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import PlacementError, PreflightError
-from geo_ray.job import rundir
-from geo_ray.job.follow_plan import changes_of
-from geo_ray.observe.metrics.cost import load_cost
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.planning.plan import Machines, Plan, RegionPlan
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.cluster.labels import REGION_LABEL, TYPE_LABEL
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.placement import place, remove
-from geo_ray.runtime.cluster.preflight import preflight
-from geo_ray.runtime.control.demands import demands_of
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import Machines, Plan, RegionPlan
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.connect import ConnectedCluster
+from geo_ray.ray_cluster.labels import REGION_LABEL, TYPE_LABEL
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.placement import place, remove
+from geo_ray.ray_cluster.preflight import preflight
+from geo_ray.runs import directory
+from geo_ray.runs.follow_plan import changes_of
+from geo_ray.runtime.spec import demands_of
+from geo_ray.telemetry.summary import load_cost, load_summary
 
 NODES = {"fast": ("hill", 60.0), "slow-1": ("hill", 20.0), "slow-2": ("hill", 20.0),
          "fast-3": ("dale", 60.0)}  # fmt: skip
@@ -176,7 +175,7 @@ def test_several_workers_of_one_machine_stay_together(
 def _await_nodes(number: int) -> None:
     """Nodes that have joined are not at once in everybody's list."""
     for _ in range(200):
-        typed = [n for n in ray_private.nodes() if n["Alive"] and TYPE_LABEL in n["Labels"]]
+        typed = [n for n in ray_internals.nodes() if n["Alive"] and TYPE_LABEL in n["Labels"]]
         if len(typed) >= number:
             return
         time.sleep(0.1)
@@ -208,8 +207,8 @@ def test_a_run_that_follows_a_plan_ends_with_its_bill(machines: None, tmp_path: 
     )
     done = CliRunner().invoke(root, ["train", str(config), "--plain", "--plan", str(file)])
     assert done.exit_code == 0, (done.output, done.exception)
-    run, followed = rundir.reopen(tmp_path / "runs" / "tiny")
-    assert rundir.followed_plan(run) == plan
+    run, followed = directory.reopen(tmp_path / "runs" / "tiny")
+    assert directory.followed_plan(run) == plan
     assert (followed.averager_region, followed.strategy.interval) == ("dale", 4)
     assert followed.codec.up.kind == "int8"
     summary, cost = load_summary(run.path), load_cost(run.path)

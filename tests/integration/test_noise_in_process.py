@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from region_support import InProcess, experiment_of
 
-from geo_ray.sim.world import World
-from geo_ray.training.server import region_noise
+from geo_ray.simulator.world import World
+from geo_ray.training import noise
 
 NAMES = ("us-east", "eu-west")
 REGIONS = [{"name": NAMES[0], "workers": 2, "ps_shards": 2}, {"name": NAMES[1]}]
@@ -24,7 +24,7 @@ FIELDS = ("step", "grad_sq", "trace", "rows", "workers", "count")
 def test_regions_and_all_together(
     how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(region_noise, "NOISE_EVERY", 2)
+    monkeypatch.setattr(noise, "NOISE_EVERY", 2)
     config = experiment_of(
         regions=REGIONS,
         strategy={"kind": "bsp"},

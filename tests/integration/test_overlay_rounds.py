@@ -12,12 +12,11 @@ import pytest
 import torch
 from region_support import InProcess, Site, eventually, experiment_of
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import LinkDownError
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.overlay.wire import CONTROL_MESSAGE, PART
-from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.links.table import LinkTable, save_links
+from geo_ray.base.errors import LinkDownError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.transport.links import LinkRecord, LinkTable, save_links
+from geo_ray.transport.overlay.messages import CONTROL_MESSAGE, PART
 from geo_ray.transport.wire.message import Message
 
 NAMES = ("us-east", "eu-west", "ap-south", "sa-east", "af-south")

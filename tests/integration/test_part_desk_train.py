@@ -13,19 +13,19 @@ import pytest
 from train_support import Trained, events_of, final_digests, losses, simulate
 from train_support import experiment_of as tiny
 
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import InterruptedRunError
-from geo_ray.job import rundir
-from geo_ray.job.checkpoints import store_of
-from geo_ray.observe.events.schema import Event
-from geo_ray.runtime.cluster import local
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.settings import driver_environment
-from geo_ray.runtime.control.interruption import Interruption
+from geo_ray.base.errors import InterruptedRunError
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster import local_cluster
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.settings import driver_environment
+from geo_ray.runs import directory
+from geo_ray.runs.checkpoints import store_of
+from geo_ray.runs.requests import Interruption
 from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.runtime.driver.train import Resumption
 from geo_ray.runtime.driver.train import train as run_to_end
+from geo_ray.telemetry.events import Event
 
 REGIONS = ("us-east", "eu-west")
 pytestmark = [
@@ -43,7 +43,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalClus
     """A cluster whose regions see another, empty directory in the place of that of the runs."""
     hidden = tmp_path / "runs"
     hidden.mkdir()
-    command = local.node_command
+    command = local_cluster.node_command
 
     def hiding(flags: Sequence[str], **more: Any) -> list[str]:
         argv = list(command(flags, **more))
@@ -52,7 +52,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalClus
         hide = f'mount -t tmpfs none "{hidden}" && exec "$@"'
         return ["unshare", "--mount", "sh", "-c", hide, "sh", *argv]
 
-    monkeypatch.setattr(local, "node_command", hiding)
+    monkeypatch.setattr(local_cluster, "node_command", hiding)
     config = LocalClusterConfig()
     with (
         LocalCluster(config, REGIONS, cpus_per_region=8) as cluster,
@@ -61,9 +61,11 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalClus
         yield cluster
 
 
-def stopped_after(checkpoints: int, experiment: Experiment, base_dir: Path) -> rundir.RunDirectory:
+def stopped_after(
+    checkpoints: int, experiment: Experiment, base_dir: Path
+) -> directory.RunDirectory:
     """A run that is saved and ends once it has saved so often."""
-    run, stop = rundir.create(experiment, base_dir), Interruption()
+    run, stop = directory.create(experiment, base_dir), Interruption()
 
     def sink(event: Event) -> None:
         if event.kind == "checkpoint" and event["id"] + 1 >= checkpoints:

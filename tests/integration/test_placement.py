@@ -7,12 +7,12 @@ import time
 import pytest
 import ray
 
-from geo_ray.errors import PlacementError, PreflightError
-from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.cluster.demand import Bundle, RegionDemand
-from geo_ray.runtime.cluster.labels import REGION_LABEL
-from geo_ray.runtime.cluster.placement import place, remove
-from geo_ray.runtime.cluster.preflight import preflight, versions
+from geo_ray.base.errors import PlacementError, PreflightError
+from geo_ray.ray_cluster.connect import ConnectedCluster
+from geo_ray.ray_cluster.demand import Bundle, RegionDemand
+from geo_ray.ray_cluster.labels import REGION_LABEL
+from geo_ray.ray_cluster.placement import place, remove
+from geo_ray.ray_cluster.preflight import preflight, versions
 
 
 def demand(region: str, workers: int = 1, cpus: float = 1.0, gpus: float = 0.0) -> RegionDemand:

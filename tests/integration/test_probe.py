@@ -8,9 +8,9 @@ import pytest
 from train_support import experiment_of
 
 import geo_ray
-from geo_ray.errors import ConfigError, DeadlineExceededError
-from geo_ray.runtime.measure.probe import ProbeStatus, probe_cluster
-from geo_ray.transport.links.table import load_links
+from geo_ray.base.errors import ConfigError, DeadlineExceededError
+from geo_ray.runtime.probe import ProbeStatus, probe_cluster
+from geo_ray.transport.links import load_links
 from geo_ray.transport.probe.plan import ProbePlan
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

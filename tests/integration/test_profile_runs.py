@@ -12,16 +12,16 @@ from click.testing import CliRunner
 from train_support import eventually, experiment_of, train, write_config
 
 import geo_ray
+from geo_ray.base.errors import ConfigError, InterruptedRunError
+from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import ConfigError, InterruptedRunError
-from geo_ray.job import rundir
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.cost import load_cost
-from geo_ray.planning.model.step_model import fit_steps
-from geo_ray.planning.plan import load_plan
-from geo_ray.planning.profile import load_profile
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import load_plan
+from geo_ray.planner.profile import fit_steps, load_profile
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.follow_plan import following
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import load_cost
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -111,7 +111,7 @@ def test_a_job_is_profiled_planned_followed_and_planned_again(
     # It is interrupted, and goes on with what a dearer market makes best.
     experiment = load_tree(path, [], Experiment)
     begun = rundir.create(experiment, tmp_path, followed=plan)
-    followed = rundir.following(begun, experiment, plan)
+    followed = following(begun, experiment, plan)
     rundir.adopt(begun, followed, plan)
 
     at_12 = ("step", NAMES[0], 12)

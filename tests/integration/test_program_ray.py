@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import geo_ray
-from geo_ray.errors import ProgramRegionError
-from geo_ray.program.graph import Program
-from geo_ray.program.node import NodeGroup, ProgramNode
+from geo_ray.base.errors import ProgramRegionError
+from geo_ray.program.graph import NodeGroup, Program, ProgramNode
 from geo_ray.program.run import run_program
 from tests import program_support as toys
 
 if TYPE_CHECKING:
-    from geo_ray.runtime.cluster.connect import ConnectedCluster
+    from geo_ray.ray_cluster.connect import ConnectedCluster
 
 REGIONS = {"us": "us-east", "eu": "eu-west", "us-west": "ap-south"}
 

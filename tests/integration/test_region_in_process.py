@@ -17,15 +17,15 @@ from region_support import (
     experiment_of,
 )
 
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     DeadlineExceededError,
     InvariantError,
     LinkDownError,
     NonFiniteError,
     RunDirectoryError,
 )
-from geo_ray.runtime.actors.layout import shared_gradient, shared_parameters
-from geo_ray.runtime.messages.exchange import (
+from geo_ray.base.types import Span, StepReport
+from geo_ray.runtime.exchange.messages import (
     as_bytes,
     as_tensor,
     pull_meta,
@@ -33,10 +33,10 @@ from geo_ray.runtime.messages.exchange import (
     read_pull,
     report_meta,
 )
-from geo_ray.training.server.effects import Assignment
-from geo_ray.transport.lan.client import LanClient
-from geo_ray.transport.wire.meta import Meta
-from geo_ray.types import Span, StepReport
+from geo_ray.runtime.remote_shard import shared_gradient, shared_parameters
+from geo_ray.training.effects import Assignment
+from geo_ray.transport.lan import LanClient
+from geo_ray.transport.wire.fields import Meta
 
 ALONE = [{"name": "us-east", "workers": 2}]
 

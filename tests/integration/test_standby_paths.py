@@ -18,9 +18,9 @@ from region_support import (
     transfers_of,
 )
 
-from geo_ray.checkpoint.local_folder import directory_of
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import GeoRayError
+from geo_ray.base.errors import GeoRayError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.storage.folders import directory_of
 
 HOME, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 STEPS = 40

@@ -38,24 +38,28 @@ from train_support import (
 )
 
 import geo_ray
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.checkpoint.store_regions import StoreRegions
+from geo_ray.base.errors import (
+    CheckpointConflictError,
+    CheckpointError,
+    ConfigDriftError,
+    StoreError,
+)
+from geo_ray.base.files import save_text
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import CheckpointConflictError, CheckpointError, ConfigDriftError, StoreError
-from geo_ray.job import rundir
-from geo_ray.job.checkpoints import has_checkpoint, places_of, store_of
-from geo_ray.job.resumption import check_resumable
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.runtime.control.health import LossHealth
-from geo_ray.runtime.control.saver import Saver
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.checkpoints import has_checkpoint, places_of, store_of
+from geo_ray.runs.resume import check_resumable
+from geo_ray.runtime.checkpoints import Saver
 from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.runtime.driver.train import train as train_to_end
-from geo_ray.stores.uri import s3_uri
-from geo_ray.training.compute.flat import digest
-from geo_ray.util.atomic_file import save_text
+from geo_ray.runtime.policies import LossHealth
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.places import CheckpointPlaces, StoreRegions
+from geo_ray.storage.uri import s3_uri
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import load_summary
+from geo_ray.training.parameters import digest
 
 DIGEST = "d" * 64
 LONG_S = 60.0

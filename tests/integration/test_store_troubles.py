@@ -10,20 +10,16 @@ import pytest
 from s3_support import Proxy, Request, new_prefix, proxy_before, s3_server, set_credentials
 from train_support import eventually
 
-from geo_ray.clock import VirtualClock
-from geo_ray.errors import LeaseLostError, RunDirectoryError, StoreError
-from geo_ray.job.far import mirror as mirrors
-from geo_ray.job.far import objects as far_objects
-from geo_ray.job.far.copy import driven_copy, is_ahead, seen_copy
-from geo_ray.job.far.mirror import Mirror, mirrored
-from geo_ray.job.far.objects import RunObjects
-from geo_ray.lease.keeper import LeaseKeeper
-from geo_ray.lease.record import LEASE_KEY, decode_record
-from geo_ray.lease.s3_store import S3ConditionalStore
-from geo_ray.lease.seek import LeaseSeeker
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog, read_events
-from geo_ray.stores.bucket import Bucket, RequestLimits
-from geo_ray.stores.uri import parse_s3
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import LeaseLostError, RunDirectoryError, StoreError
+from geo_ray.runs import remote, uploader
+from geo_ray.runs.lease import LEASE_KEY, LeaseKeeper, LeaseSeeker, decode_record
+from geo_ray.runs.remote import RunObjects, driven_copy, is_ahead, seen_copy
+from geo_ray.runs.uploader import Mirror, mirrored
+from geo_ray.storage.bucket import Bucket, RequestLimits
+from geo_ray.storage.conditional_store import S3ConditionalStore
+from geo_ray.storage.uri import parse_s3
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, read_events
 
 LIVES_S = 10.0
 ONE_TRY = RequestLimits(20.0, 20.0, attempts=1)  # trouble is seen, and a busy machine is none
@@ -46,8 +42,8 @@ def proxy(endpoint: str) -> Iterator[Proxy]:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_credentials(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
-    monkeypatch.setattr(far_objects, "RequestLimits", lambda: ONE_TRY)
-    monkeypatch.setattr(mirrors, "_EVERY_S", 0.05)
+    monkeypatch.setattr(remote, "RequestLimits", lambda: ONE_TRY)
+    monkeypatch.setattr(uploader, "_EVERY_S", 0.05)
 
 
 def through(proxy: Proxy, uri: str) -> str:
@@ -84,7 +80,7 @@ class Drivers:
 
     def overtake(self, monkeypatch: pytest.MonkeyPatch) -> LeaseKeeper:
         """The second takes it, for whom the first is silent for long enough."""
-        monkeypatch.setattr("geo_ray.lease.seek.has_ended", lambda owner: None)
+        monkeypatch.setattr("geo_ray.runs.lease.has_ended", lambda owner: None)
         self._other.look()
         self.clock.sleep_s(1.5 * LIVES_S)
         found = self._other.look()
@@ -300,7 +296,7 @@ def test_pieces_that_could_not_be_put_together_are_later(
                 file.write(line)
             mirror.tick()
 
-    write(mirrors._TOGETHER - 1)
+    write(uploader._TOGETHER - 1)
     puts: list[None] = []
 
     def second(request: Request) -> str | None:
@@ -313,4 +309,4 @@ def test_pieces_that_could_not_be_put_together_are_later(
     proxy.trouble = lambda _: None
     write(1)
     assert len(objects.segments()) == 1
-    assert (seen_copy(uri) / EVENTS_FILE).read_bytes() == line * (mirrors._TOGETHER + 1)
+    assert (seen_copy(uri) / EVENTS_FILE).read_bytes() == line * (uploader._TOGETHER + 1)

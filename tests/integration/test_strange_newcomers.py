@@ -11,9 +11,7 @@ import pytest
 import torch
 from region_support import KEY, InProcess, experiment_of
 
-from geo_ray.checkpoint.local_folder import LocalFolder
-from geo_ray.checkpoint.parts import read_part, write_part
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     CheckpointCorruptError,
     FrameError,
     GeoRayError,
@@ -22,10 +20,12 @@ from geo_ray.errors import (
     NonFiniteError,
     RegionLostError,
 )
-from geo_ray.job.build import build_shard
-from geo_ray.runtime.actors.bridge import Bridge, open_bridge
-from geo_ray.strategies.base import Update
-from geo_ray.training.membership.newcomer import shard_state
+from geo_ray.runs.build import build_shard
+from geo_ray.runtime.bridge_actor import Bridge, open_bridge
+from geo_ray.storage.folders import LocalFolder
+from geo_ray.storage.parts import read_part, write_part
+from geo_ray.strategies.state import Update
+from geo_ray.training.membership import shard_state
 from geo_ray.transport.security.certs import Authority
 from geo_ray.transport.wire.message import EndpointIdentity
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from region_support import InProcess, experiment_of
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.sim.world import World
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.simulator.world import World
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.compute.flat import digest
+from geo_ray.training.parameters import digest
 
 REGIONS = [{"name": "us-east", "workers": 2}, {"name": "eu-west", "ps_shards": 2}]
 TRAIN = {"steps": 10, "eval_every": 3}

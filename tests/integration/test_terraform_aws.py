@@ -14,18 +14,16 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.base.errors import ConfigError
 from geo_ray.cli.main import root
-from geo_ray.clusters.state import ClusterState
-from geo_ray.errors import ConfigError
-from geo_ray.planning.plan import load_plan
-from geo_ray.providers.aws.provider import AwsProvider
-from geo_ray.providers.base import LaunchRequest, MachineState, Market, Pool
-from geo_ray.providers.secrets.open import open_secrets
-from geo_ray.providers.terraform.configs import aws_config
-from geo_ray.providers.terraform.outputs import TerraformStack
-from geo_ray.providers.terraform.read import read_stack
-from geo_ray.providers.user_data import boot_script
-from geo_ray.stores.uri import parse_s3
+from geo_ray.cloud.aws import AwsProvider
+from geo_ray.cloud.boot_script import boot_script
+from geo_ray.cloud.cluster.state import ClusterState
+from geo_ray.cloud.provider import LaunchRequest, MachineState, Market, Pool
+from geo_ray.cloud.secrets import open_secrets
+from geo_ray.cloud.terraform import TerraformStack, aws_config, read_stack
+from geo_ray.planner.plan import load_plan
+from geo_ray.storage.uri import parse_s3
 from tests.cloud_servers import AwsAnswers, LoopbackCloud, instance_product
 from tests.cluster_support import RUN, machine_of, played_head
 from tests.ec2_front import Ec2Front
@@ -291,7 +289,7 @@ def check_a_cluster_on_it(stack: TerraformStack, account: Account, tmp_path: Pat
             InstanceId=stack.head.machine, Attribute="userData"
         )["UserData"]["Value"]
         script = base64.b64decode(user_data).decode()
-        assert f"-m geo_ray.clusters.serve --stays '{state.uri}'" in script
+        assert f"-m geo_ray.cloud.cluster.serve --stays '{state.uri}'" in script
 
         before = {at: len(account.instances(at)) for at in regions.values()}
         with played_head(state):
@@ -378,7 +376,7 @@ def test_two_regions_from_nothing_and_back(tmp_path: Path, monkeypatch: pytest.M
         provider.terminate([rented.id])
         assert [m.state for m in provider.list_machines("demo")] == [MachineState.ENDED]
 
-        monkeypatch.setattr("geo_ray.clusters.state._FAR_LOOK_S", 0.3)
+        monkeypatch.setattr("geo_ray.cloud.cluster.state._FAR_LOOK_S", 0.3)
         with open_bucket(account, stack.runs):
             check_a_cluster_on_it(stack, account, tmp_path)
 

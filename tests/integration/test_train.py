@@ -26,21 +26,21 @@ from train_support import (
 )
 
 from geo_ray.api.run import open_run
+from geo_ray.base.errors import InterruptedRunError
+from geo_ray.base.load import digest, load_tree
 from geo_ray.cli.ending import show_end
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import digest, load_tree
 from geo_ray.data.manifest import load_manifest
-from geo_ray.errors import InterruptedRunError
-from geo_ray.job import rundir
-from geo_ray.job.data import open_readers
-from geo_ray.job.evals import sum_of
-from geo_ray.observe.events.schema import EVENT_FIELDS, Event
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.tasks.load import load_task
-from geo_ray.training.compute.flat import digest as digest_of
-from geo_ray.training.compute.flat import read_parameters
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.runs import directory
+from geo_ray.runs.data import open_readers
+from geo_ray.runs.evaluation import sum_of
+from geo_ray.telemetry.events import EVENT_FIELDS, Event
+from geo_ray.telemetry.summary import load_summary
+from geo_ray.training.parameters import digest as digest_of
+from geo_ray.training.parameters import read_parameters
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -53,7 +53,7 @@ import numpy as np
 import torch
 from torch import nn
 import geo_ray
-from geo_ray.tasks.base import Dataset
+from geo_ray.data.tasks.base import Dataset
 
 
 class Line:
@@ -289,7 +289,7 @@ def test_asgd_stops_at_its_target_in_all_regions(tmp_path: Path) -> None:
 def metric_lines() -> list[str]:
     """What all nodes of the connected cluster tell Prometheus about the run."""
     lines = []
-    for node in ray_private.nodes():
+    for node in ray_internals.nodes():
         url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         with urllib.request.urlopen(url, timeout=30) as answer:
             lines += [line for line in answer.read().decode().splitlines() if '"tiny"' in line]
@@ -326,7 +326,7 @@ def test_asgd_ga_in_async_mode_serves_metrics_until_it_is_interrupted(
         regions=[{"name": "us-east", "workers": 2}, {"name": "eu-west"}],
         emulate={"step_s": 0.03},
     )
-    run = rundir.create(experiment, tmp_path)
+    run = directory.create(experiment, tmp_path)
     with pytest.raises(InterruptedRunError, match="its state is saved"):
         train(experiment, tmp_path, begun=run, sink=look)
     assert seen

@@ -19,23 +19,20 @@ from train_support import (
     write_config,
 )
 
-from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.base.errors import NonFiniteError, WorkerLostError
 from geo_ray.cli.main import main
-from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import save_manifest
+from geo_ray.data.shards import write_shards
 from geo_ray.data.split import IidSplit
-from geo_ray.data.write import write_shards
-from geo_ray.errors import (
-    NonFiniteError,
-    WorkerLostError,
-)
-from geo_ray.job import rundir
-from geo_ray.observe.events.schema import Event
-from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.supervisor import descendants
-from geo_ray.tasks.digits import Digits
-from geo_ray.training.compute.flat import digest
+from geo_ray.data.tasks.digits import Digits
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.connect import ConnectedCluster
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.process_supervisor import descendants
+from geo_ray.runs import directory as rundir
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.telemetry.events import Event
+from geo_ray.training.parameters import digest
 
 ALONE = [{"name": "us-east"}]
 
@@ -43,8 +40,8 @@ ALONE = [{"name": "us-east"}]
 HOOKED = """
 import os, resource, threading, time
 from pathlib import Path
-from geo_ray.tasks.digits import Digits
-from geo_ray.training.compute.flat import digest
+from geo_ray.data.tasks.digits import Digits
+from geo_ray.training.parameters import digest
 
 HERE = Path(__file__).parent
 TITLE = Path("/proc/self/cmdline").read_bytes()

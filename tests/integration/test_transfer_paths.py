@@ -11,8 +11,8 @@ import pytest
 import torch
 from region_support import InProcess, experiment_of, transfers_of
 
-from geo_ray.checkpoint.local_folder import directory_of
-from geo_ray.config.experiment import Experiment
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.storage.folders import directory_of
 from geo_ray.transport.wire.message import Message
 
 REGIONS = [{"name": name} for name in ("us-east", "eu-west", "ap-south", "sa-east")]

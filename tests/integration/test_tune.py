@@ -17,12 +17,12 @@ import ray
 import yaml
 
 import geo_ray
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import InterruptedRunError, TrialsFailedError, TuningDirectoryError
-from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.tuning.objective import FAILED
+from geo_ray.base.errors import InterruptedRunError, TrialsFailedError, TuningDirectoryError
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.connect import ConnectedCluster
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.sweep.objective import FAILED
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = [
@@ -178,7 +178,7 @@ def test_the_example_of_the_page_runs_on_a_cluster_of_its_own(
 def test_plain_tune_code_takes_the_trainable(connected: ConnectedCluster, tmp_path: Path) -> None:
     from ray import tune
 
-    from geo_ray.tuning import trainable
+    from geo_ray.sweep import trainable
 
     trial = trainable(QUICKSTART, SMALL)
     tuner = tune.Tuner(

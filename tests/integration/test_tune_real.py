@@ -10,13 +10,13 @@ from ray.util import placement_group_table
 from test_tune import QUICKSTART, search_of
 
 import geo_ray
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import PlacementError
-from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.cluster.placement import bundles_of, placed_in
-from geo_ray.runtime.control.demands import demands_of
-from geo_ray.tuning.real import cluster_cpus
+from geo_ray.base.errors import PlacementError
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.connect import ConnectedCluster
+from geo_ray.ray_cluster.placement import bundles_of, placed_in
+from geo_ray.runtime.spec import demands_of
+from geo_ray.sweep.tune import cluster_cpus
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from geo_ray.clock import SystemClock
-from geo_ray.errors import TransportError
-from geo_ray.transport.datagrams.datagram import BlockGroup, Sealer, Secret, new_session
-from geo_ray.transport.datagrams.pacing import Seen
-from geo_ray.transport.datagrams.udp_channel import UdpChannel
-from geo_ray.transport.datagrams.udp_sender import LossyLoad, UdpSender
-from geo_ray.transport.emulation.datagram_shaper import DatagramShaper
-from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
+from geo_ray.base.clock import SystemClock
+from geo_ray.base.errors import TransportError
+from geo_ray.transport.datagrams import BlockGroup, Sealer, Secret, Seen, new_session
+from geo_ray.transport.emulation import DatagramShaper, LinkModel, LinkSpec
+from geo_ray.transport.udp import LossyLoad, UdpChannel, UdpSender
 
 WAIT_S = 240.0
 SIZE = 1280

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from region_support import WAIT_S, Gate, InProcess, WorkerThread, eventually, experiment_of
 
-from geo_ray.config.experiment import Experiment
+from geo_ray.experiment.experiment import Experiment
 
 TRAIN = {"steps": 6, "eval_every": 3}
 

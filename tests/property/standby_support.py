@@ -13,24 +13,22 @@ from random import Random
 import torch
 from torch import Tensor
 
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.averager.caller import Caller
-from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import BeginCheckpoint, Skip
-from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
-from geo_ray.training.averager.standby import (
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.training.averager import Averager
+from geo_ray.training.command_log import BeginCheckpoint, Skip
+from geo_ray.training.failover import (
     AnswerOwn,
+    AveragerRequest,
+    Caller,
     EntryDone,
+    LivenessWatch,
     RefuseOwn,
     SendMessage,
     StandbyEvent,
     StandbyNode,
 )
-from geo_ray.training.averager.standby_messages import (
-    AveragerRequest,
-)
-from geo_ray.training.averager.takeover import LivenessWatch
+from geo_ray.training.membership import AveragerHome
+from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 
 TAKEOVER_S, REJOIN_S = 5.0, 20.0
 

@@ -18,11 +18,11 @@ from benchmarks.autoscale.kills import (
     Reaper,
     random_kills,
 )
-from geo_ray.autoscale.cover import CoverItem, cheapest_cover
-from geo_ray.autoscale.memory import decode_memory, encode_memory
-from geo_ray.autoscale.replay.market_trace import MarketTrace
-from geo_ray.autoscale.replay.sim_cloud import SimTemper
-from geo_ray.errors import LeaseLostError, RunDirectoryError
+from geo_ray.base.errors import LeaseLostError, RunDirectoryError
+from geo_ray.cloud.autoscaler.node_group import CoverItem, cheapest_machines
+from geo_ray.cloud.autoscaler.state import decode_memory, encode_memory
+from geo_ray.cloud.backtest.markets import MarketTrace
+from geo_ray.cloud.backtest.simulated_cloud import SimTemper
 
 QUIET = SimTemper(30.0, 60.0)
 LATE = SimTemper(30.0, 60.0, unlisted_s=90.0)
@@ -206,7 +206,7 @@ def test_the_cover_is_the_cheapest_by_enumeration(
     drawn: list[tuple[int, int, int]], need: int
 ) -> None:
     items = [CoverItem(float(rows), usd / 10.0, most) for rows, usd, most in drawn]
-    counts = cheapest_cover(items, float(need))
+    counts = cheapest_machines(items, float(need))
 
     def all_counts(rest: list[CoverItem]) -> list[list[int]]:
         if not rest:
@@ -231,7 +231,7 @@ def test_the_cover_is_the_cheapest_by_enumeration(
 
 @pytest.mark.parametrize("count", [3, 6, 7, 13, 99, 700])
 def test_as_many_machines_as_planned_are_enough(count: int) -> None:
-    assert cheapest_cover([CoverItem(12.0, 0.3, 2 * count)], 12.0 * count) == [count]
+    assert cheapest_machines([CoverItem(12.0, 0.3, 2 * count)], 12.0 * count) == [count]
 
 
 # ------------------------------------------------------------------ the bill, by another program

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.observe.metrics.best import Best, KeepBest
+from geo_ray.telemetry.summary import Best, KeepBest
 
 VALUES = st.lists(
     st.one_of(

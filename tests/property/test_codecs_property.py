@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from geo_ray.base.errors import FrameError
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.bisparse import BiSparse
-from geo_ray.codecs.common.blocks import blocks_in
-from geo_ray.codecs.common.buffers import Reader
-from geo_ray.codecs.common.positions import read_positions, write_positions
-from geo_ray.codecs.common.topk_selection import largest_positions
+from geo_ray.codecs.blocks import blocks_in
+from geo_ray.codecs.buffers import Reader
 from geo_ray.codecs.int4 import Int4
 from geo_ray.codecs.int8 import Int8
 from geo_ray.codecs.registry import CODECS, codec_of
-from geo_ray.errors import FrameError
+from geo_ray.codecs.sparse import largest_positions, read_positions, write_positions
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = hnp.arrays(np.float32, st.integers(0, 300), elements=FINITE).map(torch.from_numpy)

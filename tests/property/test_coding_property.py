@@ -8,10 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.coding.gradient_code import GradientCode, cyclic, fractional_repetition
-from geo_ray.coding.mds import MdsCode
-from geo_ray.coding.shuffle_plan import keep, plan
-from geo_ray.coding.shuffling import decode, encode, traffic
+from geo_ray.strategies.coded_shuffle import decode, encode, keep, plan, traffic
+from geo_ray.strategies.gradient_code import GradientCode, cyclic, fractional_repetition
+from geo_ray.strategies.mds_code import MdsCode
 
 SEEDS = st.integers(0, 2**32)
 

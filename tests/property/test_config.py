@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from geo_ray.config.base import StrictModel
-from geo_ray.config.canonical import JSONValue, canonical_json
-from geo_ray.config.load import diff, digest, dump_yaml, load_text, load_tree
-from geo_ray.config.overrides import apply_overrides
-from geo_ray.config.yaml_text import YamlTree, parse_yaml, write_yaml
-from geo_ray.errors import ConfigError
+from geo_ray.base.canonical import JSONValue, canonical_json
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.load import diff, digest, dump_yaml, load_text, load_tree
+from geo_ray.base.model import StrictModel
+from geo_ray.base.overrides import apply_overrides
+from geo_ray.base.yaml import YamlTree, parse_yaml, write_yaml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBERS = st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_ray.data.files.find import find_files
-from geo_ray.data.inputs import gather_rows
 from geo_ray.data.prepare.config import parse_preparation
+from geo_ray.data.prepare.inputs import gather_rows
 from geo_ray.data.prepare.resolve import resolve
-from geo_ray.data.prepare.share import share
 from geo_ray.data.prepare.statistics import Moments, Statistics, merge_statistics
-from geo_ray.data.prepare.survey import survey_files
+from geo_ray.data.prepare.survey import share, survey_files
 
 MOST = 1e12
 

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.codecs.common.feedback import Encoder
 from geo_ray.codecs.dgt import Dgt
-from geo_ray.strategies.base import Update
-from geo_ray.training.exchange.lossy_receiver import LossyReceiver
-from geo_ray.training.exchange.lossy_sender import LossySender
+from geo_ray.codecs.feedback import Encoder
+from geo_ray.strategies.state import Update
+from geo_ray.training.lossy_blocks import LossyReceiver, LossySender
 
 NUM = 37
 

@@ -14,9 +14,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.job.recorder import Recorder
-from geo_ray.observe.events.log import EventLog, read_events
-from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runs.recorder import Recorder
+from geo_ray.telemetry.event_buffer import EventBuffer
+from geo_ray.telemetry.event_log import EventLog, read_events
 
 TURNS = st.lists(
     st.tuples(

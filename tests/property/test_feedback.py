@@ -11,10 +11,8 @@ from torch import Tensor
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.int8 import Int8
 from geo_ray.codecs.topk import TopK
-from geo_ray.strategies.base import Reply, Update
-from geo_ray.training.exchange.averager_wire import AveragerWire
-from geo_ray.training.exchange.region_wire import RegionWire
-from geo_ray.training.exchange.wire_plan import WirePlan
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.payload_encoding import AveragerWire, RegionWire, WirePlan
 
 NUM = 6
 CODECS = st.sampled_from([*TOYS, TopK(ratio=0.2), Int8()])

@@ -16,19 +16,19 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from geo_ray.errors import FrameError, PeerRefusedError
+from geo_ray.base.errors import FrameError, PeerRefusedError
+from geo_ray.transport.wire.fields import decode_meta, encode_meta
 from geo_ray.transport.wire.frame_io import WireCount, recv_frame, send_frame
 from geo_ray.transport.wire.frames import (
     HEADER,
     PIECE_BYTES,
     PROTOCOL_VERSION,
+    TAG_BYTES,
     Frame,
     FrameKind,
     FrameLimits,
     encode,
 )
-from geo_ray.transport.wire.meta import decode_meta, encode_meta
-from geo_ray.transport.wire.sealer import TAG_BYTES
 
 KEY = b"k" * 32
 LIMITS = FrameLimits(max_meta_bytes=4096, max_payload_bytes=100_000)

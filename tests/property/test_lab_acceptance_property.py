@@ -14,11 +14,9 @@ from fractions import Fraction
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from geo_ray.lab.acceptance import LinkTimes, judge
-from geo_ray.lab.relay.mesh import Mesh, Station
-from geo_ray.lab.relay.plan import prefixes_of
-from geo_ray.lab.relay.shapes import CapShape, LinkShape
-from geo_ray.lab.relay.stats import LinkStats
+from geo_ray.lab.mesh import Mesh, Station
+from geo_ray.lab.plan import CapShape, LinkShape, prefixes_of
+from geo_ray.lab.stats import LinkStats, LinkTimes, judge
 
 MS_NS = 1_000_000
 

@@ -7,10 +7,8 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.lab.relay.link import Link
-from geo_ray.lab.relay.serialiser import Serialiser
-from geo_ray.lab.relay.shapes import CapShape, LinkShape
-from geo_ray.lab.relay.shared_queue import SharedQueue
+from geo_ray.lab.link import Link, Serialiser, SharedQueue
+from geo_ray.lab.plan import CapShape, LinkShape
 
 rates_mbps = st.floats(0.1, 1000.0)
 sizes = st.integers(20, 1500)

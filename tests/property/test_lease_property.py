@@ -10,13 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from geo_ray.errors import LeaseLostError, RunDirectoryError, RunHeldError
-from geo_ray.lease import seek
-from geo_ray.lease.claim import PATIENCE
-from geo_ray.lease.keeper import LeaseKeeper
-from geo_ray.lease.record import Owner, decode_record
-from geo_ray.lease.seek import LeaseSeeker
-from geo_ray.lease.store import StoredValue
+from geo_ray.base.errors import LeaseLostError, RunDirectoryError, RunHeldError
+from geo_ray.runs import lease
+from geo_ray.runs.lease import PATIENCE, LeaseKeeper, LeaseSeeker, Owner, decode_record
+from geo_ray.storage.conditional_store import StoredValue
 
 LIVES_S = 10.0
 SKEW_S = 600.0
@@ -109,8 +106,8 @@ class Drivers(RuleBasedStateMachine):
         self.drivers: list[Driver] = []
         self.log: list[int] = []  # epochs of the events that count
         self.commits: list[int] = []
-        self.patched = seek.has_ended
-        seek.has_ended = self.has_ended
+        self.patched = lease.has_ended
+        lease.has_ended = self.has_ended
 
     def teardown(self) -> None:
         """Whatever has happened: when nobody is heard any more, the next one gets the run."""
@@ -124,7 +121,7 @@ class Drivers(RuleBasedStateMachine):
                 self.look(last)
             assert last.keeper is not None and last.keeper.epoch == before + 1
         finally:
-            seek.has_ended = self.patched
+            lease.has_ended = self.patched
 
     def has_ended(self, owner: Owner) -> bool | None:
         found = next(d for d in self.drivers if d.seeker.claim.owner == owner)

@@ -5,14 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from geo_ray.errors import InvariantError
-from geo_ray.transport.emulation.link_model import (
-    CHUNK_BYTES,
-    LinkModel,
-    LinkSpec,
-    build_links,
-    link_seed,
-)
+from geo_ray.base.errors import InvariantError
+from geo_ray.transport.emulation import CHUNK_BYTES, LinkModel, LinkSpec, build_links, link_seed
 
 
 def _outages(cuts: list[float]) -> tuple[tuple[float, float], ...]:

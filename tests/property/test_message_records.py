@@ -14,16 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.codecs.base import Coded, LossyBlocks
-from geo_ray.codecs.common.dgt_report import LossyReport, pack_ranks
-from geo_ray.errors import FrameError, LinkDownError
-from geo_ray.overlay import messages as overlay
-from geo_ray.overlay import wire
-from geo_ray.overlay.plan import SendOrder
-from geo_ray.runtime.messages import exchange, standby, transfers
-from geo_ray.strategies.base import Reply, Update
-from geo_ray.training.averager.log import BeginCheckpoint, LogEntry, Skip, Stop, TakeIn, TakeSum
-from geo_ray.training.averager.standby_messages import (
+from geo_ray.base.errors import FrameError, LinkDownError
+from geo_ray.base.types import CodedShare, Span, StepReport
+from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport, pack_ranks
+from geo_ray.runtime.exchange import messages as exchange
+from geo_ray.runtime.exchange import standby, upload_scheduling
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.command_log import BeginCheckpoint, LogEntry, Skip, Stop, TakeIn, TakeSum
+from geo_ray.training.effects import Assignment
+from geo_ray.training.failover import (
     AveragerAnswer,
     AveragerLost,
     AveragerRefusal,
@@ -32,12 +31,13 @@ from geo_ray.training.averager.standby_messages import (
     LogAppend,
     NewAverager,
 )
-from geo_ray.training.server.effects import Assignment
-from geo_ray.training.server.shard import Contribution
-from geo_ray.transfers.requests import Gather, UploadRequest
+from geo_ray.training.shard import Contribution
+from geo_ray.transport.overlay import messages as overlay
+from geo_ray.transport.overlay import messages as wire
+from geo_ray.transport.overlay.plan import SendOrder
+from geo_ray.transport.uploads import Gather, UploadRequest
+from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 from geo_ray.transport.wire.message import BACKGROUND, Message
-from geo_ray.transport.wire.meta import Meta, decode_meta, encode_meta
-from geo_ray.types import CodedShare, Span, StepReport
 
 COUNT, FLAG, TEXT = st.integers(0, 2**63 - 1), st.booleans(), st.text(max_size=5)
 NUMBER = st.floats(allow_nan=False)
@@ -122,7 +122,7 @@ CONTRIBUTIONS = st.one_of(
     for weight in (st.none(), NUMBER)
 )
 ERROR = st.builds(LinkDownError, TEXT, fix=st.text(min_size=1, max_size=5))
-SIZE = st.integers(0, transfers.MOST_BYTES)
+SIZE = st.integers(0, upload_scheduling.MOST_BYTES)
 ASK = st.builds(UploadRequest, st.just("eu"), COUNT, COUNT, SIZE, COUNT, AMOUNT, FLAG, FLAG)
 
 
@@ -142,7 +142,7 @@ def bundles(draw: Any) -> tuple[Reply, ...]:
 
 
 SKIP = st.builds(Skip, st.just("eu"), COUNT, COUNT)
-SUM = st.builds(TakeSum, sums(st.just(0)).map(transfers.headers_of), VECTOR)
+SUM = st.builds(TakeSum, sums(st.just(0)).map(upload_scheduling.headers_of), VECTOR)
 OPS = st.one_of(
     st.builds(TakeIn, UPDATES), SUM, SKIP, st.just(Stop()), st.builds(BeginCheckpoint, COUNT, FLAG)
 )
@@ -234,20 +234,23 @@ CASES = {
     "ask": Case(
         st.tuples(ASK, FLAG),
         *headers(
-            lambda v: transfers.ask_meta(v[0], sent=v[1]), lambda m: transfers.read_ask("eu", m)
+            lambda v: upload_scheduling.ask_meta(v[0], sent=v[1]),
+            lambda m: upload_scheduling.read_ask("eu", m),
         ),
     ),
     "sum": Case(
-        st.builds(transfers.Summed, COUNT, sums()),
-        *headers(transfers.SUM.write, transfers.SUM.read),
+        st.builds(upload_scheduling.Summed, COUNT, sums()),
+        *headers(upload_scheduling.SUM.write, upload_scheduling.SUM.read),
     ),
     "gather": Case(
         st.builds(Gather, COUNT, TEXT, sums()),
-        *headers(transfers.GATHER.write, transfers.GATHER.read),
+        *headers(upload_scheduling.GATHER.write, upload_scheduling.GATHER.read),
     ),
     "bundle": Case(
         bundles(),
-        *headers(transfers.bundle_meta, lambda m: transfers.read_bundle(m, torch.ones(1))),
+        *headers(
+            upload_scheduling.bundle_meta, lambda m: upload_scheduling.read_bundle(m, torch.ones(1))
+        ),
     ),
     "standby": Case(
         STANDBY,

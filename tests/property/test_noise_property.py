@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.planning.model.noise import Noise
-from geo_ray.training.compute.noise import NoiseMeter, estimate
+from geo_ray.planner.progress import Noise
+from geo_ray.training.noise import NoiseMeter, estimate
 
 BATCHES = st.lists(st.integers(1, 200), min_size=2, max_size=6)
 SQUARES = st.floats(0, 1e6)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.data.order import StreamOrder
-from geo_ray.errors import ConfigError, ShardEmptyError
+from geo_ray.base.errors import ConfigError, ShardEmptyError
+from geo_ray.data.reader import StreamOrder
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 SEEDS = st.integers(0, 2**63)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from overlay_support import KINDS, check_round, model_of, vectors_of
 
 from benchmarks.network_models.overlay_model import Lines
-from geo_ray.overlay.config import AnyOverlay, RackOverlay, TsengineOverlay
+from geo_ray.transport.overlay.config import AnyOverlay, RackOverlay, TsengineOverlay
 
 overlays = st.one_of(
     st.sampled_from(list(KINDS.values())),

@@ -7,9 +7,9 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.autoscale.demand.packing import Room, RoomOffer, pack
-from geo_ray.autoscale.demand.pending import GroupWay, LabelWanted, PendingBundle, PendingGroup
-from geo_ray.autoscale.target import REGION_LABEL
+from geo_ray.cloud.autoscaler.observation import GroupWay, LabelWanted, PendingBundle, PendingGroup
+from geo_ray.cloud.autoscaler.packing import Room, RoomOffer, pack
+from geo_ray.cloud.autoscaler.target import REGION_LABEL
 
 HERE = {REGION_LABEL: "us"}
 WAYS = st.sampled_from(["alone", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 import geo_ray
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.config.source import text_of
-from geo_ray.errors import PlanInfeasibleError
-from geo_ray.job.build import parameter_count
-from geo_ray.job.loss.subject import subject_of
-from geo_ray.job.model_id import model_id
-from geo_ray.tasks.load import load_task
+from geo_ray.base.errors import PlanInfeasibleError
+from geo_ray.base.load import load_tree, text_of
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.build import parameter_count
+from geo_ray.runs.follow_plan import model_id
+from geo_ray.runs.planning import subject_of
 from tests.plan_enumerator import Question, every_plan, loss_of
 from tests.plan_scenarios import RATES, limits_of, links_file, scenario, with_own_networks
 

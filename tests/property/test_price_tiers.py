@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.clouds.tiers import (
+from geo_ray.prices.price import (
     AgeTier,
     VolumeTier,
     billed_hours,

@@ -9,15 +9,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.program.batch import CallBatch
-from geo_ray.program.caller import gathered
-from geo_ray.program.graph import Program
-from geo_ray.program.node import NodeGroup, ProgramNode
+from geo_ray.program.calls import CallBatch, gathered
+from geo_ray.program.clock import VirtualThreads, here
+from geo_ray.program.graph import NodeGroup, Program, ProgramNode
 from geo_ray.program.run import run_program
-from geo_ray.program.surroundings import here
-from geo_ray.program.values import pack, unpack
-from geo_ray.program.virtual_clock import VirtualThreads
-from geo_ray.transport.emulation.link_model import LinkSpec
+from geo_ray.program.serialization import pack, unpack
+from geo_ray.transport.emulation import LinkSpec
 
 FEW = settings(max_examples=60)
 
@@ -53,7 +50,7 @@ def test_values_come_back_as_they_were(value: Any) -> None:
 
 @given(st.binary(max_size=40))
 def test_no_bytes_do_more_than_to_be_refused(data: bytes) -> None:
-    from geo_ray.errors import FrameError
+    from geo_ray.base.errors import FrameError
 
     with contextlib.suppress(FrameError):
         unpack(data)

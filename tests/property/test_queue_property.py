@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from queue_support import SimQueue, job, sim_queue
 
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.store import ConditionalStore
-from geo_ray.queue.entries import Outcome, SlotEntry
-from geo_ray.queue.journal import QueueJournal
-from geo_ray.queue.report import report_of
-from geo_ray.queue.state import state_of
+from geo_ray.scheduler.queue.journal import Outcome, QueueJournal, SlotEntry
+from geo_ray.scheduler.queue.report import report_of
+from geo_ray.scheduler.queue.state import state_of
+from geo_ray.storage.conditional_store import ConditionalStore, LocalConditionalStore
 
 CPUS = 4.0
 SLOTS = 400

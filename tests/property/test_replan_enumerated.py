@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import geo_ray
-from geo_ray.api.inputs import source_of
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import PlanInfeasibleError
-from geo_ray.job.planning import Sources
-from geo_ray.job.replanning import State, replanned
-from geo_ray.planning.plan import Plan
+from geo_ray.api.config import source_of
+from geo_ray.base.errors import PlanInfeasibleError
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import Plan
+from geo_ray.runs.planning import Sources
+from geo_ray.runs.replanning import State, replanned
 from tests.plan_enumerator import Enumerated, Question, Running, every_plan, going_on
 from tests.plan_scenarios import RATES, limits_of, links_file, scenario
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up_jobs
-from geo_ray.scheduling.model.schedule import ClusterSchedule
-from geo_ray.scheduling.model.validate import violations
-from geo_ray.scheduling.policies.registry import POLICIES
+from geo_ray.scheduler.policies.registry import POLICIES
+from geo_ray.scheduler.replay import replay_jobs
+from geo_ray.scheduler.schedule import ClusterSchedule, violations
+from geo_ray.scheduler.workload import LoadShape, made_up_cluster, made_up_jobs
 
 shapes = st.builds(
     LoadShape,

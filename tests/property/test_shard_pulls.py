@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from torch import Tensor
 
-from geo_ray.errors import InvariantError
+from geo_ray.base.errors import InvariantError
 from geo_ray.strategies.asgd_ga import AsgdGa
-from geo_ray.strategies.base import Reply
 from geo_ray.strategies.diloco import DiLoCo
-from geo_ray.training.compute.flat import split_sizes
-from geo_ray.training.compute.optimizers import Sgd
-from geo_ray.training.server.pulls import Pull
-from geo_ray.training.server.region_model import RegionModel
-from geo_ray.training.server.shard import Contribution, Shard
+from geo_ray.strategies.state import Reply
+from geo_ray.training.optimizers import Sgd
+from geo_ray.training.parameters import split_sizes
+from geo_ray.training.shard import Contribution, Pull, RegionModel, Shard
 
 NUM_PARAMS, WORKERS = 7, 3
 

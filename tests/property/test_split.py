@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from geo_ray.base.errors import ConfigError, ShardEmptyError
 from geo_ray.data.split import (
     ByLabelSplit,
     DirichletSplit,
@@ -17,7 +18,6 @@ from geo_ray.data.split import (
     SplitConfig,
     assign,
 )
-from geo_ray.errors import ConfigError, ShardEmptyError
 
 SEEDS = st.integers(0, 2**32)
 REGIONS = ("r0", "r1", "r2", "r3")

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.clouds.price_book import shipped_book
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import InvariantError
-from geo_ray.job.plans.machines import section_of, site_of
-from geo_ray.job.plans.sizes import ModelSize
-from geo_ray.planning.config import SpotConfig
-from geo_ray.planning.plan import Machines, RegionPlan
-from geo_ray.planning.rental_age import with_running
-from geo_ray.planning.search.fleet import Offer, RegionFleet
-from geo_ray.planning.search.pool import RentalPool
+from geo_ray.base.errors import InvariantError
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.config import SpotConfig
+from geo_ray.planner.fleet import Offer, RegionFleet
+from geo_ray.planner.plan import Machines, RegionPlan
+from geo_ray.planner.replan import with_running
+from geo_ray.planner.search import RentalPool
+from geo_ray.prices.price_book import shipped_book
+from geo_ray.runs.plan_inputs import ModelSize, section_of, site_of
 
 EXPERIMENT = load_tree(Path(__file__).parents[2] / "configs" / "planned.yaml", [], Experiment)
 BOOK = shipped_book()

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plane_support import Plane, Setup
 
-from geo_ray.strategies.base import Update
-from geo_ray.strategies.common.staleness import Staleness
 from geo_ray.strategies.decoupled import Decoupled
+from geo_ray.strategies.global_model import Staleness
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.averager.stalled import open_requests, stalled_regions
-from geo_ray.training.compute.optimizers import Momentum, Sgd
-from geo_ray.training.server.elastic import ElasticConfig
+from geo_ray.strategies.state import Update
+from geo_ray.training.averager import open_requests, stalled_regions
+from geo_ray.training.config import ElasticConfig
+from geo_ray.training.optimizers import Momentum, Sgd
 
 SEEDS = st.integers(0, 2**32)
 EVENTS = st.integers(0, 60)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.network_models.bottleneck import Bottleneck, Site
 from benchmarks.network_models.shared_links import Flows
-from geo_ray.sim.scheduler import Scheduler
-from geo_ray.transfers.config import TransfersConfig
+from geo_ray.simulator.clock import Scheduler
+from geo_ray.transport.uploads import TransfersConfig
 
 MB = 1_000_000
 

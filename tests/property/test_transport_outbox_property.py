@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from geo_ray.transport.endpoint.outbox import Chunk, Outbox
+from geo_ray.transport.outbox import Chunk, Outbox
 from geo_ray.transport.wire.message import LANES, Message
 
 SIZES = st.sampled_from([0, 1, 9, 10, 11, 35, 80])

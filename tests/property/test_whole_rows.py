@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.planning.search.whole_rows import most_rows, shares, slowest_s
+from geo_ray.planner.cover import most_rows, shares, slowest_s
 
 SPEEDS = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0, 7.5]), min_size=1, max_size=4)
 

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from geo_ray.base.types import Span, StepReport
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.compute.flat import split_sizes
-from geo_ray.training.compute.optimizers import Momentum
-from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server.effects import Assignment, Snapshot, StepDone
-from geo_ray.training.server.elastic import ElasticConfig
-from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
-from geo_ray.types import Span, StepReport
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.config import ElasticConfig
+from geo_ray.training.effects import Assignment, Snapshot, StepDone
+from geo_ray.training.optimizers import Momentum
+from geo_ray.training.parameters import split_sizes
+from geo_ray.training.payload_encoding import WirePlan
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Shard
 
 NUM_PARAMS = 6
 BATCHES = (3, 5, 2, 4)

@@ -9,9 +9,9 @@ import pytest
 
 from geo_ray.api import auto
 from geo_ray.api.auto import ChoiceTrial, load_experiment
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.planning.advisor import Choice
+from geo_ray.base.load import load_text
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.advisor import Choice
 
 TEXT = """
 name: uneven
@@ -69,10 +69,10 @@ def test_what_is_not_tried_says_why(tmp_path: Path) -> None:
 
 
 def test_a_task_that_was_edited_is_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text("from geo_ray.tasks.digits import Digits\n")
+    (tmp_path / "task.py").write_text("from geo_ray.data.tasks.digits import Digits\n")
     text = TEXT.replace("use: digits", "use: 'task.py:Digits'")
     experiment = load_text(text, ["strategy={kind: bsp}"], Experiment, "test")
     before = auto._digest(experiment, tmp_path)
     assert auto._digest(experiment, tmp_path) == before
-    (tmp_path / "task.py").write_text("from geo_ray.tasks.digits import Digits  # edited\n")
+    (tmp_path / "task.py").write_text("from geo_ray.data.tasks.digits import Digits  # edited\n")
     assert auto._digest(experiment, tmp_path) != before

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.autoscale.autoscale import scenario
-from geo_ray.autoscale.config import AutoscaleConfig, RetryConfig
-from geo_ray.autoscale.replay.compare import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
-from geo_ray.autoscale.replay.day import DayKind, made_up_day
-from geo_ray.autoscale.replay.sim_cloud import forever
-from geo_ray.autoscale.replay.world import SimJob
-from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
-from geo_ray.clouds.price_book import shipped_book
-from geo_ray.providers.base import Market, Pool
+from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.cloud.backtest.markets import DayKind, made_up_day
+from geo_ray.cloud.backtest.replay import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
+from geo_ray.cloud.backtest.simulated_cloud import SimJob, forever
+from geo_ray.cloud.provider import Market, Pool
+from geo_ray.experiment.autoscale import AutoscaleConfig, RetryConfig
+from geo_ray.prices.price_book import shipped_book
 
 BOOK = shipped_book()
 CONFIG = AutoscaleConfig(every_s=60.0, retry=RetryConfig(resend_s=60.0))

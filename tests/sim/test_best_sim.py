@@ -10,12 +10,10 @@ from best_support import earliest_best, metrics_of
 from train_support import experiment_of, simulate
 from world_support import of_kind
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.job.candidates import regions_agree
-from geo_ray.job.eval_notes import EvalNotes
-from geo_ray.job.evals import Evaluation
-from geo_ray.observe.metrics.best import Best
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.evaluation import EvalNotes, Evaluation, regions_agree
 from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.telemetry.summary import Best
 
 KEEP = {"metric": "accuracy", "mode": "max"}
 UNEVEN = {"link": {"rate_mbps": 20, "delay_s": 0.02}, "step_s": 0.1}

@@ -12,12 +12,12 @@ from torch import nn
 from train_support import experiment_of, simulate
 from world_support import Run, experiment, of_kind
 
-from geo_ray.errors import TaskStateError
-from geo_ray.job.model_file import module_with
+from geo_ray.base.errors import TaskStateError
+from geo_ray.data.tasks.load import TaskConfig, load_task
+from geo_ray.data.tasks.model_buffers import state_of
+from geo_ray.runs.model_file import module_with
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.tasks.carry import state_of
-from geo_ray.tasks.load import TaskConfig, load_task
-from geo_ray.training.compute.carry_layout import CarryLayout
+from geo_ray.training.parameters import CarryLayout
 
 TASKS = Path(__file__).parents[1] / "carry_tasks.py"
 KINDS = sorted(STRATEGIES)

@@ -7,7 +7,7 @@ import torch
 from world_support import BASE, Run, experiment, of_kind
 
 from geo_ray.codecs.fp16 import Fp16
-from geo_ray.sim.network import FRAME_BYTES
+from geo_ray.simulator.network import FRAME_BYTES
 from geo_ray.strategies.registry import STRATEGIES
 
 IDENTITY = {"kind": "identity"}

@@ -10,7 +10,7 @@ import torch
 from world_support import Run, experiment, of_kind
 
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.server.ledger import Ledger
+from geo_ray.training.assignment import Ledger
 
 KINDS = sorted(STRATEGIES)
 STEPS = 14

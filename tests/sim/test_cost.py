@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from world_support import experiment
 
-from geo_ray.job.data import prepare_manifest
-from geo_ray.job.rundir import create
-from geo_ray.sim.cost import MANY_WORKERS, cost_note
-from geo_ray.sim.run import simulate
-from geo_ray.tasks.load import load_task
+from geo_ray.data.tasks.load import load_task
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.runs.directory import create
+from geo_ray.simulator.run import MANY_WORKERS, cost_note, simulate
 
 
 def note_of(tmp_path: Path, **sections: object) -> str | None:

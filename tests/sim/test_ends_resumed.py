@@ -15,9 +15,9 @@ import pytest
 import torch
 from world_support import BASE, Run, experiment, of_kind
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import ConfigError
-from geo_ray.sim.network import FRAME_BYTES
+from geo_ray.base.errors import ConfigError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.simulator.network import FRAME_BYTES
 from geo_ray.strategies.registry import STRATEGIES
 
 UP = [

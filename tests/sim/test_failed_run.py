@@ -7,8 +7,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from geo_ray.base.errors import NonFiniteError
 from geo_ray.cli.main import root
-from geo_ray.errors import NonFiniteError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from world_support import BASE, Run, experiment, of_kind
 
-from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.base.errors import InvariantError, NonFiniteError
 from geo_ray.strategies.registry import STRATEGIES
 
 OUTAGE = (0.9, 2.9)
@@ -73,7 +73,7 @@ def test_a_dead_end_is_an_error_and_no_short_run(data_dir):
 
 
 def test_a_region_that_refuses_steps_does_not_hold_up_rounds(simulated, monkeypatch):
-    from geo_ray.training.compute.worker import StepResult, Worker
+    from geo_ray.training.worker import StepResult, Worker
 
     real = Worker.step
 

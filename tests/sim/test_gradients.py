@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from world_support import of_kind
 
-from geo_ray.sim import world
-from geo_ray.sim.gradients import MANY, Gradients, _stacked
-from geo_ray.tasks.classification import Labelled, classification_loss
-from geo_ray.training.compute.worker import Worker
-from geo_ray.types import Span
+from geo_ray.base.types import Span
+from geo_ray.data.tasks.classification import Labelled, classification_loss
+from geo_ray.simulator import world
+from geo_ray.simulator.region import MANY, Gradients, _stacked
+from geo_ray.training.worker import Worker
 
 SITES = {
     "regions": [{"name": "hub"}, {"name": "s", "copies": MANY - 1}],

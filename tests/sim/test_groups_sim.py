@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from world_support import Run, experiment
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import ConfigError, TaskStateError
-from geo_ray.job.model_file import module_with
-from geo_ray.tasks.load import TaskConfig, load_task
+from geo_ray.base.errors import ConfigError, TaskStateError
+from geo_ray.data.tasks.load import TaskConfig, load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.model_file import module_with
 
 TASKS = Path(__file__).parents[1] / "carry_tasks.py"
 STEPS = 6

@@ -11,7 +11,7 @@ import torch
 from test_lost_regions import check_members_ended, sections_of
 from world_support import Run, experiment
 
-from geo_ray.config.experiment import Experiment
+from geo_ray.experiment.experiment import Experiment
 from geo_ray.strategies.registry import STRATEGIES
 
 KINDS = sorted(STRATEGIES)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from world_support import BASE, Run, experiment, of_kind
 
-from geo_ray.codecs.common import passes
+from geo_ray.codecs import feedback
 from geo_ray.strategies.registry import STRATEGIES
 
 TASK = {"use": "digits", "options": {"width": 8}}
@@ -44,7 +44,7 @@ def test_the_exchange_of_the_last_step_is_the_last_word(simulated, kind):
     assert len(exchanges) == len(as_fp32.of("exchange", "b"))
     size = exchanges[-1]["bytes_out"]
     bits = 8 * size / run.num_params
-    assert bits == pytest.approx(passes.bits_for(0.03), abs=0.2)
+    assert bits == pytest.approx(feedback.bits_for_error(0.03), abs=0.2)
     assert exchanges[-1]["bytes_in"] == size
     a_P, b_P = run.result.params_P.values()
     assert torch.equal(a_P, b_P)

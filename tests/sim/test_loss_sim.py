@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.base.errors import ConfigError, ProfileError
 from geo_ray.cli.main import root
-from geo_ray.comparison.loss_file import LossFile
-from geo_ray.errors import ConfigError, ProfileError
-from geo_ray.planning.loss_profile import LossProfile, load_loss_profile
+from geo_ray.planner.loss import LossProfile, load_loss_profile
+from geo_ray.sweep.loss import LossFile
 
 OFFER = {
     "cloud": "aws",

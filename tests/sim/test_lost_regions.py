@@ -12,10 +12,10 @@ import pytest
 import torch
 from world_support import Run, experiment, of_kind
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import InvariantError, RegionLostError
-from geo_ray.job.start.members import without_lost
-from geo_ray.sim.checkpoints import SimCheckpoint
+from geo_ray.base.errors import InvariantError, RegionLostError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.resume import without_lost
+from geo_ray.simulator.world import SimCheckpoint
 from geo_ray.strategies.registry import STRATEGIES
 
 KINDS = sorted(STRATEGIES)

@@ -42,7 +42,7 @@ def test_a_history_that_goes_wrong_is_told_with_its_seed(
     def forget(*_: object) -> list[object]:
         return []
 
-    monkeypatch.setattr("geo_ray.training.averager.averager.Averager.leave", forget)
+    monkeypatch.setattr("geo_ray.training.averager.Averager.leave", forget)
     part = run_part(0, 40, directory)
     assert part.count == 40 and 0 < len(part.violations) < 40
     seed, what = next(iter(part.violations.items()))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from world_support import BASE, LEARNS, Run, experiment
 
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.summary import summarise
-from geo_ray.training.server import region_noise
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import summarise
+from geo_ray.training import noise as region_noise
 
 TWO = {"regions": [{"name": "a", "workers": 2}, {"name": "b", "workers": 2}]}
 BSP = {"strategy": {"kind": "bsp"}}

@@ -15,8 +15,8 @@ import torch
 from world_support import Run, experiment
 
 from benchmarks.network_models.overlay_model import Lines, OverlayModel
-from geo_ray.overlay.build import build_coordinator, build_policy, grid_of, links_of
-from geo_ray.sim.network import FRAME_BYTES
+from geo_ray.simulator.network import FRAME_BYTES
+from geo_ray.transport.overlay.build import build_coordinator, build_policy, grid_of, links_of
 
 DELAY_S = 0.01
 NUM_PARAMS = 556  # of digits with width 2

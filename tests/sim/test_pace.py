@@ -10,10 +10,10 @@ import pytest
 from test_lost_regions import check_members_ended, sections_of
 from world_support import Run, experiment
 
-from geo_ray.config.experiment import Experiment
+from geo_ray.experiment.experiment import Experiment
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.averager.log import ChangePace, carry_out
-from geo_ray.training.averager.pace import pace_of
+from geo_ray.training.averager import pace_of
+from geo_ray.training.command_log import ChangePace, carry_out
 
 REGIONS = ("a", "b", "c", "d")
 STEPS, FIRST, THEN = 48, 2, 6

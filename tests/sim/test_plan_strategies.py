@@ -7,9 +7,9 @@ import pytest
 import geo_ray
 from benchmarks.planning.strategy_terms import STRATEGIES as SECTIONS
 from benchmarks.planning.strategy_terms import config, deviations
-from geo_ray.errors import ConfigError
-from geo_ray.observe.metrics.cost import TOTAL, load_cost
+from geo_ray.base.errors import ConfigError
 from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.telemetry.summary import TOTAL, load_cost
 
 REFUSED = {"fedavg", "esync", "nbsync", "fedat", "fedgsync"}
 

@@ -11,10 +11,10 @@ import torch
 from test_lost_regions import REGIONS, UNEVEN, check_members_ended, sections_of
 from world_support import Run, experiment
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.sim.checkpoints import SimCheckpoint
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.simulator.world import SimCheckpoint
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.server.ledger import Ledger
+from geo_ray.training.assignment import Ledger
 
 KINDS = sorted(STRATEGIES)
 STILL = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from world_support import BASE, Run, experiment, of_kind
 
-from geo_ray.errors import ConfigError
+from geo_ray.base.errors import ConfigError
 
 SPEEDS = {"w-0": 0.02, "w-1": 0.05, "w-2": 0.1, "w-3": 0.4}
 UNEVEN = {

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from world_support import Run, experiment, of_kind
 
-from geo_ray.errors import AveragerFailedError, StalledError
-from geo_ray.runtime.control.policy import STALL_S, STUCK_S, RunLimits, RunPolicy
+from geo_ray.base.errors import AveragerFailedError, StalledError
+from geo_ray.runtime.policies import STALL_S, STUCK_S, RunLimits, RunPolicy
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.averager.stalled import open_requests
+from geo_ray.training.averager import open_requests
 
 NAMES = ("a", "b", "c")
 DAY_S = 86400.0

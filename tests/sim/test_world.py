@@ -6,10 +6,10 @@ import pytest
 import torch
 from world_support import BASE, of_kind
 
-from geo_ray.observe.metrics.summary import Target
-from geo_ray.sim.network import FRAME_BYTES
-from geo_ray.sim.world import LAN_S
+from geo_ray.simulator.network import FRAME_BYTES
+from geo_ray.simulator.world import LAN_S
 from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.telemetry.summary import Target
 
 STEP_S, DELAY_S, RATE_MBPS = 0.5, 0.03, 10
 NO_EVAL = BASE["train"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from geo_ray.config.canonical import canonical_json, sha256_hex
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.job.data import prepare_manifest
-from geo_ray.observe.events.schema import Event, conform
-from geo_ray.sim.world import SimResult, World
-from geo_ray.tasks.load import load_task
-from geo_ray.training.compute.flat import digest
+from geo_ray.base.canonical import canonical_json, sha256_hex
+from geo_ray.base.load import load_text
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.simulator.world import SimResult, World
+from geo_ray.telemetry.events import Event, conform
+from geo_ray.training.parameters import digest
 
 BASE: dict[str, Any] = {
     "name": "tiny",

@@ -1,1 +1,1 @@
-"""A user's own files: which there are in a folder, and their rows as Arrow columns."""
+"""Reading a user's own files: discovery, file formats, and rows as Arrow columns."""

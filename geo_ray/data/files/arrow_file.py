@@ -1,7 +1,13 @@
-"""Rows of a Parquet file or of an Arrow file (IPC, Feather)."""
+"""Read rows from Parquet and Arrow (IPC, Feather) files.
+
+Files that declare Arrow extension types are refused before Arrow reads their schema; see
+`geo_ray.data.parquet` for the reason. An Arrow file stores its schema in the first message and
+in the footer, and both are inspected; a stream has only the message.
+"""
 
 # PyArrow ships no complete types.
 # mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
+
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
@@ -10,11 +16,68 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from geo_ray.data.arrow_guard import refuse_arrow_extensions
-from geo_ray.data.files.find import InputFile
-from geo_ray.data.files.piece import Borrowed, FilePiece, flat_columns
-from geo_ray.data.parquet_guard import refuse_extensions_in
-from geo_ray.errors import SchemaMismatchError, ShardCorruptError
+from geo_ray.base.errors import SchemaMismatchError, ShardCorruptError
+from geo_ray.data.files.find import Borrowed, FilePiece, InputFile, flat_columns
+from geo_ray.data.parquet import refuse_extensions_in
+
+_MAGIC = b"ARROW1"
+_HEAD_BYTES = 8  # magic and padding
+_CONTINUATION = b"\xff\xff\xff\xff"
+_EXTENSION = b"ARROW:extension"
+
+
+def refuse_arrow_extensions(file: BinaryIO, where: str) -> bool:
+    """Check the schema of an Arrow file or stream; its texts are stored as they are.
+
+    Args:
+        file: at its start, seekable.
+        where: the file, for the message.
+
+    Returns:
+        Whether it is a stream, without a footer.
+
+    Raises:
+        ShardCorruptError: if it is neither.
+        SchemaMismatchError: if it declares an extension type.
+    """
+    head = file.read(_HEAD_BYTES)
+    is_stream = not head.startswith(_MAGIC)
+    if is_stream:
+        file.seek(0)
+    schemas = [_first_message(file, where)]
+    if not is_stream:
+        schemas.append(_footer(file, where))
+    if any(_EXTENSION in schema for schema in schemas):
+        raise SchemaMismatchError(
+            f"{where}: carries an Arrow extension type",
+            fix="Write the columns as plain numbers, text or lists, without extensions.",
+        )
+    return is_stream
+
+
+def _first_message(file: BinaryIO, where: str) -> bytes:
+    prefix = file.read(8)
+    length = int.from_bytes(prefix[4:], "little")
+    message = file.read(length) if prefix.startswith(_CONTINUATION) else b""
+    if not message or len(message) < length:
+        raise ShardCorruptError(
+            f"{where}: is no Arrow file or stream",
+            fix="Write it anew; Feather files must be of version 2.",
+        )
+    return message
+
+
+def _footer(file: BinaryIO, where: str) -> bytes:
+    size = file.seek(0, 2)
+    tail_bytes = 4 + len(_MAGIC)
+    file.seek(max(0, size - tail_bytes))
+    tail = file.read()
+    length = int.from_bytes(tail[:4], "little")
+    if not tail.endswith(_MAGIC) or length > size - tail_bytes:
+        raise ShardCorruptError(f"{where}: its end is missing", fix="Write the file anew.")
+    file.seek(size - tail_bytes - length)
+    return file.read(length)
+
 
 _ROWS = 65_536  # decoded at a time, at most
 _BATCH_BYTES = 16 << 20  # about as much at a time, if rows are long

@@ -19,10 +19,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from geo_ray.data.files.find import InputFile
+from geo_ray.base.errors import SchemaMismatchError, ShardCorruptError
+from geo_ray.data.files.find import Borrowed, FilePiece, InputFile, fraction_read, size_of
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.files.piece import Borrowed, FilePiece, fraction_read, size_of
-from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
 BLOCK_BYTES = 8 << 20
 """Decoded at a time; a row may have about as much."""

@@ -13,11 +13,10 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from geo_ray.data.files.find import InputFile
+from geo_ray.base.errors import SchemaMismatchError, ShardCorruptError
+from geo_ray.data.arrow_values import arrow_of
+from geo_ray.data.files.find import Borrowed, FilePiece, InputFile, fraction_read, size_of
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.files.piece import Borrowed, FilePiece, fraction_read, size_of
-from geo_ray.data.values import arrow_of
-from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
 _LINES = 16_384  # decoded at a time
 _LINE_CHARS = 64 << 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from geo_ray.errors import ConfigError
+from geo_ray.base.errors import ConfigError
 
 Format = Literal["csv", "jsonl", "parquet", "arrow"]
 

@@ -13,14 +13,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from geo_ray.base.errors import DataLeftOutError, SchemaMismatchError, ShardCorruptError
 from geo_ray.data.files.arrow_file import arrow_pieces, parquet_pieces
 from geo_ray.data.files.csv_file import csv_pieces
-from geo_ray.data.files.find import InputFile, InputFiles, LeftOut
+from geo_ray.data.files.find import FilePiece, InputFile, InputFiles, LeftOut
 from geo_ray.data.files.json_file import json_pieces
 from geo_ray.data.files.options import DEFAULT_NULLS, ReadOptions
-from geo_ray.data.files.piece import FilePiece
 from geo_ray.data.files.site import SiteReader
-from geo_ray.errors import DataLeftOutError, SchemaMismatchError, ShardCorruptError
 
 Unreadable = SchemaMismatchError | ShardCorruptError
 """What may be wrong with one file."""

@@ -22,13 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, ValidationError, model_validator
 
-from geo_ray.config.base import StrictModel
-from geo_ray.config.explain import explain
-from geo_ray.config.load import read_text
-from geo_ray.config.yaml_text import parse_yaml
-from geo_ray.data.files.options import CHARACTERS, ReadOptions
-from geo_ray.data.nearby import listed, missing_path, nearest
-from geo_ray.data.prepare.numbers import (
+from geo_ray.base.errors import ConfigError, SchemaMismatchError
+from geo_ray.base.explain import explain
+from geo_ray.base.load import read_text
+from geo_ray.base.model import StrictModel
+from geo_ray.base.text import listed, missing_path, nearest
+from geo_ray.base.yaml import parse_yaml
+from geo_ray.data.arrow_values import (
     Marks,
     TimeFormat,
     as_times,
@@ -38,12 +38,13 @@ from geo_ray.data.prepare.numbers import (
     is_text,
     marks_options,
     other_marks,
+    python_values,
+    text_of,
     to_numbers,
+    to_words,
     with_points,
 )
-from geo_ray.data.prepare.words import to_words
-from geo_ray.data.values import python_values, text_of
-from geo_ray.errors import ConfigError, SchemaMismatchError
+from geo_ray.data.files.options import CHARACTERS, ReadOptions
 
 _SHOWN = 40
 

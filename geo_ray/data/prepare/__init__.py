@@ -1,1 +1,1 @@
-"""From the columns of a user's files to the columns of a task."""
+"""Preparation: turns the columns of a user's files into the columns of a task."""

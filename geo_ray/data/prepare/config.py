@@ -1,22 +1,28 @@
-"""The preparation file: how the columns of a task are made of the columns of the files."""
+"""The preparation file: how each column of a task is made from columns of the user's files.
+
+`written_sources` returns the sources as written in the file, with line numbers, for messages;
+`flow` and `source_text` write lines of such a file.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from geo_ray.config.base import StrictModel
-from geo_ray.config.explain import explain
-from geo_ray.config.load import read_text
-from geo_ray.config.yaml_text import parse_yaml
-from geo_ray.data.nearby import missing_path
-from geo_ray.data.prepare.numbers import Cast
-from geo_ray.data.values import text_of
-from geo_ray.errors import ConfigError
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.explain import explain
+from geo_ray.base.load import read_text
+from geo_ray.base.model import StrictModel
+from geo_ray.base.text import missing_path
+from geo_ray.base.yaml import parse_yaml
+from geo_ray.data.arrow_values import Cast, text_of
 
 MAX_WORDS = 1_000_000
 """Most words of a vocabulary."""
@@ -273,3 +279,63 @@ def _no_words(column: str, path: Path, file: Path, error: OSError | UnicodeError
     return ConfigError(
         f"{where}: {file} cannot be read: {reason}", fix="Name a UTF-8 file with a word per line."
     )
+
+
+_PLAIN = re.compile(r"[A-Za-z_]([\w .-]*\w)?", re.ASCII)
+_TAKEN = {"null", "true", "false"}
+
+
+def flow(value: Any) -> str:
+    """A value as YAML on one line; JSON where plain text would be misread."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{flow(k)}: {flow(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(flow(item) for item in value) + "]"
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _TAKEN:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def source_text(source: Source, changes: Mapping[str, Any] | None = None) -> str:
+    """``{column: age, missing: mean}``: what is not the default, with some keys changed."""
+    given = source.model_dump(mode="json", exclude_defaults=True)
+    return flow({"column": source.column, **given, **(changes or {})})
+
+
+@dataclass(frozen=True)
+class WrittenSource:
+    """One source of a column, before statistics and words of files are put in.
+
+    Attributes:
+        where: file and line, such as ``prepare.yaml, line 4``.
+        keys: what the file says of it.
+    """
+
+    where: str
+    keys: Mapping[str, Any]
+
+    def changed(self, changes: Mapping[str, Any]) -> str:
+        """The source on one line of YAML, with some keys changed or added."""
+        return flow({**self.keys, **changes})
+
+
+WrittenSources = Mapping[tuple[str, str], WrittenSource]
+"""(column of the task, column of the files) -> its source."""
+
+
+def written_sources(path: Path | None) -> WrittenSources:
+    """The sources of a preparation file that `geo_ray.data.prepare.config` could read.
+
+    Args:
+        path: the file; None, if there is none, has no sources.
+    """
+    if path is None:
+        return {}
+    tree: Any = parse_yaml(read_text(path), str(path))
+    found: dict[tuple[str, str], WrittenSource] = {}
+    for name, given in tree.value["columns"].items():
+        for number, keys in enumerate(given if isinstance(given, list) else [given]):
+            place = (name, number) if isinstance(given, list) else (name,)
+            line = tree.origins[("columns", *place)]
+            found.setdefault((name, keys["column"]), WrittenSource(f"{path}, {line}", keys))
+    return found

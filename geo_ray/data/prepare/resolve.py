@@ -9,13 +9,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.text import listed, nearest
+from geo_ray.data.arrow_values import EXACT_INTEGERS, text_of
 from geo_ray.data.columns import ColumnType, parse_types
-from geo_ray.data.nearby import listed, nearest
 from geo_ray.data.prepare.config import Fill, Linear, Preparation, Source, Vocabulary
-from geo_ray.data.prepare.numbers import EXACT_INTEGERS
 from geo_ray.data.prepare.statistics import ColumnStatistics, Statistics
-from geo_ray.data.values import text_of
-from geo_ray.errors import ConfigError
 
 OptionFor: TypeAlias = Callable[[str, str], str | None]
 """(column of the task, type) -> its option that gives it that type, such as ``features=31``."""

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from geo_ray.config.base import StrictModel
-from geo_ray.config.json_file import load_json
-from geo_ray.data.nearby import missing_path
-from geo_ray.errors import ConfigError
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.load import load_json
+from geo_ray.base.model import StrictModel
+from geo_ray.base.text import missing_path
 
 ColumnKind = Literal["number", "time", "text", "list", "empty", "other"]
 

@@ -7,19 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from geo_ray.base.text import nearest
+from geo_ray.data.arrow_values import Cast, Marks, TimeFormat, fitting_formats, marks_options
 from geo_ray.data.columns import ColumnType, parse_types
-from geo_ray.data.nearby import nearest
-from geo_ray.data.prepare.config import Fill, Source, Vocabulary
-from geo_ray.data.prepare.numbers import (
-    Cast,
-    Marks,
-    TimeFormat,
-    fitting_formats,
-    marks_options,
-)
+from geo_ray.data.prepare.config import Fill, Source, Vocabulary, flow, source_text
 from geo_ray.data.prepare.resolve import OptionFor, no_option
 from geo_ray.data.prepare.survey import ColumnSurvey, Survey
-from geo_ray.data.prepare.yaml_line import flow, source_text
 
 _FEW_ROWS = 20  # too few to tell an identifier by
 _MOST_BUCKETS = 256

@@ -1,1 +1,1 @@
-"""A run's driver on a cluster that was there before it: an actor, and processes that watch it."""
+"""Drivers of a run: in the user's process or as an actor, with attach and restart."""

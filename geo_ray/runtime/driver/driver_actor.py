@@ -1,12 +1,13 @@
-"""Drives one run in a process of the cluster, whatever becomes of the one that asked for it.
+"""The driver as a detached actor, which outlives the job that started it.
 
-It is a detached actor: it outlives the job that made it, and ends by itself, once the run is over
-and whoever watches has heard so. If it is killed, Ray starts it again, and it goes on with the run:
-with its processes, which have a steward, or else from its newest checkpoint.
+It ends after the run, once a watcher has heard the result, or when nobody watches. If it is
+killed, Ray restarts it, and it continues with the running processes or from the newest
+checkpoint.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
@@ -15,27 +16,106 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import ray
 
-from geo_ray.errors import (
-    GeoRayError,
-    InterruptedRunError,
-    InvariantError,
-)
-from geo_ray.job import rundir
-from geo_ray.observe.events.log import EVENTS_FILE, EventTail
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.summary import Summary
-from geo_ray.observe.report.ending import has_begun
-from geo_ray.observe.text import coarse_text
-from geo_ray.runtime.control.calls import kill
-from geo_ray.runtime.control.interruption import Interruption
-from geo_ray.runtime.driver.attendance import Attendance
-from geo_ray.runtime.driver.order import DriveOrder, DriverTold
+from geo_ray.base.errors import GeoRayError, InterruptedRunError, InvariantError
+from geo_ray.base.text import coarse_text
+from geo_ray.base.user_section import context
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import Plan
+from geo_ray.ray_cluster.calls import kill
+from geo_ray.ray_cluster.connect import ConnectedCluster
+from geo_ray.runs import directory
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.requests import Interruption
 from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.runtime.driver.train import Resumption, train
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventTail, has_begun
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import Summary
+
+
+@dataclass(slots=True)
+class Attendance:
+    """Whether somebody watches a run.
+
+    Attributes:
+        longest_s: for how long nobody may watch; None: for ever.
+        heard_s: when somebody was last heard.
+    """
+
+    longest_s: float | None
+    heard_s: float
+
+    def hear(self, now_s: float) -> None:
+        """Somebody watches."""
+        self.heard_s = max(self.heard_s, now_s)
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether nobody has watched for too long."""
+        return self.longest_s is not None and now_s - self.heard_s >= self.longest_s
+
+
+@dataclass(frozen=True, slots=True)
+class DriveOrder:
+    """A run to be driven to its end.
+
+    Attributes:
+        experiment_json: its configuration.
+        run: its directory.
+        resume: as for `geo_ray.runtime.driver.train.train`.
+        cluster: to run on.
+        began_unix_s: time of day of the user's command.
+        adopts: whether the configuration is another one than the directory has.
+        plan: to follow from now on, if it is another one than before.
+        is_detached: whether nobody is meant to watch.
+    """
+
+    experiment_json: str
+    run: RunDirectory
+    resume: Resumption | None
+    cluster: ConnectedCluster
+    began_unix_s: float
+    adopts: bool = False
+    plan: Plan | None = None
+    is_detached: bool = False
+
+    @property
+    def experiment(self) -> Experiment:
+        """The configuration as a tree."""
+        given = context(self.run.base_dir)
+        return Experiment.model_validate_json(self.experiment_json, context=given)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverTold:
+    """What a driver has to say to who watches it; events are in the run's log.
+
+    Attributes:
+        lines: phases since the last time, in order, and warnings, each with its logger's name.
+        next: the number of the first line that is not among them.
+        awaiting: (phase, done, total, names) of a wait that is going on.
+        is_over: whether the run has ended.
+        summary: what it came to.
+        error: what ended it early.
+    """
+
+    lines: Sequence[tuple[str, str]]
+    next: int
+    awaiting: tuple[str, int, int, Sequence[str]] | None = None
+    is_over: bool = False
+    summary: Summary | None = None
+    error: BaseException | None = field(default=None)
+
+
+def driver_name(run_dir: Path) -> str:
+    """The name of a run's driver among the actors of its namespace: there is at most one."""
+    return f"driver-{hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]}"
+
 
 _TICK_S: Final = 0.5
 _MOST_LINES: Final = 1000
@@ -44,7 +124,11 @@ _LINGERS_S: Final = 20.0  # for who comes to hear how it ended
 
 
 class DriverActor:
-    """See the module's docstring.
+    """Drives one run in a process of the cluster, whatever becomes of the one that asked for it.
+
+    It is a detached actor: it outlives the job that made it, and ends by itself, once the run is
+    over and whoever watches has heard so. If it is killed, Ray starts it again, and it goes on with
+    the run: with its processes, which have a steward, or else from its newest checkpoint.
 
     Args:
         order: the run.
@@ -133,7 +217,7 @@ class DriverActor:
         if event.kind == "run_started":
             self._awaiting = None
             if order.adopts:
-                rundir.adopt(order.run, self._experiment, order.plan)
+                directory.adopt(order.run, self._experiment, order.plan)
 
     def _status(self, text: str) -> None:
         self._check()

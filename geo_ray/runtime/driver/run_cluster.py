@@ -7,17 +7,16 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.region import RegionConfig
-from geo_ray.job.live.driverless import patience_s
-from geo_ray.job.recorder import Sink
-from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
-from geo_ray.runtime.cluster.demand import by_label
-from geo_ray.runtime.cluster.head_watch import watched_head
-from geo_ray.runtime.control.calls import Tell, tell_nobody
-from geo_ray.runtime.control.demands import demand_of
-from geo_ray.runtime.control.interruption import Interruption
-from geo_ray.runtime.steward.line import StewardLine
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.regions import RegionConfig
+from geo_ray.ray_cluster.calls import Tell, tell_nobody
+from geo_ray.ray_cluster.connect import ConnectedCluster, connect, watched_head
+from geo_ray.ray_cluster.demand import by_label
+from geo_ray.runs.recorder import Sink
+from geo_ray.runs.requests import Interruption
+from geo_ray.runs.status import patience_s
+from geo_ray.runtime.driver.supervisor import StewardLine
+from geo_ray.runtime.spec import demand_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import digest
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     CheckpointError,
     GeoRayError,
     LeaseLostError,
@@ -23,56 +19,55 @@ from geo_ray.errors import (
     RunDirectoryError,
     StoreError,
 )
-from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import check_absent, check_start, model_outline, use_one_thread
-from geo_ray.job.checkpoints import check_unused, places_of, store_of
-from geo_ray.job.codec_shapes import with_shapes
-from geo_ray.job.data import data_rows, prepare_manifest
-from geo_ray.job.far.mirror import mirrored
-from geo_ray.job.live.report import reported
-from geo_ray.job.rundir import RunDirectory, followed_plan, lease_of
-from geo_ray.job.start.evaluation import check_evaluation
-from geo_ray.job.start.members import kept_rows, left_out, lost_before, without_lost
-from geo_ray.job.start.notes import warn_at_start
-from geo_ray.lease.driving import driving, seeker_of
-from geo_ray.lease.keeper import LeaseKeeper
-from geo_ray.lease.seek import LeaseSeeker
-from geo_ray.observe.events.log import EventLog, EventTail, last_time_s
-from geo_ray.observe.export.open import check_exports
-from geo_ray.observe.metrics.summary import Summary
-from geo_ray.observe.report.ending import LOGS, note_failure
-from geo_ray.runtime.actors.spec import Resume, RunSpec
-from geo_ray.runtime.cluster.cluster_placement import CheckedCluster, check_cluster
-from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.cluster.logs import keep_logs
-from geo_ray.runtime.cluster.placement import PlacedRegion
-from geo_ray.runtime.cluster.preflight import preflight
-from geo_ray.runtime.control import stop_requests
-from geo_ray.runtime.control.actor_group import ActorGroup
-from geo_ray.runtime.control.demands import demands_of
-from geo_ray.runtime.control.health import LossHealth
-from geo_ray.runtime.control.membership import member_requests
-from geo_ray.runtime.control.restarts import Restarts
-from geo_ray.runtime.control.run_keys import RunKeys
-from geo_ray.runtime.control.saver import Saver, part_names
-from geo_ray.runtime.desk.sight import show
-from geo_ray.runtime.driver.attachment import go_on, living_run
-from geo_ray.runtime.driver.ending import Retrying
+from geo_ray.base.load import digest
+from geo_ray.base.restarts import Restarts
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.connect import ConnectedCluster, keep_logs
+from geo_ray.ray_cluster.keys import RunKeys
+from geo_ray.ray_cluster.placement import PlacedRegion
+from geo_ray.ray_cluster.preflight import CheckedCluster, check_cluster, preflight
+from geo_ray.runs import requests
+from geo_ray.runs import requests as stop_requests
+from geo_ray.runs.build import check_absent, check_start, model_outline, use_one_thread, with_shapes
+from geo_ray.runs.checkpoints import check_unused, places_of, store_of
+from geo_ray.runs.data import data_rows, prepare_manifest
+from geo_ray.runs.directory import RunDirectory, followed_plan, lease_of
+from geo_ray.runs.evaluation import BestKeeper
+from geo_ray.runs.lease import LeaseKeeper, LeaseSeeker, driving, seeker_of
+from geo_ray.runs.report import reported
+from geo_ray.runs.resume import kept_rows, left_out, lost_before, without_lost
+from geo_ray.runs.start_checks import check_evaluation, warn_at_start
+from geo_ray.runs.uploader import mirrored
+from geo_ray.runtime.actor_group import ActorGroup
+from geo_ray.runtime.checkpoint_upload import desk_of, write_run_marker
+from geo_ray.runtime.checkpoints import Saver, part_names
+from geo_ray.runtime.driver.attach import Attached, go_on, living_run
 from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
-from geo_ray.runtime.driver.run_desk import desk_of
-from geo_ray.runtime.driver.stage import (
+from geo_ray.runtime.driver.run_context import (
     BrokenError,
+    Retrying,
     RunClock,
     Stage,
     controller_of,
     drive_to_end,
     evals_of,
 )
-from geo_ray.runtime.steward.attach import Attached
-from geo_ray.runtime.steward.book import GoneRegions
-from geo_ray.runtime.steward.line import steward_of
-from geo_ray.runtime.steward.processes import OwnProcesses
-from geo_ray.tasks.load import load_task
+from geo_ray.runtime.driver.supervisor import steward_of
+from geo_ray.runtime.launcher import GoneRegions, OwnProcesses
+from geo_ray.runtime.policies import LossHealth
+from geo_ray.runtime.spec import Resume, RunSpec, demands_of
+from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
+from geo_ray.storage.places import CheckpointPlaces
+from geo_ray.telemetry.event_log import (
+    LOGS_DIRECTORY,
+    EventLog,
+    EventTail,
+    last_time_s,
+    note_failure,
+)
+from geo_ray.telemetry.export.exporters import check_exports
+from geo_ray.telemetry.summary import Summary
 
 _PLACE_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 180.0
@@ -306,7 +301,7 @@ def _train(
         )
         desk = desk_of(run, experiment)
         if desk is not None:
-            show(run.path, spec.run_id)
+            write_run_marker(run.path, spec.run_id)
         group = ActorGroup(spec, placed, keys, maker, lease.epoch, desk)
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
         saver = Saver(store, experiment, digest(experiment), spec.epoch, health, lease.epoch)
@@ -316,8 +311,8 @@ def _train(
     except (LeaseLostError, BrokenError):
         raise  # what lies there is another's by now, or the run goes on
     except BaseException as error:
-        if local is not None and keep_logs(local.root, run.path / LOGS):
-            reporting.status(f"what the actors printed is in {run.path / LOGS}")
+        if local is not None and keep_logs(local.root, run.path / LOGS_DIRECTORY):
+            reporting.status(f"what the actors printed is in {run.path / LOGS_DIRECTORY}")
         note_failure(run.path, error, reporting.began_unix_s)
         raise
     finally:
@@ -355,8 +350,8 @@ def _train_on(
             evals.begin(before_s)
             with _starting(resume):
                 actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.awaiting)
-            member_requests.forget(stage.run.path)
-            stop_requests.forget(stage.run.path)
+            requests.forget_member_requests(stage.run.path)
+            stop_requests.forget_stop_request(stage.run.path)
             controller = controller_of(stage, recorder, evals, origin_unix_s)
             waits = resume is not None and resume.waits
             controller.members.go_on(gone, unhurried=() if waits else gone.awaited)

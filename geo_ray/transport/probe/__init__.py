@@ -1,1 +1,1 @@
-"""Measures a link by sending over it."""
+"""Active measurement of links."""

@@ -14,17 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from geo_ray.errors import ConfigError
-from geo_ray.transport.endpoint.endpoint import (
-    Address,
-    Endpoint,
-    EndpointIdentity,
-    TransportConfig,
-)
-from geo_ray.transport.links.record import LinkRecord
+from geo_ray.base.errors import ConfigError
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.links import LinkRecord
+from geo_ray.transport.probe.node import ProbeNode
 from geo_ray.transport.probe.plan import ProbePlan, ProbeProgress
-from geo_ray.transport.probe.probe import ProbeNode
 from geo_ray.transport.security.cert_store import files_of
+from geo_ray.transport.wire.message import EndpointIdentity
+from geo_ray.transport.wire.sockets import Address
 
 KEY_VARIABLE: Final = "GEO_RAY_PROBE_KEY"
 _RUN: Final = "geo-ray-probe"

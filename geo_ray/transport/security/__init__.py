@@ -1,1 +1,1 @@
-"""TLS, certificates and where they are kept."""
+"""TLS between regions, certificates, their storage, and secrets of processes."""

@@ -1,9 +1,9 @@
-"""A deployment's certificates on disk.
+"""A deployment's certificates on disk, and the check that its regions would accept each other.
 
 ``DIR/ca.pem`` and ``DIR/ca.key`` stay with the operator of the deployment; ``DIR/regions/NAME``
-with ``ca.pem``, ``cert.pem`` and ``key.pem`` goes to the host of that region's bridge, and so does
-``crl.pem`` once something is revoked. ``DIR/issued.jsonl`` has a line per certificate made:
-a renewal leaves the earlier one valid, so both are revoked together.
+with ``ca.pem``, ``cert.pem`` and ``key.pem`` goes to the host of that region's bridge, as does
+``crl.pem`` once a certificate is revoked. ``DIR/issued.jsonl`` has one line per certificate: a
+renewal leaves the earlier one valid, so both are revoked together.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from geo_ray.errors import CertificateError
+from geo_ray.base.errors import CertificateError
+from geo_ray.base.files import PRIVATE, PUBLIC, write_atomic
 from geo_ray.transport.security.certs import (
     CA_DAYS,
     REGION_DAYS,
@@ -28,9 +29,7 @@ from geo_ray.transport.security.certs import (
     read_cert,
     read_key,
 )
-from geo_ray.transport.security.revocation import revoked_serials
-from geo_ray.transport.security.tls import TlsFiles
-from geo_ray.util.atomic_file import PRIVATE, PUBLIC, write_atomic
+from geo_ray.transport.security.tls import TlsFiles, client_context, region_uri, revoked_serials
 
 _CA_CERT = "ca.pem"
 _CA_KEY = "ca.key"
@@ -413,3 +412,106 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         raise CertificateError(
             f"cannot write {path}: {error.strerror or error}", fix=_UNWRITABLE
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What one region shows and trusts."""
+
+    region: str
+    files: TlsFiles
+    cert: x509.Certificate
+    cas: tuple[x509.Certificate, ...]
+    revoked: frozenset[int]
+
+
+def check_certificates(
+    directory: Path, regions: Sequence[str], now: dt.datetime | None = None
+) -> None:
+    """Refuse certificates that one of the regions would not take from another.
+
+    Args:
+        directory: the deployment's, or what of it lies on this host.
+        regions: whose certificates lie there.
+        now: None takes the machine's clock.
+
+    Raises:
+        CertificateError: naming the region, the file, and what is wrong.
+    """
+    now = now or dt.datetime.now(dt.UTC)
+    held = [_held(directory, region) for region in regions]
+    for shown, problem in _problems(directory, held, now):
+        raise CertificateError(
+            f"the certificate of region {shown.region!r} ({shown.files.cert}) {problem}",
+            fix=_fix(directory, shown.region),
+        )
+
+
+def _problems(
+    directory: Path, held: Sequence[_Held], now: dt.datetime
+) -> Iterator[tuple[_Held, str]]:
+    """Whose certificate is wrong, and why."""
+    home = ca_path(directory)
+    if home.exists():  # says which is the stranger; a bridge's host has no such file
+        cas = cas_of(directory)
+        for shown in held:
+            if not any(is_issued_by(shown.cert, ca) for ca in cas):
+                yield shown, f"is from another CA than {home}"
+    for shown in held:
+        for by in held:
+            if problem := _problem(shown, by, now):
+                yield shown, problem
+
+
+def _held(directory: Path, region: str) -> _Held:
+    files = files_of(directory, region)
+    try:
+        material = files.read()
+        client_context(files, material)  # fits the key, and is what OpenSSL takes
+        return _Held(
+            region,
+            files,
+            read_cert(material.cert_pem),
+            tuple(x509.load_pem_x509_certificates(material.ca_pem)),
+            revoked_serials(material.crl_pem, material.ca_pem),
+        )
+    except CertificateError as error:
+        raise CertificateError(
+            f"the certificate of region {region!r}: {error.message}",
+            fix=_fix(directory, region),
+        ) from None
+
+
+def _problem(shown: _Held, by: _Held, now: dt.datetime) -> str:
+    """What region ``by`` would not take of ``shown``'s certificate; "" if it takes it."""
+    issuers = [ca for ca in by.cas if is_issued_by(shown.cert, ca)]
+    if not issuers:
+        return f"is from another CA than {by.files.ca}"
+    if shown.cert.serial_number in by.revoked:
+        return f"was revoked ({by.files.crl})"
+    if not _names(shown.cert, shown.region):
+        return "is that of another region"
+    if now < shown.cert.not_valid_before_utc:
+        return f"is not valid before {shown.cert.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+    if now >= shown.cert.not_valid_after_utc:
+        return f"has expired on {shown.cert.not_valid_after_utc:%Y-%m-%d}"
+    if all(now >= ca.not_valid_after_utc for ca in issuers):
+        return f"is of a CA that has expired ({by.files.ca})"
+    return ""
+
+
+def _names(cert: x509.Certificate, region: str) -> bool:
+    try:
+        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
+    uri = region_uri(region)
+    return uri in names.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def _fix(directory: Path, region: str) -> str:
+    where = f"--dir {shlex.quote(str(directory))}"
+    return (
+        f"See `geo-ray certs show {where}` on the host that has the CA; issue it with "
+        f"`geo-ray certs issue {region} {where} --force`, or renew it."
+    )

@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from geo_ray.errors import CertificateError
-from geo_ray.transport.security.revocation import make_crl
-from geo_ray.transport.security.tls import TlsBytes, region_uri
+from geo_ray.base.errors import CertificateError
+from geo_ray.transport.security.tls import TlsBytes, make_crl, region_uri
 
 CA_DAYS: Final = 3650
 REGION_DAYS: Final = 365
@@ -185,7 +184,7 @@ def issue_for_run(
     """Issue certificates for one run, under a CA whose key is forgotten at once.
 
     For processes of one machine that are handed their keys in private, such as benchmarks; bridges
-    of a run ask for theirs with `geo_ray.transport.security.own_certificate`.
+    of a run ask for theirs with `geo_ray.transport.security.process_keys`.
 
     Returns:
         By region.

@@ -1,25 +1,40 @@
-"""Mutual TLS 1.3 between regions: contexts, and the identity of the other end.
+"""Mutual TLS 1.3 between regions: contexts, peer identity, revocation, and reloading of files.
 
-A certificate names a region, not a host: regions move from address to address. A connection is
-verified by the certificate's chain to the deployment's CA and by its region, which must be the one
-that was dialed or that the peer claims to be (`expect_region`). Certificates are made in
+A certificate names a region, not a host, because regions move between addresses. A connection is
+verified by the certificate's chain to the deployment's CA and by its region, which must be the
+one that was dialed or that the peer claims to be (`expect_region`). `Credentials` reloads the
+files when they change. Serial numbers are random, so one revocation list (CRL) serves a
+deployment also while its CA is replaced. Certificates are made in
 `geo_ray.transport.security.certs`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+import ipaddress
+import logging
 import os
+import re
+import socket
 import ssl
 import tempfile
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 from urllib.parse import quote, unquote
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
 
-from geo_ray.config.base import StrictModel
-from geo_ray.errors import CertificateError, PeerRefusedError
+from geo_ray.base.errors import CertificateError, PeerRefusedError
+from geo_ray.base.model import StrictModel
+from geo_ray.base.output import RateLimitedLog
 
 URI_PREFIX: Final = "geo-ray://region/"
 _SAME_CA: Final = "Give every region a certificate of its own, all of the same CA: `geo-ray certs`."
@@ -216,3 +231,350 @@ def _read(path: Path) -> bytes:
             f"{path} is too large for a certificate or key", fix="Name the PEM file itself."
         )
     return data
+
+
+_VERIFY: Final = {  # X509_V_ERR_*, openssl/x509_vfy.h
+    9: "the peer's certificate is not valid yet; compare the clocks of both hosts",
+    10: "the peer's certificate has expired; renew it: `geo-ray certs renew --dir DIR`",
+    18: "the peer's certificate is signed by itself, not by this deployment's CA",
+    19: "the peer's certificate is from another CA than this deployment's",
+    20: "the peer's certificate is from another CA than this deployment's",
+    21: "the peer's certificate is from another CA than this deployment's",
+    23: "the peer's certificate was revoked",
+    26: "the peer's certificate is not meant for this use",
+    30: "the peer's certificate is from another CA than this deployment's",
+}
+_WRONG_CA = "the peer does not know the CA of this region's certificate (another deployment?)"
+_NO_TLS = "the peer does not speak TLS; is TLS off in its configuration?"
+_VERSION = "the peer offers no TLS 1.3"
+_GONE = "the peer ended the connection in the TLS handshake; its log has the reason"
+_REASONS: Final = {
+    # alerts from the peer about this end
+    "TLSV1_ALERT_UNKNOWN_CA": _WRONG_CA,
+    "TLSV1_ALERT_DECRYPT_ERROR": _WRONG_CA,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
+        "the peer says that this region's certificate has expired or is not valid yet; renew it"
+        " with `geo-ray certs renew --dir DIR`, or compare the clocks"
+    ),
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer refuses this region's certificate: not valid (yet)",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "the peer cannot use this region's certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer asks for a certificate and was shown none",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "the peer refused the TLS handshake",
+    "TLSV1_ALERT_PROTOCOL_VERSION": _VERSION,
+    # errors found at this end
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer showed no certificate",
+    "UNSUPPORTED_PROTOCOL": _VERSION,
+    "NO_PROTOCOLS_AVAILABLE": _VERSION,
+    "VERSION_TOO_LOW": _VERSION,
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "RECORD_LAYER_FAILURE": _NO_TLS,
+    "HTTP_REQUEST": _NO_TLS,
+    "UNEXPECTED_EOF_WHILE_READING": _GONE,
+    "EOF_OCCURRED": _GONE,
+}
+
+
+def explain(error: ssl.SSLError) -> str:
+    """Return a sentence for people, such as that a certificate has expired.
+
+    Args:
+        error: error of a handshake, or of the first read after it, when TLS 1.3 tells a client.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _VERIFY.get(
+            error.verify_code, f"the peer's certificate is not valid: {error.verify_message}"
+        )
+    if isinstance(error, ssl.SSLEOFError):
+        return _GONE
+    return _REASONS.get(error.reason or "", f"TLS failed: {error.reason or error}")
+
+
+def refusal(error: ssl.SSLError, peer: str) -> PeerRefusedError:
+    """The typed error for a failed handshake with ``peer``, a region or an address."""
+    return PeerRefusedError(
+        f"no TLS connection with {peer}: {explain(error)}",
+        fix="Give every region a certificate of the same CA; `geo-ray certs show DIR` lists them.",
+    )
+
+
+_PEM: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
+_LISTED_FOR: Final = dt.timedelta(days=36500)  # a list counts until there is a newer one
+_FIX: Final = (
+    "Copy `crl.pem` again from the deployment's directory, where `geo-ray certs revoke` puts it."
+)
+
+
+def revoked_serials(crl_pem: bytes, ca_pem: bytes) -> frozenset[int]:
+    """Return the serial numbers that a list names.
+
+    Args:
+        crl_pem: PEM text of lists; empty if there is none.
+        ca_pem: the CAs of the deployment, of which one must have signed each list.
+
+    Raises:
+        CertificateError: a list cannot be read, or is not one of this deployment.
+    """
+    if not crl_pem.strip():
+        return frozenset()
+    texts = _PEM.findall(crl_pem)
+    if not texts:
+        raise CertificateError("the revocation list is no PEM text of one", fix=_FIX)
+    try:
+        lists = [x509.load_pem_x509_crl(text) for text in texts]
+        keys = [cert.public_key() for cert in x509.load_pem_x509_certificates(ca_pem)]
+        if not all(any(_signed_by(crl, key) for key in keys) for crl in lists):
+            raise CertificateError("the revocation list is not from this deployment's CA", fix=_FIX)
+        return frozenset(entry.serial_number for crl in lists for entry in crl)
+    except (ValueError, UnsupportedAlgorithm):
+        raise CertificateError("the revocation list cannot be read", fix=_FIX) from None
+
+
+def make_crl(
+    issuer: x509.Certificate,
+    key: ec.EllipticCurvePrivateKey,
+    serials: Iterable[int],
+    now: dt.datetime,
+) -> bytes:
+    """Return a list of a CA, as PEM text."""
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(issuer.subject)
+        .last_update(now)
+        .next_update(now + _LISTED_FOR)
+    )
+    for serial in sorted(set(serials)):
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+        builder = builder.add_revoked_certificate(entry)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _signed_by(crl: x509.CertificateRevocationList, key: object) -> bool:
+    return isinstance(key, ec.EllipticCurvePublicKey) and crl.is_signature_valid(key)
+
+
+_LOGGER = logging.getLogger(__name__)
+_ABSENT: Final = (0, 0, 0)
+
+
+class Credentials:
+    """Contexts for both ends of TLS, and what is revoked; any thread may ask.
+
+    What was revoked once stays so while the process lives, whatever becomes of the list.
+
+    Args:
+        source: certificate, key, CAs and list.
+
+    Raises:
+        CertificateError: they cannot be used.
+    """
+
+    def __init__(self, source: TlsSource) -> None:
+        self._quiet = RateLimitedLog(_LOGGER)
+        self._lock = threading.Lock()  # one at a time loads
+        self.revoked: frozenset[int] = frozenset()
+        self.use(source)
+
+    def use(self, source: TlsSource) -> None:
+        """Use these from the next handshake on.
+
+        Raises:
+            CertificateError: they cannot be used; the earlier ones stay.
+        """
+        with self._lock:
+            self._load(source, _stamps(source))
+
+    def refresh(self) -> None:
+        """Read the files again if one has changed; the earlier ones stay while these are not whole.
+
+        Files that are copied one after the other may not fit together for a moment.
+        """
+        with self._lock:
+            stamps = _stamps(self._source)
+            if stamps == self._stamps:
+                return
+            try:
+                self._load(self._source, stamps)
+            except CertificateError as error:
+                self._quiet.warning("refresh", f"the earlier certificate stays: {error.message}")
+            else:
+                _LOGGER.info("certificate, CAs and revocation list were read again")
+
+    def _load(self, source: TlsSource, stamps: list[tuple[int, int, int]]) -> None:
+        material = source.read() if isinstance(source, TlsFiles) else source
+        revoked = revoked_serials(material.crl_pem, material.ca_pem)
+        client, server = client_context(source, material), server_context(source, material)
+        self.client: ssl.SSLContext = client
+        self.server: ssl.SSLContext = server
+        self.revoked = self.revoked | revoked
+        self._source, self._stamps = source, stamps
+
+
+def _stamps(source: TlsSource) -> list[tuple[int, int, int]]:
+    """What tells that files have changed; taken before they are read."""
+    if not isinstance(source, TlsFiles):
+        return []
+    return [_stamp(Path(name)) for name in (source.ca, source.cert, source.key, source.crl) if name]
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return _ABSENT
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+TlsMode: TypeAlias = Literal["auto", "required", "off"]
+
+_LAST_READ_S: Final = 0.5
+_LAST_READS: Final = 16
+_TLS_RECORD: Final = b"\x16"  # how every TLS handshake begins
+
+
+class Encryption:
+    """Turns sockets into TLS sockets where the mode wants TLS.
+
+    Args:
+        mode: ``auto`` wants TLS unless the other end has a loopback address; ``required`` always;
+            ``off`` never.
+        source: this region's certificate, if there is one.
+    """
+
+    def __init__(self, mode: TlsMode, source: TlsSource | None) -> None:
+        self._mode = mode
+        self._credentials: Credentials | None = None
+        if source is not None:
+            self.use(source)
+
+    def use(self, source: TlsSource) -> None:
+        """Use another certificate from the next handshake on.
+
+        Raises:
+            CertificateError: it cannot be used; the earlier one stays.
+        """
+        if self._mode == "off":
+            return
+        if self._credentials is None:
+            self._credentials = Credentials(source)
+        else:
+            self._credentials.use(source)
+
+    def refresh(self) -> None:
+        """Read the certificate's files again if they have changed."""
+        if self._credentials is not None:
+            self._credentials.refresh()
+
+    def is_revoked(self, serial: int) -> bool:
+        """Whether a certificate counts no more."""
+        return self._credentials is not None and serial in self._credentials.revoked
+
+    def dialed(self, sock: socket.socket) -> socket.socket:
+        """Return the socket to use after `connect`, with the same timeout.
+
+        `shake_hands` comes next.
+
+        Raises:
+            PeerRefusedError: TLS is wanted and there is no certificate here.
+            OSError: the connection was lost.
+        """
+        if not self._is_wanted(sock):
+            return sock
+        if self._credentials is None:
+            raise PeerRefusedError(
+                f"this region has no certificate, but {self._why()}",
+                fix="Make one with `geo-ray certs`, or set `transport.tls: off` in a private "
+                "network.",
+            )
+        return self._credentials.client.wrap_socket(sock, do_handshake_on_connect=False)
+
+    def accepted(self, sock: socket.socket) -> socket.socket:
+        """Return the socket to use after `accept`, depending on whether the other end begins TLS.
+
+        `shake_hands` comes next.
+
+        Raises:
+            PeerRefusedError: the other end does not do what this one wants.
+            OSError: the connection was lost.
+        """
+        if self._mode == "off":
+            return sock
+        begins_tls = sock.recv(1, socket.MSG_PEEK) == _TLS_RECORD
+        if not begins_tls:
+            if self._is_wanted(sock):
+                raise PeerRefusedError(
+                    f"the peer connects without TLS, but {self._why()}",
+                    fix="Set `transport.tls` to the same in every region.",
+                )
+            return sock
+        if self._credentials is None:
+            raise PeerRefusedError(
+                "the peer wants TLS, but this region has no certificate",
+                fix="Make one with `geo-ray certs`, or set `transport.tls` to the same in every "
+                "region.",
+            )
+        return self._credentials.server.wrap_socket(
+            sock, server_side=True, do_handshake_on_connect=False
+        )
+
+    @staticmethod
+    def shake_hands(sock: socket.socket) -> None:
+        """TLS's own handshake; plain sockets have none.
+
+        Raises:
+            PeerRefusedError: it failed.
+            OSError: the connection was lost.
+        """
+        if isinstance(sock, ssl.SSLSocket):
+            peer = str(sock.getpeername()[0])
+            try:
+                sock.do_handshake()
+            except ssl.SSLError as error:
+                _let_read(sock)
+                raise refusal(error, peer) from None
+
+    def expect(self, sock: socket.socket, region: str) -> None:
+        """Refuse a TLS peer whose certificate is not that of ``region``, or counts no more.
+
+        Plain peers pass.
+
+        Raises:
+            PeerRefusedError: with both names, or that it was revoked.
+        """
+        if isinstance(sock, ssl.SSLSocket):
+            expect_region(sock, region)
+            if self.is_revoked(peer_serial(sock)):
+                raise revoked(region)
+
+    def _is_wanted(self, sock: socket.socket) -> bool:
+        if self._mode == "auto":
+            return not _is_loopback(str(sock.getpeername()[0]))
+        return self._mode == "required"
+
+    def _why(self) -> str:
+        required = self._mode == "required"
+        return "`transport.tls` is required" if required else "its address is not loopback"
+
+
+def revoked(region: str) -> PeerRefusedError:
+    """The error for a region whose certificate counts no more."""
+    return PeerRefusedError(
+        f"the certificate of region {region} was revoked",
+        fix="Issue another one, if the region is to come back: `geo-ray certs issue REGION "
+        "--dir DIR --force`.",
+    )
+
+
+def _let_read(sock: socket.socket) -> None:
+    """Let the other end read the refusal, which closing with unread bytes would destroy."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_WR)
+        sock.settimeout(_LAST_READ_S)
+        for _ in range(_LAST_READS):  # a limit, however much the peer sends
+            if not socket.socket.recv(sock, 4096):
+                return
+
+
+def _is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host.split("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)

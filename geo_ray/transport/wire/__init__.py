@@ -1,1 +1,1 @@
-"""The format of bytes on a socket: frames, headers, messages, the handshake."""
+"""The wire format: headers, frames, handshake and messages."""

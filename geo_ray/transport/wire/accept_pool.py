@@ -1,8 +1,8 @@
-"""Accepts connections, and bounds what those may hold that have not shown yet who they are.
+"""Accept connections, and bound the resources of peers that are not authenticated yet.
 
 A new connection waits without a thread until its first frame, or first TLS record, is complete.
-Only then does it get one of a few places, and a thread for its handshake. Whoever waits or shakes
-hands for long makes room for others: the oldest connection of the source that has most.
+Only then does it get one of a few handshake slots and a thread. Slots are shared fairly between
+sources: a connection that takes too long is evicted, the oldest one of the source with most.
 """
 
 from __future__ import annotations
@@ -12,19 +12,80 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv6Address, ip_address
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
-from geo_ray.errors import FrameError, PeerRefusedError
+from geo_ray.base.errors import FrameError, PeerRefusedError
+from geo_ray.base.output import RateLimitedLog
+from geo_ray.base.threads import Workers
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frames import HEADER, MAGIC, FrameKind, parse_header
 from geo_ray.transport.wire.handshake import HELLO_LIMITS
-from geo_ray.transport.wire.places import Places
-from geo_ray.util.rate_limited_log import RateLimitedLog
-from geo_ray.util.threads import Workers
+
+Holder = TypeVar("Holder")
+
+
+class Places(Generic[Holder]):
+    """A bounded number of places, and who has had them since when.
+
+    Nothing is refused while a place is free. After that the source with most places gives one up,
+    its oldest: strangers from one address cost a peer at another address nothing.
+
+    Args:
+        most: count of places.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: dict[Holder, tuple[str, float]] = {}  # oldest first
+
+    def __contains__(self, holder: Holder) -> bool:
+        return holder in self._held
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no place is free."""
+        return len(self._held) >= self._most
+
+    def holders(self) -> list[Holder]:
+        """Return who has a place, the oldest first."""
+        return list(self._held)
+
+    def count(self, source: str) -> int:
+        """Return how many places a source has."""
+        return sum(source == held for held, _ in self._held.values())
+
+    def take(self, holder: Holder, source: str, now_s: float) -> None:
+        """Give a free place to ``holder``."""
+        self._held[holder] = source, now_s
+
+    def leave(self, holder: Holder) -> None:
+        """Free a place; nothing happens if the holder has none."""
+        self._held.pop(holder, None)
+
+    def victim(self, source: str, now_s: float, tenure_s: float = 0.0) -> Holder | None:
+        """Return who should lose its place for a newcomer, or None.
+
+        Args:
+            source: of the newcomer.
+            now_s: the time.
+            tenure_s: a holder that is younger only loses its place to a newcomer whose source
+                has fewer places.
+        """
+        counts = Counter(held for held, _ in self._held.values())
+        if not counts:
+            return None
+        greedy, most = counts.most_common(1)[0]
+        holder, since_s = next(
+            (holder, since_s) for holder, (held, since_s) in self._held.items() if held == greedy
+        )
+        is_fair = most > counts[source] + 1 or now_s - since_s >= tenure_s
+        return holder if is_fair else None
+
 
 Serve: TypeAlias = Callable[[socket.socket, str, Callable[[], None]], None]
 """Takes a socket, which it closes, its source, and what to call once the peer is authenticated."""

@@ -5,12 +5,13 @@ A frame is a fixed header, a small msgpack map (*meta*), a raw payload and the p
     magic 4 | version 1 | kind 1 | flags 2 | meta bytes 4 | payload bytes 8 | head digest 16
     meta | payload | payload tag 16 (only with a payload, and unless the sender left it out)
 
-The head digest is keyed, so it authenticates as well. It also covers how many frames came before,
-which is never sent: whole frames that were lost, repeated or swapped on the way are noticed. It
-covers the header and the meta and is checked before anything is allocated for the payload: a wrong
-length is found at once instead of being waited for. The payload's tag (see `sealer`) follows the
-payload, so that either end computes it of one piece while the kernel moves the next. Received bytes
-are never executed: meta may hold only scalars and lists of scalars.
+The head digest is keyed and covers header, meta and the number of earlier frames, which is never
+sent: lost, repeated or swapped frames are detected. It is checked before memory is allocated for
+the payload. Received bytes are never executed.
+
+The payload's tag is AES-256-GMAC, or AES-256-GCM with encryption. Its key is derived from the
+connection's key for this direction and the head digest, so that a payload belongs to its head and
+no key is used for two frames: the nonce may be constant.
 """
 
 from __future__ import annotations
@@ -23,9 +24,89 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
-from geo_ray.errors import FrameError, PeerRefusedError
-from geo_ray.transport.wire.meta import Meta, decode_meta, encode_meta
-from geo_ray.transport.wire.sealer import PayloadSealer
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from geo_ray.base.errors import FrameError, PeerRefusedError
+from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
+
+TAG_BYTES: Final = 16
+_NONCE: Final = bytes(12)
+
+
+class PayloadSealer:
+    """Takes in one payload, piece by piece; both ends end up with the same tag.
+
+    Args:
+        head_digest: of the frame.
+        key: 1 to 64 bytes, shared with the other end.
+    """
+
+    def __init__(self, head_digest: bytes, key: bytes) -> None:
+        self._sealer = _cipher(head_digest, key).encryptor()
+
+    def update(self, piece: memoryview) -> None:
+        """Take in the next piece, which stays readable."""
+        self._sealer.authenticate_additional_data(piece)
+
+    def encrypt(self, piece: memoryview) -> bytes:
+        """Take in the next piece and return it encrypted."""
+        return self._sealer.update(piece)
+
+    def tag(self) -> bytes:
+        """Return the tag of all pieces; nothing may follow."""
+        self._sealer.finalize()
+        return self._sealer.tag
+
+
+class PayloadOpener:
+    """Decrypts what `PayloadSealer.encrypt` returned; nothing may be used before `has_tag` is true.
+
+    Args:
+        head_digest: of the frame.
+        key: 1 to 64 bytes, shared with the other end.
+    """
+
+    def __init__(self, head_digest: bytes, key: bytes) -> None:
+        self._opener = _cipher(head_digest, key).decryptor()
+
+    def update(self, piece: memoryview) -> None:
+        """Decrypt the next piece in its place."""
+        piece[:] = self._opener.update(piece)
+
+    def has_tag(self, tag: bytes) -> bool:
+        """Return whether the sender's tag is that of all pieces; nothing may follow."""
+        try:
+            self._opener.finalize_with_tag(tag)
+        except InvalidTag:
+            return False
+        return True
+
+
+class PayloadCheck:
+    """Checks a payload that is not encrypted; used as `PayloadOpener` is.
+
+    Args:
+        head_digest: of the frame.
+        key: 1 to 64 bytes, shared with the other end.
+    """
+
+    def __init__(self, head_digest: bytes, key: bytes) -> None:
+        self._seal = PayloadSealer(head_digest, key)
+
+    def update(self, piece: memoryview) -> None:
+        """Take in the next piece."""
+        self._seal.update(piece)
+
+    def has_tag(self, tag: bytes) -> bool:
+        """Return whether the sender's tag is that of all pieces; nothing may follow."""
+        return hmac.compare_digest(self._seal.tag(), tag)
+
+
+def _cipher(head_digest: bytes, key: bytes) -> Cipher[modes.GCM]:
+    frame_key = blake2b(head_digest, key=key, digest_size=32, person=b"geo_ray payload").digest()
+    return Cipher(algorithms.AES(frame_key), modes.GCM(_NONCE))
+
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
-from geo_ray.errors import FrameError
-from geo_ray.transport.wire.fields import count, text
+from geo_ray.base.errors import FrameError
+from geo_ray.transport.wire.fields import Meta, count, text
 from geo_ray.transport.wire.frames import Buffer
-from geo_ray.transport.wire.meta import Meta
 
 TRANSPORT: Final = "transport"  # class of the transport's own frames
 RESEND: Final = "resend"  # class of messages that are sent, or arrive, once more

@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar, get_type_hints
 
-from geo_ray.errors import FrameError
+from geo_ray.base.errors import FrameError
 from geo_ray.transport.wire import fields
-from geo_ray.transport.wire.fields import Kind, wrong
+from geo_ray.transport.wire.fields import Kind, Meta, wrong
 from geo_ray.transport.wire.frames import Buffer
-from geo_ray.transport.wire.meta import Meta
 
 T = TypeVar("T")
 ALWAYS: Final = object()

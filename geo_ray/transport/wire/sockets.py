@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from geo_ray.errors import PortInUseError, TransportError
+from geo_ray.base.errors import PortInUseError, TransportError
 
 Address: TypeAlias = tuple[str, int]
 

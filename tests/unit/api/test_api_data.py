@@ -11,8 +11,8 @@ import pytest
 from data_support import columns_task
 
 import geo_ray
-from geo_ray import errors
-from geo_ray.data.prepare.saved import load_prepared
+from geo_ray.base import errors
+from geo_ray.data.prepare.saved_preparation import load_prepared
 
 TASK = columns_task("Toy", "y", 2)
 PREPARE = """

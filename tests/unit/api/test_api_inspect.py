@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import geo_ray
-from geo_ray import errors
+from geo_ray.base import errors
 
 ROOT = Path(__file__).parents[3]
 PLANNED = {

@@ -9,7 +9,7 @@ import pytest
 
 import geo_ray
 from geo_ray import NodeGroup, NodeRestarts, Program, ProgramNode
-from geo_ray.errors import ConfigError, NodeFailedError
+from geo_ray.base.errors import ConfigError, NodeFailedError
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import geo_ray
+from geo_ray.api.display import Table
 from geo_ray.api.inventory import Inventory
-from geo_ray.api.tables import Table
-from geo_ray.clusters.offer import OfferedMachines
-from geo_ray.observe.status.record import RegionStatus, SpentStatus
+from geo_ray.cloud.cluster.offer import OfferedMachines
 from geo_ray.program.result import ProgramResult
-from geo_ray.scheduling.load.generate import LoadShape
+from geo_ray.scheduler.workload import LoadShape
+from geo_ray.telemetry.status import RegionStatus, SpentStatus
 
 _PLAIN = {"SourceFiles", "WantedStatistics", "LossGrid", "ProfileGrid", "PlanInputs"} | {
     "QueueUser",

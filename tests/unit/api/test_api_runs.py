@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 import geo_ray
-from geo_ray import errors
+from geo_ray.base import errors
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -113,7 +113,7 @@ def test_relative_paths_in_a_mapping_start_where_they_are_said_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there").mkdir()
-    source = "from geo_ray.tasks.digits import Digits\n\n\nclass Mine(Digits):\n    pass\n"
+    source = "from geo_ray.data.tasks.digits import Digits\n\n\nclass Mine(Digits):\n    pass\n"
     (tmp_path / "there" / "mine.py").write_text(source)
     experiment = geo_ray.load_config(QUICKSTART, {**SMALL, "task": {"use": "mine.py:Mine"}})
     monkeypatch.chdir(tmp_path)
@@ -129,7 +129,7 @@ def test_a_simulation_that_fails_before_its_first_event_leaves_no_directory(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "broken.py").write_text(
-        "from geo_ray.tasks.digits import Digits\n\n\nclass Broken(Digits):\n"
+        "from geo_ray.data.tasks.digits import Digits\n\n\nclass Broken(Digits):\n"
         "    def model(self, seed):\n        raise ValueError('no model')\n"
     )
     changes = SMALL | {"run.dir": str(tmp_path / "runs"), "task": {"use": "broken.py:Broken"}}

@@ -9,16 +9,15 @@ import pytest
 from click.testing import CliRunner
 from job_support import TEXT, digits, experiment
 
-from geo_ray.api.start import new_run, resumed_run
-from geo_ray.checkpoint.manifest import CheckpointManifest
-from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.api.train import check_own_certificates, new_run, resumed_run
+from geo_ray.base.errors import CertificateError
+from geo_ray.base.load import text_of
 from geo_ray.cli.main import root
-from geo_ray.config.source import text_of
-from geo_ray.errors import CertificateError
-from geo_ray.job import rundir
-from geo_ray.job.data import prepare_manifest
-from geo_ray.job.start.cert_files import check_own_certificates
-from geo_ray.job.start.notes import start_notes
+from geo_ray.runs import directory
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.runs.start_checks import start_notes
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.transport.security import cert_store
 
 SMALL = ("--plain", "--set", "train.steps=2", "--set", "checkpoint.every_s=9")
@@ -144,4 +143,4 @@ def test_who_is_absent_at_a_resume_is_so_only_where_the_resume_says_it(tmp_path:
     assert away(None) == frozenset()
     assert away(None, "train.steps=50") == frozenset()
     assert away(None, "members.absent=[eu]") == {"eu"}
-    assert away(begun.run.path / rundir.CONFIG_FILE) == {"eu"}
+    assert away(begun.run.path / directory.CONFIG_FILE) == {"eu"}

@@ -14,10 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import geo_ray
-from geo_ray import errors
-from geo_ray.api.starters import STARTERS
+from geo_ray.api.config import STARTERS
+from geo_ray.base import errors
 from geo_ray.cli.main import root
-from geo_ray.lab.presets import preset_names
+from geo_ray.lab.topology import preset_names
 
 ROOT = Path(__file__).parents[3]
 FEW = {"train.steps": 4, "train.eval_every": 2}

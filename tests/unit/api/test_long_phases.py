@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import geo_ray
-from geo_ray.api import comparing, run_check, training, tuning
-from geo_ray.tuning import run as tuning_run
-from geo_ray.util import ticking
+from geo_ray.api import check, compare, train, tune
+from geo_ray.base import output
+from geo_ray.sweep import tune as tuning_run
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 CONFIG = CONFIGS / "four_continents.yaml"
@@ -26,11 +26,11 @@ class ReachedError(Exception):
 @pytest.mark.parametrize(
     ("verb", "arguments", "place", "phase"),
     [
-        (geo_ray.train, (CONFIG,), (training, "new_run"), "preparing the run"),
-        (geo_ray.simulate, (CONFIG,), (training, "new_run"), "preparing the run"),
-        (geo_ray.check_run, (CONFIG,), (run_check, "checked_run"), "checking the run"),
-        (geo_ray.compare, (CONFIG, "sma"), (comparing, "compare_all"), "running"),
-        (geo_ray.tune, (SEARCH,), (tuning, "plan_of"), "checking the search"),
+        (geo_ray.train, (CONFIG,), (train, "new_run"), "preparing the run"),
+        (geo_ray.simulate, (CONFIG,), (train, "new_run"), "preparing the run"),
+        (geo_ray.check_run, (CONFIG,), (check, "checked_run"), "checking the run"),
+        (geo_ray.compare, (CONFIG, "sma"), (compare, "compare_all"), "running"),
+        (geo_ray.tune, (SEARCH,), (tune, "plan_of"), "checking the search"),
         (geo_ray.tune, (SEARCH,), (tuning_run, "_cluster"), "starting the cluster of the trials"),
         (geo_ray.tune, (SEARCH,), (tuning_run, "_tuner"), "running trials"),
     ],
@@ -56,7 +56,7 @@ def test_a_long_phase_is_reported(
         raise ReachedError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ticking, "EVERY_S", 0.01)
+    monkeypatch.setattr(output, "EVERY_S", 0.01)
     monkeypatch.setattr("geo_ray.api.watch.RunWatch.tell", tell)
     if place[1] == "_tuner":
         monkeypatch.setattr(tuning_run, "connect", lambda *_, **__: threading.Lock())

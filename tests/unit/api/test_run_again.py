@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from geo_ray.api.start import run_to_resume
-from geo_ray.checkpoint.manifest import CheckpointManifest
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import digest
-from geo_ray.config.source import override_items, text_of
-from geo_ray.errors import CheckpointMissingError, RunDirectoryError, RunHeldError
-from geo_ray.job import rundir
-from geo_ray.job.far.objects import RunObjects
-from geo_ray.job.resumption import check_resumable
-from geo_ray.stores.uri import join
+from geo_ray.api.train import run_to_resume
+from geo_ray.base.errors import CheckpointMissingError, RunDirectoryError, RunHeldError
+from geo_ray.base.load import digest, override_items, text_of
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs import directory
+from geo_ray.runs.remote import RunObjects
+from geo_ray.runs.resume import check_resumable
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import CheckpointManifest
+from geo_ray.storage.uri import join
 from tests.job_support import experiment as any_experiment
 from tests.s3_support import new_prefix, s3_server, set_credentials
 
@@ -34,7 +33,7 @@ def experiment(tmp_path: Path, name: str = "job") -> Experiment:
 
 
 def test_a_new_run_is_made_unless_the_configuration_says_otherwise(tmp_path: Path) -> None:
-    run = rundir.create(experiment(tmp_path), tmp_path)
+    run = directory.create(experiment(tmp_path), tmp_path)
     assert found(tmp_path) is None
     assert found(tmp_path, again="new") is None
     assert found(tmp_path, again="resume") == run.path
@@ -42,15 +41,15 @@ def test_a_new_run_is_made_unless_the_configuration_says_otherwise(tmp_path: Pat
 
 
 def test_a_run_of_another_configuration_is_never_continued(tmp_path: Path) -> None:
-    rundir.create(experiment(tmp_path), tmp_path)
-    rundir.create(experiment(tmp_path, "job-2"), tmp_path)
+    directory.create(experiment(tmp_path), tmp_path)
+    directory.create(experiment(tmp_path, "job-2"), tmp_path)
     assert found(tmp_path, again="resume") == tmp_path / "runs" / "job"
 
 
 def test_a_run_that_never_saved_begins_again_in_its_own_directory(tmp_path: Path) -> None:
     assert found(tmp_path, again="resume") is None
     wanted = experiment(tmp_path)
-    run = rundir.create(wanted, tmp_path, exact=True)
+    run = directory.create(wanted, tmp_path, exact=True)
     assert found(tmp_path, again="resume") == run.path
     check_resumable(run, wanted, wanted, begins=True)
     with pytest.raises(CheckpointMissingError):
@@ -62,7 +61,7 @@ def test_a_configuration_that_is_not_the_one_of_the_checkpoint_is_warned_of(
     is_same: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = experiment(tmp_path)
-    run = rundir.create(wanted, tmp_path, exact=True)
+    run = directory.create(wanted, tmp_path, exact=True)
     saved_with = digest(wanted) if is_same else "ab" * 32
     store = CheckpointStore(run.checkpoints)
     store.begin(0)
@@ -81,17 +80,17 @@ def test_a_configuration_that_is_not_the_one_of_the_checkpoint_is_warned_of(
 def test_a_directory_whose_making_was_interrupted_is_completed(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "job"
     path.mkdir(parents=True)
-    (path / rundir.CONFIG_FILE).write_text("name: jo")
+    (path / directory.CONFIG_FILE).write_text("name: jo")
     assert found(tmp_path, again="resume") is None
-    run = rundir.create(experiment(tmp_path), tmp_path, exact=True)
+    run = directory.create(experiment(tmp_path), tmp_path, exact=True)
     assert run.path == path
-    assert rundir.reopen(path)[1].name == "job"
+    assert directory.reopen(path)[1].name == "job"
 
 
 def test_a_run_that_another_process_has_just_made_is_its(tmp_path: Path) -> None:
-    rundir.create(experiment(tmp_path), tmp_path, exact=True)
+    directory.create(experiment(tmp_path), tmp_path, exact=True)
     with pytest.raises(RunHeldError, match="has just made"):
-        rundir.create(experiment(tmp_path), tmp_path, exact=True)
+        directory.create(experiment(tmp_path), tmp_path, exact=True)
 
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -99,7 +98,7 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     path.mkdir(parents=True)
     (path / "thesis.tex").write_text("chapter 1")
     with pytest.raises(RunDirectoryError, match="in the way"):
-        rundir.create(experiment(tmp_path), tmp_path, exact=True)
+        directory.create(experiment(tmp_path), tmp_path, exact=True)
     assert [each.name for each in path.iterdir()] == ["thesis.tex"]
 
 
@@ -114,6 +113,6 @@ def test_a_run_in_a_bucket_is_found_there(tmp_path: Path, monkeypatch: pytest.Mo
         assert found(tmp_path, again="resume", dir=prefix) is None, "its making was interrupted"
         wanted = experiment(tmp_path)
         run_config = wanted.run.model_copy(update={"dir": prefix})
-        run = rundir.create(wanted.model_copy(update={"run": run_config}), tmp_path, exact=True)
-        objects.put_file(1, 1, rundir.PLAN_FILE, run.path / rundir.PLAN_FILE)
+        run = directory.create(wanted.model_copy(update={"run": run_config}), tmp_path, exact=True)
+        objects.put_file(1, 1, directory.PLAN_FILE, run.path / directory.PLAN_FILE)
         assert found(tmp_path, again="resume", dir=prefix) == join(prefix, "job")

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from job_support import TEXT
 
 import geo_ray
-from geo_ray import errors
+from geo_ray.base import errors
 from geo_ray.cli.main import root
 
 

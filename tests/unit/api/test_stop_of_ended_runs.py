@@ -6,7 +6,7 @@ from pathlib import Path
 
 import geo_ray
 from benchmarks.observe.made_run import eventful, made_run
-from geo_ray.runtime.control.membership.member_requests import REQUESTS
+from geo_ray.runs.remote import REQUESTS
 
 
 def test_nothing_is_asked_of_a_run_that_is_finished(tmp_path: Path) -> None:

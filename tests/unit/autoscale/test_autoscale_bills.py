@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from geo_ray.autoscale.pace import BUDGET
-from geo_ray.autoscale.sightings import HEAD, NO_NODE_CAME, UNWANTED
-from geo_ray.autoscale.target import ROLE_LABEL, HeadTarget
-from geo_ray.providers.base import Machine, MachineState, Market, Pool
+from geo_ray.cloud.autoscaler.observation import HEAD, NO_NODE_CAME, UNWANTED
+from geo_ray.cloud.autoscaler.policy import BUDGET
+from geo_ray.cloud.autoscaler.target import ROLE_LABEL, HeadTarget
+from geo_ray.cloud.provider import Machine, MachineState, Market, Pool
 from tests.autoscale_support import (
     AGED,
     CONFIG,

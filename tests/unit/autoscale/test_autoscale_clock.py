@@ -6,15 +6,20 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.loop import Reconciler, TickResult
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.replay.compare import MemoryStore
-from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
-from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.sightings import NO_NODE_CAME
-from geo_ray.clock import VirtualClock
-from geo_ray.runtime.autoscaler.actor import EndlessWork
+from geo_ray.base.clock import VirtualClock
+from geo_ray.cloud.autoscaler.actor import EndlessWork
+from geo_ray.cloud.autoscaler.journal import Journal
+from geo_ray.cloud.autoscaler.observation import NO_NODE_CAME
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
+from geo_ray.cloud.backtest.replay import MemoryStore
+from geo_ray.cloud.backtest.simulated_cloud import (
+    SimJob,
+    SimTemper,
+    SimulatedCloud,
+    SimWorld,
+    forever,
+)
 from tests.autoscale_support import CONFIG, Scene, drains, ends, launches, target
 
 DAY_S = 86_400.0

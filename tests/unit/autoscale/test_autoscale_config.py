@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.config.load import load_text
-from geo_ray.errors import ConfigError
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.load import load_text
+from geo_ray.experiment.autoscale import AutoscaleConfig
 
 
 def read(**keys: Any) -> AutoscaleConfig:

@@ -6,14 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.autoscale.demand.keeper import WAITS
-from geo_ray.autoscale.demand.pending import LabelWanted, PendingBundle, PendingGroup
-from geo_ray.autoscale.pace import BUDGET, DONE
-from geo_ray.autoscale.policy import STRANGER
-from geo_ray.autoscale.posts import TOO_MANY
-from geo_ray.autoscale.sightings import LIFE, NOTICE
-from geo_ray.autoscale.target import REGION_LABEL, TYPE_LABEL, MachineKind
-from geo_ray.providers.base import Market
+from geo_ray.cloud.autoscaler.demand import WAITS
+from geo_ray.cloud.autoscaler.node_group import TOO_MANY
+from geo_ray.cloud.autoscaler.observation import (
+    LIFE,
+    NOTICE,
+    LabelWanted,
+    PendingBundle,
+    PendingGroup,
+)
+from geo_ray.cloud.autoscaler.policy import BUDGET, DONE, STRANGER
+from geo_ray.cloud.autoscaler.target import REGION_LABEL, TYPE_LABEL, MachineKind
+from geo_ray.cloud.provider import Market
 from tests.autoscale_support import (
     BIG,
     BIG_SPOT_A,

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.autoscale.memory import decode_memory, encode_memory, set_with_clock
-from geo_ray.autoscale.observed import Observed
-from geo_ray.autoscale.pace import BUDGET, DONE, HOLDS
-from geo_ray.autoscale.policy import STRANGER, AutoscalePolicy
-from geo_ray.autoscale.target import ClusterTarget
+from geo_ray.cloud.autoscaler.observation import Observed
+from geo_ray.cloud.autoscaler.policy import BUDGET, DONE, HOLDS, STRANGER, AutoscalePolicy
+from geo_ray.cloud.autoscaler.state import decode_memory, encode_memory, set_with_clock
+from geo_ray.cloud.autoscaler.target import ClusterTarget
 from tests.autoscale_support import (
     CONFIG,
     KNOWN,

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geo_ray.autoscale.demand.pending import PendingGroup
-from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.loop import Reconciler
-from geo_ray.autoscale.observed import NodeSeen
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
-from geo_ray.clock import VirtualClock
-from geo_ray.errors import ClusterError
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.providers.base import Machine
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import ClusterError
+from geo_ray.cloud.autoscaler.journal import Journal
+from geo_ray.cloud.autoscaler.observation import NodeSeen, PendingGroup
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.reconcile import Reconciler
+from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
+from geo_ray.cloud.provider import Machine
+from geo_ray.storage.conditional_store import LocalConditionalStore
 from tests.autoscale_support import CONFIG, region, target, waiting
 
 KNOWN = CONFIG.model_copy(update={"machine_resources": {"small": {"CPU": 4.0}}})

@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.autoscale.demand.pending import LabelWanted, PendingBundle, PendingGroup
-from geo_ray.autoscale.memory import Parting, decode_memory, encode_memory
-from geo_ray.autoscale.posts import CHEAPER
-from geo_ray.autoscale.sightings import LIFE, NOTICE
-from geo_ray.autoscale.target import REGION_LABEL
+from geo_ray.cloud.autoscaler.node_group import CHEAPER
+from geo_ray.cloud.autoscaler.observation import (
+    LIFE,
+    NOTICE,
+    LabelWanted,
+    PendingBundle,
+    PendingGroup,
+)
+from geo_ray.cloud.autoscaler.state import Parting, decode_memory, encode_memory
+from geo_ray.cloud.autoscaler.target import REGION_LABEL
 from tests.autoscale_support import (
     CONFIG,
     KNOWN,

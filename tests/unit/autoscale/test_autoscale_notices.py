@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.autoscale.sightings import DRAINED, LIFE, NOTICE
-from geo_ray.providers.base import Market
+from geo_ray.cloud.autoscaler.observation import DRAINED, LIFE, NOTICE
+from geo_ray.cloud.provider import Market
 from tests.autoscale_support import (
     CONFIG,
     ON_DEMAND_A,

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.from_plan import target_of
-from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
-from geo_ray.autoscale.memory import AutoscalerMemory, PoolRecord
-from geo_ray.autoscale.pool.hazard import HALF_LIFE_S, learn, rate_per_h
-from geo_ray.autoscale.recent_speed import RecentSpeed
-from geo_ray.autoscale.replay.aws_history import read_spot_history
-from geo_ray.autoscale.target import MARKET_LABEL, REGION_LABEL, TYPE_LABEL
-from geo_ray.clouds.price_book import shipped_book
-from geo_ray.errors import ConfigError, LeaseLostError, PriceBookError
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
-from geo_ray.planning.plan import Machines, Plan, RegionPlan
-from geo_ray.providers.base import Market, Pool
-from geo_ray.runtime.cluster import labels
+from geo_ray.base.errors import ConfigError, LeaseLostError, PriceBookError
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal
+from geo_ray.cloud.autoscaler.pools import HALF_LIFE_S, learn, rate_per_h
+from geo_ray.cloud.autoscaler.run_work import RecentSpeed
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, PoolRecord
+from geo_ray.cloud.autoscaler.target import MARKET_LABEL, REGION_LABEL, TYPE_LABEL
+from geo_ray.cloud.backtest.markets import read_spot_history
+from geo_ray.cloud.cluster.spec import target_of
+from geo_ray.cloud.provider import Market, Pool
+from geo_ray.experiment.autoscale import AutoscaleConfig
+from geo_ray.planner.config import MachineConfig, PlanConfig, RegionOffer
+from geo_ray.planner.plan import Machines, Plan, RegionPlan
+from geo_ray.prices.price_book import shipped_book
+from geo_ray.ray_cluster import labels
+from geo_ray.storage.conditional_store import LocalConditionalStore
 
 POOL = Pool("us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT)
 

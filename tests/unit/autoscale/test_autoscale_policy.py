@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.autoscale.pace import BUDGET, DONE, LATE
-from geo_ray.autoscale.pool.offers import Losses
-from geo_ray.autoscale.posts import CHEAPER, DEADLINE, TOO_MANY
-from geo_ray.autoscale.sightings import LIFE, NO_NODE_CAME, NOTICE
-from geo_ray.autoscale.target import MachineKind
-from geo_ray.providers.base import LaunchFailure, Market, Shortage
+from geo_ray.cloud.autoscaler.node_group import CHEAPER, DEADLINE, TOO_MANY
+from geo_ray.cloud.autoscaler.observation import LIFE, NO_NODE_CAME, NOTICE
+from geo_ray.cloud.autoscaler.policy import BUDGET, DONE, LATE
+from geo_ray.cloud.autoscaler.pools import Losses
+from geo_ray.cloud.autoscaler.target import MachineKind
+from geo_ray.cloud.provider import LaunchFailure, Market, Shortage
 from tests.autoscale_support import (
     AGED,
     BIG,

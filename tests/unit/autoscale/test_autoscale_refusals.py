@@ -7,22 +7,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.loop import Reconciler
-from geo_ray.autoscale.memory import outstanding
-from geo_ray.autoscale.policy import AutoscalePolicy, Decided
-from geo_ray.autoscale.replay.compare import MemoryStore
-from geo_ray.autoscale.replay.sim_cloud import SimulatedCloud, forever
-from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.clock import VirtualClock
-from geo_ray.errors import ClusterError, RunDirectoryError
-from geo_ray.providers.base import (
-    LaunchFailure,
-    MachineState,
-    Market,
-    Pool,
-    Shortage,
-)
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import ClusterError, RunDirectoryError
+from geo_ray.cloud.autoscaler.journal import Journal
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy, Decided
+from geo_ray.cloud.autoscaler.reconcile import Reconciler
+from geo_ray.cloud.autoscaler.state import outstanding
+from geo_ray.cloud.backtest.replay import MemoryStore
+from geo_ray.cloud.backtest.simulated_cloud import SimJob, SimulatedCloud, SimWorld, forever
+from geo_ray.cloud.provider import LaunchFailure, MachineState, Market, Pool, Shortage
 from tests.autoscale_support import (
     CONFIG,
     SPOT_A,

@@ -6,21 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.autoscale.actions import Launch
-from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.loop import Reconciler, TickResult
-from geo_ray.autoscale.memory import AutoscalerMemory
-from geo_ray.autoscale.observed import NodeSeen, Observed, RegionSilence
-from geo_ray.autoscale.pace import BUDGET, UNKNOWN
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.replay.compare import MemoryStore
-from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
-from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.target import ClusterTarget
-from geo_ray.clock import VirtualClock
-from geo_ray.errors import RunDirectoryError
-from geo_ray.providers.base import LaunchRequest, Machine, MachineProvider, MachineState, Stock
-from geo_ray.providers.by_region import RegionProviders
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import RunDirectoryError
+from geo_ray.cloud.autoscaler.actions import Launch
+from geo_ray.cloud.autoscaler.journal import Journal
+from geo_ray.cloud.autoscaler.observation import NodeSeen, Observed, RegionSilence
+from geo_ray.cloud.autoscaler.policy import BUDGET, UNKNOWN, AutoscalePolicy
+from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.target import ClusterTarget
+from geo_ray.cloud.backtest.replay import MemoryStore
+from geo_ray.cloud.backtest.simulated_cloud import (
+    SimJob,
+    SimTemper,
+    SimulatedCloud,
+    SimWorld,
+    forever,
+)
+from geo_ray.cloud.cluster.providers import RegionProviders
+from geo_ray.cloud.provider import LaunchRequest, Machine, MachineProvider, MachineState, Stock
 from tests.autoscale_support import CONFIG, drains, ends, launches, region, target
 
 EAST = region(name="east", at="r-1", zones=("r-1a",), rows_per_s=20.0)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from test_run_work import PLAN, finish, new_run
 
-from geo_ray.autoscale.told_target import TOLD_KEY, ToldTarget, read_told, write_told
-from geo_ray.errors import RunDirectoryError
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, AutoscalerActor
-from geo_ray.runtime.autoscaler.named_run import NamedRun
+from geo_ray.base.errors import RunDirectoryError
+from geo_ray.cloud.autoscaler.actor import AutoscaleOrder, AutoscalerActor
+from geo_ray.cloud.autoscaler.journal import TOLD_KEY, ToldTarget, read_told, write_told
+from geo_ray.cloud.autoscaler.run_work import NamedRun
+from geo_ray.storage.conditional_store import LocalConditionalStore
 from tests.autoscale_support import (
     CONFIG,
     SPOT_A,

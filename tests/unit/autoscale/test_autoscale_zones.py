@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.autoscale.memory import pool_key
-from geo_ray.providers.base import Market, Pool
+from geo_ray.cloud.autoscaler.state import pool_key
+from geo_ray.cloud.provider import Market, Pool
 from tests.autoscale_support import Scene, launches, region, target
 
 ANY_SPOT = Pool("r-1", None, "small", Market.SPOT)

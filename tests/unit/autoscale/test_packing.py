@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.autoscale.demand.infeasible import infeasible
-from geo_ray.autoscale.demand.packing import Packed, Room, RoomOffer, pack
-from geo_ray.autoscale.demand.pending import GroupWay, LabelWanted, PendingBundle, PendingGroup
-from geo_ray.autoscale.target import REGION_LABEL, TYPE_LABEL
+from geo_ray.cloud.autoscaler.observation import GroupWay, LabelWanted, PendingBundle, PendingGroup
+from geo_ray.cloud.autoscaler.packing import Packed, Room, RoomOffer, infeasible, pack
+from geo_ray.cloud.autoscaler.target import REGION_LABEL, TYPE_LABEL
 
 HERE = LabelWanted(REGION_LABEL, ("us",))
 

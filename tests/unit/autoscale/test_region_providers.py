@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
-from geo_ray.errors import ProviderRefusedError, ProviderUnreachableError, RegionsSilentError
-from geo_ray.providers.base import LaunchFailure, LaunchRequest, Machine, Market, Pool, Stock
-from geo_ray.providers.by_region import RegionProviders
-from geo_ray.util.bounded_calls import BoundedCalls
+from geo_ray.base.errors import ProviderRefusedError, ProviderUnreachableError, RegionsSilentError
+from geo_ray.base.threads import BoundedCalls
+from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
+from geo_ray.cloud.cluster.providers import RegionProviders
+from geo_ray.cloud.provider import LaunchFailure, LaunchRequest, Machine, Market, Pool, Stock
 
 HERE = Pool("us-east-1", None, "small", Market.SPOT)
 THERE = Pool("ap-shanghai", None, "small", Market.SPOT)

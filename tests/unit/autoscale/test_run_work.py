@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 from job_support import experiment
 
-from geo_ray.clock import VirtualClock
-from geo_ray.errors import RegionLostError, RunDirectoryError
-from geo_ray.job import rundir
-from geo_ray.lease.driving import driving, seeker_of
-from geo_ray.lease.record import LEASE_KEY
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog
-from geo_ray.observe.report.ending import note_failure
-from geo_ray.planning.plan import Machines, Plan, RegionPlan
-from geo_ray.runtime.autoscaler.named_run import NamedRun
-from geo_ray.runtime.autoscaler.run_work import RunWork
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import RegionLostError, RunDirectoryError
+from geo_ray.cloud.autoscaler.run_work import NamedRun, RunWork
+from geo_ray.planner.plan import Machines, Plan, RegionPlan
+from geo_ray.runs import directory
+from geo_ray.runs.lease import LEASE_KEY, driving, seeker_of
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, note_failure
 
 MACHINES = (Machines(type="m", market="spot", count=1, rows=8, rows_per_s=8, usd_per_h=1.0),)
 PLAN = Plan(
@@ -56,7 +53,7 @@ def test_all_is_left_before_it_begins_then_what_the_steps_say_and_nothing_when_i
     clock = VirtualClock()
     work = RunWork(NamedRun(tmp_path / "runs" / "trial", PLAN), 300.0, clock.now_s)
     assert work.left_s() == 160.0
-    run = rundir.create(experiment(f"run.dir={tmp_path / 'runs'}"), tmp_path)
+    run = directory.create(experiment(f"run.dir={tmp_path / 'runs'}"), tmp_path)
     assert work.left_s() == 160.0
     with driving(seeker_of(run.path, print)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
@@ -75,7 +72,7 @@ def test_all_is_left_before_it_begins_then_what_the_steps_say_and_nothing_when_i
 
 
 def test_a_run_that_failed_is_over_until_it_is_resumed(tmp_path: Path) -> None:
-    run = rundir.create(experiment(f"run.dir={tmp_path / 'runs'}"), tmp_path)
+    run = directory.create(experiment(f"run.dir={tmp_path / 'runs'}"), tmp_path)
     work = RunWork(NamedRun(run.path, PLAN), 300.0, VirtualClock().now_s)
     with driving(seeker_of(run.path, print)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
@@ -104,7 +101,9 @@ def test_a_run_that_was_cut_off_and_is_not_resumed_is_over_after_a_while(tmp_pat
 
 
 def new_run(tmp_path: Path, name: str = "trial") -> Path:
-    return rundir.create(experiment(f"run.dir={tmp_path / 'runs'}", f"name={name}"), tmp_path).path
+    return directory.create(
+        experiment(f"run.dir={tmp_path / 'runs'}", f"name={name}"), tmp_path
+    ).path
 
 
 def follows(tmp_path: Path, since_unix_s: float = 0.0) -> RunWork:
@@ -188,7 +187,7 @@ def test_a_directory_that_was_made_anew_is_read_anew(tmp_path: Path) -> None:
     work = follows(tmp_path)
     finish(first)
     assert work.left_s() == 0.0
-    rundir.discard(rundir.reopen(first)[0])
+    directory.discard(directory.reopen(first)[0])
     assert work.left_s() == 160.0
     with driven(new_run(tmp_path), 1):
         assert work.left_s() == pytest.approx(90.0)

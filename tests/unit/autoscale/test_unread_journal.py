@@ -10,21 +10,32 @@ from types import SimpleNamespace
 import pytest
 from autoscale_support import CONFIG, SMALL, Scene, ends, launches, region, target
 
-from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
-from geo_ray.autoscale.loop import Reconciler
-from geo_ray.autoscale.memory import AutoscalerMemory, encode_memory
-from geo_ray.autoscale.pace import BUDGET
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud, forever
-from geo_ray.autoscale.replay.world import SimJob, SimWorld
-from geo_ray.autoscale.spent import SPENT_KEY, SpentRecord, SpentRecorder, read_spent
-from geo_ray.autoscale.target import ROLE_LABEL, ClusterTarget, HeadTarget
-from geo_ray.clock import VirtualClock
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.providers.base import Machine, MachineState, Market, Pool
-from geo_ray.runtime.autoscaler import actor
-from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, AutoscalerActor
-from geo_ray.runtime.autoscaler.unread import memory_of, put_aside, read_journal
+from geo_ray.base.clock import VirtualClock
+from geo_ray.cloud.autoscaler import actor
+from geo_ray.cloud.autoscaler.actor import AutoscaleOrder, AutoscalerActor
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal
+from geo_ray.cloud.autoscaler.journal_read import (
+    SPENT_KEY,
+    SpentRecord,
+    SpentRecorder,
+    memory_of,
+    put_aside,
+    read_journal,
+    read_spent,
+)
+from geo_ray.cloud.autoscaler.policy import BUDGET, AutoscalePolicy
+from geo_ray.cloud.autoscaler.reconcile import Reconciler
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, encode_memory
+from geo_ray.cloud.autoscaler.target import ROLE_LABEL, ClusterTarget, HeadTarget
+from geo_ray.cloud.backtest.simulated_cloud import (
+    SimJob,
+    SimTemper,
+    SimulatedCloud,
+    SimWorld,
+    forever,
+)
+from geo_ray.cloud.provider import Machine, MachineState, Market, Pool
+from geo_ray.storage.conditional_store import LocalConditionalStore
 
 GOOD = encode_memory(AutoscalerMemory(launches=3))
 DAMAGED = {

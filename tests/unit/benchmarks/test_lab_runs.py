@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.common.lab_runs import LabRuns, lab_runs, source_digest
-from geo_ray.errors import LabLateError
-from geo_ray.lab.relay.stats import LabStats, LinkStats
+from geo_ray.base.errors import LabLateError
+from geo_ray.lab.stats import LabStats, LinkStats
 
 
 def stats(late_packets: int) -> LabStats:

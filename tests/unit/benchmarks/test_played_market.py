@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.autoscale.real_market import PlayedMarket
-from geo_ray.autoscale.replay.market_trace import MarketTrace
-from geo_ray.autoscale.replay.sim_cloud import SimTemper, SimulatedCloud
-from geo_ray.clock import VirtualClock
-from geo_ray.providers.base import LaunchRequest, MachineState, Market, Pool
-from geo_ray.providers.local.catalog import LocalCatalog
-from geo_ray.providers.local.provider import LocalProvider
+from geo_ray.base.clock import VirtualClock
+from geo_ray.cloud.backtest.markets import MarketTrace
+from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud
+from geo_ray.cloud.local import LocalCatalog, LocalProvider
+from geo_ray.cloud.provider import LaunchRequest, MachineState, Market, Pool
 from tests.provider_support import Sleeper
 
 POOL = Pool("r", "r-a", "t", Market.SPOT)

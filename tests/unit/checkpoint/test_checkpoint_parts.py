@@ -15,11 +15,10 @@ import safetensors
 import safetensors.torch
 import torch
 
-from geo_ray.checkpoint.header import DTYPES, MAX_HEADER_BYTES, MAX_TENSORS
-from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.parts import read_part, write_part
-from geo_ray.checkpoint.store import verify_part
-from geo_ray.errors import CheckpointCorruptError, CheckpointError, RunDirectoryError
+from geo_ray.base.errors import CheckpointCorruptError, CheckpointError, RunDirectoryError
+from geo_ray.storage.checkpoint import verify_part
+from geo_ray.storage.manifest import PartInfo
+from geo_ray.storage.parts import DTYPES, MAX_HEADER_BYTES, MAX_TENSORS, read_part, write_part
 
 TENSORS = {
     "params_P": torch.arange(10, dtype=torch.float32),

@@ -14,23 +14,23 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from geo_ray.checkpoint.local_folder import LocalFolder
-from geo_ray.checkpoint.manifest import (
-    MAX_MANIFEST_BYTES,
-    CheckpointManifest,
-    decode_manifest,
-    encode_manifest,
-)
-from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.canonical import canonical_json, sha256_hex
-from geo_ray.errors import (
+from geo_ray.base.canonical import canonical_json, sha256_hex
+from geo_ray.base.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMissingError,
     ConfigError,
     RunDirectoryError,
 )
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.folders import LocalFolder
+from geo_ray.storage.manifest import (
+    MAX_MANIFEST_BYTES,
+    CheckpointManifest,
+    decode_manifest,
+    encode_manifest,
+)
+from geo_ray.storage.parts import write_part
 
 
 def manifest(id: int, parts: tuple[Any, ...] = (), **extra: Any) -> CheckpointManifest:

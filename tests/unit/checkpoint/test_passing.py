@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from geo_ray.checkpoint.parts import read_part, write_part
-from geo_ray.checkpoint.store import verify_part
-from geo_ray.util.threads import give_way
+from geo_ray.base.threads import give_way
+from geo_ray.storage.checkpoint import verify_part
+from geo_ray.storage.parts import read_part, write_part
 
 MIB = 1 << 20
 
@@ -70,8 +70,8 @@ def test_a_part_is_read_to_where_it_stays(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from geo_ray.checkpoint.manifest import PartInfo\n"
-        "from geo_ray.checkpoint.parts import read_part\n"
+        "from geo_ray.storage.manifest import PartInfo\n"
+        "from geo_ray.storage.parts import read_part\n"
         "def most():\n"
         "    lines = Path('/proc/self/status').read_text().splitlines()\n"
         "    return next(int(l.split()[1]) for l in lines if l.startswith('VmHWM')) * 1024\n"

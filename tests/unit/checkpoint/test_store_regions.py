@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.store_regions import StoreRegions
-from geo_ray.observe.metrics.counters import LinkTotals
-from geo_ray.runtime.control.store_traffic import StoreTraffic
+from geo_ray.runtime.checkpoints import StoreTraffic
+from geo_ray.storage.manifest import PartInfo
+from geo_ray.storage.places import StoreRegions
+from geo_ray.telemetry.totals import LinkTotals
 
 
 def part(name: str, size: int) -> PartInfo:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from geo_ray.base.errors import CertificateError, GeoRayError
 from geo_ray.cli.main import root
-from geo_ray.errors import CertificateError, GeoRayError
 
 
 def run(*words: str) -> Result:

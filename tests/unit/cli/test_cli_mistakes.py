@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from job_support import TEXT
 
 import geo_ray
+from geo_ray.base.errors import ConfigError, GeoRayError, RunDirectoryError
+from geo_ray.base.load import load_text
 from geo_ray.cli.lab import example_commands
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.errors import ConfigError, GeoRayError, RunDirectoryError
+from geo_ray.experiment.experiment import Experiment
 
 
 def error_of(*words: str) -> GeoRayError:
@@ -153,7 +153,8 @@ def test_one_typo_is_one_problem(here):
 )
 def test_mistakes_are_told_before_what_takes_long_is_imported(verb, change, absent, here):
     script = (
-        "import sys\nfrom geo_ray.cli.main import root\nfrom geo_ray.errors import ConfigError\n"
+        "import sys\nfrom geo_ray.cli.main import root\n"
+        "from geo_ray.base.errors import ConfigError\n"
         f"words = [{verb!r}, 'shop.yaml', '--set', {change!r}]\n"
         "try:\n    root.main(args=words, standalone_mode=False)\n"
         f"except ConfigError:\n    sys.exit({absent!r} in sys.modules)\nsys.exit(2)\n"

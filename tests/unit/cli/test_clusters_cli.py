@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from geo_ray.base.errors import ClusterStateError, ConfigError, RunDirectoryError
+from geo_ray.cli.cluster_tables import offer_lines, offer_table
 from geo_ray.cli.main import root
-from geo_ray.cli.tables.cluster import offer_lines, offer_table
-from geo_ray.clusters.offer import ClusterOffer, OfferedMachines
-from geo_ray.errors import ClusterStateError, ConfigError, RunDirectoryError
+from geo_ray.cloud.cluster.offer import ClusterOffer, OfferedMachines
 
 CONFIG = str(Path(__file__).resolve().parents[3] / "configs" / "cluster_local.yaml")
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from job_support import experiment
 
-from geo_ray.checkpoint.manifest import CheckpointManifest
-from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.job import rundir
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog
+from geo_ray.runs import directory
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import CheckpointManifest
+from geo_ray.storage.parts import write_part
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog
 
 HEAVY = ("torch", "ray", "numpy", "pyarrow", "pandas", "boto3")
 COMMANDS = """
@@ -35,7 +35,7 @@ print(json.dumps([said, sorted(sys.modules)]))
 
 def ended_run(tmp_path: Path) -> RunDirectory:
     """A run that has ended, with a checkpoint and a plan to follow."""
-    run = rundir.create(experiment(f"run.dir={tmp_path / 'runs'}"), tmp_path)
+    run = directory.create(experiment(f"run.dir={tmp_path / 'runs'}"), tmp_path)
     with EventLog(run.path / EVENTS_FILE) as log:
         log.write(
             *("run_started", 0.0),

@@ -6,8 +6,8 @@ import sys
 import threading
 from types import SimpleNamespace
 
+from geo_ray.base import output
 from geo_ray.cli import paths
-from geo_ray.util import ticking
 
 
 def test_an_import_that_takes_long_is_told_with_its_seconds(tmp_path, monkeypatch) -> None:
@@ -16,7 +16,7 @@ def test_an_import_that_takes_long_is_told_with_its_seconds(tmp_path, monkeypatc
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(paths, "_PACKAGES", {"slow_package": "a package"})
-    monkeypatch.setattr(ticking, "EVERY_S", 0.01)
+    monkeypatch.setattr(output, "EVERY_S", 0.01)
     told: list[str] = []
 
     def tell(text: str, err: bool) -> None:
@@ -48,7 +48,7 @@ def test_a_module_of_its_own_is_told_only_if_it_takes_long(tmp_path, monkeypatch
     monkeypatch.setattr(paths.click, "echo", tell)
     paths.loading("own_quick")
     assert not told
-    monkeypatch.setattr(ticking, "EVERY_S", 0.01)
+    monkeypatch.setattr(output, "EVERY_S", 0.01)
     paths.loading("own_slow")
     assert told and all(text.startswith("loading geo_ray (") for text in told)
 
@@ -70,9 +70,9 @@ def test_reports_become_rarer(monkeypatch) -> None:
             return False
 
     threads = SimpleNamespace(Event=Ended, Thread=threading.Thread)
-    monkeypatch.setattr(ticking, "threading", threads)
-    monkeypatch.setattr(ticking, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    with ticking.ticking("running", told.append):
+    monkeypatch.setattr(output, "threading", threads)
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    with output.ticking("running", told.append):
         assert is_over.wait(60)
     assert told[:3] == ["running (4 s)", "running (8 s)", "running (12 s)"]
     assert waits == sorted(waits) and 20 < len(told) < 40

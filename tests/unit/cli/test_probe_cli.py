@@ -16,11 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import geo_ray
+from geo_ray.base.errors import ConfigError, GeoRayError, LinkDownError
 from geo_ray.cli.probe import probe
-from geo_ray.errors import ConfigError, GeoRayError, LinkDownError
-from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.links.table import LinkTable, load_links, save_links
-from geo_ray.transport.probe.order import probe_rounds
+from geo_ray.transport.links import LinkRecord, LinkTable, load_links, save_links
+from geo_ray.transport.probe.plan import probe_rounds
 from geo_ray.transport.security import cert_store
 
 WAIT_S = 60.0

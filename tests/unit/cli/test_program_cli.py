@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from geo_ray.base.errors import ProgramInvalidError, ProgramLoadError
 from geo_ray.cli.main import root
-from geo_ray.errors import ProgramInvalidError, ProgramLoadError
 from tests.program_support import EXAMPLE, MEANS
 
 QUICKSTART = EXAMPLE.parents[1] / "configs" / "quickstart.yaml"

@@ -11,15 +11,15 @@ from click.testing import CliRunner, Result
 from queue_support import TOKENS, SimQueue, job, sim_queue
 
 import geo_ray
-from geo_ray.cli.main import root
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ConfigError,
     QueueDeniedError,
     QueueMissingError,
     QueueRequestError,
     TenantQuotaError,
 )
-from geo_ray.queue import inbox
+from geo_ray.cli.main import root
+from geo_ray.scheduler.queue import inbox
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
@@ -42,7 +42,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimQueue:
     made.submit("red", job("next", seconds=10.0))
     made.run(40.0)
     # The queue's clock began at 0: the wall clock's time would be far in its future.
-    monkeypatch.setattr("geo_ray.api.queue.jobs.time.time", lambda: 40.0)
+    monkeypatch.setattr("geo_ray.api.queue.time.time", lambda: 40.0)
     return made
 
 
@@ -158,8 +158,8 @@ def test_a_name_that_no_job_may_have_is_told(queue: SimQueue, name: str) -> None
 
 
 def test_a_queue_that_nobody_serves_says_so(queue: SimQueue) -> None:
-    from geo_ray.cli.tables.queue import job_lines, queue_line
-    from geo_ray.queue.report import report_of
+    from geo_ray.cli.queue import job_lines, queue_line
+    from geo_ray.scheduler.queue.report import report_of
 
     assert "not served" in run("list", queue.root).output, "it has no lease"
     assert "was running" in run("list", queue.root).output
@@ -181,9 +181,9 @@ def test_a_queue_that_nobody_serves_says_so(queue: SimQueue) -> None:
     ],
 )
 def test_a_refusal_is_an_error_of_its_kind(code: str, kind: type[Exception]) -> None:
-    from geo_ray.api.queue.jobs import _raise_refused
-    from geo_ray.queue.entries import TakenEntry
-    from geo_ray.queue.job_spec import CancelRequest
+    from geo_ray.api.queue import _raise_refused
+    from geo_ray.scheduler.queue.job_spec import CancelRequest
+    from geo_ray.scheduler.queue.journal import TakenEntry
 
     asked = CancelRequest(id="r", sent_unix_s=0.0, job="a")
     with pytest.raises(kind, match="because"):
@@ -202,7 +202,7 @@ def test_what_is_no_queue_is_said_to_be_none(tmp_path: Path) -> None:
 
 
 def test_a_token_is_made_with_its_key() -> None:
-    from geo_ray.queue.tokens import key_of
+    from geo_ray.scheduler.queue.inbox import key_of
 
     lines = dict(line.split() for line in run("token").stdout.splitlines()[:2])
     assert key_of(lines["token"]) == lines["key"]

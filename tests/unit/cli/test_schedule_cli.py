@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.base.errors import ScheduleInputError
 from geo_ray.cli.schedule import schedule
-from geo_ray.errors import ScheduleInputError
-from geo_ray.scheduling.load.generate import LoadShape
+from geo_ray.scheduler.workload import LoadShape
 
 SMALL = ["--machines", "8", "--jobs", "5", "--slots", "10"]
 

@@ -25,11 +25,8 @@ from cloud_servers import (
 )
 from wan_support import leaving_nothing_behind
 
-from geo_ray.clouds.aws.prices import fetch_on_demand
-from geo_ray.clouds.aws.session import Aws
-from geo_ray.clouds.aws.spot import fetch_spot
-from geo_ray.clouds.aws.transfer import fetch_transfer
-from geo_ray.errors import CloudError, CloudUnreachableError
+from geo_ray.base.errors import CloudError, CloudUnreachableError
+from geo_ray.prices.aws import Aws, fetch_on_demand, fetch_spot, fetch_transfer
 
 SLOW_PRICING = pricing_error("ThrottlingException", "Rate exceeded")
 SLOW_EC2 = ec2_error("RequestLimitExceeded", "Request limit exceeded.", 503)

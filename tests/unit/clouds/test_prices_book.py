@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from geo_ray.clouds.currency import ExchangeRate
-from geo_ray.clouds.price import PriceRecord
-from geo_ray.clouds.price_book import (
+from geo_ray.base.errors import CurrencyError, PriceBookError, PriceUnknownError
+from geo_ray.prices.price import AgeTier, ExchangeRate, PriceRecord, VolumeTier
+from geo_ray.prices.price_book import (
     PriceBook,
     dump_book,
     known_book,
@@ -22,8 +22,6 @@ from geo_ray.clouds.price_book import (
     parse_book,
     shipped_book,
 )
-from geo_ray.clouds.tiers import AgeTier, VolumeTier
-from geo_ray.errors import CurrencyError, PriceBookError, PriceUnknownError
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

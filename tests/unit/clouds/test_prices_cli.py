@@ -32,15 +32,15 @@ from cloud_servers import (
 from wan_support import WAIT_S, leaving_nothing_behind
 
 import geo_ray
-from geo_ray.cli.prices import prices
-from geo_ray.clouds.price_book import load_book, parse_book
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     CloudError,
     ConfigError,
     GeoRayError,
     PriceBookError,
     PriceUnknownError,
 )
+from geo_ray.cli.prices import prices
+from geo_ray.prices.price_book import load_book, parse_book
 
 TYPE = "GN7.2XLARGE32"
 INTERNATIONAL = ("--cloud", "tencent", "--endpoint", "https://cvm.intl.tencentcloudapi.com")
@@ -333,7 +333,7 @@ def test_a_file_that_cannot_be_written_is_an_error() -> None:
 
 
 def test_ages_are_told_in_a_unit_that_fits() -> None:
-    from geo_ray.observe.text import age_text
+    from geo_ray.base.text import age_text
 
     told = {
         -5: "of the future",

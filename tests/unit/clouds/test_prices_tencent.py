@@ -24,11 +24,9 @@ from cloud_servers import (
 )
 from wan_support import leaving_nothing_behind
 
-from geo_ray.clouds.price_book import PriceBook
-from geo_ray.clouds.tencent.egress import fetch_egress
-from geo_ray.clouds.tencent.prices import fetch_instances
-from geo_ray.clouds.tencent.session import Tencent
-from geo_ray.errors import CloudError, CloudUnreachableError
+from geo_ray.base.errors import CloudError, CloudUnreachableError
+from geo_ray.prices.price_book import PriceBook
+from geo_ray.prices.tencent import Tencent, fetch_egress, fetch_instances
 
 SHANGHAI = "ap-shanghai"
 TYPE = "GN7.2XLARGE32"

@@ -14,21 +14,20 @@ import pytest
 import geo_ray
 from benchmarks.autoscale.cluster_kills import local_world
 from geo_ray.api import clusters
-from geo_ray.autoscale.memory import AutoscalerMemory
-from geo_ray.autoscale.observed import Observed
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.status import AutoscalerStatus
-from geo_ray.clusters.clouds import open_accounts, open_clouds
-from geo_ray.clusters.down import end_cluster
-from geo_ray.clusters.head import find_head, head_ends_unix_s, head_request, is_alive
-from geo_ray.clusters.record import ClusterRecord, StandingHead
-from geo_ray.clusters.report import ClusterReport, ToldStatus, read_status, tell_status
-from geo_ray.clusters.serve import ClusterServer
-from geo_ray.clusters.state import ClusterState
-from geo_ray.clusters.up import await_machines, make_cluster
-from geo_ray.errors import ClusterNameTakenError, InterruptedRunError
-from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Stock
-from geo_ray.providers.local.catalog import read_catalog, write_catalog
+from geo_ray.base.errors import ClusterNameTakenError, InterruptedRunError
+from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
+from geo_ray.cloud.autoscaler.observation import Observed
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.cluster.down import end_cluster
+from geo_ray.cloud.cluster.head import find_head, head_ends_unix_s, head_request, is_alive
+from geo_ray.cloud.cluster.providers import open_accounts, open_clouds
+from geo_ray.cloud.cluster.serve import ClusterServer
+from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, StandingHead
+from geo_ray.cloud.cluster.status import ClusterReport, ToldStatus, read_status, tell_status
+from geo_ray.cloud.cluster.up import await_machines, make_cluster
+from geo_ray.cloud.local import read_catalog, write_catalog
+from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Stock
 from tests.cluster_support import CloudWorld, PlayedRay, asked_of, nobody, until
 
 
@@ -182,7 +181,7 @@ def test_a_head_that_stays_leaves_a_cluster_in_whose_place_another_was_made(
 def test_what_has_ended_of_an_earlier_cluster_is_not_counted_again(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geo_ray.clusters.down._CLOCKS_S", 0.0)
+    monkeypatch.setattr("geo_ray.cloud.cluster.down._CLOCKS_S", 0.0)
     for _ in range(2):
         asked = asked_of(world)
         make_cluster(asked, nobody)

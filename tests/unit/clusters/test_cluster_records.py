@@ -16,8 +16,11 @@ from ray._private.runtime_env.packaging import get_uri_for_directory
 
 import geo_ray
 from geo_ray.api.clusters import cluster_at
-from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import (
+from geo_ray.base.errors import ClusterBusyError, ClusterStateError, ConfigError, RegionsSilentError
+from geo_ray.base.load import load_tree, override_items
+from geo_ray.cloud.autoscaler.actions import ActionTold, AutoscalerStatus
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
+from geo_ray.cloud.autoscaler.state import (
     AutoscalerMemory,
     Duty,
     Parting,
@@ -26,31 +29,33 @@ from geo_ray.autoscale.memory import (
     encode_memory,
     pool_key,
 )
-from geo_ray.autoscale.status import ActionTold, AutoscalerStatus
-from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
-from geo_ray.clouds.price_book import shipped_book
-from geo_ray.clusters.asked import AskedCluster, asked_cluster
-from geo_ray.clusters.clouds import key_of_own_role
-from geo_ray.clusters.head import find_head, head_address, head_request, listed_for_head
-from geo_ray.clusters.making import alone
-from geo_ray.clusters.record import ClusterRecord, decode_cluster, encode_cluster
-from geo_ray.clusters.report import (
+from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL
+from geo_ray.cloud.cluster.head import find_head, head_address, head_request, listed_for_head
+from geo_ray.cloud.cluster.providers import key_of_own_role
+from geo_ray.cloud.cluster.spec import AskedCluster, asked_cluster
+from geo_ray.cloud.cluster.state import (
+    ClusterRecord,
+    ClusterState,
+    alone,
+    decode_cluster,
+    encode_cluster,
+    names_cluster,
+)
+from geo_ray.cloud.cluster.status import (
     ClusterReport,
     ToldStatus,
     read_status,
     report_of,
     tell_status,
 )
-from geo_ray.clusters.state import ClusterState, names_cluster
-from geo_ray.clusters.up import _forget
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.config.source import override_items
-from geo_ray.errors import ClusterBusyError, ClusterStateError, ConfigError, RegionsSilentError
-from geo_ray.job.planning import Sources, make_plan
-from geo_ray.lease.record import LEASE_KEY, MAX_RECORD_BYTES
-from geo_ray.planning.plan import Plan
-from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Market, Pool, Stock
+from geo_ray.cloud.cluster.up import _forget
+from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Market, Pool, Stock
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import Plan
+from geo_ray.prices.price_book import shipped_book
+from geo_ray.runs.lease import LEASE_KEY
+from geo_ray.runs.planning import Sources, make_plan
+from geo_ray.storage.conditional_store import MAX_RECORD_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs" / "cluster_local.yaml"
@@ -333,8 +338,8 @@ def test_who_was_killed_in_the_middle_is_not_waited_for(tmp_path: Path) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
     code = (
-        "import os, sys; from geo_ray.clusters.making import alone;"
-        "from geo_ray.clusters.state import ClusterState;"
+        "import os, sys; from geo_ray.cloud.cluster.state import alone;"
+        "from geo_ray.cloud.cluster.state import ClusterState;"
         "alone(ClusterState.at(sys.argv[1]), 'up', print).__enter__();"
         "os.kill(os.getpid(), 9)"
     )

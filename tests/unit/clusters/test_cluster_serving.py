@@ -15,19 +15,17 @@ import pytest
 from job_support import experiment as job_experiment
 
 from benchmarks.autoscale.cluster_kills import local_world
-from geo_ray.autoscale.status import AutoscalerStatus
-from geo_ray.clusters.down import end_cluster
-from geo_ray.clusters.run_stops import RunStops
-from geo_ray.clusters.serve import ClusterServer
-from geo_ray.clusters.up import make_cluster
-from geo_ray.errors import ClusterError, ClusterStateError
-from geo_ray.job import rundir
-from geo_ray.job.status import StatusReader
-from geo_ray.lease.driving import driving, seeker_of
-from geo_ray.lease.record import LEASE_KEY
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog
-from geo_ray.runtime.control import stop_requests
-from geo_ray.runtime.control.membership.member_requests import REQUESTS
+from geo_ray.base.errors import ClusterError, ClusterStateError
+from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
+from geo_ray.cloud.autoscaler.serving import RunStops
+from geo_ray.cloud.cluster.down import end_cluster
+from geo_ray.cloud.cluster.serve import ClusterServer
+from geo_ray.cloud.cluster.up import make_cluster
+from geo_ray.runs import directory, requests
+from geo_ray.runs.lease import LEASE_KEY, driving, seeker_of
+from geo_ray.runs.remote import REQUESTS
+from geo_ray.runs.status import StatusReader
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog
 from tests.cluster_support import CloudWorld, PlayedRay, asked_of, nobody, until
 
 
@@ -39,7 +37,7 @@ def world(tmp_path: Path) -> Iterator[CloudWorld]:
 
 def run_of(tmp_path: Path, name: str = "asked") -> Path:
     config = job_experiment(f"run.dir={tmp_path / 'runs'}", f"name={name}")
-    return rundir.create(config, tmp_path).path
+    return directory.create(config, tmp_path).path
 
 
 def driven(stack: ExitStack, path: Path) -> None:
@@ -77,7 +75,7 @@ def test_runs_are_saved_once_before_a_budget_ends_their_machines(
     world.config["run"] = {"dir": str(tmp_path / "runs")}
     asked = asked_of(world)
     made = make_cluster(asked, nobody)
-    path = rundir.create(
+    path = directory.create(
         job_experiment(f"run.dir={tmp_path / 'runs'}", "name=asked"), tmp_path
     ).path
     ray: Any = PlayedRay(looks=-1000)
@@ -87,12 +85,12 @@ def test_runs_are_saved_once_before_a_budget_ends_their_machines(
         thread = Thread(target=ClusterServer(asked.state, ray, made).run)
         thread.start()
         until(lambda: ray.looks > -998)
-        assert not stop_requests.take(path)
+        assert not requests.take_stop_request(path)
         ray.saves = True
-        until(lambda: stop_requests.take(path))
+        until(lambda: requests.take_stop_request(path))
         looks = ray.looks
         until(lambda: ray.looks > looks + 3)
-        assert not stop_requests.take(path), "once"
+        assert not requests.take_stop_request(path), "once"
     said: list[str] = []
     end_cluster(asked.state, said.append)
     thread.join()
@@ -111,7 +109,7 @@ def test_a_run_that_comes_again_while_the_money_ends_is_saved_again(
     for _ in range(2):
         with ExitStack() as stack:
             driven(stack, path)
-            until(lambda: stop_requests.take(path))
+            until(lambda: requests.take_stop_request(path))
     ray.saves = False  # there is a larger budget
     looks = ray.looks
     until(lambda: ray.looks > looks + 2)
@@ -145,7 +143,7 @@ def test_runs_are_saved_though_the_autoscaler_does_not_answer(
         driven(stack, path)
         with pytest.raises(ClusterError, match="starting anew"):
             ClusterServer(asked.state, ray, made).run()
-        assert stop_requests.take(path)
+        assert requests.take_stop_request(path)
     end_cluster(asked.state, nobody, at_once=True)
 
 
@@ -174,7 +172,7 @@ def test_down_tells_all_that_the_head_did_however_fast_it_was(world: CloudWorld)
 def test_down_waits_for_a_run_that_is_still_saving(
     world: CloudWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geo_ray.clusters.down._SILENT_S", 3.0)
+    monkeypatch.setattr("geo_ray.cloud.cluster.down._SILENT_S", 3.0)
     world.config["run"] = {"dir": str(tmp_path / "runs")}
     asked, path = asked_of(world), run_of(tmp_path)
     made = make_cluster(asked, nobody)
@@ -187,7 +185,7 @@ def test_down_waits_for_a_run_that_is_still_saving(
         server.start()
         down = Thread(target=lambda: ended.append(end_cluster(asked.state, said.append).in_order))
         down.start()
-        until(lambda: stop_requests.take(path))
+        until(lambda: requests.take_stop_request(path))
         time.sleep(5.0)  # as long as the save takes
         assert not ended
     down.join()
@@ -202,7 +200,7 @@ def test_the_run_that_goes_on_is_stopped_in_whichever_directory_it_is(tmp_path: 
     first, second, other, broken, torn, deaf = (
         run_of(tmp_path, name) for name in ("trial",) * 2 + ("trial-7",) + ("trial",) * 3
     )
-    (broken / rundir.CONFIG_FILE).write_text("x: [")
+    (broken / directory.CONFIG_FILE).write_text("x: [")
     (torn / LEASE_KEY).write_text("")
     (deaf / REQUESTS).write_text("no folder")
     stops = RunStops(tmp_path / "runs" / "trial", 0.0)
@@ -214,8 +212,8 @@ def test_the_run_that_goes_on_is_stopped_in_whichever_directory_it_is(tmp_path: 
         assert stops.any_going()
     assert not stops.any_going()
     assert [path.name for path in (first, second, other)] == ["trial", "trial-2", "trial-7"]
-    assert (stop_requests.take(first), stop_requests.take(other)) == (False, False)
-    assert stop_requests.take(second)
+    assert (requests.take_stop_request(first), requests.take_stop_request(other)) == (False, False)
+    assert requests.take_stop_request(second)
 
 
 def test_a_run_that_is_driven_elsewhere_is_asked_though_it_is_not_known_yet(tmp_path: Path) -> None:
@@ -227,4 +225,4 @@ def test_a_run_that_is_driven_elsewhere_is_asked_though_it_is_not_known_yet(tmp_
     assert StatusReader(path).read().is_going is None
     stops = RunStops(path, 0.0)
     assert stops.ask() == [path] and stops.any_going()
-    assert stop_requests.take(path)
+    assert requests.take_stop_request(path)

@@ -9,25 +9,23 @@ from typing import Any
 
 import pytest
 
-from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.memory import AutoscalerMemory
-from geo_ray.autoscale.observed import Observed
-from geo_ray.autoscale.policy import AutoscalePolicy
-from geo_ray.autoscale.replay.sim_cloud import SimulatedCloud, forever
-from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
-from geo_ray.clouds.price_book import shipped_book
-from geo_ray.clusters import down, remote
-from geo_ray.clusters.asked import asked_cluster
-from geo_ray.clusters.head import find_head, head_request
-from geo_ray.clusters.own_machines import OwnMachines, check_name_is_free
-from geo_ray.clusters.remote import RemoteProvider
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.config.source import override_items
-from geo_ray.errors import ClusterNameTakenError, RegionsSilentError
-from geo_ray.job.planning import Sources, make_plan
-from geo_ray.providers.base import LaunchRequest, Market, Pool, Stock
+from geo_ray.base.errors import ClusterNameTakenError, RegionsSilentError
+from geo_ray.base.load import load_tree, override_items
+from geo_ray.cloud.autoscaler.journal import Journal
+from geo_ray.cloud.autoscaler.observation import Observed
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.cloud.backtest.simulated_cloud import SimulatedCloud, forever
+from geo_ray.cloud.cluster import down, providers
+from geo_ray.cloud.cluster.head import find_head, head_request
+from geo_ray.cloud.cluster.providers import OwnMachines, RemoteProvider, check_name_is_free
+from geo_ray.cloud.cluster.spec import asked_cluster
+from geo_ray.cloud.provider import LaunchRequest, Market, Pool, Stock
+from geo_ray.experiment.autoscale import AutoscaleConfig
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.prices.price_book import shipped_book
+from geo_ray.runs.planning import Sources, make_plan
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "cluster_local.yaml"
 FAR = Pool("far", None, "small", Market.SPOT)
@@ -87,7 +85,7 @@ def test_an_autoscaler_ends_machines_and_learns_where_the_head_is_later(
         addresses.append(address)
         return scene.mine
 
-    monkeypatch.setattr(remote, "open_clouds", opened)
+    monkeypatch.setattr(providers, "open_clouds", opened)
     provider = RemoteProvider(scene.state, scene.record.made)
     home = scene.record.head.pool
     scene.cloud.silent = {home.region}
@@ -98,10 +96,10 @@ def test_an_autoscaler_ends_machines_and_learns_where_the_head_is_later(
     with pytest.raises(RegionsSilentError):
         provider.launch(LaunchRequest("two", scene.record.name, NEAR, 1))
     scene.cloud.silent = set()
-    monkeypatch.setattr(remote, "find_head", lambda *_: None)  # not listed yet
+    monkeypatch.setattr(providers, "find_head", lambda *_: None)  # not listed yet
     provider.launch(LaunchRequest("three", scene.record.name, NEAR, 1))
-    monkeypatch.setattr(remote, "find_head", find_head)
-    monkeypatch.setattr(remote, "head_address", lambda *_: "10.0.0.2:6379")
+    monkeypatch.setattr(providers, "find_head", find_head)
+    monkeypatch.setattr(providers, "head_address", lambda *_: "10.0.0.2:6379")
     for name in ("four", "five"):
         provider.launch(LaunchRequest(name, scene.record.name, NEAR, 1))
     assert addresses == [None, "10.0.0.2:6379"]

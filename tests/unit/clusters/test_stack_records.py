@@ -10,24 +10,21 @@ from typing import Any
 import pytest
 
 import geo_ray
-from geo_ray.autoscale.status import AutoscalerStatus
-from geo_ray.clouds.price_book import shipped_book
-from geo_ray.clusters.asked import AskedCluster, asked_cluster
-from geo_ray.clusters.clouds import secret_command, secrets_of
-from geo_ray.clusters.head import find_head, head_address, job_server_of, tunnel_command
-from geo_ray.clusters.record import ClusterRecord, decode_cluster, encode_cluster
-from geo_ray.clusters.remote import RemoteProvider
-from geo_ray.clusters.report import ToldStatus, report_of, tell_status
-from geo_ray.clusters.state import ClusterState
-from geo_ray.clusters.up import _made_of
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.config.source import override_items
-from geo_ray.errors import ClusterStateError, ConfigError, TerraformOutputsError
-from geo_ray.job.planning import Sources, make_plan
-from geo_ray.planning.plan import Plan
-from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Market, Pool, Stock
-from geo_ray.providers.terraform.outputs import TerraformStack
+from geo_ray.base.errors import ClusterStateError, ConfigError, TerraformOutputsError
+from geo_ray.base.load import load_tree, override_items
+from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
+from geo_ray.cloud.cluster.head import find_head, head_address, job_server_of, tunnel_command
+from geo_ray.cloud.cluster.providers import RemoteProvider, secret_command, secrets_of
+from geo_ray.cloud.cluster.spec import AskedCluster, asked_cluster
+from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, decode_cluster, encode_cluster
+from geo_ray.cloud.cluster.status import ToldStatus, report_of, tell_status
+from geo_ray.cloud.cluster.up import _made_of
+from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Market, Pool, Stock
+from geo_ray.cloud.terraform import TerraformStack
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import Plan
+from geo_ray.prices.price_book import shipped_book
+from geo_ray.runs.planning import Sources, make_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs" / "cluster_local.yaml"

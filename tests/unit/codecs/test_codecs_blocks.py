@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
+from geo_ray.base.errors import FrameError
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.bf16 import Bf16
 from geo_ray.codecs.fp16 import Fp16
 from geo_ray.codecs.int4 import Int4
 from geo_ray.codecs.int8 import Int8
-from geo_ray.errors import FrameError
 
 
 def gauss(num: int, seed: int = 0) -> torch.Tensor:

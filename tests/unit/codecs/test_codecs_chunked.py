@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from geo_ray.codecs.chunked_topk import ChunkedTopK
-from geo_ray.codecs.common.chunk_bins import pack_2, pack_12, unpack_2, unpack_12
-from geo_ray.codecs.common.chunk_selection import CHUNK, marks, marks_elsewhere
-from geo_ray.errors import FrameError
+from geo_ray.base.errors import FrameError
+from geo_ray.codecs.chunked_topk import (
+    CHUNK,
+    ChunkedTopK,
+    marks,
+    marks_elsewhere,
+    pack_2,
+    pack_12,
+    unpack_2,
+    unpack_12,
+)
 
 
 def gauss(num: int, seed: int = 0) -> torch.Tensor:

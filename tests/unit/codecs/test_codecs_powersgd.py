@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from geo_ray.base.errors import FrameError
 from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import header, joined
-from geo_ray.codecs.common.matrices import MatrixPart, parts_of
-from geo_ray.codecs.powersgd import PowerSgd
-from geo_ray.errors import FrameError
+from geo_ray.codecs.buffers import header, joined
+from geo_ray.codecs.powersgd import MatrixPart, PowerSgd, parts_of
 
 
 def gauss(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -6,16 +6,21 @@ import numpy as np
 import pytest
 import torch
 
+from geo_ray.base.errors import FrameError
+from geo_ray.codecs import sparse
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.bisparse import BiSparse
-from geo_ray.codecs.common import topk_selection
-from geo_ray.codecs.common.buffers import Reader, header, joined
-from geo_ray.codecs.common.positions import read_positions, write_positions
-from geo_ray.codecs.common.topk_selection import count_of, largest_elsewhere, largest_positions
+from geo_ray.codecs.buffers import Reader, header, joined
 from geo_ray.codecs.nonzeros import NonZeros
 from geo_ray.codecs.randomk import RandomK, UnbiasedRandomK
+from geo_ray.codecs.sparse import (
+    count_of,
+    largest_elsewhere,
+    largest_positions,
+    read_positions,
+    write_positions,
+)
 from geo_ray.codecs.topk import TopK
-from geo_ray.errors import FrameError
 
 ALL, BITMAP, SHORT, LONG, PLAIN = range(5)
 
@@ -68,7 +73,7 @@ def test_an_estimate_that_is_too_high_is_mended(monkeypatch):
     x_P = gauss(500_000)
     expected = by_sorting(x_P, 5000)
     for wrong in (100.0, 4.9, 1.0, 1e-30):
-        monkeypatch.setattr(topk_selection, "_estimate", lambda x, count, wrong=wrong: wrong)
+        monkeypatch.setattr(sparse, "_estimate", lambda x, count, wrong=wrong: wrong)
         assert np.array_equal(largest_positions(x_P, 5000), expected)
 
 

@@ -8,11 +8,18 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from geo_ray.base.errors import FrameError
 from geo_ray.codecs.base import Coded, LossyBlocks
-from geo_ray.codecs.common.dgt_blocks import LARGEST_LOSSY_BYTES, pack_lossy, unpack_lossy
-from geo_ray.codecs.dgt import Dgt, DgtHeader, band_of, reliable_count
-from geo_ray.errors import FrameError
-from geo_ray.transport.datagrams.datagram import blocks_per_datagram
+from geo_ray.codecs.dgt import (
+    LARGEST_LOSSY_BYTES,
+    Dgt,
+    DgtHeader,
+    band_of,
+    pack_lossy,
+    reliable_count,
+    unpack_lossy,
+)
+from geo_ray.transport.datagrams import blocks_per_datagram
 
 
 def vector(*levels: float, elements: int = 2) -> torch.Tensor:

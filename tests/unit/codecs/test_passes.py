@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from geo_ray.base.errors import FrameError
+from geo_ray.codecs import feedback
 from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common import passes
-from geo_ray.codecs.common.feedback import Encoder, open_coded
+from geo_ray.codecs.feedback import Encoder, open_coded
 from geo_ray.codecs.int4 import Int4
 from geo_ray.codecs.int8 import Int8
 from geo_ray.codecs.topk import TopK
-from geo_ray.errors import FrameError
 
 BLOCK = 256
 
@@ -39,11 +39,11 @@ def by_hand(x: np.ndarray, count: int) -> np.ndarray:
 @pytest.mark.parametrize(("error", "count"), [(0.03, 1), (1e-4, 2), (1e-6, 3)])
 def test_as_many_passes_as_the_error_needs(error: float, count: int) -> None:
     x_P = normal(10_000)
-    coded = passes.encode(x_P, error)
-    assert coded is not None and coded.kind == passes.KIND
+    coded = feedback.encode_passes(x_P, error)
+    assert coded is not None and coded.kind == feedback.PASSES_KIND
     int8_bytes = Int8().encode(x_P, {}, 0).size_bytes
     assert coded.size_bytes == 8 + count * int8_bytes
-    found_P = passes.decode(coded)
+    found_P = feedback.decode_passes(coded)
     assert float((found_P - x_P).norm() / x_P.norm()) <= error
     expected = by_hand(x_P.numpy(), count)
     assert np.abs(found_P.numpy() - expected).max() <= 2e-7 * np.abs(expected).max()
@@ -52,14 +52,14 @@ def test_as_many_passes_as_the_error_needs(error: float, count: int) -> None:
 @pytest.mark.parametrize("error", [0.03, 0.01, 1e-4, 3e-5])
 def test_the_planner_knows_the_bits(error: float) -> None:
     num = 1 << 20
-    coded = passes.encode(normal(num), error)
+    coded = feedback.encode_passes(normal(num), error)
     assert coded is not None
-    assert 8 * coded.size_bytes / num == pytest.approx(passes.bits_for(error), rel=1e-4)
+    assert 8 * coded.size_bytes / num == pytest.approx(feedback.bits_for_error(error), rel=1e-4)
 
 
 def test_what_needs_more_passes_goes_in_full() -> None:
     x_P = normal(512)
-    assert passes.encode(x_P, 1e-12) is None
+    assert feedback.encode_passes(x_P, 1e-12) is None
     encoder = Encoder(Int4(), "s", residual_P=torch.ones(512))
     encoded = encoder.last(x_P, 1, 1e-12)
     assert encoded.coded is None and torch.equal(encoded.sent_P, x_P + 1)
@@ -73,9 +73,9 @@ def test_what_needs_more_passes_goes_in_full() -> None:
 @settings(max_examples=60, deadline=None)
 def test_any_finite_vector_is_as_exact_as_asked_for(values: list[float], error: float) -> None:
     x_P = torch.tensor(values, dtype=torch.float32)
-    coded = passes.encode(x_P, error)
+    coded = feedback.encode_passes(x_P, error)
     if coded is not None:
-        off_P = passes.decode(coded).double() - x_P.double()
+        off_P = feedback.decode_passes(coded).double() - x_P.double()
         assert float(off_P.norm()) <= error * float(x_P.double().norm()) * (1 + 1e-6)
 
 
@@ -91,14 +91,14 @@ def test_any_finite_vector_is_as_exact_as_asked_for(values: list[float], error: 
     ],
 )
 def test_bytes_that_make_no_sense_are_refused(cut) -> None:
-    coded = passes.encode(normal(1000), 1e-4)
+    coded = feedback.encode_passes(normal(1000), 1e-4)
     assert coded is not None
     with pytest.raises(FrameError):
-        passes.decode(Coded(passes.KIND, 1000, cut(coded.data_B)))
+        feedback.decode_passes(Coded(feedback.PASSES_KIND, 1000, cut(coded.data_B)))
 
 
 def test_only_a_lossy_codec_may_end_in_passes() -> None:
-    coded = passes.encode(normal(100), 0.03)
+    coded = feedback.encode_passes(normal(100), 0.03)
     assert coded is not None
     assert open_coded(TopK(ratio=0.1), coded, 100).numel() == 100
     with pytest.raises(FrameError, match="no codec"):
@@ -121,6 +121,6 @@ def test_the_last_vector_pays_what_is_owed(codec) -> None:
     assert float((owed_P - encoded.sent_P).norm() / owed_P.norm()) <= 0.03 + 1e-5
     assert encoded.coded is not None
     usual = isinstance(codec, Int8)  # exact enough by itself
-    assert encoded.coded.kind == (codec.kind if usual else passes.KIND)
+    assert encoded.coded.kind == (codec.kind if usual else feedback.PASSES_KIND)
     assert encoder.residual_P is not None  # in case that another one follows
     assert torch.allclose(encoder.residual_P, owed_P - encoded.sent_P, atol=1e-5)

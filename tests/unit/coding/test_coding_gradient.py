@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from geo_ray.coding.cyclic import cyclic_weights
-from geo_ray.coding.gradient_code import GradientCode, cyclic, fractional_repetition
-from geo_ray.errors import ConfigError
+from geo_ray.base.errors import ConfigError
+from geo_ray.strategies.gradient_code import (
+    GradientCode,
+    cyclic,
+    cyclic_weights,
+    fractional_repetition,
+)
 
 
 def counted(code: GradientCode, alive: list[int]) -> np.ndarray:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from geo_ray.coding.mds import MdsCode
-from geo_ray.coding.mds_rows import coded_rows, worst_condition
-from geo_ray.errors import ConfigError
+from geo_ray.base.errors import ConfigError
+from geo_ray.strategies.mds_code import MdsCode, coded_rows, worst_condition
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.coding import coding_model
-from geo_ray.coding.gradient_code import GradientCode, cyclic, fractional_repetition
+from geo_ray.strategies.gradient_code import GradientCode, cyclic, fractional_repetition
 
 
 @pytest.fixture

@@ -4,9 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from geo_ray.coding.shuffle_plan import Multicast, keep, plan
-from geo_ray.coding.shuffling import ShuffleTraffic, decode, encode, traffic
-from geo_ray.errors import ConfigError
+from geo_ray.base.errors import ConfigError
+from geo_ray.strategies.coded_shuffle import (
+    Multicast,
+    ShuffleTraffic,
+    decode,
+    encode,
+    keep,
+    plan,
+    traffic,
+)
 
 PAIR = Multicast(((0, 1), (1, 0)))
 

@@ -10,22 +10,24 @@ import pytest
 from observe_support import events, started, wan
 
 import geo_ray
-from geo_ray.comparison.board import best_rate, goal_of, ordered, row_of, spread
-from geo_ray.comparison.outcome import Outcome, failed_outcome, load_outcome, save_outcome
-from geo_ray.comparison.price import priced
-from geo_ray.comparison.variants import (
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.load import load_text
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.bill import Bill
+from geo_ray.sweep.compare import best_rate, goal_of, ordered, priced, row_of, spread
+from geo_ray.sweep.outcome import (
     Case,
     CaseDirectory,
+    Outcome,
     Variant,
     experiment_of,
+    failed_outcome,
+    load_outcome,
     parse_variant,
+    save_outcome,
 )
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.errors import ConfigError
-from geo_ray.observe.events.sent import SentUntil
-from geo_ray.observe.metrics.summary import Target
-from geo_ray.planning.model.bill import Bill
+from geo_ray.telemetry.summary import Target
+from geo_ray.telemetry.totals import SentUntil
 
 CONFIG = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 TARGET = Target(metric="accuracy", value=0.9, direction="at_least")

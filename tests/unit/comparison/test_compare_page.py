@@ -13,17 +13,15 @@ from observe_support import evaluation, events, exchange, started, step, wan, wr
 from rich.console import Console
 
 from geo_ray.api.series import metric_table
-from geo_ray.comparison.board import ordered, row_of, standing
-from geo_ray.comparison.outcome import Outcome, Point, outcome_of
-from geo_ray.comparison.page import result_table, write_page
-from geo_ray.comparison.run import Comparison
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.observe.events.columns import record
-from geo_ray.observe.metrics.summary import Target, summarise
-from geo_ray.observe.report.curve_sections import _SoFar
-from geo_ray.observe.report.style import STYLE
-from geo_ray.observe.report.views import AXES
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.sweep.compare import Comparison, ordered, result_table, row_of, standing, write_page
+from geo_ray.sweep.outcome import Outcome, Point, outcome_of
+from geo_ray.telemetry.charts import AXES
+from geo_ray.telemetry.columns import record
+from geo_ray.telemetry.html_page import STYLE
+from geo_ray.telemetry.report import _SoFar
+from geo_ray.telemetry.summary import Target, summarise
 
 CONFIG = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 TARGET = Target(metric="accuracy", value=0.5, direction="at_least")

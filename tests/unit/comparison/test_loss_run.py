@@ -7,22 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.comparison.loss_file import opened
-from geo_ray.comparison.loss_run import (
+from geo_ray.base.errors import ProfileError
+from geo_ray.base.load import load_text
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.loss import LossProfile, load_loss_profile
+from geo_ray.planner.plan import ModelId
+from geo_ray.runs.planning import subject_of
+from geo_ray.sweep.loss import (
+    LossCases,
     LossTask,
+    LossWanted,
     gathered,
     kept_codecs_at,
     label_of,
+    loss_cases,
+    opened,
     still_to_do,
 )
-from geo_ray.comparison.outcome import Outcome, failed_outcome
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.errors import ProfileError
-from geo_ray.job.loss.grid import LossCases, LossWanted, loss_cases
-from geo_ray.job.loss.subject import subject_of
-from geo_ray.planning.loss_profile import LossProfile, load_loss_profile
-from geo_ray.planning.model_id import ModelId
+from geo_ray.sweep.outcome import Outcome, failed_outcome
 
 TEXT = """
 name: trial

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, model_validator
 
-from geo_ray.config.base import StrictModel
-from geo_ray.config.load import (
+from geo_ray.base.describe import describe
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.load import (
     MAX_FILE_BYTES,
-    describe,
     diff,
     digest,
     dump_yaml,
@@ -19,7 +19,7 @@ from geo_ray.config.load import (
     load_text,
     load_tree,
 )
-from geo_ray.errors import ConfigError
+from geo_ray.base.model import StrictModel
 
 
 class Asgd(StrictModel):

@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 
-from geo_ray.config.canonical import JSONValue
-from geo_ray.config.overrides import CALLED, OptionText, apply_overrides, kept_keys
-from geo_ray.config.yaml_text import YamlTree, parse_yaml
-from geo_ray.errors import ConfigError
+from geo_ray.base.canonical import JSONValue
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.overrides import CALLED, OptionText, apply_overrides, kept_keys
+from geo_ray.base.yaml import YamlTree, parse_yaml
 
 TREE = "{a: {b: 1, c: [{d: 1}, {d: 2}]}, e: null, f: text, r: [{name: us}, {name: eu}]}"
 

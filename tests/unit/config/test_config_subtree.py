@@ -8,11 +8,11 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
+from geo_ray.base.describe import describe_key
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.model import every_field
 from geo_ray.cli.main import root
-from geo_ray.config.annotations import every_field
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.subtree import describe_key
-from geo_ray.errors import ConfigError
+from geo_ray.experiment.experiment import Experiment
 from geo_ray.strategies.registry import STRATEGIES
 
 

@@ -18,8 +18,10 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from geo_ray.clouds.price_book import PriceBook, load_book
-from geo_ray.config.annotations import (
+from geo_ray.base.errors import ConfigError, PriceBookError
+from geo_ray.base.explain import accepts, limits_of
+from geo_ray.base.load import checked, load_text
+from geo_ray.base.model import (
     MessageWords,
     Place,
     alternatives,
@@ -29,13 +31,10 @@ from geo_ray.config.annotations import (
     kinds_of,
     opened,
 )
-from geo_ray.config.auto import AutoConfig
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import checked, load_text
-from geo_ray.config.words import accepts, limits_of
-from geo_ray.config.yaml_text import parse_yaml
-from geo_ray.errors import ConfigError, PriceBookError
+from geo_ray.base.yaml import parse_yaml
+from geo_ray.experiment.experiment import AutoConfig, Experiment
 from geo_ray.lab.topology import Topology
+from geo_ray.prices.price_book import PriceBook, load_book
 
 NOT_PLAIN = re.compile(
     r"Input should|String should|Value error|Field required|Extra inputs|should match|value_error"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from train_support import experiment_of
 
-from geo_ray.api.start import run_to_resume
-from geo_ray.config.base import expanded
-from geo_ray.config.source import ConfigText
-from geo_ray.job import rundir
+from geo_ray.api.train import run_to_resume
+from geo_ray.base.load import ConfigText
+from geo_ray.base.model import expanded
+from geo_ray.runs import directory
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,6 @@ def test_the_run_directory_is_below_home(home: Path) -> None:
 
 
 def test_a_run_is_found_again_below_home(home: Path) -> None:
-    rundir.create(experiment_of(home, name="a", run={"dir": str(home / "runs")}), home)
+    directory.create(experiment_of(home, name="a", run={"dir": str(home / "runs")}), home)
     text = "name: a\nrun: {dir: '~/runs', again: resume}\n"
     assert run_to_resume(ConfigText(text, home), ()) == home / "runs" / "a"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from geo_ray.api.auto import load_experiment
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import digest, dump_yaml, load_text
-from geo_ray.errors import ConfigError, TaskLoadError
-from geo_ray.job.build import check_absent
+from geo_ray.base.errors import ConfigError, TaskLoadError
+from geo_ray.base.load import digest, dump_yaml, load_text
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.build import check_absent
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.transport.emulation.link_model import LinkSpec
+from geo_ray.transport.emulation import LinkSpec
 
 FOLDER = Path(__file__).parents[3] / "configs"
 OTHERS = {FOLDER / name for name in ("tune.yaml", "queue.yaml", "queue_local.yaml")}
@@ -60,7 +60,7 @@ def test_auto_goes_by_the_directory_that_is_given(tmp_path):
     there.mkdir()
     home.mkdir()
     (home / "own.py").write_text(
-        "from geo_ray.tasks.digits import Digits\n\n\nclass Own(Digits):\n    pass\n"
+        "from geo_ray.data.tasks.digits import Digits\n\n\nclass Own(Digits):\n    pass\n"
     )
     file = there / "config.yaml"
     file.write_text(TEXT.replace("kind: sma", "kind: auto").replace("digits", "own.py:Own"))

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from geo_ray.cli.data.group import data
+from geo_ray.base.errors import ConfigError, GeoRayError, ManifestError, TaskLoadError
+from geo_ray.cli.data import data
 from geo_ray.data.manifest import load_manifest
 from geo_ray.data.reader import RegionReader
-from geo_ray.errors import ConfigError, GeoRayError, ManifestError, TaskLoadError
 
 TASK = '''
 import geo_ray

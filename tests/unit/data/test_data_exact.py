@@ -17,16 +17,15 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from geo_ray.base.errors import ConfigError, SchemaMismatchError
 from geo_ray.data.files.find import find_files
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.inputs import gather_rows
-from geo_ray.data.prepare.apply import Preparer
 from geo_ray.data.prepare.config import load_preparation, parse_preparation
+from geo_ray.data.prepare.inputs import gather_rows
+from geo_ray.data.prepare.preparer import Preparer
 from geo_ray.data.prepare.resolve import resolve
-from geo_ray.data.prepare.share import share
 from geo_ray.data.prepare.statistics import load_statistics
-from geo_ray.data.prepare.survey import survey_files
-from geo_ray.errors import ConfigError, SchemaMismatchError
+from geo_ray.data.prepare.survey import share, survey_files
 
 BIG = 2**53 + 1
 """The first integer that a float64 has not."""

@@ -17,13 +17,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from geo_ray.data.files import csv_file
-from geo_ray.data.files.csv_file import BLOCK_BYTES, csv_pieces
-from geo_ray.data.files.find import InputFile, LeftOut, find_files
-from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.files.rows import ReadReport, read_rows
-from geo_ray.data.prepare.numbers import parse_time, to_numbers, whole_words, with_points
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ConfigError,
     DataLeftOutError,
     GeoRayError,
@@ -32,6 +26,12 @@ from geo_ray.errors import (
     ShardMissingError,
     StoreError,
 )
+from geo_ray.data.arrow_values import parse_time, to_numbers, whole_words, with_points
+from geo_ray.data.files import csv_file
+from geo_ray.data.files.csv_file import BLOCK_BYTES, csv_pieces
+from geo_ray.data.files.find import InputFile, LeftOut, find_files
+from geo_ray.data.files.options import ReadOptions
+from geo_ray.data.files.rows import ReadReport, read_rows
 
 
 def read(

@@ -12,13 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_support import write
 
-from geo_ray.data.check import check_shards
-from geo_ray.data.files.find import find_files
-from geo_ray.data.inputs import Gathered, gather_rows, hold_out
-from geo_ray.data.prepare.config import parse_preparation
-from geo_ray.data.prepare.resolve import resolve
-from geo_ray.data.prepare.statistics import Statistics
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ConfigError,
     ManifestError,
     SchemaMismatchError,
@@ -27,6 +21,12 @@ from geo_ray.errors import (
     ShardMissingError,
     StoreError,
 )
+from geo_ray.data.files.find import find_files
+from geo_ray.data.prepare.config import parse_preparation
+from geo_ray.data.prepare.inputs import Gathered, gather_rows, hold_out
+from geo_ray.data.prepare.resolve import resolve
+from geo_ray.data.prepare.statistics import Statistics
+from geo_ray.data.shards import check_shards
 
 TYPES = {"x": "float32[2]", "y": "int64"}
 
@@ -180,10 +180,10 @@ MEMORY = """
 import sys
 from pathlib import Path
 from geo_ray.data.files.find import find_files
-from geo_ray.data.inputs import gather_rows, hold_out
+from geo_ray.data.prepare.inputs import gather_rows, hold_out
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.split import IidSplit
-from geo_ray.data.write import write_shards
+from geo_ray.data.shards import write_shards
 
 TYPES = {"x": "float64[64]", "y": "int64"}
 peak = 0

@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 from data_support import REGIONS, write
 
-from geo_ray.data.manifest import (
-    DataShard,
-    Manifest,
-    load_manifest,
-    merge_manifests,
-    save_manifest,
-)
+from geo_ray.base.errors import ManifestError
+from geo_ray.data.manifest import DataShard, Manifest, load_manifest, merge_manifests, save_manifest
 from geo_ray.data.reader import RegionReader
-from geo_ray.errors import ManifestError
 
 SHARD = {
     "path": "us-east/train-00000.parquet",

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from geo_ray.cli.data.group import data
-from geo_ray.data.prepare.config import load_preparation
-from geo_ray.data.prepare.saved import label_words
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ConfigError,
     GeoRayError,
     ManifestError,
     SchemaMismatchError,
     TaskLoadError,
 )
+from geo_ray.cli.data import data
+from geo_ray.data.prepare.config import load_preparation
+from geo_ray.data.prepare.saved_preparation import label_words
 
 TASK = '''
 from geo_ray import Options

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from geo_ray.base.errors import SchemaMismatchError, ShardCorruptError
 from geo_ray.data.columns import SCALARS, ColumnType, check_columns, parse_types
-from geo_ray.data.parquet import decode, encode
-from geo_ray.data.parquet_guard import refuse_extensions
-from geo_ray.errors import SchemaMismatchError, ShardCorruptError
+from geo_ray.data.parquet import decode, encode, refuse_extensions
 
 
 def parquet(table: pa.Table, **options: object) -> bytes:

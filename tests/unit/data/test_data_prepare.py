@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geo_ray.data.prepare.apply import Prepared, Preparer
+from geo_ray.base.errors import ConfigError, SchemaMismatchError
 from geo_ray.data.prepare.config import (
     Preparation,
     Source,
@@ -22,10 +22,10 @@ from geo_ray.data.prepare.config import (
     load_preparation,
     parse_preparation,
 )
+from geo_ray.data.prepare.preparer import Prepared, Preparer
 from geo_ray.data.prepare.resolve import resolve
-from geo_ray.data.prepare.saved import preparation_bytes
+from geo_ray.data.prepare.saved_preparation import preparation_bytes
 from geo_ray.data.prepare.statistics import ColumnStatistics, Statistics
-from geo_ray.errors import ConfigError, SchemaMismatchError
 
 AGE = {
     "kind": "number",

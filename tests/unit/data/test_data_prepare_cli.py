@@ -12,13 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from data_support import columns_task
 
-from geo_ray.api import progress
-from geo_ray.cli.data.group import data
-from geo_ray.data.manifest import load_manifest
-from geo_ray.data.prepare.apply import Preparer
-from geo_ray.data.prepare.saved import load_prepared
-from geo_ray.data.reader import RegionReader
-from geo_ray.errors import (
+from geo_ray.api import display
+from geo_ray.base.errors import (
     ConfigError,
     GeoRayError,
     ManifestError,
@@ -26,6 +21,11 @@ from geo_ray.errors import (
     ShardCorruptError,
     ShardMissingError,
 )
+from geo_ray.cli.data import data
+from geo_ray.data.manifest import load_manifest
+from geo_ray.data.prepare.preparer import Preparer
+from geo_ray.data.prepare.saved_preparation import load_prepared
+from geo_ray.data.reader import RegionReader
 
 TASK = columns_task("Churn", "bought", 8)
 
@@ -312,16 +312,16 @@ def test_options_that_do_not_go_together_end_with_code_2(
 def test_progress_is_shown_once_work_takes_longer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_FIRST_LINE_S", 1e9)
-    with progress.progress_bar("Reading files", 4, unit="files") as advance:
+    monkeypatch.setattr(display, "_FIRST_LINE_S", 1e9)
+    with display.progress_bar("Reading files", 4, unit="files") as advance:
         advance(1)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "_FIRST_LINE_S", 0.0)
-    with progress.progress_bar("Reading files", 4, unit="files") as advance:
+    monkeypatch.setattr(display, "_FIRST_LINE_S", 0.0)
+    with display.progress_bar("Reading files", 4, unit="files") as advance:
         advance(1.5)
         advance(0.5)
     assert capsys.readouterr().err == "Reading files: 38% of 4 files\n"
-    with progress.progress_bar("Reading files", 1, unit="files") as advance:
+    with display.progress_bar("Reading files", 1, unit="files") as advance:
         advance(0.5)
     assert capsys.readouterr().err == "Reading files: 50%\n"
 

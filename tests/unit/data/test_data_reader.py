@@ -11,12 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_support import TYPES, RecordingStore, make_columns, replace_shard, write
 
-from geo_ray.data import reader as reading
-from geo_ray.data.columns import parse_types
-from geo_ray.data.manifest import Manifest
-from geo_ray.data.parquet import encode
-from geo_ray.data.reader import RegionReader
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     DataError,
     ManifestError,
     SchemaMismatchError,
@@ -25,7 +20,12 @@ from geo_ray.errors import (
     ShardMissingError,
     StoreError,
 )
-from geo_ray.stores.local import LocalStore
+from geo_ray.data import reader as reading
+from geo_ray.data.columns import parse_types
+from geo_ray.data.manifest import Manifest
+from geo_ray.data.parquet import encode
+from geo_ray.data.reader import RegionReader
+from geo_ray.storage.store import LocalStore
 
 VICTIM = "us-east/train-00001.parquet"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from data_support import RecordingStore, write
 
+from geo_ray.base.errors import ResidencyDeniedError
 from geo_ray.data.columns import parse_types
 from geo_ray.data.reader import RegionReader
-from geo_ray.data.verify import fetch_shard
-from geo_ray.errors import ResidencyDeniedError
-from geo_ray.stores.local import LocalStore
+from geo_ray.data.shards import fetch_shard
+from geo_ray.storage.store import LocalStore
 
 
 def test_a_shard_of_another_region_is_refused_before_any_io(

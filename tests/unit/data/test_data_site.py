@@ -13,16 +13,16 @@ import pytest
 from click.testing import CliRunner, Result
 from data_support import columns_task
 
-from geo_ray.cli.data.group import data
+from geo_ray.base.errors import ConfigError, GeoRayError, ManifestError, SchemaMismatchError
+from geo_ray.cli.data import data
 from geo_ray.data.files.find import find_files
 from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.files.rows import ReadReport, read_rows
 from geo_ray.data.files.site import SiteFile, SiteReader, load_site
 from geo_ray.data.manifest import load_manifest
-from geo_ray.data.prepare.apply import Preparer
-from geo_ray.data.prepare.saved import load_prepared
+from geo_ray.data.prepare.preparer import Preparer
+from geo_ray.data.prepare.saved_preparation import load_prepared
 from geo_ray.data.reader import RegionReader
-from geo_ray.errors import ConfigError, GeoRayError, ManifestError, SchemaMismatchError
 
 PREPARE = """\
 columns:

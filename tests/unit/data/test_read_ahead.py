@@ -8,9 +8,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from geo_ray.data.read_ahead import ReadAhead
-from geo_ray.errors import ShardCorruptError
-from geo_ray.types import Span
+from geo_ray.base.errors import ShardCorruptError
+from geo_ray.base.types import Span
+from geo_ray.data.reader import ReadAhead
 
 WAIT_S = 20.0
 

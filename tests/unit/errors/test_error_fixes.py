@@ -17,23 +17,22 @@ from click.testing import CliRunner, Result
 from job_support import experiment
 from observe_support import evaluation, started, write
 
-from geo_ray import errors
-from geo_ray.api.start import resumed_run
-from geo_ray.api.training import name_run
-from geo_ray.checkpoint.manifest import CheckpointManifest
-from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.api.train import name_run, resumed_run
+from geo_ray.base import errors
+from geo_ray.base.errors import every_class
+from geo_ray.base.errors_page import EXAMPLE, page
+from geo_ray.base.load import load_tree
+from geo_ray.base.yaml import parse_yaml
 from geo_ray.cli import main as entry
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.config.yaml_text import parse_yaml
-from geo_ray.errors.base import every_class
-from geo_ray.errors.page import EXAMPLE, page
-from geo_ray.job import rundir
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.lease.record import LEASE_KEY, LeaseRecord, Owner, encode_record
-from geo_ray.observe.events.schema import conform
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs import directory
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.lease import LEASE_KEY, LeaseRecord, Owner, encode_record
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import CheckpointManifest
+from geo_ray.storage.parts import write_part
+from geo_ray.telemetry.events import conform
 
 TWO_MISTAKES = """\
 name: job
@@ -124,7 +123,7 @@ def test_what_is_wrong_with_a_file_has_its_own_fix(text: str, words: str) -> Non
 
 
 def test_a_lab_is_not_sent_to_the_keys_of_a_run(tmp_path: Path) -> None:
-    from geo_ray.lab.presets import load_topology
+    from geo_ray.lab.topology import load_topology
 
     (tmp_path / "lab.yaml").write_text("regions: [{name: A}]\nspeed: 1\n")
     with pytest.raises(errors.ConfigError) as caught:
@@ -140,7 +139,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run whose cluster is not there: what refuses a resume comes before that is found out."""
     monkeypatch.chdir(tmp_path)
     nowhere = "cluster={kind: existing, address: '127.0.0.1:9', connect_timeout_s: 1}"
-    return rundir.create(experiment(nowhere), tmp_path)
+    return directory.create(experiment(nowhere), tmp_path)
 
 
 def save_checkpoint(run: RunDirectory) -> None:
@@ -235,7 +234,7 @@ def test_steps_of_a_checkpoint_are_compared_as_they_are_counted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     nowhere = "cluster={kind: existing, address: '127.0.0.1:9', connect_timeout_s: 1}"
-    run = rundir.create(
+    run = directory.create(
         experiment(nowhere, f"regions={regions}", *keys, f"train.steps={enough}"), tmp_path
     )
     save_checkpoint(run)  # after step 5 of a server
@@ -292,18 +291,18 @@ def test_the_key_that_non_finite_advises_is_taken_by_a_resume(run: RunDirectory)
     assert "train.clip_norm=1.0" in words
     taken = failure(invoke(*words, "--plain"))
     assert isinstance(taken, errors.RayUnreachableError), taken
-    config = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
+    config = load_tree(run.path / directory.CONFIG_FILE, [], Experiment)
     assert config.train.clip_norm is None, "the run has not gone on"
     change = ("train.clip_norm=1.0",)
     ready = resumed_run(run.path, None, change, None)
     ready.begun(conform("run_started", 0.0, started()[2]))
-    config = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
+    config = load_tree(run.path / directory.CONFIG_FILE, [], Experiment)
     assert config.train.clip_norm == 1.0, "the next resumption would forget the changed key"
 
 
 def changed_config(run: RunDirectory, changes: dict[str, Any]) -> Path:
     """The configuration of a run with other values of some sections, in a file of its own."""
-    tree = yaml.safe_load((run.path / rundir.CONFIG_FILE).read_text())
+    tree = yaml.safe_load((run.path / directory.CONFIG_FILE).read_text())
     for section, keys in changes.items():
         tree[section] |= keys
     path = run.path.parent / "changed.yaml"
@@ -325,7 +324,7 @@ def test_a_change_in_the_configuration_must_be_named(run: RunDirectory) -> None:
     assert isinstance(resume("--allow-change", "optim"), errors.ConfigDriftError)
     named = ("--allow-change", "train.clip_norm", "--allow-change", "optimizer")
     assert isinstance(resume(*named), errors.RayUnreachableError)
-    saved = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
+    saved = load_tree(run.path / directory.CONFIG_FILE, [], Experiment)
     assert saved.train.clip_norm is None, "the run has not gone on"
     ready = resumed_run(run.path, config, (), None, allowed=["train", "optimizer"])
     assert "changed: train.clip_norm: null -> 1.0" in ready.note.splitlines()
@@ -345,7 +344,7 @@ def test_a_schedule_that_is_stretched_is_told_of(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cosine = "optimizer={kind: sgd, lr: 0.1, schedule: {kind: cosine, last: 0.0}}"
-    run = rundir.create(experiment(cosine, "train.steps=20"), tmp_path)
+    run = directory.create(experiment(cosine, "train.steps=20"), tmp_path)
     save_checkpoint(run)
     note = resumed_run(run.path, None, ("train.steps=40", *more), None).note
     assert ("spans 40 steps instead of 20: at step 20 the rate is 50% of" in note) == (not more)

@@ -10,20 +10,24 @@ import pytest
 import torch
 from job_support import digits, experiment
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import ConfigError, RunDirectoryError
-from geo_ray.job.best import BestKeeper, load_best
-from geo_ray.job.build import initial_parameters
-from geo_ray.job.candidates import regions_agree
-from geo_ray.job.eval_notes import EvalNotes
-from geo_ray.job.evals import EvalBoard, Evaluation
-from geo_ray.job.model_file import load_trained
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.job.start.evaluation import check_evaluation
-from geo_ray.observe.events.schema import Event, conform
-from geo_ray.strategies.base import nothing_carried
-from geo_ray.tasks.ctr import Ctr
-from geo_ray.training.compute.flat import read_parameters
+from geo_ray.base.errors import ConfigError, RunDirectoryError
+from geo_ray.data.tasks.ctr import Ctr
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.build import initial_parameters
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.evaluation import (
+    BestKeeper,
+    EvalBoard,
+    EvalNotes,
+    Evaluation,
+    load_best,
+    regions_agree,
+)
+from geo_ray.runs.model_file import load_trained
+from geo_ray.runs.start_checks import check_evaluation
+from geo_ray.strategies.state import nothing_carried
+from geo_ray.telemetry.events import Event, conform
+from geo_ray.training.parameters import read_parameters
 
 TASK = digits()
 KEEP = "train.keep_best={metric: accuracy, mode: max}"
@@ -221,7 +225,7 @@ def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["target", "keep_best"])
 def test_an_unknown_metric_of_own_data_is_refused_at_the_start(tmp_path: Path, key: str) -> None:
-    from geo_ray.job.data import prepare_manifest
+    from geo_ray.runs.data import prepare_manifest
 
     asked = {
         "target": "train.target={metric: acuracy, value: 1.0, direction: at_least}",
@@ -242,7 +246,7 @@ def test_an_unknown_metric_of_own_data_is_refused_at_the_start(tmp_path: Path, k
 def test_a_metric_that_few_rows_do_not_have_is_looked_for_in_more(
     tmp_path: Path, metric: str
 ) -> None:
-    from geo_ray.job.data import prepare_manifest
+    from geo_ray.runs.data import prepare_manifest
 
     config = experiment(
         "task={use: ctr, options: {rows: 2000, hidden: 4}}",

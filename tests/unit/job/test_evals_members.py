@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from geo_ray.job.evals import EvalBoard
+from geo_ray.runs.evaluation import EvalBoard
 
 
 class Means:

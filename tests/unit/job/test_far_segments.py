@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from geo_ray.job.far.segments import Segment, chain, length_of, segment_named
+from geo_ray.runs.remote import Segment, chain, length_of, segment_named
 
 DIGEST = "0123456789abcdef"
 

@@ -7,10 +7,9 @@ import math
 import pytest
 from job_support import digits, experiment
 
+from geo_ray.base.errors import ConfigError
 from geo_ray.codecs.powersgd import PowerSgd
-from geo_ray.errors import ConfigError
-from geo_ray.job.build import initial_parameters, wire_plan
-from geo_ray.job.codec_shapes import with_shapes
+from geo_ray.runs.build import initial_parameters, wire_plan, with_shapes
 
 
 def test_shapes_are_those_of_the_vector() -> None:

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 from job_support import digits, experiment
 
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.data.manifest import save_manifest
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ConfigError,
     ManifestError,
     RegionsOmittedError,
@@ -17,11 +15,13 @@ from geo_ray.errors import (
     SchemaMismatchError,
     ShardEmptyError,
 )
-from geo_ray.job.build import build_averager
-from geo_ray.job.data import data_rows, open_readers, prepare_manifest
-from geo_ray.job.rundir import CONFIG_FILE
-from geo_ray.runtime.actors.bridge_actor import BridgeActor
-from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.data.manifest import save_manifest
+from geo_ray.runs.build import build_averager
+from geo_ray.runs.data import data_rows, open_readers, prepare_manifest
+from geo_ray.runs.directory import CONFIG_FILE
+from geo_ray.runtime.bridge_actor import BridgeActor
+from geo_ray.runtime.spec import RunSpec
+from geo_ray.storage.places import CheckpointPlaces
 
 
 class Borrowed:

@@ -7,10 +7,9 @@ import pytest
 import torch
 from job_support import digits, experiment
 
-from geo_ray.job.build import build_evals
-from geo_ray.job.eval_notes import EvalNotes
-from geo_ray.job.evals import EvalBoard
-from geo_ray.observe.events.schema import Event
+from geo_ray.runs.build import build_evals
+from geo_ray.runs.evaluation import EvalBoard, EvalNotes
+from geo_ray.telemetry.events import Event
 
 TASK = digits()
 

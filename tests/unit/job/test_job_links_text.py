@@ -10,11 +10,10 @@ from job_support import experiment
 from rich.console import Console
 
 import geo_ray
-from geo_ray.job.recorder import Recorder
-from geo_ray.job.start.links_text import links_text
-from geo_ray.observe.events.log import EventLog, read_events
-from geo_ray.observe.progress import Progress
-from geo_ray.observe.report.report import render_report
+from geo_ray.runs.recorder import Recorder, links_text
+from geo_ray.telemetry.event_log import EventLog, read_events
+from geo_ray.telemetry.progress import Progress
+from geo_ray.telemetry.report import render_report
 
 LINK = "emulate={link: {rate_mbps: 100, delay_s: 0.03}, step_s: 0.08}"
 ONE = "emulate={links: [{src: eu, dst: us, delay_s: 0.02, loss: 0.01}]}"

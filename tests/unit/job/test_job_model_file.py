@@ -8,16 +8,16 @@ from job_support import digits, experiment
 from safetensors.torch import load_file, load_model
 from torch import nn
 
-from geo_ray.errors import RunDirectoryError
-from geo_ray.job.build import build_shard, initial_parameters
-from geo_ray.job.model_file import (
+from geo_ray.base.errors import RunDirectoryError
+from geo_ray.runs.build import build_shard, initial_parameters
+from geo_ray.runs.model_file import (
     about_model,
     export_model,
     keep_longer,
     load_trained,
     save_trained,
 )
-from geo_ray.training.compute.flat import read_parameters
+from geo_ray.training.parameters import read_parameters
 
 
 class Tied(nn.Module):

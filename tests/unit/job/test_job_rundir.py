@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 from job_support import experiment
 
-from geo_ray.checkpoint.local_folder import LocalRoot
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import digest, load_tree
-from geo_ray.errors import ConfigDriftError, ConfigError, RunDirectoryError
-from geo_ray.job.rundir import CONFIG_FILE, PLAN_FILE, check_drift, create, followed_plan, reopen
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog
+from geo_ray.base.errors import ConfigDriftError, ConfigError, RunDirectoryError
+from geo_ray.base.load import digest, load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.directory import (
+    CONFIG_FILE,
+    PLAN_FILE,
+    check_drift,
+    create,
+    followed_plan,
+    reopen,
+)
+from geo_ray.storage.folders import LocalRoot
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog
 
 
 def into(path: Path, *overrides: str) -> Experiment:

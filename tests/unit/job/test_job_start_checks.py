@@ -11,14 +11,13 @@ import torch
 from click.testing import CliRunner
 from job_support import TEXT, digits, experiment
 
+from geo_ray.base.errors import ConfigError, TaskOutputError
 from geo_ray.cli.main import root
 from geo_ray.data.reader import RegionReader
-from geo_ray.errors import ConfigError, TaskOutputError
-from geo_ray.job.build import check_device
-from geo_ray.job.data import open_readers, prepare_manifest
-from geo_ray.job.start.evaluation import check_metric_names, metrics_there
-from geo_ray.job.start.notes import start_notes, warn_at_start
-from geo_ray.tasks.ctr import Ctr
+from geo_ray.data.tasks.ctr import Ctr
+from geo_ray.runs.build import check_device
+from geo_ray.runs.data import open_readers, prepare_manifest
+from geo_ray.runs.start_checks import check_metric_names, metrics_there, start_notes, warn_at_start
 
 TARGET = "train.target={metric: accurracy, value: 0.5, direction: at_least}"
 GPU = ("device=cuda:7", "regions.0.gpus_per_worker=1", "regions.1.gpus_per_worker=1")
@@ -102,7 +101,7 @@ def test_an_evaluation_that_raises_is_told_before_anything_starts(tmp_path, monk
     """Whatever the run goes by: the first evaluation may be hours away."""
     monkeypatch.chdir(tmp_path)
     source = """
-    from geo_ray.tasks.digits import Digits
+    from geo_ray.data.tasks.digits import Digits
 
     class Broken(Digits):
         def metrics(self, stats):

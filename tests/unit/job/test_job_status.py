@@ -15,30 +15,34 @@ from click.testing import CliRunner
 from job_support import experiment
 
 import geo_ray
-from geo_ray.checkpoint.manifest import CheckpointManifest
-from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.cli.members import members as members_command
-from geo_ray.cli.status import status as command
-from geo_ray.cli.stop import stop as stop_command
-from geo_ray.clock import VirtualClock
-from geo_ray.errors import (
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import (
     DriverMissingError,
     MembersRefusedError,
     RegionLostError,
     RunDirectoryError,
     RunFinishedError,
 )
-from geo_ray.job import rundir
-from geo_ray.job.rundir import RunDirectory
-from geo_ray.job.status import StatusReader
-from geo_ray.lease.driving import driving, seeker_of
-from geo_ray.lease.process import this_process
-from geo_ray.lease.record import LEASE_KEY, LeaseRecord, encode_record
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog
-from geo_ray.observe.report.ending import note_failure
-from geo_ray.observe.status.text import status_lines
-from geo_ray.runtime.control.membership.member_requests import take
+from geo_ray.cli.members import members as members_command
+from geo_ray.cli.status import status as command
+from geo_ray.cli.stop import stop as stop_command
+from geo_ray.runs import directory
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.lease import (
+    LEASE_KEY,
+    LeaseRecord,
+    driving,
+    encode_record,
+    seeker_of,
+    this_process,
+)
+from geo_ray.runs.requests import take_member_requests
+from geo_ray.runs.status import StatusReader
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import CheckpointManifest
+from geo_ray.storage.parts import write_part
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, note_failure
+from geo_ray.telemetry.status import status_lines
 
 TARGET = ("train.target.metric=accuracy", "train.target.value=0.9",
           "train.target.direction=at_least")  # fmt: skip
@@ -46,7 +50,7 @@ TARGET = ("train.target.metric=accuracy", "train.target.value=0.9",
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return rundir.create(experiment(f"run.dir={tmp_path / 'runs'}", *TARGET), tmp_path)
+    return directory.create(experiment(f"run.dir={tmp_path / 'runs'}", *TARGET), tmp_path)
 
 
 def quiet(text: str) -> None:
@@ -159,7 +163,7 @@ def killed(run: RunDirectory, ago_s: float, *more: tuple[str, str]) -> None:
 
 
 def run_with(tmp_path: Path, *overrides: str) -> RunDirectory:
-    return rundir.create(experiment(f"run.dir={tmp_path / 'runs'}", *overrides), tmp_path)
+    return directory.create(experiment(f"run.dir={tmp_path / 'runs'}", *overrides), tmp_path)
 
 
 def test_a_killed_driver_s_run_trains_on_where_its_processes_wait(tmp_path: Path) -> None:
@@ -439,7 +443,7 @@ def answered(run: RunDirectory, kind: str, **more: str) -> Iterator[EventLog]:
 
         def answer() -> None:
             while not is_over.wait(0.02):
-                for request in take(run.path):
+                for request in take_member_requests(run.path):
                     about = {"verb": request.verb, "region": request.region}
                     log.write(kind, 1.0, **about, request=request.id, **more)
 
@@ -480,7 +484,7 @@ def test_a_request_that_nobody_answers(run: RunDirectory, more: list[str]) -> No
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
         shown = CliRunner().invoke(members_command, [str(run.path), "drain", "us", *more])
-        (asked,) = take(run.path)
+        (asked,) = take_member_requests(run.path)
         log.write("members_refused", 1.0, verb="drain", region="us", cause="no", request=asked.id)
         assert shown.exit_code == 0 and shown.output.startswith("asked: drain us")
         # An answer to an earlier request is none to this one.
@@ -498,14 +502,16 @@ def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None
         geo_ray.change_members(run.path, "drain", "us")
     answer = CliRunner().invoke(stop_command, [str(run.path)])
     assert answer.output == f"{run.path} is finished: there is nothing to stop\n"
-    assert take(run.path) == []
+    assert take_member_requests(run.path) == []
 
 
 def test_a_run_that_waits_for_a_driver_keeps_what_is_asked(tmp_path: Path) -> None:
     run = run_with(tmp_path, "cluster.kind=existing", "run.driverless_s=3600")
     killed(run, 1.0)
     assert geo_ray.change_members(run.path, "drain", "us", wait_s=600.0) == "unanswered"
-    assert [(each.verb, each.region) for each in take(run.path)] == [("drain", "us")]
+    assert [(each.verb, each.region) for each in take_member_requests(run.path)] == [
+        ("drain", "us")
+    ]
 
 
 def test_a_region_on_its_way_in(run: RunDirectory) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from job_support import experiment
 
-from geo_ray.errors import ConfigError
-from geo_ray.job.build import last_errors, wire_plan
-from geo_ray.planning.tradeoffs import last_bits
+from geo_ray.base.errors import ConfigError
+from geo_ray.planner.loss import last_bits
+from geo_ray.runs.build import last_errors, wire_plan
 
 
 @pytest.mark.parametrize(

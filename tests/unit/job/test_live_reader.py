@@ -11,17 +11,16 @@ from s3_support import new_prefix, s3_server, set_credentials
 
 import geo_ray
 from benchmarks.observe.made_run import MadeRun, eventful, made_run, plan_for
-from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
-from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting
-from geo_ray.errors import RunDirectoryError
-from geo_ray.job.far.mirror import mirrored
-from geo_ray.job.far.objects import RunObjects
-from geo_ray.job.live.machines import machines_of
-from geo_ray.job.live.reader import LiveReader
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.observe.events.log import EVENTS_FILE
-from geo_ray.observe.picture.view import RunView
-from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Market, Pool
+from geo_ray.base.errors import RunDirectoryError
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, Intent, Parting
+from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Market, Pool
+from geo_ray.runs.remote import RunObjects
+from geo_ray.runs.report import LiveReader, machines_of
+from geo_ray.runs.uploader import mirrored
+from geo_ray.storage.conditional_store import LocalConditionalStore
+from geo_ray.telemetry.event_log import EVENTS_FILE
+from geo_ray.telemetry.view import RunView
 
 NOW_S = 10_000.0
 
@@ -137,8 +136,8 @@ def test_there_is_nothing_to_read_of_no_run(tmp_path: Path) -> None:
 
 
 def test_memory_holds_no_single_steps(made: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geo_ray.job.live.reader._ALL_STEPS", 200)
-    monkeypatch.setattr("geo_ray.job.live.reader._EACH_STEPS", 20)
+    monkeypatch.setattr("geo_ray.runs.report._ALL_STEPS", 200)
+    monkeypatch.setattr("geo_ray.runs.report._EACH_STEPS", 20)
     made.begin()
     made.go_on(100)
     reader = reader_of(made)

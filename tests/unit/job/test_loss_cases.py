@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from geo_ray.base.errors import ConfigError, ProfileError
+from geo_ray.base.load import load_text
 from geo_ray.codecs.registry import CODECS
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.errors import ConfigError, ProfileError
-from geo_ray.job.loss.grid import LossCases, LossWanted, loss_cases, with_seed
-from geo_ray.planning.tradeoffs import BITS_PER_PARAM
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.loss import BITS_PER_PARAM
+from geo_ray.sweep.loss import LossCases, LossWanted, loss_cases, with_seed
 
 HERE = Path()
 TEXT = """

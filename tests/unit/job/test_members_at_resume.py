@@ -8,17 +8,16 @@ import pytest
 import torch
 from job_support import experiment
 
-from geo_ray.checkpoint.local_folder import directory_of
-from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
-from geo_ray.checkpoint.names import shard_part_name
-from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import CheckpointCorruptError, ConfigError
-from geo_ray.job.start.members import kept_rows, left_out, lost_before, without_lost
-from geo_ray.runtime.control.health import LossHealth
-from geo_ray.runtime.control.saver import Saver, part_names
-from geo_ray.training.server.ledger import Ledger
+from geo_ray.base.errors import CheckpointCorruptError, ConfigError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.resume import kept_rows, left_out, lost_before, without_lost
+from geo_ray.runtime.checkpoints import Saver, part_names
+from geo_ray.runtime.policies import LossHealth
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.folders import directory_of
+from geo_ray.storage.manifest import CheckpointManifest, PartInfo, shard_part_name
+from geo_ray.storage.parts import write_part
+from geo_ray.training.assignment import Ledger
 
 LONG_S = 60.0
 

@@ -12,16 +12,16 @@ from job_support import experiment
 from observe_support import started, write
 
 from geo_ray.api.run import open_run
-from geo_ray.api.start import ReadyRun, resumed_run
-from geo_ray.checkpoint.manifest import CheckpointManifest
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.load import dump_yaml
-from geo_ray.errors import ConfigDriftError, ConfigError
-from geo_ray.job import rundir
-from geo_ray.observe.events.schema import conform
+from geo_ray.api.train import ReadyRun, resumed_run
+from geo_ray.base.errors import ConfigDriftError, ConfigError
+from geo_ray.base.load import dump_yaml
+from geo_ray.runs import directory
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import CheckpointManifest
+from geo_ray.telemetry.events import conform
 
 TASK = '''
-from geo_ray.tasks.digits import Digits
+from geo_ray.data.tasks.digits import Digits
 
 class Mine(Digits):
     """The same under another name."""
@@ -39,7 +39,7 @@ class Project:
         made = experiment(f"run.dir={self.runs}", "task={use: ../my_task.py:Mine}")
         (root / "configs" / "a.yaml").write_text(dump_yaml(made))
         self.enter(root)
-        self.run = rundir.create(made, root / "configs").path
+        self.run = directory.create(made, root / "configs").path
         store = CheckpointStore(self.run / "checkpoints")
         store.begin(0)
         fields = {"id": 0, "step": 5, "created": "-", "config_digest": "ab" * 32, "parts": ()}

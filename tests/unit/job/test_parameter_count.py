@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from geo_ray.errors import TaskOutputError
-from geo_ray.job.build import initial_parameters, model_outline, model_start, parameter_count
-from geo_ray.job.plans.sizes import model_size
-from geo_ray.tasks.bytelm import ByteLM
-from geo_ray.tasks.guard import outlined_model
+from geo_ray.base.errors import TaskOutputError
+from geo_ray.data.tasks.bytelm import ByteLM
+from geo_ray.data.tasks.checked_calls import outlined_model
+from geo_ray.runs.build import initial_parameters, model_outline, model_start, parameter_count
+from geo_ray.runs.plan_inputs import model_size
 
 
 class AnyTask:
@@ -39,7 +39,7 @@ class LooksAtValues(nn.Module):
 class OfTheLibrary(AnyTask):
     """A task as the library has them."""
 
-    __module__ = "geo_ray.tasks.any"
+    __module__ = "geo_ray.data.tasks.any"
 
 
 def test_a_model_of_the_library_is_counted_however_large_it_is() -> None:
@@ -107,7 +107,7 @@ class DrawsNormal(nn.Module):
 def test_numbers_that_nobody_looks_at_are_not_drawn() -> None:
     """The first draw on the meta device would import PyTorch's compiler, which takes seconds."""
     code = (
-        "import sys\nfrom geo_ray.job.build import parameter_count\n"
+        "import sys\nfrom geo_ray.runs.build import parameter_count\n"
         "from tests.unit.job.test_parameter_count import DrawsNormal, OfTheLibrary\n"
         "assert parameter_count(OfTheLibrary(DrawsNormal), 0) == 15 + 12 + 16 + 4\n"
         "assert not {'torch._dynamo', 'sympy'} & sys.modules.keys()"

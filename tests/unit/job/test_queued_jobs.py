@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 from queue_support import queue_config
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.config.source import text_of
-from geo_ray.errors import QueueRequestError, SpeedUnknownError
-from geo_ray.job.build import check_absent
-from geo_ray.job.queued.spec import spec_of
-from geo_ray.job.queued.tree import config_tree, run_tree, split_rows
-from geo_ray.queue.config import QueueConfig
-from geo_ray.queue.job_spec import JobHints, JobRequest
-from geo_ray.queue.model import share_per_s
+from geo_ray.base.errors import QueueRequestError, SpeedUnknownError
+from geo_ray.base.load import load_tree, text_of
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.build import check_absent
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.job_config import config_tree, run_tree, spec_of, split_rows
+from geo_ray.scheduler.queue.job_spec import JobHints, JobRequest
+from geo_ray.scheduler.queue.model import share_per_s
 
 ROOT = Path(__file__).resolve().parents[3]
 ELASTIC = ROOT / "configs" / "elastic.yaml"
@@ -64,10 +62,10 @@ def test_a_speed_that_nobody_knows_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_profile_is_found(tmp_path: Path) -> None:
-    from geo_ray.job.build import parameter_count
-    from geo_ray.job.model_id import model_id
-    from geo_ray.planning.profile import Profile, StepPoint, save_profile
-    from geo_ray.tasks.load import load_task
+    from geo_ray.data.tasks.load import load_task
+    from geo_ray.planner.profile import Profile, StepPoint, save_profile
+    from geo_ray.runs.build import parameter_count
+    from geo_ray.runs.follow_plan import model_id
 
     found = experiment(f"run.dir={tmp_path}", "emulate=null")
     size = parameter_count(load_task(found.task, ROOT / "configs"), found.seed)

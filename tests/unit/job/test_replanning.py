@@ -8,19 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import PlanError, PlanInfeasibleError
-from geo_ray.job.planning import Sources, inputs_of, make_plan
-from geo_ray.job.plans.inputs import evaluations_s
-from geo_ray.job.replanning import State, replanned, state_of
-from geo_ray.observe.events.schema import Event
-from geo_ray.planning.model.timing import Timing
-from geo_ray.planning.model_id import ModelId
-from geo_ray.planning.plan import Plan
-from geo_ray.planning.profile import Profile
-from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.links.table import LinkTable, save_links
+from geo_ray.base.errors import PlanError, PlanInfeasibleError
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import ModelId, Plan
+from geo_ray.planner.profile import Profile
+from geo_ray.planner.timing import Timing
+from geo_ray.runs.plan_inputs import evaluations_s
+from geo_ray.runs.planning import Sources, inputs_of, make_plan
+from geo_ray.runs.replanning import State, replanned, state_of
+from geo_ray.telemetry.events import Event
+from geo_ray.transport.links import LinkRecord, LinkTable, save_links
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
 SETS = ("task.options={size: 0.1M}", "plan.deadline_h=100")

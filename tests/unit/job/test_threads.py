@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.job.build import use_cpus
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.build import use_cpus
 
 LOCAL, EXISTING = {"kind": "local"}, {"kind": "existing"}
 EMULATED = {"step_s": 0.1}

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.lab.acceptance import FEW, LinkTimes, RelayTimes, judge
-from geo_ray.lab.relay.stats import CapStats, LabStats, LinkStats
+from geo_ray.lab.stats import FEW, CapStats, LabStats, LinkStats, LinkTimes, RelayTimes, judge
 
 IN_TIME = LinkTimes(0.1, 1000, 0, 0.0, 1000, 0, 0.25)
 

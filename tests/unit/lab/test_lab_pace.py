@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.lab.relay.pace import LEAST_PAUSE_S, RoundPace
+from geo_ray.lab.relay import LEAST_PAUSE_S, RoundPace
 
 QUANTUM_S = 0.0005
 

@@ -11,16 +11,19 @@ from random import Random
 
 import pytest
 
-from geo_ray.lab.relay import stolen
-from geo_ray.lab.relay.chance import Jitter, Loss
-from geo_ray.lab.relay.control import Control
-from geo_ray.lab.relay.flows import flow_key
-from geo_ray.lab.relay.link import Link
-from geo_ray.lab.relay.mesh import Mesh, Station
-from geo_ray.lab.relay.plan import ipv4_of, ipv6_of, prefixes_of
-from geo_ray.lab.relay.schedule import TraceSchedule
-from geo_ray.lab.relay.shapes import MIN_QUEUE_BYTES, CapShape, LinkShape
-from geo_ray.lab.relay.traces import Trace
+from geo_ray.lab import relay
+from geo_ray.lab.link import Jitter, Link, Loss, flow_key
+from geo_ray.lab.mesh import Mesh, Station
+from geo_ray.lab.plan import (
+    MIN_QUEUE_BYTES,
+    CapShape,
+    LinkShape,
+    Trace,
+    ipv4_of,
+    ipv6_of,
+    prefixes_of,
+)
+from geo_ray.lab.relay import Control, TraceSchedule
 
 # ------------------------------------------------------------------ chance
 
@@ -337,19 +340,19 @@ def test_stolen_time_is_that_of_the_wanted_cores() -> None:
         "cpu  10 0 0 0 0 0 0 60 0 0\ncpu0 1 2 3 4 5 6 7 10 9 10\ncpu1 0 0 0 0 0 0 0 20 0 0\n"
         "cpu10 0 0 0 0 0 0 0 30 0 0\nintr 5 5 5 5 5 5 5 5 5\n"
     )
-    assert stolen.stolen_ticks(text, {0, 1}) == 30
-    assert stolen.stolen_ticks(text, {10}) == 30
-    assert stolen.stolen_ticks("cpu0 1 2 3 4\n", {0}) == 0  # a kernel without the column
+    assert relay.stolen_ticks(text, {0, 1}) == 30
+    assert relay.stolen_ticks(text, {10}) == 30
+    assert relay.stolen_ticks("cpu0 1 2 3 4\n", {0}) == 0  # a kernel without the column
 
 
 def test_the_kernels_own_sum_of_stolen_time_is_that_of_its_cores() -> None:
     text = Path("/proc/stat").read_text()
     cores = [int(line.split()[0][3:]) for line in text.splitlines() if re.match(r"cpu\d", line)]
     total = int(text.splitlines()[0].split()[8])
-    assert abs(stolen.stolen_ticks(text, cores) - total) <= len(cores)  # each is rounded
+    assert abs(relay.stolen_ticks(text, cores) - total) <= len(cores)  # each is rounded
 
 
 def test_the_run_queue_is_the_second_number() -> None:
-    assert stolen.run_queue_ns("703089 1368383 2\n") == 1368383
+    assert relay.run_queue_ns("703089 1368383 2\n") == 1368383
     with pytest.raises(ValueError, match="unpack"):
-        stolen.run_queue_ns("0")
+        relay.run_queue_ns("0")

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.config.load import load_text
-from geo_ray.errors import ConfigError
-from geo_ray.lab.compile import compile_plan
-from geo_ray.lab.presets import load_topology, preset_names
-from geo_ray.lab.relay.plan import from_json, to_json
-from geo_ray.lab.topology import Topology
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.load import load_text
+from geo_ray.lab.plan import from_json, to_json
+from geo_ray.lab.topology import Topology, compile_plan, load_topology, preset_names
 
 
 def topology(text: str) -> Topology:

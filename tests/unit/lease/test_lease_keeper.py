@@ -16,25 +16,32 @@ import pytest
 import torch
 from s3_support import new_prefix, s3_server, set_credentials
 
-from geo_ray.checkpoint.manifest import CheckpointManifest
-from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.errors import LeaseLostError, RunDirectoryError, RunHeldError
-from geo_ray.lease.driving import driving, seeker_of
-from geo_ray.lease.keeper import LeaseKeeper
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.process import has_ended, this_process
-from geo_ray.lease.record import LEASE_KEY, LeaseRecord, decode_record, encode_record
-from geo_ray.lease.seek import LeaseSeeker
-from geo_ray.observe.events.log import EventLog, detach, read_events
+from geo_ray.base.errors import LeaseLostError, RunDirectoryError, RunHeldError
+from geo_ray.runs.lease import (
+    LEASE_KEY,
+    LeaseKeeper,
+    LeaseRecord,
+    LeaseSeeker,
+    decode_record,
+    driving,
+    encode_record,
+    has_ended,
+    seeker_of,
+    this_process,
+)
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.conditional_store import LocalConditionalStore
+from geo_ray.storage.manifest import CheckpointManifest
+from geo_ray.storage.parts import write_part
+from geo_ray.storage.places import CheckpointPlaces
+from geo_ray.telemetry.event_log import EventLog, detach, read_events
 
 SHORT_S = 1.0
 DRIVER = """
 import sys, time
 from pathlib import Path
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.seek import LeaseSeeker
+from geo_ray.storage.conditional_store import LocalConditionalStore
+from geo_ray.runs.lease import LeaseSeeker
 store = LocalConditionalStore(Path(sys.argv[1]))
 keeper = LeaseSeeker(store, "run", lambda text: None, lives_s=float(sys.argv[2])).take()
 print(keeper.epoch, flush=True)

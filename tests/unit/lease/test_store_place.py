@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import StoreError
-from geo_ray.lease.place import StorePlace
+from geo_ray.base.errors import StoreError
+from geo_ray.storage.conditional_store import StorePlace
 
 REGION = "?region=us-east-1"
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from geo_ray.cli.observe.dashboards import dashboards as command
-from geo_ray.observe.metrics.metrics import METRICS
+from geo_ray.cli.dashboards import dashboards as command
+from geo_ray.telemetry.metrics import METRICS
 
 PROMTOOL = shutil.which("promtool")
 LABELS = {

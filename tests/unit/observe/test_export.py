@@ -17,16 +17,13 @@ from tensorboard_support import tensorboard_values
 
 import geo_ray
 from benchmarks.observe.made_run import MadeRun, made_run
-from geo_ray.cli.observe.events import events as command
-from geo_ray.config.load import load_text
-from geo_ray.errors import ConfigError, RunDirectoryError
-from geo_ray.observe.events.log import read_events
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.export.config import ObserveConfig
-from geo_ray.observe.export.exporter import ExportOrder
-from geo_ray.observe.export.open import check_exports, exporting
-from geo_ray.observe.export.pump import ExportPump
-from geo_ray.observe.export.scalars import ScalarFold
+from geo_ray.base.errors import ConfigError, RunDirectoryError
+from geo_ray.base.load import load_text
+from geo_ray.cli.events import events as command
+from geo_ray.telemetry.event_log import read_events
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.export.base import ExportOrder, ObserveConfig, ScalarFold
+from geo_ray.telemetry.export.exporters import ExportPump, check_exports, exporting
 
 
 class Kept:
@@ -126,7 +123,9 @@ def test_an_error_that_ends_the_run_is_told_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept()
-    monkeypatch.setattr("geo_ray.observe.export.open.open_exporters", lambda *_: {"kept": kept})
+    monkeypatch.setattr(
+        "geo_ray.telemetry.export.exporters.open_exporters", lambda *_: {"kept": kept}
+    )
     order = ExportOrder(tmp_path, tmp_path, time.time())
     with pytest.raises(RunDirectoryError), exporting((), order) as pump:
         pump.feed(EVENTS[0])
@@ -140,7 +139,7 @@ def test_a_package_that_is_missing_is_told_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # as Python does for what cannot be imported
-    monkeypatch.delitem(sys.modules, "geo_ray.observe.export.wandb", raising=False)
+    monkeypatch.delitem(sys.modules, "geo_ray.telemetry.export.wandb", raising=False)
     config = load_text("export: [{kind: wandb}]", [], ObserveConfig, "x")
     with pytest.raises(ConfigError, match="wandb needs a package"):
         check_exports(config.export)

@@ -21,8 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 import geo_ray
 from benchmarks.observe.made_run import MadeRun, made_run
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.export.spans import SpanFold, SpanRecord
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.export.spans import SpanFold, SpanRecord
 
 
 def spans_of(found: list[Event]) -> list[SpanRecord]:

@@ -10,9 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
-from geo_ray.clock import VirtualClock
-from geo_ray.observe.fitted_table import FittedTable
-from geo_ray.observe.progress import Progress
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.tables import FittedTable
+from geo_ray.telemetry.progress import Progress
 
 NUMBERS = ["1,234,567", "89.12", "3:07:09"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import RunDirectoryError
-from geo_ray.lease import local_store
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.observe.events import log as event_log
-from geo_ray.observe.events.log import EventLog, read_events
+from geo_ray.base.errors import RunDirectoryError
+from geo_ray.storage import conditional_store
+from geo_ray.storage.conditional_store import LocalConditionalStore
+from geo_ray.telemetry import event_log
+from geo_ray.telemetry.event_log import EventLog, read_events
 
 
 class Disk:
@@ -89,7 +89,7 @@ def test_a_lease_is_renewed_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.M
     def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(local_store, "write_atomic", full)
+    monkeypatch.setattr(conditional_store, "write_atomic", full)
     assert store.write("lease.json", b'{"renewal": 11}', "of another") is None
     for text in (b'{"renewal": 9}', b'{"renewal": 1234567}'):
         tag = store.write("lease.json", text, tag)

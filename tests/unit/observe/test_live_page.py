@@ -22,15 +22,12 @@ from live_support import until
 
 import geo_ray
 from benchmarks.observe.made_run import MadeRun, eventful, made_run
+from geo_ray.base.errors import GeoRayError, PortInUseError
 from geo_ray.cli.main import root
-from geo_ray.errors import GeoRayError, PortInUseError
-from geo_ray.job.live.reader import LiveReader
-from geo_ray.observe.live.board import Board
-from geo_ray.observe.live.guard import PageGuard
-from geo_ray.observe.live.looking import Looking
-from geo_ray.observe.live.page import SECTIONS, page_sections
-from geo_ray.observe.live.terminal import view_lines
-from geo_ray.observe.picture.view import RunView
+from geo_ray.runs.report import LiveReader
+from geo_ray.telemetry.live.page import SECTIONS, Board, Looking, page_sections, view_lines
+from geo_ray.telemetry.live.server import PageGuard
+from geo_ray.telemetry.view import RunView
 
 
 @pytest.fixture
@@ -314,7 +311,7 @@ def test_a_long_log_is_shown_as_far_as_it_was_read(
 ) -> None:
     eventful(made, 12)
     made.close()
-    monkeypatch.setattr("geo_ray.observe.live.looking._SLICE_EVENTS", 40)
+    monkeypatch.setattr("geo_ray.telemetry.live.page._SLICE_EVENTS", 40)
     board, heads = Board(), []
     changed = threading.Event()
 

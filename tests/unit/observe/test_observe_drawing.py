@@ -5,12 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geo_ray.observe.events.columns import RegionRecord
-from geo_ray.observe.report.axis import linear_axis, log_axis, time_axis
-from geo_ray.observe.report.charts import ALL, Curve, bars_chart, curves_chart, histogram
-from geo_ray.observe.report.series import coverage, smooth, thin
-from geo_ray.observe.report.timeline import lanes, timeline
-from geo_ray.observe.text import bytes_text
+from geo_ray.base.text import bytes_text
+from geo_ray.telemetry.charts import (
+    ALL,
+    Curve,
+    bars_chart,
+    coverage,
+    curves_chart,
+    histogram,
+    linear_axis,
+    log_axis,
+    smooth,
+    thin,
+    time_axis,
+)
+from geo_ray.telemetry.columns import RegionRecord
+from geo_ray.telemetry.timeline import lanes, timeline
 
 
 @pytest.mark.parametrize(

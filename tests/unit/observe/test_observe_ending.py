@@ -13,18 +13,24 @@ import pytest
 from click.testing import CliRunner
 from observe_support import Row, small_run, started, step, write
 
-from geo_ray.cli.report import report
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     GeoRayError,
     InterruptedRunError,
     RegionLostError,
     TaskLoadError,
     WorkerLostError,
 )
-from geo_ray.observe.events.log import EventLog, being_written, follow, read_events
-from geo_ray.observe.metrics.summary import save_summary, summarise
-from geo_ray.observe.report.ending import failure_noted, note_failure
-from geo_ray.observe.report.report import load_record, render_report
+from geo_ray.cli.report import report
+from geo_ray.telemetry.event_log import (
+    EventLog,
+    being_written,
+    failure_noted,
+    follow,
+    note_failure,
+    read_events,
+)
+from geo_ray.telemetry.report import load_record, render_report
+from geo_ray.telemetry.summary import save_summary, summarise
 
 CHECKPOINT: Row = ("checkpoint", 2.0, {"id": 7, "step": 2, "bytes": 9})
 LOST: Row = ("worker_lost", 3.0, {"region": "east", "worker": 1, "cause": "signal 9"})
@@ -32,7 +38,7 @@ REPLACED: Row = ("worker_replaced", 3.5, {"region": "east", "worker": 1, "epoch"
 WRITER = """
 import sys, time
 from pathlib import Path
-from geo_ray.observe.events.log import EventLog
+from geo_ray.telemetry.event_log import EventLog
 with EventLog(Path(sys.argv[1])) as log:
     log.write("stop_requested", 5.0, cause="x")
     print("written", flush=True)

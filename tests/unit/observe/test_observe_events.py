@@ -16,9 +16,9 @@ import pytest
 from observe_support import small_run, started, step, write
 from wan_support import open_files
 
-from geo_ray.errors import InvariantError, RunDirectoryError
-from geo_ray.observe.events.log import EventLog, EventTail, follow, last_time_s, read_events
-from geo_ray.observe.events.schema import EVENT_FIELDS, conform
+from geo_ray.base.errors import InvariantError, RunDirectoryError
+from geo_ray.telemetry.event_log import EventLog, EventTail, follow, last_time_s, read_events
+from geo_ray.telemetry.events import EVENT_FIELDS, conform
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_killed_process_loses_no_written_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     script = (
         "import os, signal, sys, pathlib\n"
-        "from geo_ray.observe.events.log import EventLog\n"
+        "from geo_ray.telemetry.event_log import EventLog\n"
         "log = EventLog(pathlib.Path(sys.argv[1]))\n"
         "for n in range(100): log.write('stop_requested', float(n), cause='x')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

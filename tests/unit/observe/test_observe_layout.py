@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 from observe_support import Row, evaluation, exchange, small_run, started, step, wan, write
 
-from geo_ray.observe.report.axis import linear_axis, log_axis
-from geo_ray.observe.report.charts import ALL, Curve, curves_chart
-from geo_ray.observe.report.plan_page import write_plan_page
-from geo_ray.observe.report.report import render_report
-from geo_ray.observe.report.style import STYLE
-from geo_ray.observe.report.views import AXES
-from geo_ray.observe.text import bytes_text, count_text
+from geo_ray.base.text import bytes_text, count_text
+from geo_ray.telemetry.charts import ALL, AXES, Curve, curves_chart, linear_axis, log_axis
+from geo_ray.telemetry.html_page import STYLE, write_plan_page
+from geo_ray.telemetry.report import render_report
 
 ABOVE_PX, BELOW_PX = 10, 42  # margins of a plot in the style
 LETTER_PX = 7  # about as wide as a digit of 12 px

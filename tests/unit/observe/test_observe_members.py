@@ -6,10 +6,9 @@ from typing import Any
 
 from observe_support import started
 
-from geo_ray.observe.events.columns import record
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.report.members_section import members_section
-from geo_ray.observe.report.presence import RUN, Band, presence_of
+from geo_ray.telemetry.columns import record
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.participation import RUN, Band, members_section, presence_of
 
 
 def event(kind: str, t_s: float, **fields: Any) -> Event:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from observe_support import evaluation, events, exchange, noise, small_run, started, step, wan
 
-from geo_ray.observe.events.schema import EVENT_FIELDS
-from geo_ray.observe.metrics.metrics import METRICS, MetricsState, Reading
-from geo_ray.observe.metrics.summary import Summary
+from geo_ray.telemetry.events import EVENT_FIELDS
+from geo_ray.telemetry.metrics import METRICS, MetricsState, Reading
+from geo_ray.telemetry.summary import Summary
 
 SPECS = {spec.name: spec for spec in METRICS}
 

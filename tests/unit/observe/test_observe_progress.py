@@ -9,9 +9,9 @@ import pytest
 from observe_support import REGIONS, Row, evaluation, events, noise, small_run, started, step, wan
 from rich.console import Console
 
-from geo_ray.clock import VirtualClock
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.progress import Progress
+from geo_ray.base.clock import VirtualClock
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.progress import Progress
 
 JOINED = {"view": 3, "round": 1120, "step": 4480, "bytes": 38_000_000, "took_s": 4.12}
 

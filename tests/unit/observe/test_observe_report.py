@@ -21,13 +21,13 @@ from observe_support import (
     write,
 )
 
+from geo_ray.base.errors import RunDirectoryError
 from geo_ray.cli.report import report
-from geo_ray.errors import RunDirectoryError
-from geo_ray.observe.events.columns import record
-from geo_ray.observe.events.log import read_events
-from geo_ray.observe.metrics.regions import RunNow
-from geo_ray.observe.metrics.summary import save_summary, summarise
-from geo_ray.observe.report.report import render_report, write_report
+from geo_ray.telemetry.columns import record
+from geo_ray.telemetry.event_log import read_events
+from geo_ray.telemetry.report import render_report, write_report
+from geo_ray.telemetry.status import RunNow
+from geo_ray.telemetry.summary import save_summary, summarise
 
 VOID = {"meta", "br", "input", "wbr"}
 

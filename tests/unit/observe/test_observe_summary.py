@@ -20,9 +20,9 @@ from observe_support import (
 )
 from rich.console import Console
 
-from geo_ray.errors import RunDirectoryError
-from geo_ray.observe.metrics.counters import Rate, StepTotals
-from geo_ray.observe.metrics.summary import (
+from geo_ray.base.errors import RunDirectoryError
+from geo_ray.base.text import bytes_text, coarse_text, duration_text, number_text
+from geo_ray.telemetry.summary import (
     Summary,
     Target,
     final_table,
@@ -30,8 +30,7 @@ from geo_ray.observe.metrics.summary import (
     save_summary,
     summarise,
 )
-from geo_ray.observe.metrics.totals import RunTotals
-from geo_ray.observe.text import bytes_text, coarse_text, duration_text, number_text
+from geo_ray.telemetry.totals import Rate, RunTotals, StepTotals
 
 
 def totals(rows: list[Row]) -> RunTotals:

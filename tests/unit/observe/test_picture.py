@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 from observe_support import evaluation, events, exchange, small_run, started, step, wan
 
 from benchmarks.observe.made_run import made_run
-from geo_ray.observe.events.columns import record
-from geo_ray.observe.events.log import read_events
-from geo_ray.observe.metrics.totals import RunTotals
-from geo_ray.observe.picture.bounded_curve import BoundedCurve
-from geo_ray.observe.picture.fold import HistoryFold, map_of, note_text
-from geo_ray.observe.picture.map_section import map_figure, places_of
-from geo_ray.observe.picture.run_map import map_of_record
-from geo_ray.observe.picture.view import MapLink, MapRegion, MapView
-from geo_ray.observe.status.fold import StatusFold
-from geo_ray.observe.status.record import RunStatus, SpentStatus
+from geo_ray.telemetry.columns import record
+from geo_ray.telemetry.event_log import read_events
+from geo_ray.telemetry.run_map import map_figure, map_of_record, places_of
+from geo_ray.telemetry.status import RunStatus, SpentStatus, StatusFold
+from geo_ray.telemetry.totals import RunTotals
+from geo_ray.telemetry.view import (
+    BoundedCurve,
+    HistoryFold,
+    MapLink,
+    MapRegion,
+    MapView,
+    map_of,
+    note_text,
+)
 
 
 def folded(rows: list, fold: HistoryFold | None = None) -> tuple[HistoryFold, RunTotals]:

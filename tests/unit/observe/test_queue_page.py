@@ -9,13 +9,18 @@ from pathlib import Path
 from queue_support import job, sim_queue
 
 import geo_ray
-from geo_ray.job.live.queue_reader import QueueLiveReader, view_of
-from geo_ray.observe.live.page import SECTIONS
-from geo_ray.observe.live.queue_page import MOST_ROWS, queue_sections
-from geo_ray.observe.picture.gantt_figure import MOST_LANES
-from geo_ray.observe.picture.queue_view import QueueBar, QueueLane, QueueView
-from geo_ray.queue.place import QueuePlace
-from geo_ray.queue.report import report_of
+from geo_ray.scheduler.queue.page import (
+    MOST_LANES,
+    MOST_ROWS,
+    QueueBar,
+    QueueLane,
+    QueueView,
+    queue_sections,
+)
+from geo_ray.scheduler.queue.page_reader import QueueLiveReader, view_of
+from geo_ray.scheduler.queue.report import report_of
+from geo_ray.scheduler.queue.state import QueuePlace
+from geo_ray.telemetry.live.page import SECTIONS
 
 NASTY = '<script>alert("x")</script>'
 

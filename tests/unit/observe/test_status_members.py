@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from geo_ray.observe.events.schema import Event, conform
-from geo_ray.observe.status.members import MembersFold
+from geo_ray.telemetry.events import Event, conform
+from geo_ray.telemetry.status import MembersFold
 
 JOINED = {"view": 2, "round": 1, "step": 3, "bytes": 1, "took_s": 1.0}
 

@@ -8,9 +8,9 @@ import pytest
 from overlay_support import KINDS, check_round, model_of, vectors_of
 
 from benchmarks.network_models.overlay_model import Lines, OverlayModel, Pair
-from geo_ray.errors import InvariantError
-from geo_ray.overlay.config import AnyOverlay, TsengineOverlay
-from geo_ray.overlay.messages import Stuck
+from geo_ray.base.errors import InvariantError
+from geo_ray.transport.overlay.config import AnyOverlay, TsengineOverlay
+from geo_ray.transport.overlay.messages import Stuck
 
 STALL_S = 2.0
 SEGMENTS = 24

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.overlay.links import UNKNOWN_MBPS, LinkFlow, Links
+from geo_ray.transport.overlay.links import UNKNOWN_MBPS, LinkFlow, Links
 
 
 def flow(src: int, dst: int, mbps: float, mbit: float = 10.0, *, starved: bool = False) -> LinkFlow:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from geo_ray.errors import FrameError, InvariantError
-from geo_ray.overlay.messages import (
+from geo_ray.base.errors import FrameError, InvariantError
+from geo_ray.transport.overlay.messages import (
     Commit,
     ControlMessage,
     Fetch,
@@ -23,9 +23,9 @@ from geo_ray.overlay.messages import (
     Want,
     Whole,
 )
-from geo_ray.overlay.node import Node
-from geo_ray.overlay.plan import PROBE, RESULT, SUM, Grid, SendOrder
-from geo_ray.overlay.vector import Vector
+from geo_ray.transport.overlay.node import Node
+from geo_ray.transport.overlay.plan import PROBE, RESULT, SUM, Grid, SendOrder
+from geo_ray.transport.overlay.vector import Vector
 
 GRID = Grid(10, 4)
 

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from geo_ray.errors import FrameError
-from geo_ray.overlay.pace import Pace
+from geo_ray.base.errors import FrameError
+from geo_ray.transport.overlay.node import Pace
 
 PART = 1000
 

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from geo_ray.overlay.links import LinkFlow, Links
-from geo_ray.overlay.plan import Tree
-from geo_ray.overlay.policies.chain import best_chain
-from geo_ray.overlay.policies.netstorm import Netstorm
-from geo_ray.overlay.policies.packing import busiest_s, centred, edges_of, pack, share_out
+from geo_ray.transport.overlay.links import LinkFlow, Links
+from geo_ray.transport.overlay.netstorm import (
+    Netstorm,
+    busiest_s,
+    centred,
+    edges_of,
+    pack,
+    share_out,
+)
+from geo_ray.transport.overlay.plan import Tree
+from geo_ray.transport.overlay.tsengine import best_chain
 
 Floats = NDArray[np.float64]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.errors import InvariantError
-from geo_ray.overlay.links import Links
-from geo_ray.overlay.mend import mend
-from geo_ray.overlay.plan import (
+from geo_ray.base.errors import InvariantError
+from geo_ray.transport.overlay.links import Links
+from geo_ray.transport.overlay.plan import (
     RESULT,
     SUM,
     Grid,
@@ -17,10 +16,7 @@ from geo_ray.overlay.plan import (
     full_mask,
     sized_slices,
 )
-from geo_ray.overlay.policies.binary import binary
-from geo_ray.overlay.policies.rack import rack, square_groups
-from geo_ray.overlay.policies.ring import ring
-from geo_ray.overlay.policies.star import star
+from geo_ray.transport.overlay.policy import binary, mend, rack, ring, square_groups, star
 
 
 def depth(tree: Tree, node: int) -> int:

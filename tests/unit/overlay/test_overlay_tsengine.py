@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 from overlay_support import check_round, model_of, vectors_of
 
-from geo_ray.overlay.config import TransferOptions, TsengineOverlay
-from geo_ray.overlay.links import Links
-from geo_ray.overlay.plan import RESULT, SUM, Grid, SendOrder, full_mask
-from geo_ray.overlay.policies.tsengine import Tsengine
+from geo_ray.transport.overlay.config import TransferOptions, TsengineOverlay
+from geo_ray.transport.overlay.links import Links
+from geo_ray.transport.overlay.plan import RESULT, SUM, Grid, SendOrder, full_mask
+from geo_ray.transport.overlay.tsengine import Tsengine
 
 SEGMENTS = 64
 WHOLE = 1

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.errors import FrameError
-from geo_ray.overlay.messages import (
+from geo_ray.base.errors import FrameError
+from geo_ray.transport.overlay.messages import (
+    CONTROL_MESSAGE,
+    PART,
     Commit,
     ControlMessage,
     Fetch,
@@ -20,18 +22,14 @@ from geo_ray.overlay.messages import (
     Stuck,
     Want,
     Whole,
-)
-from geo_ray.overlay.plan import RESULT, SUM, SendOrder
-from geo_ray.overlay.wire import (
-    CONTROL_MESSAGE,
-    PART,
     control_message,
     part_message,
     read_control,
     read_part,
 )
+from geo_ray.transport.overlay.plan import RESULT, SUM, SendOrder
+from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 from geo_ray.transport.wire.message import CONTROL, DATA, Message
-from geo_ray.transport.wire.meta import Meta, decode_meta, encode_meta
 
 WORDS: list[ControlMessage] = [
     Ready(3, {"region": "eu", "seq": 3, "final": False}),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.errors import ConfigError, LinkUnknownError
-from geo_ray.planning.advisor import (
+from geo_ray.base.errors import ConfigError, LinkUnknownError
+from geo_ray.base.load import load_text
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.advisor import (
     Situation,
     advise,
     candidates,
@@ -15,10 +15,9 @@ from geo_ray.planning.advisor import (
     sections,
     transfer_time_s,
 )
-from geo_ray.planning.tradeoffs import LOSS_BY_INTERVAL, loss_of_interval, outer_of
+from geo_ray.planner.loss import LOSS_BY_INTERVAL, loss_of_interval, outer_of
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.links.table import LinkTable
+from geo_ray.transport.links import LinkRecord, LinkTable
 
 
 def links(mbps: float, rtt_s: float, regions=("a", "b", "c")) -> LinkTable:

@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import OtherModelError, ProfileError
-from geo_ray.planning.loss_profile import LossPoint, LossProfile, LossSubject, load_loss_profile
-from geo_ray.planning.loss_table import AssumedLoss, MeasuredLoss, difference, differences
-from geo_ray.planning.model_id import ModelId
-from geo_ray.planning.profile import save_profile
-from geo_ray.planning.tradeoffs import LOSS_BY_CODEC, loss_of_interval
+from geo_ray.base.errors import OtherModelError, ProfileError
+from geo_ray.planner.loss import (
+    LOSS_BY_CODEC,
+    AssumedLoss,
+    LossPoint,
+    LossProfile,
+    LossSubject,
+    MeasuredLoss,
+    difference,
+    differences,
+    load_loss_profile,
+    loss_of_interval,
+)
+from geo_ray.planner.plan import ModelId
+from geo_ray.planner.profile import save_profile
 
 MODEL = ModelId(task="digits", options={"width": 2}, num_params=100)
 SUBJECT = LossSubject(

@@ -10,16 +10,20 @@ import pytest
 from click.testing import CliRunner
 from observe_support import events, exchange, small_run, started, step, wan, write
 
+from geo_ray.base.errors import (
+    CheckpointMissingError,
+    ConfigDriftError,
+    PlanError,
+    RunDirectoryError,
+)
 from geo_ray.cli.main import root
-from geo_ray.errors import CheckpointMissingError, ConfigDriftError, PlanError, RunDirectoryError
-from geo_ray.job import rundir
-from geo_ray.job.follow_plan import emulation_of
-from geo_ray.observe.metrics.cost import Cost, CostRow, cost_line, load_cost, save_cost
-from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.observe.metrics.totals import RunTotals
-from geo_ray.observe.report.report import render_report
-from geo_ray.planning.actual import Spent, held_against
-from geo_ray.planning.plan import Machines, Plan, RegionPlan
+from geo_ray.planner.bill import Spent, held_against
+from geo_ray.planner.plan import Machines, Plan, RegionPlan
+from geo_ray.runs import directory
+from geo_ray.runs.follow_plan import emulation_of
+from geo_ray.telemetry.report import render_report
+from geo_ray.telemetry.summary import Cost, CostRow, cost_line, load_cost, load_summary, save_cost
+from geo_ray.telemetry.totals import RunTotals
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
 SMALL = [
@@ -179,14 +183,14 @@ def test_a_simulation_that_follows_a_plan_ends_with_its_bill(tmp_path, monkeypat
     assert made.exit_code == 0, made.output
     done = CliRunner().invoke(root, ["simulate", *words("--plan", "p.json", "--plain")])
     assert done.exit_code == 0, (done.output, done.exception)
-    run, _ = rundir.reopen(tmp_path / "runs" / "planned")
-    plan = rundir.followed_plan(run)
+    run, _ = directory.reopen(tmp_path / "runs" / "planned")
+    plan = directory.followed_plan(run)
     summary, cost = load_summary(run.path), load_cost(run.path)
     assert (
         plan.model_dump_json()
         == Plan.model_validate_json((tmp_path / "p.json").read_bytes()).model_dump_json()
     )
-    kept = json.loads((run.path / rundir.PLAN_FILE).read_text())
+    kept = json.loads((run.path / directory.PLAN_FILE).read_text())
     assert (kept["predicted_seconds"], kept["predicted_usd"]) == (plan.total_s, plan.total_usd)
     found = table(cost)
     assert found["s", "start"] == (90.0, 90.0)
@@ -210,9 +214,9 @@ def test_a_simulation_that_follows_a_plan_ends_with_its_bill(tmp_path, monkeypat
     refused = CliRunner().invoke(root, ["train", str(other), *resume[1:]]).exception
     assert isinstance(refused, ConfigDriftError) and "optimizer.lr" in str(refused)
 
-    (run.path / rundir.FOLLOWED_FILE).write_text("{}")
+    (run.path / directory.FOLLOWED_FILE).write_text("{}")
     with pytest.raises(PlanError, match="policy"):
-        rundir.followed_plan(run)
+        directory.followed_plan(run)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +239,7 @@ def test_a_simulation_takes_as_long_as_its_plan_says(tmp_path, monkeypatch, poli
     assert made.exit_code == 0, made.output
     done = CliRunner().invoke(root, ["simulate", *words(*more, "--plan", "p.json", "--plain")])
     assert done.exit_code == 0, (done.output, done.exception)
-    run, _ = rundir.reopen(tmp_path / "runs" / "planned")
+    run, _ = directory.reopen(tmp_path / "runs" / "planned")
     found = table(load_cost(run.path))
     assert found["s", "between regions"][0] > 0 or policy == "optimal"
     assert found["s", "total"][1] == pytest.approx(found["s", "total"][0], rel=0.03)

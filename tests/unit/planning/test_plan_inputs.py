@@ -11,10 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
-from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ConfigError,
     CurrencyError,
     GeoRayError,
@@ -24,13 +21,16 @@ from geo_ray.errors import (
     PriceBookError,
     PriceUnknownError,
 )
-from geo_ray.job.follow_plan import changes_of
-from geo_ray.job.planning import Sources, make_plan
-from geo_ray.planning.model.bill import Bill
-from geo_ray.planning.plan import Plan, differing_machines, load_plan
-from geo_ray.planning.replan import replan
-from geo_ray.planning.residency import Residency, allowed_averagers
-from geo_ray.planning.search.ways import Limits
+from geo_ray.base.load import load_tree
+from geo_ray.cli.main import root
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.bill import Bill
+from geo_ray.planner.config import Residency, allowed_averagers
+from geo_ray.planner.exchange import Limits
+from geo_ray.planner.plan import Plan, differing_machines, load_plan
+from geo_ray.planner.replan import replan
+from geo_ray.runs.follow_plan import changes_of
+from geo_ray.runs.planning import Sources, make_plan
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
 SMALL = ("task.options={size: 0.1M}",)

@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from geo_ray.base.errors import ConfigError, OtherModelError, PlanInfeasibleError, ProfileError
+from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import ConfigError, OtherModelError, PlanInfeasibleError, ProfileError
-from geo_ray.job.build import parameter_count
-from geo_ray.job.loss.subject import subject_of
-from geo_ray.job.model_id import model_id
-from geo_ray.job.planning import PlannedJob, Sources, make_plan
-from geo_ray.job.replanning import State, replanned
-from geo_ray.planning.loss_profile import LossPoint, LossProfile
-from geo_ray.planning.profile import save_profile
-from geo_ray.tasks.load import load_task
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.loss import LossPoint, LossProfile
+from geo_ray.planner.profile import save_profile
+from geo_ray.runs.build import parameter_count
+from geo_ray.runs.follow_plan import model_id
+from geo_ray.runs.planning import PlannedJob, Sources, make_plan, subject_of
+from geo_ray.runs.replanning import State, replanned
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
 SMALL = ("task.options={size: 0.1M}",)

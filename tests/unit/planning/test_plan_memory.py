@@ -10,17 +10,16 @@ from typing import ClassVar
 import pytest
 
 import geo_ray
-from geo_ray.clouds.instances import Instance
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import PlanInfeasibleError
-from geo_ray.job.build import initial_parameters
-from geo_ray.job.follow_plan import changes_of, emulation_of
-from geo_ray.job.plans.sizes import model_size
-from geo_ray.planning.model.memory import Footprint
-from geo_ray.planning.plan import Plan
-from geo_ray.tasks.bytelm import ByteLM
-from geo_ray.tasks.digits import Digits
+from geo_ray.base.errors import PlanInfeasibleError
+from geo_ray.base.load import load_tree
+from geo_ray.data.tasks.bytelm import ByteLM
+from geo_ray.data.tasks.digits import Digits
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import Plan
+from geo_ray.prices.price_book import Instance
+from geo_ray.runs.build import initial_parameters
+from geo_ray.runs.follow_plan import changes_of, emulation_of
+from geo_ray.runs.plan_inputs import Footprint, model_size
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 LARGE = CONFIGS / "planned_large.yaml"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from geo_ray.planning.model.noise import Noise
+from geo_ray.planner.progress import Noise
 
 
 def noise(grad_sq: float = 2.0, trace: float = 1000.0) -> Noise:

@@ -12,19 +12,15 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from geo_ray.errors import PlanInfeasibleError
-from geo_ray.planning.model.timing import Pattern
-from geo_ray.planning.model.work import JobWork
-from geo_ray.planning.policies.cloudless import cloudless, everything
-from geo_ray.planning.policies.optimal import front, optimal
-from geo_ray.planning.request import Rental, Request, Site
-from geo_ray.planning.search.fleet import Offer, Pick, RegionFleet
-from geo_ray.planning.search.knapsack import Cover, cheapest_cover
-from geo_ray.planning.search.search import Search
-from geo_ray.planning.search.ways import Limits
-from geo_ray.planning.search.whole_rows import CLOSE
-from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.links.table import LinkTable
+from geo_ray.base.errors import PlanInfeasibleError
+from geo_ray.planner.cover import CLOSE, Cover, cheapest_cover
+from geo_ray.planner.exchange import Limits
+from geo_ray.planner.fleet import Offer, Pick, RegionFleet
+from geo_ray.planner.policies import cloudless, everything, front, optimal
+from geo_ray.planner.request import Rental, Request, Site
+from geo_ray.planner.search import Search
+from geo_ray.planner.timing import JobWork, Pattern
+from geo_ray.transport.links import LinkRecord, LinkTable
 
 
 def links(names: list[str], rng: random.Random) -> LinkTable:
@@ -241,7 +237,7 @@ def test_the_fastest_of_machines_with_their_own_networks_are_the_fastest():
 
 
 def test_the_bound_of_the_shortest_step_holds_where_its_search_is_cut_off(monkeypatch):
-    monkeypatch.setattr("geo_ray.planning.search.fleet._MOST_COVERS", 1)
+    monkeypatch.setattr("geo_ray.planner.fleet._MOST_COVERS", 1)
     rng, cut_off = random.Random(1), 0
     for _ in range(60):
         fleet = _unlike_machines(rng)
@@ -260,7 +256,7 @@ def test_the_bound_of_the_shortest_step_holds_where_its_search_is_cut_off(monkey
 @pytest.mark.parametrize("most_covers", [400, 1])
 @pytest.mark.parametrize("objective", ["cost", "time"])
 def test_the_gap_is_true_where_types_have_their_own_networks(objective, most_covers, monkeypatch):
-    monkeypatch.setattr("geo_ray.planning.search.fleet._MOST_COVERS", most_covers)
+    monkeypatch.setattr("geo_ray.planner.fleet._MOST_COVERS", most_covers)
     for seed in range(6):
         request = scenario(
             seed, regions=2, offers=2, cap=2, lost_share=0.02 * (seed % 2), objective=objective

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from geo_ray.clouds.price_book import shipped_book
-from geo_ray.planning.section import no_plan_section
+from geo_ray.planner.config import no_plan_section
+from geo_ray.prices.price_book import shipped_book
 
 
 def places(*regions: str) -> dict[str, str]:

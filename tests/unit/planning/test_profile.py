@@ -7,35 +7,37 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from geo_ray.base.errors import ConfigError, ExtrapolationError, OtherModelError, ProfileError
+from geo_ray.base.load import load_text, load_tree
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text, load_tree
-from geo_ray.errors import ConfigError, ExtrapolationError, OtherModelError, ProfileError
-from geo_ray.job.model_id import model_id
-from geo_ray.job.planning import Sources, make_plan
-from geo_ray.job.profile_grid import Corner, corners, experiment_of, missing
-from geo_ray.job.profile_points import (
-    evaluation_s,
-    exchange_point,
-    first_step_s,
-    step_points,
-)
-from geo_ray.job.profiles import begin, machines_of
-from geo_ray.observe.events.schema import Event
-from geo_ray.planning.model.start_model import fit_start
-from geo_ray.planning.model.step_model import fit_steps
-from geo_ray.planning.model_id import ModelId
-from geo_ray.planning.profile import (
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import ModelId
+from geo_ray.planner.profile import (
     ExchangePoint,
     NoisePoint,
     Profile,
     StartPoint,
     StepPoint,
+    fit_start,
+    fit_steps,
     load_profile,
     save_profile,
 )
-from geo_ray.transport.emulation.link_model import LinkSpec
-from geo_ray.transport.links.table import table_of
+from geo_ray.runs.follow_plan import model_id
+from geo_ray.runs.planning import Sources, begin_profile, machine_types_of, make_plan
+from geo_ray.sweep.profile import (
+    Corner,
+    corners,
+    evaluation_s,
+    exchange_point,
+    experiment_of,
+    first_step_s,
+    missing,
+    step_points,
+)
+from geo_ray.telemetry.events import Event
+from geo_ray.transport.emulation import LinkSpec
+from geo_ray.transport.links import table_of
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
 PLANNED = ("task.options={size: 0.1M}", "plan.startup_s=0")
@@ -207,17 +209,17 @@ def test_events_tell_what_an_exchange_takes_beside_its_bytes():
 def test_profiles_are_kept_and_only_for_the_same_model(tmp_path):
     path = tmp_path / "profiles" / "p.json"
     experiment = load_tree(CONFIG, list(PLANNED), Experiment)
-    fresh = begin(experiment, CONFIG.parent, path, "here")
+    fresh = begin_profile(experiment, CONFIG.parent, path, "here")
     assert fresh.steps == () and fresh.model.num_params > 0
     save_profile(fresh.with_steps([point(1, 4, 0.5)]), path)
     assert load_profile(path).steps == (point(1, 4, 0.5),)
-    assert begin(experiment, CONFIG.parent, path, "here").steps
-    assert not begin(experiment, CONFIG.parent, path, "another machine").steps
+    assert begin_profile(experiment, CONFIG.parent, path, "here").steps
+    assert not begin_profile(experiment, CONFIG.parent, path, "another machine").steps
     other = load_tree(CONFIG, ["task.options={size: 0.1M, context: 32}"], Experiment)
-    assert not begin(other, CONFIG.parent, path, "here").steps
+    assert not begin_profile(other, CONFIG.parent, path, "here").steps
     path.write_text("{}")
     with pytest.raises(ProfileError, match="not valid"):
-        begin(experiment, CONFIG.parent, path, "here")
+        begin_profile(experiment, CONFIG.parent, path, "here")
     with pytest.raises(ProfileError, match="cannot be read"):
         load_profile(tmp_path / "none.json")
 
@@ -236,13 +238,13 @@ def test_a_file_of_the_user_tells_models_apart(tmp_path):
 def test_the_machines_of_regions_have_names():
     experiment = load_tree(CONFIG, list(PLANNED), Experiment)
     with pytest.raises(ConfigError, match=r"'us' could rent g5\.xlarge, g4dn\.xlarge"):
-        machines_of(experiment, ["eu=g5.xlarge", "asia=g4dn.xlarge"])
+        machine_types_of(experiment, ["eu=g5.xlarge", "asia=g4dn.xlarge"])
     with pytest.raises(ConfigError, match="not REGION=TYPE"):
-        machines_of(experiment, ["mars=g5.xlarge"])
-    assert machines_of(trial(), []) == {"eu": "here", "us": "here"}
+        machine_types_of(experiment, ["mars=g5.xlarge"])
+    assert machine_types_of(trial(), []) == {"eu": "here", "us": "here"}
     one = ["plan.regions.us.machines=[{type: x, cap: 1}]", *PLANNED]
     named = load_tree(CONFIG, one, Experiment)
-    assert machines_of(named, ["eu=g5.xlarge", "asia=g4dn.xlarge"])["us"] == "x"
+    assert machine_types_of(named, ["eu=g5.xlarge", "asia=g4dn.xlarge"])["us"] == "x"
 
 
 # ------------------------------------------------------------------ plans
@@ -250,7 +252,7 @@ def test_the_machines_of_regions_have_names():
 
 def profile_file(tmp_path: Path, **changes) -> Path:
     experiment = load_tree(CONFIG, list(PLANNED), Experiment)
-    found = begin(experiment, CONFIG.parent, tmp_path / "none", "here")
+    found = begin_profile(experiment, CONFIG.parent, tmp_path / "none", "here")
     grid = [(k, b) for k in (1, 8) for b in (1, 128)]
     points = [point(k, b, line(k, b), "g5.xlarge", name) for name in REGIONS for k, b in grid]
     overhead = ExchangePoint(codec=None, overhead_s=2.0, up_bytes=1, down_bytes=1, count=9)

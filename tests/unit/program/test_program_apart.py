@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from geo_ray.errors import FrameError, NodeUnshippableError
-from geo_ray.program.apart.shipped import ShippedNode, ship
-from geo_ray.program.apart.table import NodeTable
-from geo_ray.program.graph import Program
-from geo_ray.program.node import NodeGroup, NodeHandle, ProgramNode
-from geo_ray.program.values import pack, unpack
-from geo_ray.util.user_file import import_file
+from geo_ray.base.errors import FrameError, NodeUnshippableError
+from geo_ray.base.user_code import import_file
+from geo_ray.program.graph import NodeGroup, NodeHandle, Program, ProgramNode
+from geo_ray.program.peers import NodeTable
+from geo_ray.program.serialization import ShippedNode, pack, ship, unpack
 from tests import program_support as toys
 
 

@@ -10,15 +10,14 @@ from typing import Final
 
 import pytest
 
-from geo_ray.errors import NodeLostError
-from geo_ray.program.apart.bridge import NodeBridge
-from geo_ray.program.apart.peers import NodePeers
-from geo_ray.program.apart.table import NodeTable
+from geo_ray.base.errors import NodeLostError
+from geo_ray.program.bridge import NodeBridge
+from geo_ray.program.peers import NodePeers, NodeTable
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
-from geo_ray.transport.lan.server import LanConnection, LanServer
+from geo_ray.transport.emulation import LinkModel, LinkSpec
+from geo_ray.transport.lan import LanConnection, LanServer
+from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import EndpointIdentity
-from geo_ray.transport.wire.meta import Meta
 
 HOST: Final = "127.0.0.1"
 KEYS: Final = {"eu": b"e" * 32, "us": b"u" * 32}

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from geo_ray.clouds.price import PriceRecord
-from geo_ray.clouds.price_book import PriceBook
-from geo_ray.errors import PriceUnknownError, ProgramInvalidError
-from geo_ray.program.cost import cost_of
-from geo_ray.program.graph import Program
-from geo_ray.program.node import NodeGroup, ProgramNode
-from geo_ray.program.result import ProgramResult
-from geo_ray.program.traffic import EdgeTraffic
+from geo_ray.base.errors import PriceUnknownError, ProgramInvalidError
+from geo_ray.prices.price import PriceRecord
+from geo_ray.prices.price_book import PriceBook
+from geo_ray.program.calls import EdgeTraffic
+from geo_ray.program.graph import NodeGroup, Program, ProgramNode
+from geo_ray.program.result import ProgramResult, cost_of
 
 A = ProgramNode("a", object)
 B = ProgramNode("b", dict, (A.handle,))

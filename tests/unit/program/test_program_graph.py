@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from geo_ray.errors import InvariantError, ProgramInvalidError, ProgramRegionError
-from geo_ray.program.graph import Program
-from geo_ray.program.node import (
+from geo_ray.base.errors import InvariantError, ProgramInvalidError, ProgramRegionError
+from geo_ray.program.graph import (
     NodeGroup,
     NodeHandle,
     NodeInstance,
     NodeRestarts,
+    Program,
     ProgramNode,
     handles_in,
 )
-from geo_ray.transport.emulation.link_model import LinkSpec
+from geo_ray.transport.emulation import LinkSpec
 
 A, B = ProgramNode("a", object), ProgramNode("b", dict, (NodeHandle("a"),))
 LINK = LinkSpec(rate_mbps=10, delay_s=0.05)

@@ -8,14 +8,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from geo_ray.errors import NodeCallError, NodeFailedError, ProgramInvalidError
-from geo_ray.program.batch import batched_handler
-from geo_ray.program.caller import OutgoingCalls
-from geo_ray.program.clock import RealClock
-from geo_ray.program.host import NodeHost
-from geo_ray.program.surroundings import NodeSurroundings
-from geo_ray.program.traffic import TrafficCounter
-from geo_ray.program.values import pack, unpack
+from geo_ray.base.errors import NodeCallError, NodeFailedError, ProgramInvalidError
+from geo_ray.program.calls import NodeHost, OutgoingCalls, TrafficCounter, batched_handler
+from geo_ray.program.clock import NodeSurroundings, RealClock
+from geo_ray.program.serialization import pack, unpack
 
 
 class UnreadableError(Exception):

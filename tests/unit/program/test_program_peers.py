@@ -7,15 +7,12 @@ from typing import Final
 
 import pytest
 
-from geo_ray.errors import NodeLostError
-from geo_ray.program.apart import peers as peers_module
-from geo_ray.program.apart.node_server import NodeServer
-from geo_ray.program.apart.peers import NodePeers
-from geo_ray.program.apart.shipped import ship
-from geo_ray.program.apart.table import NodeTable
-from geo_ray.program.node import ProgramNode
-from geo_ray.program.values import pack, unpack
-from geo_ray.transport.lan.server import LanServer
+from geo_ray.base.errors import NodeLostError
+from geo_ray.program import peers as peers_module
+from geo_ray.program.graph import ProgramNode
+from geo_ray.program.peers import NodePeers, NodeServer, NodeTable
+from geo_ray.program.serialization import pack, ship, unpack
+from geo_ray.transport.lan import LanServer
 from geo_ray.transport.wire.sockets import Address
 from tests import program_support as toys
 

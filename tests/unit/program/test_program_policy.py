@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from geo_ray.program.graph import Program
-from geo_ray.program.node import NodeGroup, NodeHandle, NodeRestarts, ProgramNode
-from geo_ray.program.policy import ProgramPolicy
+from geo_ray.program.graph import NodeGroup, NodeHandle, NodeRestarts, Program, ProgramNode
+from geo_ray.program.run import ProgramPolicy
 
 
 def chain() -> ProgramPolicy:

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from geo_ray.errors import NodeEndedError, NodeFailedError, ProgramError
-from geo_ray.program.clock import NodeStopped, RealClock
-from geo_ray.program.node import ProgramNode
+from geo_ray.base.errors import NodeEndedError, NodeFailedError, ProgramError
+from geo_ray.program.clock import NodeStopped, RealClock, here
+from geo_ray.program.graph import ProgramNode
 from geo_ray.program.run import On, run_program
-from geo_ray.program.surroundings import here
 from tests import program_support as toys
 
 KEPT: list[Any] = []

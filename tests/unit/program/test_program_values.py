@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from geo_ray.errors import FrameError, ValueUnshippableError
-from geo_ray.program.node import NodeHandle
-from geo_ray.program.values import pack, unpack
+from geo_ray.base.errors import FrameError, ValueUnshippableError
+from geo_ray.program.graph import NodeHandle
+from geo_ray.program.serialization import pack, unpack
 
 
 @pytest.mark.parametrize(

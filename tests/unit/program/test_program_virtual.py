@@ -7,22 +7,17 @@ from typing import Any
 
 import pytest
 
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     DeadlineExceededError,
     NodeFailedError,
     ProgramError,
     ProgramStalledError,
 )
-from geo_ray.program.batch import batched_handler
-from geo_ray.program.caller import gathered
-from geo_ray.program.clock import NodeStopped
-from geo_ray.program.graph import Program
-from geo_ray.program.node import NodeGroup, NodeRestarts, ProgramNode
+from geo_ray.program.calls import FRAME_BYTES, batched_handler, gathered
+from geo_ray.program.clock import NodeStopped, VirtualThreads, here
+from geo_ray.program.graph import NodeGroup, NodeRestarts, Program, ProgramNode
 from geo_ray.program.run import run_program
-from geo_ray.program.surroundings import here
-from geo_ray.program.traffic import FRAME_BYTES
-from geo_ray.program.virtual_clock import VirtualThreads
-from geo_ray.transport.emulation.link_model import LinkSpec
+from geo_ray.transport.emulation import LinkSpec
 from tests import program_support as toys
 
 

@@ -12,19 +12,28 @@ from typing import Any
 
 import pytest
 
-from geo_ray.errors import ProviderRefusedError, ProviderUnreachableError
-from geo_ray.providers.aws.config import AwsPlaceConfig, AwsProviderConfig
-from geo_ray.providers.base import (
+from geo_ray.base.errors import ProviderRefusedError, ProviderUnreachableError
+from geo_ray.cloud.boot_script import boot_script
+from geo_ray.cloud.provider import (
+    HEAD_ROLE,
+    ROLE_LABEL,
     LaunchRequest,
     MachineProvider,
     MachineState,
+    MachineTags,
     Market,
     Pool,
     Shortage,
+    read_tags,
+    tags_of,
 )
-from geo_ray.providers.tags import MachineTags, read_tags, tags_of
-from geo_ray.providers.tencent.config import TencentPlaceConfig
-from geo_ray.providers.user_data import HEAD_ROLE, ROLE_LABEL, HeadBoot, NodeJoin, boot_script
+from geo_ray.experiment.provider import (
+    AwsPlaceConfig,
+    AwsProviderConfig,
+    HeadBoot,
+    NodeJoin,
+    TencentPlaceConfig,
+)
 from tests.cloud_servers import as_caller, shows_no_secret
 from tests.provider_support import CLUSTER, JOIN, CloudBench, aws_bench, tencent_bench
 
@@ -60,7 +69,7 @@ def test_aws_machines_are_encrypted_tagged_and_end_at_shutdown(aws: CloudBench) 
 
 
 def test_a_place_says_network_role_and_key(tmp_path: Path) -> None:
-    from geo_ray.providers.aws.provider import _run_instances
+    from geo_ray.cloud.aws import _run_instances
 
     place = AwsPlaceConfig(
         image_id="ami-1",
@@ -89,8 +98,8 @@ def test_a_place_says_network_role_and_key(tmp_path: Path) -> None:
     ],
 )
 def test_the_head_has_a_role_of_its_own(role: str, head_profile: str | None, gets: str) -> None:
-    from geo_ray.providers.aws import provider as of_aws
-    from geo_ray.providers.tencent import provider as of_tencent
+    from geo_ray.cloud import aws as of_aws
+    from geo_ray.cloud import tencent as of_tencent
 
     pool = Pool("us-east-1", None, "m5.large", Market.ON_DEMAND)
     wanted = replace(request("r", pool), labels={"geo-ray/role": role})
@@ -230,8 +239,8 @@ STUBS = {
     "chown": 'echo "chown $@" >> "$LOG"',
     "python": """
 case "$2" in
-  geo_ray.providers.notices) echo i-0123 ;;
-  geo_ray.providers.secrets) echo "value of ${@: -1}" ;;
+  geo_ray.cloud.notices) echo i-0123 ;;
+  geo_ray.cloud.secrets) echo "value of ${@: -1}" ;;
   *) exit 9 ;;
 esac""",
 }
@@ -265,7 +274,7 @@ def test_the_script_joins_the_cluster_when_a_shell_runs_it(cloud: str, tmp_path:
     assert "start --block --address=10.0.0.2:6379" in node
     labels = "geo-ray/role=worker,ray.io/availability-region=us,geo-ray/machine=i-0123"
     assert f"--labels={labels} " in node
-    assert f"geo_ray.providers.agent --cloud {cloud} --machine i-0123" in agent
+    assert f"geo_ray.cloud.agent --cloud {cloud} --machine i-0123" in agent
     told = dict(
         line.split("=", 1) for line in (tmp_path / "run/environment").read_text().splitlines()
     )

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import ProviderRefusedError
-from geo_ray.providers.base import LaunchRequest, MachineState
-from geo_ray.providers.local.catalog import read_catalog, write_catalog
-from geo_ray.providers.local.provider import LocalProvider
+from geo_ray.base.errors import ProviderRefusedError
+from geo_ray.cloud.local import LocalProvider, read_catalog, write_catalog
+from geo_ray.cloud.provider import LaunchRequest, MachineState
 from tests.provider_support import CLUSTER, CloudBench, Sleeper, local_bench
 
 LONGEST_S = 300.0
@@ -164,8 +163,8 @@ def test_many_ask_the_same_at_once(bench: CloudBench, root: Path) -> None:
 def test_a_machine_outlives_the_process_that_launched_it(bench: CloudBench, root: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from geo_ray.providers.base import LaunchRequest, Pool, Market\n"
-        "from geo_ray.providers.local.provider import LocalProvider\n"
+        "from geo_ray.cloud.provider import LaunchRequest, Pool, Market\n"
+        "from geo_ray.cloud.local import LocalProvider\n"
         "from tests.provider_support import Sleeper, pool\n"
         "LocalProvider(Path(sys.argv[1]), Sleeper()).launch("
         f"LaunchRequest('gone', '{CLUSTER}', pool(), 1))"

@@ -13,14 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.clouds.tencent.role import role_credentials
-from geo_ray.errors import CloudError, GeoRayError, ProviderRefusedError, ProviderUnreachableError
-from geo_ray.providers.agent import NoticeAgent
-from geo_ray.providers.notices.aws import AwsNotices
-from geo_ray.providers.notices.base import MachineNotice, NoticeKind
-from geo_ray.providers.notices.local import FileNotices
-from geo_ray.providers.notices.open import open_notices
-from geo_ray.providers.notices.tencent import TencentNotices
+from geo_ray.base.errors import (
+    CloudError,
+    GeoRayError,
+    ProviderRefusedError,
+    ProviderUnreachableError,
+)
+from geo_ray.cloud.agent import NoticeAgent
+from geo_ray.cloud.notices import (
+    AwsNotices,
+    FileNotices,
+    MachineNotice,
+    NoticeKind,
+    TencentNotices,
+    open_notices,
+)
+from geo_ray.prices.tencent import role_credentials
 
 GOES = NoticeKind.TAKEN_BACK
 
@@ -171,7 +179,7 @@ def test_the_local_cloud_has_a_file(tmp_path: Path) -> None:
 
 
 def test_a_shell_may_ask(imds: MetadataServer) -> None:
-    asked = [sys.executable, "-m", "geo_ray.providers.notices", "--cloud", "aws"]
+    asked = [sys.executable, "-m", "geo_ray.cloud.notices", "--cloud", "aws"]
     asked += ["--url", imds.url]
     done = subprocess.run([*asked, "--machine-id"], capture_output=True, text=True, check=True)
     assert done.stdout == "i-0abc\n"
@@ -257,7 +265,7 @@ def test_a_risk_drains_only_who_wants_it(also_risk: bool) -> None:
 
 def test_the_agent_is_small_until_it_hears_something() -> None:
     code = (
-        "import sys; import geo_ray.providers.agent as a\n"
+        "import sys; import geo_ray.cloud.agent as a\n"
         "assert not {'ray', 'torch', 'numpy', 'pyarrow'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True).returncode == 0

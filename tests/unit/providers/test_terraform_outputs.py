@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from geo_ray.base.errors import TerraformOutputsError
+from geo_ray.base.load import load_tree
+from geo_ray.base.yaml import parse_yaml
 from geo_ray.cli.main import root
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.config.yaml_text import parse_yaml
-from geo_ray.errors import TerraformOutputsError
-from geo_ray.planning.plan import load_plan
-from geo_ray.providers.terraform.configs import aws_config, tencent_config
-from geo_ray.providers.terraform.read import read_stack
+from geo_ray.cloud.terraform import aws_config, read_stack, tencent_config
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import load_plan
 
 ROOT = Path(__file__).parents[3]
 MACHINES = [{"type": "g5.xlarge", "cap": 4, "markets": ["on_demand", "spot"]}]

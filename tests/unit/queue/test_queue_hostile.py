@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from queue_support import TOKENS, job, queue_config, sim_queue
 
-from geo_ray.errors import ConfigError, QueueRequestError
-from geo_ray.queue import inbox
-from geo_ray.queue.actions import Action, Submit
-from geo_ray.queue.job_spec import CancelRequest
-from geo_ray.runtime.queue.job_server import JobCode
+from geo_ray.base.errors import ConfigError, QueueRequestError
+from geo_ray.scheduler.queue import inbox
+from geo_ray.scheduler.queue.job_server import JobCode
+from geo_ray.scheduler.queue.job_spec import CancelRequest
+from geo_ray.scheduler.queue.loop import Action, Submit
 
 
 def refused(tmp_path: Path, request: Any, **changes: Any) -> tuple[str | None, str]:

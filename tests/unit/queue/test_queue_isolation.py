@@ -14,27 +14,27 @@ from queue_support import SimQueue, job, queue_config, sim_queue
 from ray.dashboard.modules.job.pydantic_models import JobDetails, JobType
 from ray.job_submission import JobStatus
 
-from geo_ray.errors import (
-    ClusterError,
-    InvariantError,
-    QueueRequestError,
-    RunDirectoryError,
+from geo_ray.base.errors import ClusterError, InvariantError, QueueRequestError, RunDirectoryError
+from geo_ray.runs import directory, requests
+from geo_ray.runs.status import StatusReader
+from geo_ray.scheduler.policies.fifo import FifoPolicy
+from geo_ray.scheduler.policy import SlotDecision, SlotView
+from geo_ray.scheduler.queue.job_config import run_of
+from geo_ray.scheduler.queue.job_server import JobCode, QueueJobServer, SubmissionTold, told_of
+from geo_ray.scheduler.queue.journal import QueueJournal
+from geo_ray.scheduler.queue.loop import (
+    Action,
+    AskStop,
+    QueueLoop,
+    Submit,
+    is_submission_of,
+    submission_name,
 )
-from geo_ray.job import rundir
-from geo_ray.job.queued.tree import run_of
-from geo_ray.job.status import StatusReader
-from geo_ray.observe.events.schema import conform
-from geo_ray.queue.actions import Action, AskStop, Submit, is_submission_of, submission_name
-from geo_ray.queue.journal import QueueJournal
-from geo_ray.queue.loop import QueueLoop
-from geo_ray.queue.model import cluster_of
-from geo_ray.queue.report import report_of
-from geo_ray.queue.state import job_id, state_of
-from geo_ray.runtime.control import stop_requests
-from geo_ray.runtime.queue.job_server import JobCode, QueueJobServer, SubmissionTold, told_of
-from geo_ray.runtime.queue.world import RayQueueWorld
-from geo_ray.scheduling.policies.base import SlotDecision, SlotView
-from geo_ray.scheduling.policies.fifo import FifoPolicy
+from geo_ray.scheduler.queue.model import cluster_of
+from geo_ray.scheduler.queue.report import report_of
+from geo_ray.scheduler.queue.state import job_id, state_of
+from geo_ray.scheduler.queue.world import RayQueueWorld
+from geo_ray.telemetry.events import conform
 from tests.job_support import experiment
 
 
@@ -56,7 +56,7 @@ class FakeServer(QueueJobServer):
 
 def world_of(queue: SimQueue, monkeypatch: pytest.MonkeyPatch) -> tuple[RayQueueWorld, FakeServer]:
     room = dict.fromkeys(queue.config.regions, (0.0, 8.0))
-    monkeypatch.setattr("geo_ray.runtime.queue.world.room_of", lambda _: room)
+    monkeypatch.setattr("geo_ray.scheduler.queue.world.room_of", lambda _: room)
     server = FakeServer()
     return RayQueueWorld(queue.config, server), server
 
@@ -66,7 +66,7 @@ def made_run(place: str) -> Path:
     path = Path(place)
     plain = experiment()
     run = plain.run.model_copy(update={"dir": str(path.parent), "again": "resume"})
-    return rundir.create(
+    return directory.create(
         plain.model_copy(update={"name": path.name, "run": run}), path.parent, exact=True
     ).path
 
@@ -88,8 +88,8 @@ def test_a_job_is_stopped_in_its_own_run_alone(
         assert runs[name].name == each.id
     world.see(queue.state, 1.0)
     world.act(AskStop("bert"))
-    assert stop_requests.take(runs["bert"])
-    assert not stop_requests.take(runs["bert-2"])
+    assert requests.take_stop_request(runs["bert"])
+    assert not requests.take_stop_request(runs["bert-2"])
 
 
 def test_ids_depend_on_the_queue_and_not_on_what_a_tenant_says(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def hostile_run(
 def test_a_run_directory_that_cannot_be_read_in_time_holds_no_other_job_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geo_ray.runtime.queue.queued_run.LOOK_S", 0.05)
+    monkeypatch.setattr("geo_ray.scheduler.queue.world.LOOK_S", 0.05)
     queue, server, run = hostile_run(tmp_path, monkeypatch)
     os.mkfifo(run / "events.jsonl")  # to open it waits for somebody who writes
     queue.submit("blue", job("victim", ("eu",)))
@@ -322,7 +322,7 @@ def test_a_run_directory_that_cannot_be_read_in_time_holds_no_other_job_up(
     assert "still owes the answer" in told[1][0]
     evil = queue.state.jobs["evil"]
     server.there[submission_name("q", evil.id, 1)] = SubmissionTold(True, False, "TASK", "no")
-    monkeypatch.setattr("geo_ray.runtime.queue.queued_run._READ_S", 0.0)
+    monkeypatch.setattr("geo_ray.scheduler.queue.world._READ_S", 0.0)
     queue.loop.tick(14.0)
     assert evil.attempt is None, "what its submission says of its end is enough"
     with (run / "events.jsonl").open("wb"):
@@ -346,7 +346,7 @@ def test_a_plan_of_any_size_is_refused(tmp_path: Path) -> None:
     for data in (b"[" * 100_000, b" " * 2_000_000 + b"{}", b"[]", b"\xff"):
         (run / "plan.json").write_bytes(data)
         with pytest.raises(RunDirectoryError, match="no run directory"):
-            rundir.look(run)
+            directory.look(run)
 
 
 def test_half_a_surrogate_pair_in_a_message_keeps_no_job_from_its_end(

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from queue_support import SLOT_S, TOKENS, SimQueue, job, sim_queue
 
-from geo_ray.errors import LeaseLostError
-from geo_ray.queue.actions import AskMachines, AskStop, ChangeMember, Submit, target_of
-from geo_ray.queue.job_spec import WorthChange
-from geo_ray.queue.journal import QueueJournal
-from geo_ray.queue.report import report_of, utility_of_end
-from geo_ray.queue.state import state_of
-from geo_ray.queue.tokens import key_of
+from geo_ray.base.errors import LeaseLostError
+from geo_ray.scheduler.queue.inbox import key_of
+from geo_ray.scheduler.queue.job_spec import WorthChange
+from geo_ray.scheduler.queue.journal import QueueJournal
+from geo_ray.scheduler.queue.loop import AskMachines, AskStop, ChangeMember, Submit, target_of
+from geo_ray.scheduler.queue.report import report_of, utility_of_end
+from geo_ray.scheduler.queue.state import state_of
 
 TWO = ("us", "eu")
 
@@ -67,7 +67,7 @@ class CancelAs:
         self.queue = queue
 
     def ask(self, really: str, name: str) -> str:
-        from geo_ray.queue.job_spec import CancelRequest
+        from geo_ray.scheduler.queue.job_spec import CancelRequest
 
         asked = CancelRequest(id="stolen", sent_unix_s=0.0, job=name)
         return self.queue.ask("red", asked, TOKENS[really])
@@ -310,7 +310,7 @@ def test_another_worth_is_told_to_the_policy(tmp_path: Path) -> None:
 
 
 def test_an_era_ends_and_jobs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geo_ray.queue.loop.ERA_SLOTS", 3)
+    monkeypatch.setattr("geo_ray.scheduler.queue.tick.ERA_SLOTS", 3)
     for policy in ("fifo", "pd_ors"):
         queue = sim_queue(tmp_path / policy, policy=policy)
         (tmp_path / policy).mkdir()

@@ -9,9 +9,7 @@ import pytest
 from queue_support import TOKENS, SimQueue, job, queue_config, sim_queue
 from s3_support import new_prefix, s3_server, set_credentials
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ConfigError,
     LeaseLostError,
     QueueDeniedError,
@@ -20,15 +18,15 @@ from geo_ray.errors import (
     QueueRequestError,
     RunDirectoryError,
 )
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.store import ConditionalStore, StoredValue
-from geo_ray.queue import inbox
-from geo_ray.queue.config import QueueConfig
-from geo_ray.queue.entries import EraEntry, TakenEntry
-from geo_ray.queue.job_spec import CancelRequest, SubmitRequest
-from geo_ray.queue.journal import QueueJournal, piece_key
-from geo_ray.queue.place import QueuePlace
-from geo_ray.queue.tokens import is_signed, key_of, new_token, sign
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.scheduler.queue import inbox
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.inbox import is_signed, key_of, new_token, sign
+from geo_ray.scheduler.queue.job_spec import CancelRequest, SubmitRequest
+from geo_ray.scheduler.queue.journal import EraEntry, QueueJournal, TakenEntry, piece_key
+from geo_ray.scheduler.queue.state import QueuePlace
+from geo_ray.storage.conditional_store import ConditionalStore, LocalConditionalStore, StoredValue
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -195,7 +193,7 @@ def test_a_queue_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_long_journal_has_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 120)
+    monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 120)
     store = LocalConditionalStore(tmp_path)
     writer, reader = QueueJournal(store), QueueJournal(store)
     for number in range(1, 60):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from queue_support import job, sim_queue
 
-from geo_ray.scheduling.policies.registry import POLICIES
+from geo_ray.scheduler.policies.registry import POLICIES
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "oasis"])

@@ -7,26 +7,26 @@ from pathlib import Path
 import pytest
 from queue_support import SimQueue, job, sim_queue
 
-from geo_ray.errors import LeaseLostError, QueueJournalError, RunDirectoryError
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.store import StoredValue
-from geo_ray.queue import inbox
-from geo_ray.queue.entries import (
+from geo_ray.base.errors import LeaseLostError, QueueJournalError, RunDirectoryError
+from geo_ray.scheduler.queue import inbox
+from geo_ray.scheduler.queue.job_spec import CancelRequest
+from geo_ray.scheduler.queue.journal import (
+    BASE_KEY,
     AnyEntry,
     EndedEntry,
     GoneEntry,
     LeaveEntry,
     OpenedEntry,
+    QueueJournal,
     SeenEntry,
     SlotEntry,
     SnapshotEntry,
     StartEntry,
+    piece_key,
 )
-from geo_ray.queue.job_spec import CancelRequest
-from geo_ray.queue.journal import BASE_KEY, QueueJournal, piece_key
-from geo_ray.queue.place import QueuePlace
-from geo_ray.queue.report import report_of
-from geo_ray.queue.state import QueueState, state_of
+from geo_ray.scheduler.queue.report import report_of
+from geo_ray.scheduler.queue.state import QueuePlace, QueueState, state_of
+from geo_ray.storage.conditional_store import LocalConditionalStore, StoredValue
 from tests.s3_support import new_prefix, s3_server, set_credentials
 
 
@@ -44,9 +44,9 @@ def test_a_year_costs_a_reader_no_more_than_a_month(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slot of four days. Pieces and eras are as small for that as there is little to write."""
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 1000)
-    monkeypatch.setattr("geo_ray.queue.loop.ERA_SLOTS", 30)
-    monkeypatch.setattr("geo_ray.queue.state.KEPT_ENDED", 10)
+    monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 1000)
+    monkeypatch.setattr("geo_ray.scheduler.queue.tick.ERA_SLOTS", 30)
+    monkeypatch.setattr("geo_ray.scheduler.queue.state.KEPT_ENDED", 10)
     slot_s, slots = 4 * 86_400.0, 92
     patience = {"stall_s": 1e9, "overrun": 1e9}
     queue = sim_queue(tmp_path, room=8.0, slot_s=slot_s, patience=patience)
@@ -110,8 +110,8 @@ def test_a_snapshot_is_the_state(tmp_path: Path, policy: str) -> None:
 def test_what_is_forgotten_is_not_heard_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geo_ray.queue.state.KEPT_ENDED", 0)
-    monkeypatch.setattr("geo_ray.queue.state.KEPT_ANSWERS", 1)
+    monkeypatch.setattr("geo_ray.scheduler.queue.state.KEPT_ENDED", 0)
+    monkeypatch.setattr("geo_ray.scheduler.queue.state.KEPT_ANSWERS", 1)
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a"))
     queue.run(2.0)
@@ -166,7 +166,7 @@ class Dies(LocalConditionalStore):
 def test_a_snapshot_that_is_interrupted_anywhere_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 1500)
+    monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 1500)
     for point in range(1, 40):
         root = tmp_path / str(point)
         root.mkdir()
@@ -207,7 +207,7 @@ class NoBase(LocalConditionalStore):
 def test_a_snapshot_that_cannot_be_written_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 300)
+    monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 300)
     queue = sim_queue(tmp_path, policy="pd_ors")
     loop = queue.open()
     loop.store = NoBase(tmp_path)
@@ -225,7 +225,7 @@ def test_a_snapshot_that_cannot_be_written_stops_nothing(
 def test_who_was_overtaken_by_a_snapshot_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 600)
+    monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 600)
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a"))
     queue.run(3.0)

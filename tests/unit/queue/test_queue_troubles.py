@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 from queue_support import TOKENS, SimQueue, job, queue_config, sim_queue
 
-from geo_ray.errors import ClusterError, LeaseLostError, QueueJournalError
-from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.lease.store import ConditionalStore
-from geo_ray.queue import inbox
-from geo_ray.queue.actions import Action, EndSubmission, Submit, target_of
-from geo_ray.queue.entries import EraEntry, OpenedEntry, TakenEntry
-from geo_ray.queue.job_spec import SubmitRequest
-from geo_ray.queue.journal import QueueJournal, piece_key
-from geo_ray.queue.tokens import sign
+from geo_ray.base.errors import ClusterError, LeaseLostError, QueueJournalError
+from geo_ray.scheduler.queue import inbox
+from geo_ray.scheduler.queue.inbox import sign
+from geo_ray.scheduler.queue.job_spec import SubmitRequest
+from geo_ray.scheduler.queue.journal import (
+    EraEntry,
+    OpenedEntry,
+    QueueJournal,
+    TakenEntry,
+    piece_key,
+)
+from geo_ray.scheduler.queue.loop import Action, EndSubmission, Submit, target_of
+from geo_ray.storage.conditional_store import ConditionalStore, LocalConditionalStore
 
 
 def outcomes(queue: SimQueue) -> dict[str, str | None]:
@@ -75,7 +79,7 @@ def test_a_job_that_is_too_large_to_be_written_down_is_refused(
 ) -> None:
     queue = sim_queue(tmp_path)
     queue.tick()
-    monkeypatch.setattr("geo_ray.queue.taking.MOST_JOB_BYTES", 600)
+    monkeypatch.setattr("geo_ray.scheduler.queue.inbox.MOST_JOB_BYTES", 600)
     big = job("big")
     big = big.model_copy(update={"config": big.config | {str(i): i**9 for i in range(200)}})
     asked = queue.submit("red", big)
@@ -290,7 +294,7 @@ def test_who_was_overtaken_does_not_write_on_in_the_next_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A piece is full as the old holder writes, and the new one has written to it since."""
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 2000)
+    monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 2000)
     old, new = (QueueJournal(LocalConditionalStore(tmp_path)) for _ in range(2))
     old.add([entry(1)])
     new.read()
@@ -306,7 +310,7 @@ def test_who_was_overtaken_does_not_write_on_in_the_next_piece(
 def test_who_goes_on_after_a_death_between_two_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 2000)
+    monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 2000)
 
     class Dying:
         def __init__(self) -> None:
@@ -347,7 +351,7 @@ def test_a_reader_misses_nothing_that_is_written_as_it_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest piece gets an entry, and is full, after it was read and before the next is."""
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 2000)
+    monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 2000)
     writer = QueueJournal(LocalConditionalStore(tmp_path))
     writer.add([entry(1)])
 
@@ -367,7 +371,7 @@ def test_a_journal_that_lacks_a_piece_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     """Else all that runs would be taken for strays, and ended."""
-    monkeypatch.setattr("geo_ray.queue.journal._FULL_BYTES", 500)
+    monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 500)
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", seconds=400.0))
     queue.run(60.0)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.runtime.steward.attach_policy import Living, why_anew, why_gone
-from geo_ray.training.membership.view import View
+from geo_ray.runtime.driver.attach import Living, why_anew, why_gone
+from geo_ray.training.membership import View
 
 TRAINS = Living(
     same_configuration=True,

@@ -9,11 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from geo_ray.errors import LinkDownError
-from geo_ray.runtime.actors import bridge_line
-from geo_ray.runtime.actors.bridge_line import BridgeLine
-from geo_ray.transport.lan.client import LanClient
-from geo_ray.transport.lan.server import LanServer
+from geo_ray.base.errors import LinkDownError
+from geo_ray.runtime import bridge_client
+from geo_ray.runtime.bridge_client import BridgeLine
+from geo_ray.transport.lan import LanClient, LanServer
 
 KEY = b"k" * 32
 SIZE_BYTES = 4000
@@ -112,7 +111,7 @@ def test_it_tells_for_how_long_the_bridge_is_out_of_reach(dial: Callable[[], Lan
 def test_a_connection_that_breaks_again_and_again_was_never_mended(
     dial: Callable[[], LanClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge_line, "_DIAL_S", 0.05)
+    monkeypatch.setattr(bridge_client, "_DIAL_S", 0.05)
     line = BridgeLine("eu", dial())
     seen = []
     for _ in range(3):

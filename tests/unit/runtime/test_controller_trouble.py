@@ -17,41 +17,32 @@ import pytest
 import ray
 import torch
 
-from geo_ray.checkpoint.local_folder import directory_of
-from geo_ray.checkpoint.names import AVERAGER_PART, shard_part_name
-from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import GeoRayError, InvariantError, LeaseLostError, RegionLostError
-from geo_ray.job.eval_notes import EvalNotes
-from geo_ray.job.evals import EvalBoard
-from geo_ray.job.recorder import Recorder
-from geo_ray.observe.events.log import EventLog
-from geo_ray.observe.events.schema import Event
-from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.cluster.ray_threads import check_not_closing
-from geo_ray.runtime.control import (
-    actor_group,
-    bridge_watch,
-    checkpoint_watch,
-    controller,
-    worker_watch,
-)
-from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
-from geo_ray.runtime.control.bridge_watch import AWAY_S
-from geo_ray.runtime.control.controller import Controller
-from geo_ray.runtime.control.health import LossHealth
-from geo_ray.runtime.control.link_notes import LinkNotes
-from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb
-from geo_ray.runtime.control.notices import _Told as Heard
-from geo_ray.runtime.control.polls import Polls
-from geo_ray.runtime.control.run_keys import RunKeys
-from geo_ray.runtime.control.saver import Saver
-from geo_ray.runtime.control.worker_watch import WorkerWatch
-from geo_ray.runtime.steward.book import GoneRegions
-from geo_ray.tasks.load import load_task
-from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.membership.view import View
+from geo_ray.base.errors import GeoRayError, InvariantError, LeaseLostError, RegionLostError
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.calls import Polls, check_not_closing
+from geo_ray.ray_cluster.keys import RunKeys
+from geo_ray.runs.evaluation import EvalBoard, EvalNotes
+from geo_ray.runs.recorder import Recorder
+from geo_ray.runs.requests import MemberRequest, Verb
+from geo_ray.runtime import actor_group, checkpoints, controller, process_watch
+from geo_ray.runtime import process_watch as worker_watch
+from geo_ray.runtime.actor_group import ActorGroup, GroupWorker
+from geo_ray.runtime.actor_group import _Told as Heard
+from geo_ray.runtime.checkpoints import Saver
+from geo_ray.runtime.controller import Controller
+from geo_ray.runtime.launcher import GoneRegions
+from geo_ray.runtime.policies import LossHealth
+from geo_ray.runtime.process_watch import AWAY_S, WorkerWatch
+from geo_ray.runtime.replanning import LinkNotes
+from geo_ray.runtime.spec import RunSpec
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.folders import directory_of
+from geo_ray.storage.manifest import AVERAGER_PART, shard_part_name
+from geo_ray.storage.parts import write_part
+from geo_ray.telemetry.event_log import EventLog
+from geo_ray.telemetry.events import Event
+from geo_ray.training.membership import AveragerHome, View
 
 Key = tuple[str, str]
 HOME = "us"  # the last by name, and the last of the configuration
@@ -152,10 +143,10 @@ class Run:
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventLog]:
-    for module in (controller, checkpoint_watch):
+    for module in (controller, checkpoints):
         monkeypatch.setattr(module, "collect", _value)
-    monkeypatch.setattr(checkpoint_watch.ray, "wait", lambda refs, timeout: (refs, []))
-    for module in (actor_group, bridge_watch):
+    monkeypatch.setattr(checkpoints.ray, "wait", lambda refs, timeout: (refs, []))
+    for module in (actor_group, process_watch):
         monkeypatch.setattr(module, "kill", lambda handle: None)
     with EventLog(tmp_path / "events.jsonl") as opened:
         yield opened

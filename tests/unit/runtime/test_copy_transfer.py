@@ -10,12 +10,12 @@ import pytest
 import torch
 from wan_support import Node, running
 
-from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.parts import read_part, write_part
-from geo_ray.checkpoint.spool_folder import SpoolFolder
-from geo_ray.checkpoint.store import verify_part
-from geo_ray.errors import CheckpointCorruptError, LinkDownError
-from geo_ray.runtime.actors.copy_transfer import PIECE_BYTES, CarriedParts, CopyTransfer
+from geo_ray.base.errors import CheckpointCorruptError, LinkDownError
+from geo_ray.runtime.state_transfer import PIECE_BYTES, CarriedParts, CopyTransfer
+from geo_ray.storage.checkpoint import verify_part
+from geo_ray.storage.folders import SpoolFolder
+from geo_ray.storage.manifest import PartInfo
+from geo_ray.storage.parts import read_part, write_part
 from geo_ray.transport.wire.message import Message
 
 TENSORS = {
@@ -96,7 +96,7 @@ def test_who_waits_is_told_that_the_bridge_closes(monkeypatch: pytest.MonkeyPatc
         newcomer.close()
         with pytest.raises(LinkDownError, match="closes"):
             piece.result(10)
-    monkeypatch.setattr("geo_ray.runtime.actors.copy_transfer._SILENT_S", 0.05)
+    monkeypatch.setattr("geo_ray.runtime.state_transfer._SILENT_S", 0.05)
     with pytest.raises(LinkDownError, match="'eu' gave nothing of eu-ps0"):
         newcomer.fetch("eu", "eu-ps0.safetensors", 0, 10)
 

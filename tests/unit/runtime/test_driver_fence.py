@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from geo_ray.errors import LeaseLostError
-from geo_ray.runtime.actors.driver_fence import DriverFence
+from geo_ray.base.errors import LeaseLostError
+from geo_ray.runtime.spec import DriverFence
 
 
 def test_an_earlier_driver_is_refused_once_a_later_one_has_asked() -> None:

@@ -9,12 +9,13 @@ import pytest
 from test_controller_trouble import Run, _Call
 from test_controller_trouble import log as log
 
-from geo_ray.observe.events.log import EventLog
-from geo_ray.runtime.control import hang_watch, worker_watch
-from geo_ray.runtime.control.actor_group import GroupWorker
-from geo_ray.runtime.control.hangs import Hangs
-from geo_ray.runtime.control.worker_watch import WorkerWatch
-from geo_ray.training.server.work_times import READING, Computing
+from geo_ray.runtime import process_watch
+from geo_ray.runtime import process_watch as worker_watch
+from geo_ray.runtime.actor_group import GroupWorker
+from geo_ray.runtime.policies import Hangs
+from geo_ray.runtime.process_watch import WorkerWatch
+from geo_ray.telemetry.event_log import EventLog
+from geo_ray.training.stragglers import READING, Computing
 
 
 @pytest.mark.parametrize(
@@ -66,8 +67,8 @@ def hung(tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> Run:
     def wait(refs: list[Worker], **_: object) -> tuple[list[Worker], list[Worker]]:
         return [ref for ref in refs if ref.answer is not None], []
 
-    monkeypatch.setattr(hang_watch.ray, "wait", wait)
-    monkeypatch.setattr(hang_watch.ray, "get", lambda ref: ref.answer)
+    monkeypatch.setattr(process_watch.ray, "wait", wait)
+    monkeypatch.setattr(process_watch.ray, "get", lambda ref: ref.answer)
     monkeypatch.setattr(worker_watch, "kill", lambda handle: None)
     run.actors.workers["eu", 0] = GroupWorker("eu", 0, 1, Worker(None), ref="work")
     return run

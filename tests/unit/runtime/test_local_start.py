@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.errors import ClusterStartError
-from geo_ray.runtime.cluster import local
-from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.base.errors import ClusterStartError
+from geo_ray.experiment.cluster import LocalClusterConfig
+from geo_ray.ray_cluster import local_cluster
+from geo_ray.ray_cluster.local_cluster import LocalCluster
 
 NODE = """
 import pathlib, sys, time
@@ -34,14 +34,14 @@ def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def command(_flags: object, *, home: Path, **_others: object) -> list[str]:
         return [sys.executable, "-c", NODE, str(home), str(tries)]
 
-    monkeypatch.setattr(local, "node_command", command)
+    monkeypatch.setattr(local_cluster, "node_command", command)
     return tries
 
 
 def test_a_node_that_was_too_slow_costs_another_start(
     tries: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_SLOW_S", 0.0)
+    monkeypatch.setattr(local_cluster, "_SLOW_S", 0.0)
     with LocalCluster(LocalClusterConfig(), ["a"]) as cluster:
         assert cluster.address.endswith(":1234")
         root = cluster.root

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from train_support import experiment_of
 
-from geo_ray.runtime.control.membership.member_policy import MemberPolicy
-from geo_ray.runtime.control.membership.member_requests import (
-    REQUESTS,
+from geo_ray.runs.remote import REQUESTS
+from geo_ray.runs.requests import (
     MemberRequest,
-    ask,
-    forget,
-    take,
+    forget_member_requests,
+    request_member_change,
+    take_member_requests,
 )
+from geo_ray.runtime.member_policies import MemberPolicy
 
 REGIONS: list[dict[str, Any]] = [{"name": "us"}, {"name": "eu"}, {"name": "ap"}]
 
@@ -65,19 +65,19 @@ def test_what_would_come_to_nothing_is_refused_with_the_reason(
 
 
 def test_requests_are_taken_once_in_their_order(tmp_path: Path) -> None:
-    assert take(tmp_path) == []
+    assert take_member_requests(tmp_path) == []
     asked = [MemberRequest(verb="add", region="ap"), MemberRequest(verb="drain", region="eu")]
-    ids = [ask(tmp_path, request) for request in asked]
+    ids = [request_member_change(tmp_path, request) for request in asked]
     (tmp_path / REQUESTS / "0.json").write_text('{"verb": "explode", "region": "eu"}')
     (tmp_path / REQUESTS / "1.json").write_bytes(b"\xff")
-    taken = take(tmp_path)
+    taken = take_member_requests(tmp_path)
     assert [(each.verb, each.region) for each in taken] == [("add", "ap"), ("drain", "eu")]
     assert [each.id for each in taken] == ids and len(set(ids)) == 2
-    assert take(tmp_path) == [] and not list((tmp_path / REQUESTS).iterdir())
+    assert take_member_requests(tmp_path) == [] and not list((tmp_path / REQUESTS).iterdir())
 
 
 def test_what_was_asked_of_a_run_that_is_over_is_forgotten(tmp_path: Path) -> None:
-    forget(tmp_path)
-    ask(tmp_path, MemberRequest(verb="add", region="ap"))
-    forget(tmp_path)
-    assert take(tmp_path) == []
+    forget_member_requests(tmp_path)
+    request_member_change(tmp_path, MemberRequest(verb="add", region="ap"))
+    forget_member_requests(tmp_path)
+    assert take_member_requests(tmp_path) == []

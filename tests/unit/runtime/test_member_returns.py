@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.errors import RegionLostError
-from geo_ray.runtime.control.membership.quorum import Quorum
-from geo_ray.runtime.control.membership.returns import (
-    FIRST_S,
-    LONGEST_S,
-    QUIET_S,
-    Returns,
-)
+from geo_ray.base.errors import RegionLostError
+from geo_ray.runtime.member_policies import FIRST_S, LONGEST_S, QUIET_S, Returns
+from geo_ray.runtime.policies import Quorum
 
 
 def test_the_first_return_is_at_once_and_the_next_ones_wait_twice_as_long() -> None:

@@ -10,13 +10,13 @@ import pytest
 from test_controller_trouble import HOME, Run, _Absent
 from test_controller_trouble import log as log
 
-from geo_ray.errors import RegionLostError
-from geo_ray.observe.events.log import EventLog
-from geo_ray.runtime.actors.parts import Handed
-from geo_ray.runtime.control.membership import newcomers
-from geo_ray.runtime.control.membership.joining import Joining
-from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb
-from geo_ray.training.membership.view import View
+from geo_ray.base.errors import RegionLostError
+from geo_ray.runs.requests import MemberRequest, Verb
+from geo_ray.runtime import joining
+from geo_ray.runtime.joining import Joining
+from geo_ray.telemetry.event_log import EventLog
+from geo_ray.training.checkpoint_parts import Handed
+from geo_ray.training.membership import View
 
 NAMES = ("af", "asia", "eu", HOME)
 
@@ -74,8 +74,8 @@ class Entrance:
         self.refuses = False
         patch.setattr(_Process, "calls", self.run.calls, raising=False)
         patch.setattr(_Process, "made", {}, raising=False)
-        patch.setattr(newcomers, "Joining", _Process)
-        patch.setattr(newcomers, "end_lending", self._end_lending)
+        patch.setattr(joining, "Joining", _Process)
+        patch.setattr(joining, "end_lending", self._end_lending)
         actors.bridges[HOME].answers["change_members"] = self._change
         actors.bridges[HOME].answers["report_dead"] = self._leave
         actors.bridges[HOME].answers["begun"] = self._begun
@@ -191,7 +191,7 @@ def test_what_the_averager_had_no_room_for_is_asked_again(
     entrance.refuses = False
     entrance.look()
     assert "af" not in entrance.view.members
-    monkeypatch.setattr(newcomers, "_ASK_S", 0.0)
+    monkeypatch.setattr(joining, "_ASK_S", 0.0)
     entrance.look()
     assert entrance.view.joining == ("af",)
     entrance.look()
@@ -267,7 +267,7 @@ def test_a_run_that_is_to_end_does_not_wait_for_a_copy_for_ever(
     entrance.run.controller._keep_time()
     entrance.look()
     assert not entrance.of("join_failed"), "it may be there soon"
-    monkeypatch.setattr(newcomers, "_ENDING_S", -1.0)
+    monkeypatch.setattr(joining, "_ENDING_S", -1.0)
     entrance.look()
     assert entrance.of("join_failed") == ["af"] and not entrance.view.joining
 
@@ -275,7 +275,7 @@ def test_a_run_that_is_to_end_does_not_wait_for_a_copy_for_ever(
 def test_who_trains_already_is_a_member_though_the_run_is_to_end(
     entrance: Entrance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newcomers, "_ENDING_S", -1.0)
+    monkeypatch.setattr(joining, "_ENDING_S", -1.0)
     entrance.look(("add", "af"))
     _Process.made["af"].come_up()
     entrance.look()

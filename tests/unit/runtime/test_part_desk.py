@@ -12,11 +12,7 @@ import pytest
 import torch
 from train_support import experiment_of
 
-from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
-from geo_ray.checkpoint.parts import read_part, write_part
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.checkpoint.store import CheckpointStore, verify_part
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     CheckpointCorruptError,
     CheckpointError,
     FrameError,
@@ -24,13 +20,26 @@ from geo_ray.errors import (
     RunDirectoryError,
     TransportError,
 )
-from geo_ray.runtime.actors.spec import Resume, RunSpec
-from geo_ray.runtime.desk import carried_folder
-from geo_ray.runtime.desk.carried_folder import CarriedFolder, CarriedPlaces, DeskEntry, DeskLine
-from geo_ray.runtime.desk.part_desk import DESK_LAN, MODEL, PIECE_BYTES, PartDesk
-from geo_ray.runtime.desk.sight import SIGHT_FILE, show
-from geo_ray.transport.lan.client import LanClient
-from geo_ray.transport.wire.meta import Meta
+from geo_ray.runtime import checkpoint_upload
+from geo_ray.runtime.checkpoint_upload import (
+    DESK_LAN,
+    MODEL,
+    PIECE_BYTES,
+    SIGHT_FILE,
+    CarriedFolder,
+    CarriedPlaces,
+    DeskEntry,
+    DeskLine,
+    PartDesk,
+    write_run_marker,
+)
+from geo_ray.runtime.spec import Resume, RunSpec
+from geo_ray.storage.checkpoint import CheckpointStore, verify_part
+from geo_ray.storage.manifest import CheckpointManifest, PartInfo
+from geo_ray.storage.parts import read_part, write_part
+from geo_ray.storage.places import CheckpointPlaces
+from geo_ray.transport.lan import LanClient
+from geo_ray.transport.wire.fields import Meta
 
 TENSORS = {
     "params": torch.arange(3 * PIECE_BYTES // 4 + 77, dtype=torch.float32),
@@ -51,7 +60,7 @@ class Site:
         self.store = CheckpointStore(self.run / "checkpoints")
         self.desk = PartDesk(self.run / "checkpoints", self.run, "us", lambda: "127.0.0.1")
         self.places = CheckpointPlaces(str(self.run / "checkpoints"))
-        show(self.run, "tiny-1234")
+        write_run_marker(self.run, "tiny-1234")
         self.spec = RunSpec(
             experiment_json=experiment_of(tmp_path).model_dump_json(),
             base_dir=str(tmp_path),
@@ -136,7 +145,7 @@ def test_a_connection_that_is_lost_costs_nothing_but_time(
     site: Site, monkeypatch: pytest.MonkeyPatch, lost: int, answers: bool
 ) -> None:
     """At any request, before the desk has it or after: nothing is written twice."""
-    monkeypatch.setattr(carried_folder, "_WAIT_S", 0.01)
+    monkeypatch.setattr(checkpoint_upload, "_WAIT_S", 0.01)
     requests, request = 0, LanClient.request
 
     def flaky(self: LanClient, meta: Meta, payload: Any = None, **more: Any) -> Any:

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import PlanError
-from geo_ray.job import rundir
-from geo_ray.job.planning import Sources, make_plan
-from geo_ray.job.plans.members import MembersPlan, can_follow, free_of, plan_of_members
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog
-from geo_ray.observe.events.schema import conform
-from geo_ray.runtime.control.membership.plan_watch import HomeNow, PlanWatch
-from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
+from geo_ray.base.errors import PlanError
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.planning import Sources, make_plan
+from geo_ray.runs.replanning import MembersPlan, can_follow, free_of, plan_of_members
+from geo_ray.runtime.replanning import HomeNow, PlanWatch, ReplanPolicy
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog
+from geo_ray.telemetry.events import conform
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
 ALL = ("asia", "eu", "us")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import ray
 
-from geo_ray.errors import LeaseLostError
-from geo_ray.runtime.control.polls import Polls
+from geo_ray.base.errors import LeaseLostError
+from geo_ray.ray_cluster.calls import Polls
 
 LOST_S = 60.0
 

@@ -10,7 +10,7 @@ import ray
 from ray import exceptions
 from ray.core.generated.common_pb2 import ActorDiedErrorContext, RayException
 
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     GeoRayError,
     HeadLostError,
     InvariantError,
@@ -18,9 +18,8 @@ from geo_ray.errors import (
     RegionLostError,
     TaskOutputError,
 )
-from geo_ray.runtime.actors.copy_transfer import answer_of
-from geo_ray.runtime.cluster.ray_failures import KINDS, FailureKind, failure_of
-from geo_ray.runtime.control.calls import collect
+from geo_ray.ray_cluster.calls import KINDS, FailureKind, collect, failure_of
+from geo_ray.runtime.state_transfer import answer_of
 
 NODE = "a" * 40
 OBJECT: tuple[str, None, str] = ("f" * 40, None, "")

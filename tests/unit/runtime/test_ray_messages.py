@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from ray._private import worker
 
-from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.connect import _note_message
-from geo_ray.runtime.cluster.logs import RAY_MESSAGES, keep_logs
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.connect import RAY_MESSAGES, _note_message, keep_logs
 
 DUMP = "Raylet is terminated. Last 20 lines of the Raylet logs:\n    state\n    more state\n"
 
@@ -50,7 +49,7 @@ def test_rays_listener_gives_messages_to_us_and_prints_them_again_afterwards(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     taken: list[str] = []
-    with ray_private.messages_to(taken.append):
+    with ray_internals.messages_to(taken.append):
         listen()
     assert taken == [DUMP]
     assert capsys.readouterr() == ("", "")

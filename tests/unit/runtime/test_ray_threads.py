@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import ray
 
-from geo_ray.errors import RegionLostError
-from geo_ray.runtime.cluster import placement
-from geo_ray.runtime.cluster.demand import Bundle, RegionDemand
-from geo_ray.runtime.cluster.placement import place
-from geo_ray.runtime.cluster.ray_threads import RayThreads, check_not_closing, is_ray_thread
-from geo_ray.runtime.control.calls import collect
+from geo_ray.base.errors import RegionLostError
+from geo_ray.ray_cluster import placement
+from geo_ray.ray_cluster.calls import RayThreads, check_not_closing, collect, is_ray_thread
+from geo_ray.ray_cluster.demand import Bundle, RegionDemand
+from geo_ray.ray_cluster.placement import place
 
 LONG_S = 600.0
 

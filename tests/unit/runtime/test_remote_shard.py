@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.errors import FrameError
-from geo_ray.runtime.actors.parts import HeldShard
-from geo_ray.runtime.actors.remote_shard import RemoteShard
-from geo_ray.runtime.actors.shard_server import ShardServer
+from geo_ray.base.errors import FrameError
+from geo_ray.runtime.remote_shard import RemoteShard, ShardServer
+from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.compute.optimizers import Sgd
-from geo_ray.training.server.region_model import RegionModel
-from geo_ray.training.server.shard import Contribution, Shard
-from geo_ray.transport.wire.frames import decode_meta, encode_meta
-from geo_ray.transport.wire.meta import Meta
+from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.optimizers import Sgd
+from geo_ray.training.shard import Contribution, RegionModel, Shard
+from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 
 LEAD = SimpleNamespace(hello={"role": "lead"}, shared=None)
 BOTH = [Contribution(0, 24), Contribution(1, 8)]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
+from geo_ray.runtime.replanning import ReplanPolicy
 
 ALL, FEWER = ("a", "b", "c"), ("a", "b")
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.control import actor_group
-from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
-from geo_ray.runtime.control.run_keys import RunKeys
-from geo_ray.runtime.steward.book import GoneRegions, Kept, RunBook
-from geo_ray.runtime.steward.processes import ProcessOrder
-from geo_ray.training.averager.home import AveragerHome
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.keys import RunKeys
+from geo_ray.runtime import actor_group
+from geo_ray.runtime.actor_group import ActorGroup, GroupWorker
+from geo_ray.runtime.launcher import GoneRegions, Kept, ProcessOrder, RunBook
+from geo_ray.runtime.spec import RunSpec
+from geo_ray.training.membership import AveragerHome
 
 REGIONS = [{"name": "eu", "ps_shards": 2, "workers": 2}, {"name": "us"}]
 

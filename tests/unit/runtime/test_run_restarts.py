@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from observe_support import started, step, write
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     CheckpointMissingError,
     GeoRayError,
     PlacementError,
@@ -20,18 +18,20 @@ from geo_ray.errors import (
     RegionLostError,
     StoreError,
 )
-from geo_ray.job import rundir
-from geo_ray.observe.events.log import EVENTS_FILE, read_events
-from geo_ray.observe.metrics.summary import Summary, summarise
-from geo_ray.runtime.control.interruption import Interruption
-from geo_ray.runtime.control.restarts import Restarts
-from geo_ray.runtime.driver import ending
+from geo_ray.base.load import load_text
+from geo_ray.base.restarts import Restarts
+from geo_ray.data.tasks.digits import Digits
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.requests import Interruption
+from geo_ray.runtime.driver import run_context
 from geo_ray.runtime.driver import train as driver
 from geo_ray.runtime.driver.run_cluster import Reporting
-from geo_ray.runtime.driver.stage import BrokenError, RunClock, Stage
+from geo_ray.runtime.driver.run_context import BrokenError, RunClock, Stage
 from geo_ray.runtime.driver.train import Resumption
-from geo_ray.runtime.steward.book import GoneRegions
-from geo_ray.tasks.digits import Digits
+from geo_ray.runtime.launcher import GoneRegions
+from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
+from geo_ray.telemetry.summary import Summary, summarise
 from tests.job_support import TEXT
 
 BEGAN_UNIX_S = 1_000_000.0
@@ -57,7 +57,7 @@ class Driver:
 
         monkeypatch.setattr(Interruption, "wait", wait)
         monkeypatch.setattr(driver, "time", fake_time)
-        monkeypatch.setattr(ending, "time", fake_time)
+        monkeypatch.setattr(run_context, "time", fake_time)
         monkeypatch.setattr(driver, "controller_of", self._controller)
         monkeypatch.setattr(driver, "drive_to_end", self._drive)
 

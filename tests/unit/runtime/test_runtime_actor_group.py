@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from geo_ray.clock import VirtualClock
-from geo_ray.errors import RegionLostError
-from geo_ray.runtime.control.calls import watch
+from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import RegionLostError
+from geo_ray.ray_cluster.calls import watch
 
 
 class Calls:

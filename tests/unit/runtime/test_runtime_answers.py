@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from geo_ray.errors import DeadlineExceededError, InvariantError, LinkDownError
-from geo_ray.runtime.paths.answers import Answers
-from geo_ray.strategies.base import Reply
+from geo_ray.base.errors import DeadlineExceededError, InvariantError, LinkDownError
+from geo_ray.runtime.exchange.base import Answers
+from geo_ray.strategies.state import Reply
 
 
 def reply(seq: int) -> Reply:

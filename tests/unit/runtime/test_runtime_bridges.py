@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.control.bridge_watch import is_replaceable
-from geo_ray.training.averager.home import AveragerHome
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runtime.process_watch import is_replaceable
+from geo_ray.training.membership import AveragerHome
 
 HOME, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 WITH_STANDBY = {"averager": {"standby": STANDBY}}

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from geo_ray.base.errors import FrameError
 from geo_ray.codecs.base import Coded, LossyBlocks
 from geo_ray.codecs.dgt import Dgt
-from geo_ray.errors import FrameError
-from geo_ray.runtime.messages import exchange
-from geo_ray.strategies.base import Reply, Update
-from geo_ray.transport.wire.meta import Meta, decode_meta, encode_meta
+from geo_ray.runtime.exchange import messages
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 
 DATA_B = torch.arange(7, dtype=torch.uint8)
 LOOSE = LossyBlocks(
@@ -32,13 +32,13 @@ def over_the_wire(meta: Meta) -> Meta:
 
 
 def trip(message: Update | Reply) -> Any:
-    payload = bytes(exchange.payload_bytes(message))
+    payload = bytes(messages.payload_bytes(message))
     assert len(payload) == message.size_bytes + (
         0 if message.coded is None or message.coded.lossy is None else 4 * 3
     )
     if isinstance(message, Update):
-        return exchange.read_update(over_the_wire(exchange.update_meta(message)), payload)
-    return exchange.read_reply(over_the_wire(exchange.reply_meta(message)), payload)
+        return messages.read_update(over_the_wire(messages.update_meta(message)), payload)
+    return messages.read_reply(over_the_wire(messages.reply_meta(message)), payload)
 
 
 def same_coded(a: Coded, b: Coded) -> bool:
@@ -61,7 +61,7 @@ def test_a_coded_payload_survives_the_trip(coded: Coded, against: int | None) ->
 
 
 def test_what_is_not_loose_is_not_copied() -> None:
-    view = exchange.payload_bytes(replace(UPDATE, coded=TIGHT))
+    view = messages.payload_bytes(replace(UPDATE, coded=TIGHT))
     DATA_B[0] = 9
     assert view[0] == 9
     DATA_B[0] = 0
@@ -69,7 +69,7 @@ def test_what_is_not_loose_is_not_copied() -> None:
 
 def test_a_vector_is_as_before() -> None:
     update = replace(UPDATE, coded=None, against=None, payload_P=torch.arange(3.0))
-    found = exchange.read_update(exchange.update_meta(update), exchange.payload_bytes(update))
+    found = messages.read_update(messages.update_meta(update), messages.payload_bytes(update))
     assert found.coded is None and torch.equal(found.payload_P, update.payload_P)
 
 
@@ -78,29 +78,29 @@ def test_loose_blocks_of_differential_transmission() -> None:
     x_P = torch.randn(100, generator=torch.Generator().manual_seed(0))
     coded = codec.encode(x_P, {}, 0)
     update = replace(UPDATE, coded=coded)
-    found = exchange.read_update(exchange.update_meta(update), exchange.payload_bytes(update))
+    found = messages.read_update(messages.update_meta(update), messages.payload_bytes(update))
     assert torch.equal(codec.decode(found.coded), x_P)
 
 
 def test_all_blocks_lost() -> None:
     none = LossyBlocks(LOOSE.ids_L[:0], LOOSE.blocks_LK[:0], 2)
     update = replace(UPDATE, coded=replace(PARTS, lossy=none))
-    found = exchange.read_update(exchange.update_meta(update), exchange.payload_bytes(update))
+    found = messages.read_update(messages.update_meta(update), messages.payload_bytes(update))
     assert found.coded.lossy.blocks_LK.shape == (0, 5)
     # As a bridge passes it on.
-    assert exchange.payload_bytes(found) == exchange.payload_bytes(update)
+    assert messages.payload_bytes(found) == messages.payload_bytes(update)
 
 
 @pytest.mark.parametrize(
     "key", ["num", "data_bytes", "loose_blocks", "loose_block_bytes", "loose_bands"]
 )
 def test_every_field_is_checked(key: str) -> None:
-    meta, payload = exchange.update_meta(UPDATE), exchange.payload_bytes(UPDATE)
+    meta, payload = messages.update_meta(UPDATE), messages.payload_bytes(UPDATE)
     with pytest.raises(FrameError, match=f"no field '{key}'"):
-        exchange.read_update({k: v for k, v in meta.items() if k != key}, payload)
+        messages.read_update({k: v for k, v in meta.items() if k != key}, payload)
     for wrong in (-1, 2**63, True, 1.0, None, b"bytes"):
         with pytest.raises(FrameError, match=f"'{key}'"):
-            exchange.read_update(meta | {key: wrong}, payload)
+            messages.read_update(meta | {key: wrong}, payload)
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,15 @@ def test_every_field_is_checked(key: str) -> None:
     ],
 )
 def test_sizes_that_contradict_each_other(changes: Meta) -> None:
-    meta = exchange.update_meta(UPDATE) | changes
+    meta = messages.update_meta(UPDATE) | changes
     with pytest.raises(FrameError, match="its header says"):
-        exchange.read_update(meta, exchange.payload_bytes(UPDATE))
+        messages.read_update(meta, messages.payload_bytes(UPDATE))
 
 
 def test_bytes_may_lie_anywhere() -> None:
     """A slice of a larger buffer, at an odd address, read-only or not."""
-    payload = b"x" + bytes(exchange.payload_bytes(UPDATE))
+    payload = b"x" + bytes(messages.payload_bytes(UPDATE))
     for buffer in (memoryview(payload)[1:], memoryview(bytearray(payload))[1:]):
-        found = exchange.read_update(exchange.update_meta(UPDATE), buffer)
+        found = messages.read_update(messages.update_meta(UPDATE), buffer)
         assert same_coded(found.coded, PARTS)
     assert np.frombuffer(payload, np.uint8)[1] == 0

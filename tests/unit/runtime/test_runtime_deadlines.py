@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from geo_ray.runtime.actors.deadlines import answer_s, exchange_s, operation_s, wait_limit_s
-from geo_ray.training.config import TrainConfig
+from geo_ray.training.config import TrainConfig, answer_s, exchange_s, operation_s, wait_limit_s
 
 YEAR_S = 365 * 86400.0
 

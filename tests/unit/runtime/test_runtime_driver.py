@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 from observe_support import Row, started
 
-from geo_ray.errors import HeadLostError, InterruptedRunError, RunDirectoryError
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog, EventTail
-from geo_ray.runtime.cluster.head_watch import HeadState, HeadWatch, patience_s
-from geo_ray.runtime.control import stop_requests
-from geo_ray.runtime.control.interruption import Interruption
-from geo_ray.runtime.control.membership.member_requests import REQUESTS, take
-from geo_ray.runtime.driver.attendance import Attendance
-from geo_ray.runtime.driver.order import driver_name
-from geo_ray.runtime.driver.stage import interruptible
+from geo_ray.base.errors import HeadLostError, InterruptedRunError, RunDirectoryError
+from geo_ray.ray_cluster.connect import HeadState, HeadWatch, patience_s
+from geo_ray.runs import requests
+from geo_ray.runs.remote import REQUESTS
+from geo_ray.runs.requests import Interruption, take_member_requests
+from geo_ray.runtime.driver.driver_actor import Attendance, driver_name
+from geo_ray.runtime.driver.run_context import interruptible
 from geo_ray.runtime.driver.train import Resumption
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail
 
 
 def test_a_run_that_nobody_watches_for_long_enough_is_over() -> None:
@@ -54,20 +53,20 @@ def test_rays_patience_is_what_the_node_was_told(text: str | None, expected_s: f
 
 
 def test_a_wish_to_stop_is_taken_once_and_is_no_members_request(tmp_path: Path) -> None:
-    assert not stop_requests.take(tmp_path)
-    stop_requests.ask(tmp_path)
-    stop_requests.ask(tmp_path)
-    assert take(tmp_path) == [] and (tmp_path / REQUESTS / "stop").exists()
-    assert stop_requests.take(tmp_path) and not stop_requests.take(tmp_path)
-    stop_requests.ask(tmp_path)
-    stop_requests.forget(tmp_path)
-    assert not stop_requests.take(tmp_path)
+    assert not requests.take_stop_request(tmp_path)
+    requests.request_stop(tmp_path)
+    requests.request_stop(tmp_path)
+    assert take_member_requests(tmp_path) == [] and (tmp_path / REQUESTS / "stop").exists()
+    assert requests.take_stop_request(tmp_path) and not requests.take_stop_request(tmp_path)
+    requests.request_stop(tmp_path)
+    requests.forget_stop_request(tmp_path)
+    assert not requests.take_stop_request(tmp_path)
 
 
 def test_a_wish_that_cannot_be_left_says_so(tmp_path: Path) -> None:
     (tmp_path / REQUESTS).write_text("in the way")
     with pytest.raises(RunDirectoryError):
-        stop_requests.ask(tmp_path)
+        requests.request_stop(tmp_path)
 
 
 def test_the_first_reason_to_stop_counts() -> None:

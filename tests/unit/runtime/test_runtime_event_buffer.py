@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.telemetry.event_buffer import EventBuffer
 
 
 def test_events_carry_region_and_time_and_come_in_order() -> None:

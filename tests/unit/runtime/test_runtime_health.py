@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.checkpoint.manifest import CheckpointManifest
-from geo_ray.runtime.control.health import MIN_STEPS, LossHealth
+from geo_ray.runtime.policies import MIN_STEPS, LossHealth
+from geo_ray.storage.manifest import CheckpointManifest
 
 LOSSES = st.one_of(st.none(), st.floats(-1e6, 1e6))
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from geo_ray.errors import CertificateError, TransportError
-from geo_ray.runtime.actors.introduction import LAN_KEY, BridgeSecrets
-from geo_ray.runtime.control.run_keys import RunKeys
+from geo_ray.base.errors import CertificateError, TransportError
+from geo_ray.ray_cluster.keys import LAN_KEY, BridgeSecrets, RunKeys
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security import cert_store
 from geo_ray.transport.security.certs import Authority, read_cert, read_key
-from geo_ray.transport.security.own_certificate import OwnCertificate, SignedCertificate
-from geo_ray.transport.security.secret_sealer import SecretReceiver, seal_secret
+from geo_ray.transport.security.process_keys import (
+    OwnCertificate,
+    SecretReceiver,
+    SignedCertificate,
+    seal_secret,
+)
 from geo_ray.transport.security.tls import TlsBytes
 
 NOW = dt.datetime(2026, 11, 23, tzinfo=dt.UTC)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.errors import ConfigError
-from geo_ray.runtime.cluster.labels import (
+from geo_ray.base.errors import ConfigError
+from geo_ray.ray_cluster.labels import (
     REGION_LABEL,
     check_region_name,
     in_region,

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.observe.metrics.counters import LinkTotals
-from geo_ray.runtime.control import link_notes
-from geo_ray.runtime.control.link_notes import LinkNotes
-from geo_ray.transport.flow.estimator import LinkEstimator
-from geo_ray.transport.links.table import LinkTable, load_links, save_links
+from geo_ray.runtime import replanning
+from geo_ray.runtime.replanning import LinkNotes
+from geo_ray.telemetry.totals import LinkTotals
+from geo_ray.transport.links import LinkEstimator, LinkTable, load_links, save_links
 
 
 def _estimate(rate_mbps: float) -> dict[str, float | None]:
@@ -58,7 +57,7 @@ def test_a_slow_disk_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
         written.append(len(table.links))
         save_links(table, path)
 
-    monkeypatch.setattr(link_notes, "save_links", slow)
+    monkeypatch.setattr(replanning, "save_links", slow)
     path = tmp_path / "links.json"
     notes = LinkNotes(path)
     notes.note("eu", {"us": {"estimate": _estimate(50.0)}})

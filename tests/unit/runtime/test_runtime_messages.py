@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from geo_ray.errors import FrameError, GeoRayError, NonFiniteError
-from geo_ray.runtime.messages import exchange
-from geo_ray.strategies.base import Reply, Update
-from geo_ray.training.server.effects import Assignment
-from geo_ray.training.server.shard import Contribution
+from geo_ray.base.errors import FrameError, GeoRayError, NonFiniteError
+from geo_ray.base.types import Span, StepReport
+from geo_ray.runtime.exchange import messages
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.effects import Assignment
+from geo_ray.training.shard import Contribution
 from geo_ray.transport.wire import fields
-from geo_ray.transport.wire.frames import decode_meta, encode_meta
-from geo_ray.transport.wire.meta import Meta
-from geo_ray.types import Span, StepReport
+from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 
 UPDATE = Update("eu", 2, 7, 5, 64, torch.arange(5.0), final=True, fragment=3, grad_sq=2.5)
 REPLY = Reply("eu", 7, 6, 128, torch.arange(5.0), True, stop=True, checkpoint=4, halt=True)
@@ -37,20 +36,20 @@ def same(a: Any, b: Any) -> bool:
 
 
 def test_update() -> None:
-    meta = over_the_wire(exchange.update_meta(UPDATE))
-    assert same(exchange.read_update(meta, exchange.as_bytes(UPDATE.payload_P)), UPDATE)
+    meta = over_the_wire(messages.update_meta(UPDATE))
+    assert same(messages.read_update(meta, messages.as_bytes(UPDATE.payload_P)), UPDATE)
 
 
 @pytest.mark.parametrize("checkpoint", [None, 0, 4])
 def test_reply(checkpoint: int | None) -> None:
     reply = Reply("eu", 7, 6, 128, torch.ones(3), checkpoint=checkpoint)
-    meta = over_the_wire(exchange.reply_meta(reply))
-    assert same(exchange.read_reply(meta, exchange.as_bytes(reply.payload_P)), reply)
+    meta = over_the_wire(messages.reply_meta(reply))
+    assert same(messages.read_reply(meta, messages.as_bytes(reply.payload_P)), reply)
 
 
 def test_reply_with_every_flag() -> None:
-    meta = over_the_wire(exchange.reply_meta(REPLY))
-    assert same(exchange.read_reply(meta, exchange.as_bytes(REPLY.payload_P)), REPLY)
+    meta = over_the_wire(messages.reply_meta(REPLY))
+    assert same(messages.read_reply(meta, messages.as_bytes(REPLY.payload_P)), REPLY)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_reply_with_every_flag() -> None:
     ],
 )
 def test_answer(answer: Assignment) -> None:
-    assert exchange.read_answer(1, over_the_wire(exchange.answer_meta(answer))) == answer
+    assert messages.read_answer(1, over_the_wire(messages.answer_meta(answer))) == answer
 
 
 @pytest.mark.parametrize(
@@ -74,27 +73,27 @@ def test_answer(answer: Assignment) -> None:
     ],
 )
 def test_report(report: StepReport) -> None:
-    assert exchange.read_report(over_the_wire(exchange.report_meta(report))) == report
+    assert messages.read_report(over_the_wire(messages.report_meta(report))) == report
 
 
 def test_contributions() -> None:
     given = (Contribution(0, 16), Contribution(3, 0))
-    assert exchange.read_contributions(over_the_wire(exchange.contributions_meta(given))) == given
+    assert messages.read_contributions(over_the_wire(messages.contributions_meta(given))) == given
     coded = (Contribution(0, 16, -0.5), Contribution(3, 16, 1.5))
-    assert exchange.read_contributions(over_the_wire(exchange.contributions_meta(coded))) == coded
+    assert messages.read_contributions(over_the_wire(messages.contributions_meta(coded))) == coded
 
 
 def test_stats() -> None:
     stats = {"rows": np.array([3.0]), "histogram": np.array([1.0, 0.0, 1e300])}
-    meta, payload = exchange.stats_message(7, stats, 3, final=True)
+    meta, payload = messages.stats_message(7, stats, 3, final=True)
     meta = over_the_wire(meta)
-    assert exchange.read_stats(meta, payload) == {k: v.tolist() for k, v in stats.items()}
+    assert messages.read_stats(meta, payload) == {k: v.tolist() for k, v in stats.items()}
     assert (meta["version"], meta["rows"], meta["final"]) == (7, 3, True)
 
 
 def test_refusal_keeps_the_kind_of_the_error() -> None:
     error = NonFiniteError("update 3 of region 'eu' is not finite")
-    seq, found = exchange.read_refusal(over_the_wire(exchange.refusal_meta(3, error)))
+    seq, found = messages.read_refusal(over_the_wire(messages.refusal_meta(3, error)))
     assert seq == 3
     assert type(found) is NonFiniteError
     assert (found.message, found.fix) == (error.message, error.fix)
@@ -102,7 +101,7 @@ def test_refusal_keeps_the_kind_of_the_error() -> None:
 
 def test_refusal_of_a_newer_release() -> None:
     meta: Meta = {"seq": 3, "code": "NOT_KNOWN_YET", "message": "who knows", "fix": "update"}
-    _, found = exchange.read_refusal(meta)
+    _, found = messages.read_refusal(meta)
     assert type(found) is GeoRayError
     assert found.message == "who knows"
 
@@ -112,30 +111,30 @@ def test_refusal_of_a_newer_release() -> None:
 
 def test_bytes_are_a_view_and_tensors_share_them() -> None:
     given = torch.zeros(3)
-    view = exchange.as_bytes(given)
+    view = messages.as_bytes(given)
     given[1] = 1.0
     assert np.frombuffer(view, np.float32).tolist() == [0.0, 1.0, 0.0]
     buffer = bytearray(8)
-    exchange.as_tensor(buffer, 2).fill_(1.0)
+    messages.as_tensor(buffer, 2).fill_(1.0)
     assert np.frombuffer(buffer, np.float32).tolist() == [1.0, 1.0]
 
 
 def test_read_only_bytes_are_copied() -> None:
     data = np.ones(2, np.float32).tobytes()
-    exchange.as_tensor(data).zero_()
+    messages.as_tensor(data).zero_()
     assert np.frombuffer(data, np.float32).tolist() == [1.0, 1.0]
 
 
 def test_no_bytes() -> None:
-    assert exchange.as_tensor(None).shape == (0,)
-    assert exchange.as_tensor(b"", 0).shape == (0,)
-    assert exchange.as_bytes(torch.empty(0)).nbytes == 0
+    assert messages.as_tensor(None).shape == (0,)
+    assert messages.as_tensor(b"", 0).shape == (0,)
+    assert messages.as_bytes(torch.empty(0)).nbytes == 0
 
 
 @pytest.mark.parametrize(("size", "count"), [(7, None), (8, 3), (0, 1)])
 def test_bytes_of_another_size_are_refused(size: int, count: int | None) -> None:
     with pytest.raises(FrameError, match=f"payload of {size} bytes"):
-        exchange.as_tensor(bytes(size), count)
+        messages.as_tensor(bytes(size), count)
 
 
 # ------------------------------------------------------------------ refusals
@@ -143,24 +142,24 @@ def test_bytes_of_another_size_are_refused(size: int, count: int | None) -> None
 
 def readers() -> list[tuple[str, Meta, Callable[[Meta], Any]]]:
     error = NonFiniteError("x")
-    report = exchange.report_meta(StepReport(Span(0, 8), 0.5, 0.1, "why"))
-    stats, payload = exchange.stats_message(1, {"rows": np.ones(1)}, 1, final=False)
+    report = messages.report_meta(StepReport(Span(0, 8), 0.5, 0.1, "why"))
+    stats, payload = messages.stats_message(1, {"rows": np.ones(1)}, 1, final=False)
     del report["op"], stats["op"]
     return [
-        ("update", exchange.update_meta(UPDATE), lambda m: exchange.read_update(m, None)),
-        ("reply", exchange.reply_meta(REPLY), lambda m: exchange.read_reply(m, None)),
+        ("update", messages.update_meta(UPDATE), lambda m: messages.read_update(m, None)),
+        ("reply", messages.reply_meta(REPLY), lambda m: messages.read_reply(m, None)),
         (
             "answer",
-            exchange.answer_meta(Assignment(0, 1, Span(0, 8))),
-            lambda m: exchange.read_answer(0, m),
+            messages.answer_meta(Assignment(0, 1, Span(0, 8))),
+            lambda m: messages.read_answer(0, m),
         ),
-        ("report", report, exchange.read_report),
-        ("refusal", exchange.refusal_meta(1, error), exchange.read_refusal),
-        ("stats", stats, lambda m: exchange.read_stats(m, payload)),
+        ("report", report, messages.read_report),
+        ("refusal", messages.refusal_meta(1, error), messages.read_refusal),
+        ("stats", stats, lambda m: messages.read_stats(m, payload)),
         (
             "contributions",
             {"workers": [0], "samples": [8], "weights": []},
-            exchange.read_contributions,
+            messages.read_contributions,
         ),
     ]
 
@@ -188,20 +187,20 @@ def test_every_field_is_checked(meta: Meta, read: Callable[[Meta], Any], key: st
     [{"sizes": [2]}, {"sizes": []}, {"sizes": [1, 1]}, {"names": ["a", "b"]}],
 )
 def test_stats_that_contradict_themselves(changes: Meta) -> None:
-    meta, payload = exchange.stats_message(1, {"a": np.ones(1)}, 1, final=False)
+    meta, payload = messages.stats_message(1, {"a": np.ones(1)}, 1, final=False)
     with pytest.raises(FrameError, match="statistics"):
-        exchange.read_stats(meta | changes, payload)
+        messages.read_stats(meta | changes, payload)
 
 
 def test_stats_with_half_a_number() -> None:
-    meta, payload = exchange.stats_message(1, {"a": np.ones(1)}, 1, final=False)
+    meta, payload = messages.stats_message(1, {"a": np.ones(1)}, 1, final=False)
     with pytest.raises(FrameError, match="statistics"):
-        exchange.read_stats(meta, bytes(payload)[:-1])
+        messages.read_stats(meta, bytes(payload)[:-1])
 
 
 def test_contributions_of_unequal_length() -> None:
     with pytest.raises(FrameError, match="'samples': 1"):
-        exchange.read_contributions({"workers": [0, 1], "samples": [8], "weights": [1.0]})
+        messages.read_contributions({"workers": [0, 1], "samples": [8], "weights": [1.0]})
 
 
 def test_numbers() -> None:

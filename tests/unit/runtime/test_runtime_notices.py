@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Mapping
 
-from geo_ray.runtime.control.notices import EVERY_S, DrainNotices
+from geo_ray.runtime.actor_group import EVERY_S, DrainNotices
 
 NODES = {"a": "n1", "b": "n2"}
 

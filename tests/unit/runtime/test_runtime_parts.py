@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from geo_ray.checkpoint.local_folder import LocalFolder
-from geo_ray.checkpoint.parts import read_part
-from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.base.files import Failpoint, no_failpoint
+from geo_ray.storage.folders import LocalFolder
+from geo_ray.storage.parts import read_part
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.compute.optimizers import AdamW
-from geo_ray.training.server.shard import Contribution, Shard
-from geo_ray.util.atomic_file import Failpoint, no_failpoint
+from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.optimizers import AdamW
+from geo_ray.training.shard import Contribution, Shard
 
 SIZE = 3_000_000  # some pieces
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     CheckpointConflictError,
     CheckpointError,
     GeoRayError,
@@ -15,14 +15,7 @@ from geo_ray.errors import (
     TaskOutputError,
     WorkerLostError,
 )
-from geo_ray.runtime.control.policy import (
-    HALT_DEADLINE_S,
-    PART_S,
-    STALL_S,
-    RunLimits,
-    RunPolicy,
-    Save,
-)
+from geo_ray.runtime.policies import HALT_DEADLINE_S, PART_S, STALL_S, RunLimits, RunPolicy, Save
 
 EVERY_S = 10.0
 RETRY_S = 300.0

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from geo_ray.errors import ConfigError
-from geo_ray.runtime.cluster.demand import Bundle, RegionDemand
-from geo_ray.runtime.cluster.labels import REGION_LABEL
-from geo_ray.runtime.cluster.preflight_checks import ClusterFacts, NodeFacts, check
+from geo_ray.base.errors import ConfigError
+from geo_ray.ray_cluster.demand import Bundle, RegionDemand
+from geo_ray.ray_cluster.labels import REGION_LABEL
+from geo_ray.ray_cluster.preflight import ClusterFacts, NodeFacts, problems_of
 
 VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0+cpu"}
 
@@ -28,7 +28,7 @@ def demand(region: str, workers: int = 1, **worker: float) -> RegionDemand:
 
 
 def problems(demands: list[RegionDemand], cluster: ClusterFacts) -> list[str]:
-    return [str(problem) for problem in check(demands, cluster)]
+    return [str(problem) for problem in problems_of(demands, cluster)]
 
 
 HEAD = node("10.0.0.1", None, 0)
@@ -155,7 +155,7 @@ def test_where_machines_are_rented_nodes_may_be_missing_but_not_of_another_relea
     cluster = facts(HEAD, node("10.0.0.2", "us", cpus=1, versions=other))
     demands = [demand("us", 3), demand("eu", 3)]
     assert len(problems(demands, cluster)) == 3
-    served = [str(problem) for problem in check(demands, cluster, {"us", "eu"})]
+    served = [str(problem) for problem in problems_of(demands, cluster, {"us", "eu"})]
     assert len(served) == 1
     assert "ray 2.59.0" in served[0]
-    assert len(check(demands, cluster, {"us"})) == 2, "eu is served by nobody"
+    assert len(problems_of(demands, cluster, {"us"})) == 2, "eu is served by nobody"

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from geo_ray.checkpoint.local_folder import directory_of
-from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
-from geo_ray.checkpoint.names import AVERAGER_PART
-from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.places import CheckpointPlaces
-from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import CheckpointCorruptError, CheckpointMissingError, RunDirectoryError
-from geo_ray.runtime.actors.spec import Resume
-from geo_ray.runtime.control.health import LossHealth
-from geo_ray.runtime.control.saver import Saver, part_names
+from geo_ray.base.errors import CheckpointCorruptError, CheckpointMissingError, RunDirectoryError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runtime.checkpoints import Saver, part_names
+from geo_ray.runtime.policies import LossHealth
+from geo_ray.runtime.spec import Resume
+from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
+from geo_ray.storage.folders import directory_of
+from geo_ray.storage.manifest import AVERAGER_PART, CheckpointManifest, PartInfo
+from geo_ray.storage.parts import write_part
+from geo_ray.storage.places import CheckpointPlaces
 
 REGIONS = [{"name": "us", "ps_shards": 2}, {"name": "eu"}]
 DIGEST = "d" * 64

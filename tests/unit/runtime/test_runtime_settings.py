@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import RayUnreachableError
-from geo_ray.runtime.cluster.address import find_address
-from geo_ray.runtime.cluster.settings import (
+from geo_ray.base.errors import RayUnreachableError
+from geo_ray.ray_cluster.connect import find_address
+from geo_ray.ray_cluster.settings import (
     driver_environment,
     existing_driver_environment,
     local_node_environment,

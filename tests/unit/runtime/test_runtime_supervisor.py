@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import ClusterStartError
-from geo_ray.runtime.cluster.supervised import SupervisedProcesses
-from geo_ray.runtime.cluster.supervisor import descendants
+from geo_ray.base.errors import ClusterStartError
+from geo_ray.ray_cluster.child_processes import SupervisedProcesses
+from geo_ray.ray_cluster.process_supervisor import descendants
 
 # Ignores polite signals, and leaves a grandchild that has escaped into a session of its own.
 _STUBBORN = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from geo_ray.runtime.control.skews import TOLERATED_S, Skews
+from geo_ray.runtime.controller import TOLERATED_S, Skews
 
 EU = ("ps", "eu")
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.errors import FrameError, LinkDownError
-from geo_ray.runtime.messages.standby import KINDS, read_standby, standby_message
-from geo_ray.runtime.messages.transfers import (
+from geo_ray.base.errors import FrameError, LinkDownError
+from geo_ray.runtime.exchange.standby import KINDS, read_standby, standby_message
+from geo_ray.runtime.exchange.upload_scheduling import (
     PARTS,
     ask_meta,
     bundle_meta,
@@ -21,9 +21,10 @@ from geo_ray.runtime.messages.transfers import (
     read_ask,
     read_bundle,
 )
-from geo_ray.strategies.base import Reply, Update
-from geo_ray.training.averager.log import (
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.command_log import (
     Appoint,
+    AveragerTwin,
     BeginCheckpoint,
     Begun,
     ChangeMembers,
@@ -36,7 +37,7 @@ from geo_ray.training.averager.log import (
     TakeSum,
     Wake,
 )
-from geo_ray.training.averager.standby_messages import (
+from geo_ray.training.failover import (
     AveragerAnswer,
     AveragerLost,
     AveragerRefusal,
@@ -47,9 +48,8 @@ from geo_ray.training.averager.standby_messages import (
     NewAverager,
     StandbyMessage,
 )
-from geo_ray.training.averager.twin import AveragerTwin
-from geo_ray.training.membership.border import MemberChange
-from geo_ray.transfers.requests import UploadRequest as Transfer
+from geo_ray.training.membership import MemberChange
+from geo_ray.transport.uploads import UploadRequest as Transfer
 from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, Message
 
 UPDATE = Update("a", 2, 7, 5, 32, torch.tensor([1.0, -2.0]), final=True)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import ray
 
-from geo_ray.errors import InvariantError, LeaseLostError
-from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
-from geo_ray.runtime.steward import steward_actor
-from geo_ray.runtime.steward.processes import ProcessOrder
-from geo_ray.runtime.steward.steward_actor import StewardActor
+from geo_ray.base.errors import InvariantError, LeaseLostError
+from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
+from geo_ray.runtime.driver import supervisor
+from geo_ray.runtime.driver.supervisor import StewardActor
+from geo_ray.runtime.launcher import ProcessOrder
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.security.secret_sealer import SecretReceiver
+from geo_ray.transport.security.process_keys import SecretReceiver
 
 RUN = ("run-1", ("eu", "us"), TransportConfig())
 
@@ -42,7 +42,7 @@ class Processes:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
-    monkeypatch.setattr(steward_actor, "head_answers", lambda: True)
+    monkeypatch.setattr(supervisor, "head_answers", lambda: True)
     monkeypatch.setattr(ray, "kill", lambda handle, no_restart: found.append(handle))
     return found
 

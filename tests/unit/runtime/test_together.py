@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from geo_ray.util.together import Together, in_turn
+from geo_ray.base.threads import Together, in_turn
 
 WAIT_S = 20.0
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.errors import InvariantError
-from geo_ray.runtime.messages.standby import KINDS
-from geo_ray.runtime.paths.base import UpdateStage, joined
-from geo_ray.runtime.paths.build import COMBINE, PathChoice, choose_path
+from geo_ray.base.errors import InvariantError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runtime.exchange.base import UpdateStage, joined
+from geo_ray.runtime.exchange.build import COMBINE, PathChoice, choose_path
+from geo_ray.runtime.exchange.standby import KINDS
 
 DGT = {"up": {"kind": "dgt"}}
 STANDBY = {"standby": "eu-west"}

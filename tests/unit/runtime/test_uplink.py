@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from geo_ray.base.errors import FrameError, InvariantError
 from geo_ray.codecs.base import Coded
-from geo_ray.errors import FrameError, InvariantError
-from geo_ray.runtime.actors.uplink import AskedOnce, PlacedReplies, Uplink
-from geo_ray.strategies.base import Reply, Update
+from geo_ray.runtime.bridge_client import AskedOnce, PlacedReplies, Uplink
+from geo_ray.strategies.state import Reply, Update
 from geo_ray.transport.config import LanConfig
-from geo_ray.transport.lan.client import LanClient
-from geo_ray.transport.lan.server import LanConnection, LanServer
-from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.lan import LanClient, LanConnection, LanServer
+from geo_ray.transport.wire.fields import Meta
 
 KEY = b"k" * 32
 SIZE = 1000

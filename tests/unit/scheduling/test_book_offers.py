@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.clouds.price_book import shipped_book
-from geo_ray.errors import PriceUnknownError, ScheduleInputError
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.load.book_offers import book_offers
-from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up_jobs
-from geo_ray.scheduling.model.validate import check_schedule
-from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy
+from geo_ray.base.errors import PriceUnknownError, ScheduleInputError
+from geo_ray.prices.price_book import shipped_book
+from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
+from geo_ray.scheduler.replay import replay_jobs
+from geo_ray.scheduler.schedule import check_schedule
+from geo_ray.scheduler.workload import LoadShape, book_offers, made_up_cluster, made_up_jobs
 
 MACHINE, AT = "aws:p4d.24xlarge", ("us-east-1", "eu-west-1")
 

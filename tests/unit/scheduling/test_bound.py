@@ -9,18 +9,14 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from geo_ray.planning.model.timing import Timing
-from geo_ray.scheduling.bound.columns import utility_bound
-from geo_ray.scheduling.bound.foresight import ForesightPolicy
-from geo_ray.scheduling.bound.slot_work import slot_work
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up_jobs
-from geo_ray.scheduling.model.allocation import Allocation, counts_of
-from geo_ray.scheduling.model.cluster import SharedCluster
-from geo_ray.scheduling.model.job import ClusterJob
-from geo_ray.scheduling.model.speed import LinkUsed
-from geo_ray.scheduling.model.validate import check_schedule
-from geo_ray.scheduling.policies.registry import POLICIES
+from geo_ray.planner.timing import Timing
+from geo_ray.scheduler.bound import ForesightPolicy, slot_work, utility_bound
+from geo_ray.scheduler.cluster import Allocation, SharedCluster, counts_of
+from geo_ray.scheduler.job import ClusterJob, LinkUsed
+from geo_ray.scheduler.policies.registry import POLICIES
+from geo_ray.scheduler.replay import replay_jobs
+from geo_ray.scheduler.schedule import check_schedule
+from geo_ray.scheduler.workload import LoadShape, made_up_cluster, made_up_jobs
 from tests.scheduling_support import cluster_of, job_of
 
 

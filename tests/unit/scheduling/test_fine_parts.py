@@ -11,13 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scheduling_support import cluster_of, job_of
 
-from geo_ray.queue.model import adapted
-from geo_ray.scheduling.history.outcome import outcome_of
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.model.cluster import SharedCluster
-from geo_ray.scheduling.model.job import ClusterJob
-from geo_ray.scheduling.model.validate import check_schedule
-from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy
+from geo_ray.scheduler.cluster import SharedCluster
+from geo_ray.scheduler.job import ClusterJob
+from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
+from geo_ray.scheduler.queue.model import adapted
+from geo_ray.scheduler.replay import outcome_of, replay_jobs
+from geo_ray.scheduler.schedule import check_schedule
 
 FINE = PdOrsPolicy(fine=True, window=200)
 

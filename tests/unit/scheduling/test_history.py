@@ -7,17 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from geo_ray.errors import InvariantError, ScheduleInputError
-from geo_ray.scheduling.history.outcome import outcome_of
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.model.allocation import Allocation
-from geo_ray.scheduling.model.cluster import SharedCluster
-from geo_ray.scheduling.model.schedule import ClusterSchedule
-from geo_ray.scheduling.model.validate import check_schedule, violations
-from geo_ray.scheduling.policies.fifo import FifoPolicy
-from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy, oasis
-from geo_ray.scheduling.policies.registry import POLICIES, policy_named
-from geo_ray.scheduling.policies.tiresias import TiresiasPolicy
+from geo_ray.base.errors import InvariantError, ScheduleInputError
+from geo_ray.scheduler.cluster import Allocation, SharedCluster
+from geo_ray.scheduler.policies.fifo import FifoPolicy
+from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy, oasis
+from geo_ray.scheduler.policies.registry import POLICIES, policy_named
+from geo_ray.scheduler.policies.tiresias import TiresiasPolicy
+from geo_ray.scheduler.replay import outcome_of, replay_jobs
+from geo_ray.scheduler.schedule import ClusterSchedule, check_schedule, violations
 from tests.scheduling_support import cluster_of, job_of
 
 

@@ -8,15 +8,21 @@ import math
 import numpy as np
 import pytest
 
-from geo_ray.scheduling.model.allocation import Allocation
-from geo_ray.scheduling.model.cluster import SharedCluster
-from geo_ray.scheduling.model.job import ClusterJob
-from geo_ray.scheduling.pricing.best_schedule import SearchRule, SlotOffers, best_schedule
-from geo_ray.scheduling.pricing.load_floor import LoadFloor
-from geo_ray.scheduling.pricing.prices import PriceBoard
-from geo_ray.scheduling.pricing.rounding import cover_factor, packing_factor, rounded
-from geo_ray.scheduling.pricing.spread_slot import RoundingRule, SpreadQuestion, SpreadSolver
-from geo_ray.scheduling.pricing.ways import spread_ways
+from geo_ray.scheduler.cluster import Allocation, SharedCluster
+from geo_ray.scheduler.job import ClusterJob
+from geo_ray.scheduler.policies.pd_ors import LoadFloor, PriceBoard
+from geo_ray.scheduler.pricing import (
+    RoundingRule,
+    SearchRule,
+    SlotOffers,
+    SpreadQuestion,
+    SpreadSolver,
+    best_schedule,
+    cover_factor,
+    packing_factor,
+    rounded,
+    spread_ways,
+)
 from tests.scheduling_support import cluster_of, job_of
 
 

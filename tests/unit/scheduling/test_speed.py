@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geo_ray.planning.model.exchange import exchange
-from geo_ray.planning.model.step_model import StepModel
-from geo_ray.planning.model.timing import Timing
-from geo_ray.scheduling.model.allocation import Allocation
-from geo_ray.scheduling.model.speed import MACHINE, BatchLimits, JobSpeed, LinkUsed
-from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.links.table import LinkTable
+from geo_ray.planner.exchange import exchange
+from geo_ray.planner.profile import StepModel
+from geo_ray.planner.timing import Timing
+from geo_ray.scheduler.cluster import Allocation
+from geo_ray.scheduler.job import MACHINE, BatchLimits, JobSpeed, LinkUsed
+from geo_ray.transport.links import LinkRecord, LinkTable
 from tests.scheduling_support import cluster_of, job_of
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import TraceError
-from geo_ray.scheduling.history.replay import replay_jobs
-from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster
-from geo_ray.scheduling.load.traces import cluster_jobs, read_trace
-from geo_ray.scheduling.model.validate import check_schedule
-from geo_ray.scheduling.policies.registry import POLICIES
+from geo_ray.base.errors import TraceError
+from geo_ray.scheduler.policies.registry import POLICIES
+from geo_ray.scheduler.replay import replay_jobs
+from geo_ray.scheduler.schedule import check_schedule
+from geo_ray.scheduler.traces import cluster_jobs, read_trace
+from geo_ray.scheduler.workload import LoadShape, made_up_cluster
 
 PHILLY = [
     {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from geo_ray.strategies.base import AveragerState, Update
 from geo_ray.strategies.decoupled import Decoupled
+from geo_ray.strategies.state import AveragerState, Update
 
 RULE = Decoupled(fragments=2, quorum=1, grace_s=1.0)
 CUTS = ((0, 2), (2, 4), (0, 4))

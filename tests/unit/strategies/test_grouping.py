@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from geo_ray.strategies.common.grouping import group, sketch
+from geo_ray.strategies.fedgsync import group, sketch
 
 
 def changes(kinds: list[int], noise: float, seed: int = 0, size: int = 4000) -> list[torch.Tensor]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from geo_ray.strategies.base import AveragerState, RegionState, Update
 from geo_ray.strategies.halos import Halos
+from geo_ray.strategies.state import AveragerState, RegionState, Update
 
 LOCAL = (0.2, 0.9, 16)  # the recipe's rate, momentum, N
 GLOBAL = (0.15, 0.5, 2)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from geo_ray.strategies.base import RegionState, Reply, Update
-from geo_ray.strategies.common import local, outer
-from geo_ray.strategies.common.outer import (
+from geo_ray.base.memory import ReusedMemory
+from geo_ray.strategies import local_steps, outer
+from geo_ray.strategies.outer import (
     OneOuter,
     OuterAdam,
     OuterNesterov,
@@ -16,8 +16,7 @@ from geo_ray.strategies.common.outer import (
     outer_change,
     outer_round,
 )
-from geo_ray.strategies.state import AveragerState
-from geo_ray.util.reused_memory import ReusedMemory
+from geo_ray.strategies.state import AveragerState, RegionState, Reply, Update
 
 REGIONS = ("east", "north", "west")
 SIZES = (1, 37, outer._PIECE, outer._PIECE + 1, 5 * outer._PIECE + 4711)
@@ -75,11 +74,11 @@ def test_an_answer_lies_where_the_one_before_lay_once_nobody_holds_that() -> Non
 def test_a_region_adopts_the_outer_model(size: int) -> None:
     params_P, change_P = torch.randn(size), torch.randn(size)
     region = RegionState(params_P, lambda grad_P: None)
-    anchor_P = local.anchor(region).clone()
+    anchor_P = local_steps.anchor(region).clone()
     params_P.add_(1.0)
-    local.adopt(region, Reply("here", 1, 1, 1, change_P))
-    assert torch.equal(local.anchor(region), anchor_P - change_P)
+    local_steps.adopt(region, Reply("here", 1, 1, 1, change_P))
+    assert torch.equal(local_steps.anchor(region), anchor_P - change_P)
     assert torch.equal(region.params_P, anchor_P - change_P)
-    for wrong in (size + 1, size + local._PIECE):
+    for wrong in (size + 1, size + local_steps._PIECE):
         with pytest.raises((RuntimeError, ValueError)):
-            local.adopt(region, Reply("here", 1, 1, 1, torch.ones(wrong)))
+            local_steps.adopt(region, Reply("here", 1, 1, 1, torch.ones(wrong)))

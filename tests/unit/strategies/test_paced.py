@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from geo_ray.strategies.base import AveragerState, Update
-from geo_ray.strategies.common.paced import PATIENCE, paced_interval
+from geo_ray.strategies.diloco import PATIENCE, paced_interval
+from geo_ray.strategies.state import AveragerState, Update
 
 
 def round_of(*times: tuple[float, float]) -> list[Update]:

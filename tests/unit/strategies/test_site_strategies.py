@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from geo_ray.strategies.base import AveragerState, Reply, Update
-from geo_ray.strategies.common.data_sizes import site_shares
-from geo_ray.strategies.common.grouping import matched
 from geo_ray.strategies.fedat import FedAt
 from geo_ray.strategies.fedavg import FedAvg
-from geo_ray.strategies.fedgsync import FedGSync
+from geo_ray.strategies.fedgsync import FedGSync, matched
+from geo_ray.strategies.global_model import site_shares
+from geo_ray.strategies.state import AveragerState, Reply, Update
 
 
 class Sites:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geo_ray.strategies.base import AveragerState, Update
-from geo_ray.strategies.common import published, staleness
-from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies import global_model
+from geo_ray.strategies import global_model as staleness
+from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.state import AveragerState, Update
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,8 @@ class Hub:
     def say(self, region: str, *, final: bool = False) -> list[str]:
         self.seq[region] += 1
         update = Update(region, 1, self.seq[region], 0, 4, torch.ones(3), final)
-        published.publish(self.state, update.payload_P)
-        return [r.to for r in self.rule.answers(self.state, update, published.answer)]
+        global_model.publish(self.state, update.payload_P)
+        return [r.to for r in self.rule.answers(self.state, update, global_model.answer)]
 
 
 def test_without_a_bound_everybody_is_answered_at_once():
@@ -56,8 +57,8 @@ def test_release_answers_everybody_and_nobody_twice():
     averager = Hub(1)
     assert averager.say("a") == ["a"]
     assert averager.say("a") == []
-    assert [r.to for r in staleness.release(averager.state, published.answer)] == ["a"]
-    assert staleness.release(averager.state, published.answer) == []
+    assert [r.to for r in staleness.release(averager.state, global_model.answer)] == ["a"]
+    assert staleness.release(averager.state, global_model.answer) == []
 
 
 def test_last_words_are_answered_together_with_everything():
@@ -70,9 +71,9 @@ def test_last_words_are_answered_together_with_everything():
 def test_an_answer_holds_what_the_region_has_not_heard():
     state = AveragerState(("a", "b"))
     ask = {r: Update(r, 1, 1, 0, 1, torch.zeros(2)) for r in "ab"}
-    published.publish(state, torch.tensor([1.0, 2.0]))
-    assert published.answer(state, ask["a"]).payload_P.tolist() == [1.0, 2.0]
-    published.publish(state, torch.tensor([10.0, 0.0]))
-    assert published.answer(state, ask["a"]).payload_P.tolist() == [10.0, 0.0]
-    assert published.answer(state, ask["b"]).payload_P.tolist() == [11.0, 2.0]
-    assert published.answer(state, ask["a"]).payload_P.tolist() == [0.0, 0.0]
+    global_model.publish(state, torch.tensor([1.0, 2.0]))
+    assert global_model.answer(state, ask["a"]).payload_P.tolist() == [1.0, 2.0]
+    global_model.publish(state, torch.tensor([10.0, 0.0]))
+    assert global_model.answer(state, ask["a"]).payload_P.tolist() == [10.0, 0.0]
+    assert global_model.answer(state, ask["b"]).payload_P.tolist() == [11.0, 2.0]
+    assert global_model.answer(state, ask["a"]).payload_P.tolist() == [0.0, 0.0]

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from geo_ray.errors import TaskLoadError
-from geo_ray.tasks.bytelm import ByteLM
-from geo_ray.tasks.bytelm_text import cut, stdlib_texts
-from geo_ray.tasks.describe import describe
-from geo_ray.tasks.models.bytelm import ByteTransformer
+from geo_ray.base.errors import TaskLoadError
+from geo_ray.data.tasks.bytelm import ByteLM, ByteTransformer, cut, stdlib_texts
+from geo_ray.data.tasks.checked_calls import describe
 
 CPU = torch.device("cpu")
 

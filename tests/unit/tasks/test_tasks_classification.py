@@ -11,10 +11,10 @@ from sklearn.metrics import recall_score, roc_auc_score
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from geo_ray.errors import TaskOutputError
-from geo_ray.observe.text import metrics_text
-from geo_ray.tasks.base import Stats
-from geo_ray.tasks.classification import (
+from geo_ray.base.errors import TaskOutputError
+from geo_ray.base.text import metrics_text
+from geo_ray.data.tasks.base import Stats
+from geo_ray.data.tasks.classification import (
     MOST_RECALLS,
     Labelled,
     balanced_weights,

@@ -5,10 +5,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from geo_ray.tasks.auc import BINS, auc, auc_error_bound, score_histograms
-from geo_ray.tasks.ctr import Ctr
-from geo_ray.tasks.ctr_data import generate_clicks
-from geo_ray.tasks.describe import describe
+from geo_ray.data.tasks.checked_calls import describe
+from geo_ray.data.tasks.classification import BINS, auc, auc_error_bound, score_histograms
+from geo_ray.data.tasks.ctr import Ctr, generate_clicks
 
 CPU = torch.device("cpu")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from geo_ray.tasks.describe import describe
-from geo_ray.tasks.digits import Digits
+from geo_ray.data.tasks.checked_calls import describe
+from geo_ray.data.tasks.digits import Digits
 
 CPU = torch.device("cpu")
 

@@ -9,13 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from geo_ray.errors import NonFiniteError, SchemaMismatchError, TaskOutputError
-from geo_ray.job.model_file import load_trained, save_trained
-from geo_ray.tasks.base import Batch, Columns, Stats, num_rows
-from geo_ray.tasks.classification import classification_metrics
-from geo_ray.tasks.columns import check_columns, parse_column_type
-from geo_ray.tasks.groups import group_runs
-from geo_ray.tasks.guard import (
+from geo_ray.base.errors import NonFiniteError, SchemaMismatchError, TaskOutputError
+from geo_ray.data.tasks.base import Batch, Columns, Stats, num_rows
+from geo_ray.data.tasks.checked_calls import (
     checked_collate,
     checked_dataset,
     checked_evaluate,
@@ -23,7 +19,11 @@ from geo_ray.tasks.guard import (
     checked_metrics,
     checked_model,
 )
-from geo_ray.training.compute.flat import read_parameters
+from geo_ray.data.tasks.classification import classification_metrics
+from geo_ray.data.tasks.groups import group_runs
+from geo_ray.data.tasks.load import check_task_columns, parse_column_type
+from geo_ray.runs.model_file import load_trained, save_trained
+from geo_ray.training.parameters import read_parameters
 
 
 class Fixed:
@@ -310,7 +310,7 @@ def test_texts_that_are_no_column_type(text: str) -> None:
 )
 def test_columns_that_break_the_schema(columns: Columns, part: str) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
-        check_columns({"x": "float32[3]", "y": "int64"}, columns)
+        check_task_columns({"x": "float32[3]", "y": "int64"}, columns)
     assert part in str(caught.value)
 
 

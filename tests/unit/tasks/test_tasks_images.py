@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from geo_ray.errors import DataError, ShardEmptyError, TaskLoadError
-from geo_ray.tasks.describe import describe
-from geo_ray.tasks.images import Images
-from geo_ray.tasks.images_formats import read_cifar10, read_idx, read_mnist
+from geo_ray.base.errors import DataError, ShardEmptyError, TaskLoadError
+from geo_ray.data.tasks.checked_calls import describe
+from geo_ray.data.tasks.images import Images, read_cifar10, read_idx, read_mnist
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from geo_ray.errors import TaskLoadError
-from geo_ray.tasks.describe import describe
-from geo_ray.tasks.load import BUILT_IN, Scalar, TaskConfig, load_task
+from geo_ray.base.errors import TaskLoadError
+from geo_ray.data.tasks.checked_calls import describe
+from geo_ray.data.tasks.load import BUILT_IN, Scalar, TaskConfig, load_task
 
 TASK = '''
 """A user's task."""
@@ -116,7 +116,7 @@ def test_a_file_knows_where_it_lies(tmp_path: Path) -> None:
 
 
 def test_a_class_of_an_importable_module_loads(tmp_path: Path) -> None:
-    assert load("geo_ray.tasks.digits:Digits", tmp_path, width=4)
+    assert load("geo_ray.data.tasks.digits:Digits", tmp_path, width=4)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_a_class_of_an_importable_module_loads(tmp_path: Path) -> None:
         ("mine.py", ["'mine.py'", "mine.py:Class"]),
         ("absent.py:Small", ["absent.py", "does not exist"]),
         ("no_such_package.tasks:Small", ["'no_such_package'"]),
-        ("geo_ray.tasks.nothing:Small", ["'geo_ray.tasks.nothing'"]),
-        ("geo_ray.tasks.digits:Digit", ["'Digit'", "did you mean 'Digits'"]),
-        ("geo_ray.tasks.digits:load_digits", ["is no class"]),
+        ("geo_ray.data.tasks.nothing:Small", ["'geo_ray.data.tasks.nothing'"]),
+        ("geo_ray.data.tasks.digits:Digit", ["'Digit'", "did you mean 'Digits'"]),
+        ("geo_ray.data.tasks.digits:load_digits", ["is no class"]),
         ("..:Small", ["'..:Small'"]),
         (":", ["':'"]),
     ],

@@ -8,8 +8,7 @@ import sys
 import pytest
 import torch
 
-from geo_ray.tasks.seeding import seeded
-from geo_ray.util.generators import generators_restored, plant
+from geo_ray.base.random_state import generators_restored, seed_generators, seeded
 
 # Tensors that are freed while a generator is read let another thread run just then.
 MANY = """
@@ -41,7 +40,7 @@ def test_a_block_leaves_no_trace_and_has_the_numbers_of_its_seed() -> None:
     with seeded(1):
         first = torch.rand(4)
     with generators_restored():
-        plant(1)
+        seed_generators(1)
         assert torch.equal(torch.rand(4), first)
     with pytest.raises(ValueError, match="in it"), generators_restored():
         torch.rand(9)
@@ -52,9 +51,9 @@ def test_a_block_leaves_no_trace_and_has_the_numbers_of_its_seed() -> None:
 @pytest.mark.parametrize(
     ("names", "block", "inside"),
     [
-        ("geo_ray.tasks.seeding import seeded", "seeded(number)", "pass"),
+        ("geo_ray.base.random_state import seeded", "seeded(number)", "pass"),
         (
-            "geo_ray.util.generators import generators_restored, plant",
+            "geo_ray.base.random_state import generators_restored, plant",
             "generators_restored()",
             "plant(number)",
         ),

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.clusters.state import ClusterState
-from geo_ray.providers.base import LaunchRequest, Market, Pool
-from geo_ray.providers.user_data import NodeJoin, boot_script
+from geo_ray.cloud.boot_script import boot_script
+from geo_ray.cloud.cluster.state import ClusterState
+from geo_ray.cloud.provider import LaunchRequest, Market, Pool
+from geo_ray.experiment.provider import NodeJoin
 from tests.terraform_support import INFRA, Terraform, terraform_program
 
 LABELS = {
@@ -122,8 +123,8 @@ def test_no_unit_runs_as_root(scripts: dict[str, str]) -> None:
 
 
 def test_a_head_serves_the_cluster_that_is_written_where_it_looks(scripts: dict[str, str]) -> None:
-    assert "geo_ray.clusters.serve" not in scripts["head"]
-    serve = f"-m geo_ray.clusters.serve --stays '{STATE}'\n"
+    assert "geo_ray.cloud.cluster.serve" not in scripts["head"]
+    serve = f"-m geo_ray.cloud.cluster.serve --stays '{STATE}'\n"
     for cloud, has_keys in (("aws", False), ("tencent", True)):
         script = scripts[f"head_{cloud}_serves"]
         assert script.endswith(serve)

@@ -8,27 +8,27 @@ import pytest
 import torch
 from torch import nn
 
-from geo_ray.errors import FrameError, InvariantError, NonFiniteError, TaskStateError
-from geo_ray.runtime.messages.exchange import (
+from geo_ray.base.errors import FrameError, InvariantError, NonFiniteError, TaskStateError
+from geo_ray.data.tasks.model_buffers import carried_entries, rules_of
+from geo_ray.runtime.exchange.messages import (
     payload_bytes,
     read_reply,
     read_update,
     reply_meta,
     update_meta,
 )
-from geo_ray.strategies.base import Reply, Update
-from geo_ray.tasks.carry import carried_entries, rules_of
-from geo_ray.training.averager.averager_carry import AveragerCarry
-from geo_ray.training.compute.carry_layout import CarryLayout
-from geo_ray.training.compute.precise import StatisticsBoard, precise_statistics
-from geo_ray.training.compute.state_guard import (
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.checkpoint_parts import load_messages, save_messages
+from geo_ray.training.model_buffers import AveragerCarry
+from geo_ray.training.parameters import CarryLayout
+from geo_ray.training.state_guard import (
     StateChange,
     StateGuard,
     check_constants,
     check_same_size,
     constants_of,
 )
-from geo_ray.training.exchange.saved import load_messages, save_messages
+from geo_ray.training.worker import StatisticsBoard, precise_statistics
 
 
 class Task:

@@ -10,25 +10,22 @@ import torch
 from codec_toys import Dice, Exact, Habit, TopOne
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded
-from geo_ray.codecs.dgt import Dgt
-from geo_ray.codecs.traits import CodecTraits
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     ConfigDriftError,
     FrameError,
     InvariantError,
     NonFiniteError,
     ReferenceLostError,
 )
+from geo_ray.codecs.base import CodecTraits, Coded
+from geo_ray.codecs.dgt import Dgt
 from geo_ray.strategies.ama import Ama
 from geo_ray.strategies.asgd_ga import AsgdGa
-from geo_ray.strategies.base import AveragerState, Reply, Update
 from geo_ray.strategies.bsp import Bsp
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.exchange.averager_wire import AveragerWire
-from geo_ray.training.exchange.region_wire import RegionWire
-from geo_ray.training.exchange.wire_plan import WirePlan
+from geo_ray.strategies.state import AveragerState, Reply, Update
+from geo_ray.training.averager import Averager
+from geo_ray.training.payload_encoding import AveragerWire, RegionWire, WirePlan
 
 NUM = 3
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from geo_ray.errors import TaskOutputError, TaskStateError
-from geo_ray.tasks.base import Stats
-from geo_ray.training.compute.flat import read_parameters
-from geo_ray.training.compute.state_guard import WATCHED_STEPS, StateChange
-from geo_ray.training.compute.worker import Worker
-from geo_ray.types import Span
+from geo_ray.base.errors import TaskOutputError, TaskStateError
+from geo_ray.base.types import Span
+from geo_ray.data.tasks.base import Stats
+from geo_ray.training.parameters import read_parameters
+from geo_ray.training.state_guard import WATCHED_STEPS, StateChange
+from geo_ray.training.worker import Worker
 
 ROWS, RATE = 4, 0.01
 

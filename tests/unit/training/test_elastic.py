@@ -9,17 +9,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from geo_ray.config.experiment import Experiment
+from geo_ray.base.types import Span, StepReport
+from geo_ray.experiment.experiment import Experiment
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Sgd
-from geo_ray.training.compute.schedule import RateSchedule
-from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server.effects import Assignment, Effect, StepDone, TeamChanged
-from geo_ray.training.server.elastic import ElasticConfig
-from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
-from geo_ray.types import Span, StepReport
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.config import ElasticConfig
+from geo_ray.training.effects import Assignment, Effect, StepDone, TeamChanged
+from geo_ray.training.optimizers import AdamW, InnerOptimizer, RateSchedule, Sgd
+from geo_ray.training.payload_encoding import WirePlan
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Shard
 
 
 class Region:

@@ -10,24 +10,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from geo_ray.base.types import Span, StepReport
+from geo_ray.data.tasks.digits import Digits
 from geo_ray.strategies.ama import Ama
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.strategies.asgd_ga import AsgdGa
-from geo_ray.strategies.base import AveragerState, Update, weighted_mean
+from geo_ray.strategies.base import weighted_mean
 from geo_ray.strategies.bsp import Bsp
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.strategies.sma import Sma
-from geo_ray.tasks.digits import Digits
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import digest, read_parameters
-from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
-from geo_ray.training.compute.worker import Worker
-from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server.effects import Assignment, SendUpdate
-from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
-from geo_ray.types import Span, StepReport
+from geo_ray.strategies.state import AveragerState, Update
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.averager import Averager
+from geo_ray.training.effects import Assignment, SendUpdate
+from geo_ray.training.optimizers import AdamW, Momentum, Sgd
+from geo_ray.training.parameters import digest, read_parameters
+from geo_ray.training.payload_encoding import WirePlan
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Shard
+from geo_ray.training.worker import Worker
 
 BATCH = 8
 SEED = 3

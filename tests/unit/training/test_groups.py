@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geo_ray.errors import TaskStateError
-from geo_ray.tasks.groups import ParameterGroup, group_runs, undecayed
-from geo_ray.training.compute.flat import read_parameters, split_sizes
-from geo_ray.training.compute.group_pieces import pieces_of
-from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
-from geo_ray.training.compute.schedule import RateSchedule
+from geo_ray.base.errors import TaskStateError
+from geo_ray.data.tasks.groups import ParameterGroup, group_runs, undecayed
+from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, RateSchedule, Sgd
+from geo_ray.training.parameters import pieces_of, read_parameters, split_sizes
 
 SCHEDULE = RateSchedule(kind="linear", warmup_steps=2, steps=8, last=0.2)
 CONFIGS = [

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geo_ray.strategies.common.directions import combined
-from geo_ray.tasks.digits import Digits
-from geo_ray.training.compute.coded_step import coded_step
-from geo_ray.training.compute.flat import read_parameters
-from geo_ray.training.compute.local_steps import LocalSteps
-from geo_ray.training.compute.optimizers import Momentum, Sgd
-from geo_ray.training.compute.worker import StepResult, Worker
-from geo_ray.types import CodedShare, Span
+from geo_ray.base.types import CodedShare, Span
+from geo_ray.data.tasks.digits import Digits
+from geo_ray.strategies.decoupled import combined
+from geo_ray.training.optimizers import Momentum, Sgd
+from geo_ray.training.parameters import read_parameters
+from geo_ray.training.worker import LocalSteps, StepResult, Worker, coded_step
 
 TASK = Digits(Digits.Options(width=2))
 TRAIN = TASK.dataset(0).train

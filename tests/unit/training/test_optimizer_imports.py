@@ -10,7 +10,7 @@ import pytest
 _STEP = """
 import sys
 import torch
-from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 
 params_S = torch.nn.Linear(3, 1).weight.detach().flatten().clone()
 InnerOptimizer({optimizer}, params_S).apply(torch.ones(3))

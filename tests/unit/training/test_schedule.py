@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from geo_ray.base.types import Span
+from geo_ray.data.tasks.digits import Digits
 from geo_ray.strategies.sma import Sma
-from geo_ray.tasks.digits import Digits
-from geo_ray.training.compute.flat import read_parameters
-from geo_ray.training.compute.local_steps import LocalSteps
-from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd, lasting
-from geo_ray.training.compute.schedule import RateSchedule
-from geo_ray.training.compute.worker import Worker
-from geo_ray.training.server.shard import Contribution, Shard
-from geo_ray.types import Span
+from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, RateSchedule, Sgd, lasting
+from geo_ray.training.parameters import read_parameters
+from geo_ray.training.shard import Contribution, Shard
+from geo_ray.training.worker import LocalSteps, Worker
 
 WARM = RateSchedule(warmup_steps=4, steps=14, last=0.2)
 

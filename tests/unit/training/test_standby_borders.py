@@ -9,18 +9,29 @@ from typing import Any
 import pytest
 import torch
 
-from geo_ray.errors import RegionLostError
-from geo_ray.strategies.base import AveragerState, Reply, Update
+from geo_ray.base.errors import RegionLostError
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.averager.caller import Caller
-from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import Begun, ChangeMembers, ChangePace, TakeIn, carry_out
-from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
-from geo_ray.training.averager.standby import AnswerOwn, RefuseOwn, SendMessage, StandbyNode
-from geo_ray.training.averager.takeover import LivenessWatch
-from geo_ray.training.averager.twin import become_twin, twin_of
-from geo_ray.training.membership.border import MemberChange
+from geo_ray.strategies.state import AveragerState, Reply, Update
+from geo_ray.training.averager import Averager
+from geo_ray.training.command_log import (
+    Begun,
+    ChangeMembers,
+    ChangePace,
+    TakeIn,
+    become_twin,
+    carry_out,
+    twin_of,
+)
+from geo_ray.training.failover import (
+    AnswerOwn,
+    Caller,
+    LivenessWatch,
+    RefuseOwn,
+    SendMessage,
+    StandbyNode,
+)
+from geo_ray.training.membership import AveragerHome, MemberChange
+from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 
 MEMBERS, ALL = ("a", "b", "c"), ("a", "b", "c", "d")
 MOST = 60  # updates of a region

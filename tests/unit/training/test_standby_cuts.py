@@ -5,25 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geo_ray.strategies.base import AveragerState, Reply, Update
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.averager.caller import Caller
-from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import BeginCheckpoint
-from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
-from geo_ray.training.averager.standby import (
+from geo_ray.strategies.state import AveragerState, Reply, Update
+from geo_ray.training.averager import Averager
+from geo_ray.training.command_log import BeginCheckpoint
+from geo_ray.training.failover import (
     AnswerOwn,
+    Caller,
     EntryDone,
+    LivenessWatch,
+    LogAppend,
     SendMessage,
     StandbyEffect,
+    StandbyMessage,
     StandbyNode,
 )
-from geo_ray.training.averager.standby_messages import (
-    LogAppend,
-    StandbyMessage,
-)
-from geo_ray.training.averager.takeover import LivenessWatch
+from geo_ray.training.membership import AveragerHome
+from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 
 MEMBERS = ("a", "b", "c")
 

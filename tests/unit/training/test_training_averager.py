@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.base.errors import InvariantError, NonFiniteError
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.strategies.asgd_ga import AsgdGa
-from geo_ray.strategies.base import AveragerState, Update
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.membership.border import MemberChange
+from geo_ray.strategies.state import AveragerState, Update
+from geo_ray.training.averager import Averager
+from geo_ray.training.membership import MemberChange
 
 
 def make(strategy, members=("a", "b"), goal=""):

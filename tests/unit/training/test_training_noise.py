@@ -9,23 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from geo_ray.strategies.base import AveragerState, Update
+from geo_ray.base.types import Span, StepReport
 from geo_ray.strategies.bsp import Bsp
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.averager.averager import Averager
-from geo_ray.training.averager.log import LogEntry, TakeIn, carry_out
-from geo_ray.training.averager.replication import ShadowAverager
-from geo_ray.training.compute.flat import split_sizes, square_norm
-from geo_ray.training.compute.noise import NOISE_EVERY, NoiseMeter, estimate
-from geo_ray.training.compute.optimizers import Sgd
-from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server import region_noise
-from geo_ray.training.server.effects import Effect, SendUpdate, StepDone
-from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_noise import RegionNoise
-from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Contribution, Shard
-from geo_ray.types import Span, StepReport
+from geo_ray.strategies.state import AveragerState, Update
+from geo_ray.training import noise
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.averager import Averager
+from geo_ray.training.command_log import LogEntry, TakeIn, carry_out
+from geo_ray.training.effects import Effect, SendUpdate, StepDone
+from geo_ray.training.noise import NOISE_EVERY, NoiseMeter, RegionNoise, estimate
+from geo_ray.training.optimizers import Sgd
+from geo_ray.training.parameters import split_sizes, square_norm
+from geo_ray.training.payload_encoding import WirePlan
+from geo_ray.training.replication import ShadowAverager
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Contribution, Shard
 
 NUM_PARAMS = 50
 BATCHES = (4, 12, 16)
@@ -182,7 +181,7 @@ def test_every_sixteenth_step_is_measured() -> None:
 
 
 def test_shards_measure_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region_noise, "NOISE_EVERY", 1)
+    monkeypatch.setattr(noise, "NOISE_EVERY", 1)
     one, three = Region(1).steps(4), Region(3).steps(4)
     for whole, cut in zip(one.readings, three.readings, strict=True):
         assert tuple(cut.fields().values()) == pytest.approx(
@@ -192,7 +191,7 @@ def test_shards_measure_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_measuring_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     never = Region(2).steps(5)
-    monkeypatch.setattr(region_noise, "NOISE_EVERY", 1)
+    monkeypatch.setattr(noise, "NOISE_EVERY", 1)
     always = Region(2).steps(5)
     assert len(always.readings) == 5 and not never.readings
     updates = [
@@ -215,7 +214,7 @@ def test_a_region_of_one_worker_learns_nothing_alone_but_tells_its_norm() -> Non
 def test_gradients_that_are_not_used_are_not_counted(
     how: dict[str, object], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(region_noise, "NOISE_EVERY", 1)
+    monkeypatch.setattr(noise, "NOISE_EVERY", 1)
     region = Region().steps(1, **how)
     assert len(region.readings) == count
     if count:
@@ -223,7 +222,7 @@ def test_gradients_that_are_not_used_are_not_counted(
 
 
 def test_a_step_of_refused_gradients_alone_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region_noise, "NOISE_EVERY", 1)
+    monkeypatch.setattr(noise, "NOISE_EVERY", 1)
     region = Region().steps(1, refused=[0, 1, 2])
     assert not region.readings and region.told == [None]
 
@@ -239,12 +238,12 @@ def test_coded_gradients_are_not_measured() -> None:
 def test_an_update_of_other_rows_than_the_last_steps_has_no_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(region_noise, "NOISE_EVERY", 1)
+    monkeypatch.setattr(noise, "NOISE_EVERY", 1)
     assert Region(strategy=Sma(interval=2)).steps(2).told == [None]
 
 
 def test_a_server_goes_on_where_it_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region_noise, "NOISE_EVERY", 1)
+    monkeypatch.setattr(noise, "NOISE_EVERY", 1)
     region, other = Region().steps(3), Region()
     (snapshot,) = region.server.cut(1, halt=False)
     saved = dict(snapshot.control)

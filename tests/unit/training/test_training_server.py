@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from geo_ray.errors import InvariantError
+from geo_ray.base.errors import InvariantError
+from geo_ray.base.types import Span, StepReport
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.strategies.asgd_ga import AsgdGa
-from geo_ray.strategies.base import Reply, Update
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.compute.optimizers import Sgd
-from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
-from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
-from geo_ray.types import Span, StepReport
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
+from geo_ray.training.optimizers import Sgd
+from geo_ray.training.payload_encoding import WirePlan
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Shard
 
 NUM_PARAMS = 5
 

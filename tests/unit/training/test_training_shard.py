@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geo_ray.errors import CheckpointCorruptError, InvariantError
+from geo_ray.base.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.ama import Ama
-from geo_ray.strategies.base import Reply
 from geo_ray.strategies.diloco import DiLoCo
 from geo_ray.strategies.sma import Sma
-from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
-from geo_ray.training.server.shard import Contribution, Shard
+from geo_ray.strategies.state import Reply
+from geo_ray.training.optimizers import AdamW, Momentum, Sgd
+from geo_ray.training.shard import Contribution, Shard
 
 
 def make(size: int = 4, optimizer=None, strategy=None) -> Shard:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.errors import CheckpointCorruptError, InvariantError, RegionLostError
-from geo_ray.training.membership.view import View
+from geo_ray.base.errors import CheckpointCorruptError, InvariantError, RegionLostError
+from geo_ray.training.membership import View
 
 NAMES = ("a", "b", "c", "d", "e")
 

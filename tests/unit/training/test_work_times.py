@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from geo_ray.training.server.work_times import Computing, WorkTimes
+from geo_ray.training.stragglers import Computing, WorkTimes
 
 
 def made(times: WorkTimes, worker: int, began_s: float, took_s: float, epoch: int = 1) -> None:

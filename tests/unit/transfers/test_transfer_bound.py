@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from geo_ray.transfers.bound import is_in_time, too_late
-from geo_ray.transfers.requests import UploadRequest
+from geo_ray.transport.uploads import UploadRequest, is_in_time, too_late
 
 
 def ask(region: str, *, parts: int = 0, final: bool = False) -> UploadRequest:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.paths.build import averager_lives_in, dials
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runtime.exchange.build import averager_lives_in, dials
 
 NAMES = ("us-east", "eu-west", "ap-south")
 GA = {"kind": "asgd_ga"}

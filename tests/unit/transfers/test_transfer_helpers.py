@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.transfers.config import TransfersConfig
-from geo_ray.transfers.grouping import UploadPath, plan_groups
-from geo_ray.transfers.helpers import HelperScheduler, part_of
-from geo_ray.transfers.requests import Dissolve, Drop, Gather, Grant, Take, UploadRequest
+from geo_ray.transport.upload_helpers import HelperScheduler, UploadPath, part_of, plan_groups
+from geo_ray.transport.uploads import (
+    Dissolve,
+    Drop,
+    Gather,
+    Grant,
+    Take,
+    TransfersConfig,
+    UploadRequest,
+)
 
 MB = 1_000_000
 NAMES = "abcdef"

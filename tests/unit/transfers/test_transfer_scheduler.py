@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.transfers.config import TransfersConfig
-from geo_ray.transfers.requests import Drop, Grant, Take, UploadRequest
-from geo_ray.transfers.scheduler import TransferScheduler
+from geo_ray.transport.uploads import (
+    Drop,
+    Grant,
+    Take,
+    TransferScheduler,
+    TransfersConfig,
+    UploadRequest,
+)
 
 MB = 1_000_000
 

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 import torch
 
-from geo_ray.errors import InvariantError, NonFiniteError, RegionLostError
+from geo_ray.base.errors import InvariantError, NonFiniteError, RegionLostError
 from geo_ray.strategies.ama import Ama
 from geo_ray.strategies.asgd_ga import AsgdGa
-from geo_ray.strategies.base import AveragerState, Update
-from geo_ray.training.averager.averager import Averager
+from geo_ray.strategies.state import AveragerState, Update
+from geo_ray.training.averager import Averager
 
 NAMES = ("a", "b", "c", "d")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.errors import FrameError
-from geo_ray.transport.wire.accept_pool import first_frame_bytes, source_of
+from geo_ray.base.errors import FrameError
+from geo_ray.transport.wire.accept_pool import Places, first_frame_bytes, source_of
 from geo_ray.transport.wire.frames import Frame, FrameKind, encode
-from geo_ray.transport.wire.places import Places
 
 HELLO = b"".join(encode(Frame(FrameKind.HELLO, {"service": "wan"}), b"any"))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geo_ray.errors import FrameError, TransportError
-from geo_ray.transport.endpoint.assembly import Assembly
-from geo_ray.transport.endpoint.held_bytes import HeldBytes
+from geo_ray.base.errors import FrameError, TransportError
+from geo_ray.transport.inbox import Assembly, HeldBytes
 from geo_ray.transport.wire.message import DATA, Message, Piece
 
 

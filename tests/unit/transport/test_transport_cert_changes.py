@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from geo_ray.base.errors import CertificateError
 from geo_ray.cli.certs import certs
-from geo_ray.errors import CertificateError
 from geo_ray.transport.security import cert_store
 from geo_ray.transport.security.certs import Authority, read_cert
-from geo_ray.transport.security.credentials import Credentials
-from geo_ray.transport.security.revocation import revoked_serials
-from geo_ray.transport.security.tls import TlsFiles
+from geo_ray.transport.security.tls import Credentials, TlsFiles, revoked_serials
 
 
 def run(*arguments: object, error: type[Exception] | None = None, code: int = 0) -> Result:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.errors import CertificateError
+from geo_ray.base.errors import CertificateError
 from geo_ray.transport.security import cert_store
-from geo_ray.transport.security.cert_check import check_certificates
+from geo_ray.transport.security.cert_store import check_certificates
 
 REGIONS = ("eu", "us")
 LATER = dt.datetime.now(dt.UTC) + dt.timedelta(days=400)

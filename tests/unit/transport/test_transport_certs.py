@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
+from geo_ray.base.errors import CertificateError, GeoRayError, PeerRefusedError
 from geo_ray.cli.certs import certs
-from geo_ray.errors import CertificateError, GeoRayError, PeerRefusedError
 from geo_ray.transport.security import cert_store
 from geo_ray.transport.security.certs import (
     Authority,
@@ -35,11 +35,12 @@ from geo_ray.transport.security.tls import (
     TlsFiles,
     client_context,
     expect_region,
+    explain,
     peer_region,
+    refusal,
     region_uri,
     server_context,
 )
-from geo_ray.transport.security.tls_reasons import explain, refusal
 
 WAIT_S = 60.0
 LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)

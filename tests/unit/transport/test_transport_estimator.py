@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
-from geo_ray.transport.flow.estimator import LinkEstimator, spread
-from geo_ray.transport.flow.tcp_info import TcpInfo, parse, read_tcp_info
+from geo_ray.transport.emulation import LinkModel, LinkSpec
+from geo_ray.transport.links import LinkEstimator, spread
+from geo_ray.transport.stream import TcpInfo, parse, read_tcp_info
 
 CHUNK_BYTES = 65536
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.flow.control import FlowControl
-from geo_ray.transport.flow.stream_count import StreamCount, Stretch
-from geo_ray.transport.flow.window import Window
+from geo_ray.transport.flow import FlowControl, StreamCount, Stretch, Window
 
 RTT_S = 0.1
 

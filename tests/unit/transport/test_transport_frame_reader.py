@@ -8,8 +8,9 @@ import struct
 
 import pytest
 
-from geo_ray.errors import FrameError, PeerRefusedError
-from geo_ray.transport.wire.frame_reader import FrameReader
+from geo_ray.base.errors import FrameError, PeerRefusedError
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.frame_io import FrameReader
 from geo_ray.transport.wire.frames import (
     DIGEST_BYTES,
     HEADER,
@@ -18,7 +19,6 @@ from geo_ray.transport.wire.frames import (
     FrameLimits,
     encode,
 )
-from geo_ray.transport.wire.meta import Meta
 
 KEY = b"k" * 32
 LIMITS = FrameLimits(max_meta_bytes=64 * 1024, max_payload_bytes=1 << 20)

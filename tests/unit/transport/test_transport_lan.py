@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from wan_support import open_files
 
-from geo_ray.errors import (
+from geo_ray.base.errors import (
     DeadlineExceededError,
     FrameError,
     InvariantError,
@@ -19,8 +19,10 @@ from geo_ray.errors import (
     PeerRefusedError,
     PortInUseError,
 )
-from geo_ray.transport.lan import shared_buffer
-from geo_ray.transport.lan.lan import Handler, LanClient, LanConfig, LanConnection, LanServer, Meta
+from geo_ray.transport import lan
+from geo_ray.transport.config import LanConfig
+from geo_ray.transport.lan import Handler, LanClient, LanConnection, LanServer
+from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.frame_io import recv_frame
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode
 
@@ -117,7 +119,7 @@ def test_falls_back_to_inline_when_both_see_different_memory(
         seen.append(connection.shared)
         return {}, None
 
-    monkeypatch.setattr(shared_buffer.SharedBuffer, "proven", lambda _: False)
+    monkeypatch.setattr(lan.SharedBuffer, "proven", lambda _: False)
     with (
         _serving(look) as server,
         LanClient(server.address, KEY, {"peer": "w"}, shared_bytes=4096) as client,

@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from geo_ray.errors import ConfigError, LinkUnknownError, RunDirectoryError
-from geo_ray.transport.emulation.link_model import LinkSpec
-from geo_ray.transport.flow.estimator import LinkEstimator
-from geo_ray.transport.links.record import LinkRecord, record_of
-from geo_ray.transport.links.table import LinkTable, load_links, save_links, table_of
+from geo_ray.base.errors import ConfigError, LinkUnknownError, RunDirectoryError
+from geo_ray.transport.emulation import LinkSpec
+from geo_ray.transport.links import (
+    LinkEstimator,
+    LinkRecord,
+    LinkTable,
+    load_links,
+    record_of,
+    save_links,
+    table_of,
+)
 
 
 def record(src: str = "eu", dst: str = "us", **values: float) -> LinkRecord:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.errors import FrameError
-from geo_ray.transport.endpoint.outbox import Chunk, Outbox
+from geo_ray.base.errors import FrameError
+from geo_ray.transport.outbox import Chunk, Outbox
 from geo_ray.transport.wire.message import CONTROL, DATA, LANES, Message
 
 ALL = range(LANES)

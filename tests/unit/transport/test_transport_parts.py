@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from geo_ray.errors import FrameError, LinkDownError, PeerRefusedError, TransportError
+from geo_ray.base.errors import FrameError, LinkDownError, PeerRefusedError, TransportError
+from geo_ray.base.output import RateLimitedLog
+from geo_ray.base.threads import Workers
 from geo_ray.transport.config import LanConfig, TransportConfig
-from geo_ray.transport.endpoint.heartbeat import Heartbeat
-from geo_ray.transport.endpoint.inbox import Callbacks, Inbox
-from geo_ray.transport.endpoint.incarnation import Incarnation
+from geo_ray.transport.connection import Heartbeat
+from geo_ray.transport.inbox import Callbacks, Inbox
+from geo_ray.transport.session import Incarnation
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frame_io import send_plain
 from geo_ray.transport.wire.frames import FrameKind
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet, welcome
 from geo_ray.transport.wire.message import Message
-from geo_ray.util.rate_limited_log import RateLimitedLog
-from geo_ray.util.threads import Workers
 
 
 def _side(sock: socket.socket, hello: dict[str, Any], key: bytes = b"k" * 32) -> HandshakeSide:

@@ -11,17 +11,23 @@ from random import Random
 
 import pytest
 
-from geo_ray.errors import DeadlineExceededError, LinkDownError, TransportError
-from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
-from geo_ray.transport.endpoint.endpoint import Endpoint, EndpointIdentity
+from geo_ray.base.errors import DeadlineExceededError, LinkDownError, TransportError
+from geo_ray.transport.emulation import LinkModel, LinkSpec
+from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.probe import plan as words
+from geo_ray.transport.probe.measurement import (
+    ArrivalLog,
+    SendWindow,
+    UdpPort,
+    new_token,
+    packets_for,
+    quantile,
+)
+from geo_ray.transport.probe.node import ProbeNode
 from geo_ray.transport.probe.plan import ProbePlan
-from geo_ray.transport.probe.probe import ProbeNode
-from geo_ray.transport.probe.transfer import ArrivalLog, SendWindow, quantile
-from geo_ray.transport.probe.udp_train import UdpPort, new_token, packets_for
+from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.frames import view_of
-from geo_ray.transport.wire.message import CONTROL, Message
-from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message
 
 WAIT_S = 60.0
 KEY = b"p" * 32

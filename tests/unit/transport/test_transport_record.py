@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from geo_ray.errors import FrameError
-from geo_ray.transport.wire.fields import amount, below, count, text
-from geo_ray.transport.wire.meta import Meta
+from geo_ray.base.errors import FrameError
+from geo_ray.transport.wire.fields import Meta, amount, below, count, text
 from geo_ray.transport.wire.record import CountList, Field, Known, OneOf, Only, Record, Rows
 
 

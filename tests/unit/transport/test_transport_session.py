@@ -14,22 +14,19 @@ from typing import Any
 
 import pytest
 
-from geo_ray.clock import SystemClock
-from geo_ray.errors import FrameError
+from geo_ray.base.clock import SystemClock
+from geo_ray.base.errors import FrameError
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.endpoint.chunk_receiver import ACK_META_BYTES, ChunkReceiver
-from geo_ray.transport.endpoint.connection import Connection
-from geo_ray.transport.endpoint.heartbeat import Heartbeat
-from geo_ray.transport.endpoint.held_bytes import HeldBytes
-from geo_ray.transport.endpoint.inbox import Callbacks
-from geo_ray.transport.endpoint.outbox import Outbox
-from geo_ray.transport.endpoint.session import Session
-from geo_ray.transport.endpoint.stream import Stream
-from geo_ray.transport.wire.frame_reader import FrameReader
+from geo_ray.transport.connection import ACK_META_BYTES, ChunkReceiver, Connection, Heartbeat
+from geo_ray.transport.inbox import Callbacks, HeldBytes
+from geo_ray.transport.outbox import Outbox
+from geo_ray.transport.session import Session
+from geo_ray.transport.stream import Stream
+from geo_ray.transport.wire.fields import encode_meta
+from geo_ray.transport.wire.frame_io import FrameReader
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.handshake import Greeting
 from geo_ray.transport.wire.message import DATA, LANES, TRANSPORT, EndpointIdentity, Message
-from geo_ray.transport.wire.meta import encode_meta
 
 KEY = b"k" * 32
 ALL = range(LANES)

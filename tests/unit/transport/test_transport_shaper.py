@@ -3,10 +3,9 @@ from __future__ import annotations
 import socket
 import time
 
-from geo_ray.clock import SystemClock
-from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
-from geo_ray.transport.emulation.shaper import Shaper, regroup
-from geo_ray.transport.endpoint.stream import Stream
+from geo_ray.base.clock import SystemClock
+from geo_ray.transport.emulation import LinkModel, LinkSpec, Shaper, regroup
+from geo_ray.transport.stream import Stream
 from geo_ray.transport.wire.frame_io import recv_frame
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode
 from geo_ray.transport.wire.handshake import Greeting

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from geo_ray.errors import TransportError
-from geo_ray.transport.lan import shared_buffer
-from geo_ray.transport.lan.shared_buffer import SharedBuffer
+from geo_ray.base.errors import TransportError
+from geo_ray.transport import lan
+from geo_ray.transport.lan import SharedBuffer
 
 
 def _file_of(buffer: SharedBuffer) -> Path | None:
-    found = [d / buffer.name for d in shared_buffer._directories() if (d / buffer.name).exists()]
+    found = [d / buffer.name for d in lan._directories() if (d / buffer.name).exists()]
     return found[0] if found else None
 
 
@@ -38,7 +38,7 @@ def test_both_sides_see_the_same_aligned_memory() -> None:
 def test_another_process_sees_it_and_a_killed_creator_leaves_nothing() -> None:
     script = (
         "import sys, os, signal\n"
-        "from geo_ray.transport.lan.shared_buffer import SharedBuffer\n"
+        "from geo_ray.transport.lan import SharedBuffer\n"
         "b = SharedBuffer.create(4096)\n"
         "print(b.name, b.nonce.hex(), flush=True)\n"
         "sys.stdin.readline(); assert b.proven(); b.unlink()\n"
@@ -79,7 +79,7 @@ def test_wrong_nonce_name_or_size_is_refused() -> None:
 
 
 def test_falls_back_to_the_temp_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_buffer, "_directories", lambda: [tmp_path / "missing", tmp_path])
+    monkeypatch.setattr(lan, "_directories", lambda: [tmp_path / "missing", tmp_path])
     ours = SharedBuffer.create(100)
     assert (tmp_path / ours.name).stat().st_mode & 0o777 == 0o600
     theirs = SharedBuffer.attach(ours.name, ours.nonce)
@@ -92,7 +92,7 @@ def test_falls_back_to_the_temp_directory(tmp_path: Path, monkeypatch: pytest.Mo
 def test_no_room_anywhere_is_an_error_that_names_the_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_buffer, "_directories", lambda: [tmp_path])
+    monkeypatch.setattr(lan, "_directories", lambda: [tmp_path])
     with pytest.raises(TransportError, match=str(tmp_path)):
         SharedBuffer.create(1 << 60)
     assert list(tmp_path.iterdir()) == []

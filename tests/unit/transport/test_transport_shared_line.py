@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.flow.control import FlowControl
+from geo_ray.transport.flow import FlowControl
 
 FOR_EVER: Final = math.inf
 

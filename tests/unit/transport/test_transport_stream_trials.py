@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from geo_ray.transport.flow.stream_count import StreamCount, Stretch
+from geo_ray.transport.flow import StreamCount, Stretch
 
 EVERY_S = 10.0
 EXCHANGES = 180

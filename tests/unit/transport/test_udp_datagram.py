@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from geo_ray.codecs.common.dgt_blocks import BlockFormat, lossy_bytes
-from geo_ray.codecs.dgt import Dgt
-from geo_ray.errors import FrameError
-from geo_ray.transport.datagrams.datagram import (
+from geo_ray.base.errors import FrameError
+from geo_ray.codecs.base import BlockFormat
+from geo_ray.codecs.dgt import Dgt, lossy_bytes
+from geo_ray.transport.datagrams import (
     MAX_DATAGRAM_BYTES,
     REPLAY_WINDOW,
     TUNNEL_DATAGRAM_BYTES,

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.transport.datagrams.pacing import (
-    REPORT_S,
-    TARGET_QUEUE_S,
-    Seen,
-    TokenBucket,
-    YieldingRate,
-)
-from geo_ray.transport.flow.window import QUEUE_MIN_S
+from geo_ray.transport.datagrams import REPORT_S, TARGET_QUEUE_S, Seen, TokenBucket, YieldingRate
+from geo_ray.transport.flow import QUEUE_MIN_S
 
 SIZE = 1400
 

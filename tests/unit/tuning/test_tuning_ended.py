@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.api.tuning import plan_of
-from geo_ray.errors import TuningDirectoryError
-from geo_ray.tuning import run
-from geo_ray.tuning.ended import add_ended, read_ended
-from geo_ray.tuning.run import TUNE_FOLDER, SearchPlan, search
+from geo_ray.api.tune import plan_of
+from geo_ray.base.errors import TuningDirectoryError
+from geo_ray.sweep import tune
+from geo_ray.sweep.search import add_ended, read_ended
+from geo_ray.sweep.tune import TUNE_FOLDER, SearchPlan, search
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "tune.yaml"
 
@@ -39,7 +39,7 @@ def test_sigterm_while_the_cluster_starts_leaves_nothing(
             ended.append("the cluster is down")
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(run, "_cluster", cluster)
+    monkeypatch.setattr(tune, "_cluster", cluster)
     with pytest.raises(KeyboardInterrupt):
         search(plan, lambda text: None)
     assert not plan.out.exists() and signal.getsignal(signal.SIGTERM) is before
@@ -61,8 +61,8 @@ def test_what_trials_have_told_is_kept(plan: SearchPlan, monkeypatch: pytest.Mon
             (plan.out / TUNE_FOLDER).mkdir()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(run, "_cluster", cluster)
-    monkeypatch.setattr(run, "_tuner", lambda *_: Tuner())
+    monkeypatch.setattr(tune, "_cluster", cluster)
+    monkeypatch.setattr(tune, "_tuner", lambda *_: Tuner())
     with pytest.raises(KeyboardInterrupt):  # of Ctrl-C, which Ray Tune itself handles
         search(plan, lambda text: None)
     assert (plan.out / TUNE_FOLDER).is_dir()

@@ -16,24 +16,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray import tune
 
-from geo_ray.api.tuning import _finish as finished
-from geo_ray.api.tuning import plan_of
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
-from geo_ray.errors import GeoRayError, SearchMissingError, from_code
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.summary import Target
-from geo_ray.tuning.best import write_best
-from geo_ray.tuning.candidate import base_of
-from geo_ray.tuning.config import PricesConfig, SearchConfig
-from geo_ray.tuning.front import front
-from geo_ray.tuning.objective import FAILED, UNREACHED, Goal, Standing, score, usd_of
-from geo_ray.tuning.page import best_text, summary_text, tuning_table, write_tuning_page
-from geo_ray.tuning.result import TrialPoint, TrialRow, Tuning, ordered
-from geo_ray.tuning.run import SearchResult
-from geo_ray.tuning.save import save_tuning
-from geo_ray.tuning.search import BaseKeptAsha, BaseKeptPbt, check_installed
-from geo_ray.tuning.watch import TrialWatch, report_of
+from geo_ray.api.tune import _finish as finished
+from geo_ray.api.tune import plan_of
+from geo_ray.base.errors import GeoRayError, SearchMissingError, from_code
+from geo_ray.base.load import load_tree
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.sweep.objective import FAILED, UNREACHED, Goal, Standing, score, usd_of
+from geo_ray.sweep.result import (
+    TrialPoint,
+    TrialRow,
+    Tuning,
+    best_text,
+    front,
+    ordered,
+    save_tuning,
+    summary_text,
+    tuning_table,
+    write_tuning_page,
+)
+from geo_ray.sweep.search import BaseKeptAsha, BaseKeptPbt, check_installed
+from geo_ray.sweep.search_config import PricesConfig, SearchConfig
+from geo_ray.sweep.space import base_of
+from geo_ray.sweep.trial import TrialWatch, report_of
+from geo_ray.sweep.tune import SearchResult, write_best
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import Target
 
 CONFIG = Path(__file__).parents[3] / "configs" / "four_continents.yaml"
 LOSS = Goal.of(Target(metric="loss", value=0.2, direction="at_most"))
@@ -273,7 +280,7 @@ def test_the_best_finds_its_files_from_where_it_lies(tmp_path: Path) -> None:
 
 
 def test_a_search_that_is_not_installed_says_what_to_install(monkeypatch: Any) -> None:
-    monkeypatch.setattr("geo_ray.tuning.search.find_spec", lambda _: None)
+    monkeypatch.setattr("geo_ray.sweep.search.find_spec", lambda _: None)
     with pytest.raises(SearchMissingError, match="optuna is not installed") as caught:
         check_installed(SearchConfig(kind="optuna"))
     assert "pip install optuna" in caught.value.fix

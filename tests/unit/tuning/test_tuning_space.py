@@ -14,17 +14,14 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from geo_ray.api.tuning import plan_of, tune
+from geo_ray.api.tune import plan_of, tune
+from geo_ray.base.errors import ClusterStartError, ConfigError, TuningDirectoryError
+from geo_ray.base.load import load_tree, text_of
 from geo_ray.cli.tune import tune as tune_command
-from geo_ray.config.load import load_tree
-from geo_ray.config.source import text_of
-from geo_ray.errors import ClusterStartError, ConfigError, TuningDirectoryError
-from geo_ray.tuning.candidate import Base, base_of
-from geo_ray.tuning.config import TuningConfig
-from geo_ray.tuning.domain import Domain
-from geo_ray.tuning.objective import FAILED
-from geo_ray.tuning.search import param_space, schedule_of, search_of, trial_count
-from geo_ray.tuning.space import Space
+from geo_ray.sweep.objective import FAILED
+from geo_ray.sweep.search import param_space, schedule_of, search_of, trial_count
+from geo_ray.sweep.search_config import Domain, TuningConfig
+from geo_ray.sweep.space import Base, Space, base_of
 
 CONFIG = Path(__file__).parents[3] / "configs" / "four_continents.yaml"
 SHIPPED = CONFIG.with_name("tune.yaml")
@@ -343,7 +340,7 @@ def test_errors_of_the_cluster_name_the_keys_of_a_search(
             f"the local cluster was not up (cluster.start_timeout_s):\n{log}", fix=fix
         )
 
-    monkeypatch.setattr("geo_ray.tuning.run.connect", refuse)
+    monkeypatch.setattr("geo_ray.ray_cluster.connect.connect", refuse)
     with pytest.raises(ClusterStartError) as caught:
         tune(file_of({"strategy.interval": {"randint": [1, 8]}}), out=tmp_path / "out")
     assert caught.value.message == (
@@ -368,6 +365,6 @@ def test_a_wrong_directory_is_reported_before_ray_is_loaded(
     def loading(*modules: str) -> None:
         assert "ray" not in modules
 
-    monkeypatch.setattr("geo_ray.cli.tune.loading", loading)
+    monkeypatch.setattr("geo_ray.cli.paths.loading", loading)
     done = CliRunner().invoke(tune_command, ["search.json", *words])
     assert isinstance(done.exception, TuningDirectoryError), done.exception

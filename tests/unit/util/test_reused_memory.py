@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from geo_ray.util.reused_memory import ReusedMemory
+from geo_ray.base.memory import ReusedMemory
 
 LARGE = 2**18  # fp32 that are just large enough to be worth it
 

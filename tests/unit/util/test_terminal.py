@@ -13,7 +13,7 @@ from typing import TextIO
 import pytest
 from rich.console import Console
 
-from geo_ray.util.terminal import OutlivingStream, outliving, terminal_outlived
+from geo_ray.base.output import OutlivingStream, outliving, terminal_outlived
 
 
 def closed_pipe() -> TextIO:

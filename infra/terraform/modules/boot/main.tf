@@ -1,5 +1,5 @@
 # What a machine of Terraform's does first, for any cloud: the same text as the user data of a
-# machine that geo_ray rents (geo_ray/providers/user_data.py; a test compares the two). It holds
+# machine that geo_ray rents (geo_ray/cloud/boot_script.py; a test compares the two). It holds
 # names of secrets only.
 
 locals {

@@ -1,0 +1,431 @@
+"""`geo_ray.compare` and `geo_ray.profile_loss`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.display import Table, progress_bar
+from geo_ray.api.plan import FollowedPlan, plan_to_follow
+from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.base.errors import ConfigError, RunDirectoryError
+from geo_ray.base.load import load_tree, override_items, override_notes
+from geo_ray.base.output import ticking
+from geo_ray.base.tables import html_view
+from geo_ray.base.text import bytes_text, duration_text, number_text
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.bill import Bill
+from geo_ray.planner.loss import LossProfile, MeasuredLoss, differences
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.build import check_device, parameter_count
+from geo_ray.runs.follow_plan import changes_of, model_id
+from geo_ray.runs.planning import default_loss_path, subject_of
+from geo_ray.runtime.driver.run_cluster import Reporting, with_its_driver
+from geo_ray.runtime.driver.train import train as train_to_end
+from geo_ray.sweep.compare import (
+    Comparison,
+    ComparisonPlan,
+    Row,
+    Spread,
+    Tell,
+    default_jobs,
+    save_comparison,
+    write_page,
+)
+from geo_ray.sweep.compare import compare as compare_all
+from geo_ray.sweep.loss import (
+    LossTask,
+    LossWanted,
+    kept_codecs_at,
+    loss_cases,
+    measure_loss,
+    opened,
+    still_to_do,
+)
+from geo_ray.sweep.outcome import Outcome, outcome_of, parse_variant
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, repr=False)
+class ComparisonResult:
+    """Several strategies on one workload, best first.
+
+    Attributes:
+        comparison: its rows, and all runs with their evaluations.
+        path: its directory, with every run.
+        page_path: the HTML page about it.
+    """
+
+    comparison: Comparison
+    path: Path
+    page_path: Path
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One per strategy, best first."""
+        return tuple(self.comparison.rows)
+
+    @property
+    def best(self) -> Row:
+        """The first of them."""
+        return self.comparison.rows[0]
+
+    def table(self) -> Table:
+        """A row per strategy, best first; of what runs differ in, the median, low and high.
+
+        ``standing`` says whether the runs tell it from the best: see `comparison.board.standing`.
+        """
+        return Table(
+            [_flat(row) | {"standing": self.comparison.standing(row)} for row in self.rows]
+        )
+
+    def points(self) -> Table:
+        """A row per evaluation of every run that counts."""
+        rows = [
+            {
+                "strategy": run.label,
+                "rate": run.rate,
+                "seed": run.seed,
+                "time_s": point.t_s,
+                "samples": point.samples,
+                "wan_bytes": point.wan_bytes,
+                **point.metrics,
+            }
+            for run in self.comparison.outcomes
+            for point in run.points
+        ]
+        return Table(rows)
+
+    def __repr__(self) -> str:
+        metric = self.comparison.metric or "no metric"
+        rows = "; ".join(f"{row.label} {number_text(row.final.median)}" for row in self.rows)
+        return f"<Comparison by {metric}: {rows}>"
+
+    def _repr_html_(self) -> str:
+        metric = self.comparison.metric or ""
+        shown = {
+            "strategy": lambda row: row.label,
+            "lr": lambda row: f"{row.lr:g}",
+            "to target": lambda row: duration_text(row.to_target_s.median),
+            "run": lambda row: duration_text(row.seconds.median),
+            "WAN": lambda row: bytes_text(row.wan_bytes.median),
+            f"final {metric}": lambda row: number_text(row.final.median),
+            "to the best": self.comparison.standing,
+        }
+        if self.comparison.target is None:
+            del shown["to target"]
+        rows = [tuple(text(row) for text in shown.values()) for row in self.rows]
+        title = f"Comparison of {len(rows)} strategies, best first; {self.comparison.links}"
+        return html_view(title, tuple(shown), rows)
+
+
+def compare(
+    config: Config,
+    strategies: Sequence[str] | str,
+    overrides: Overrides = (),
+    *,
+    plan: FollowedPlan | None = None,
+    seeds: int = 3,
+    rates: Sequence[float] = (0.5, 1.0, 2.0),
+    real: bool = False,
+    out: FilePath | None = None,
+    resume: bool = False,
+    jobs: int | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+) -> ComparisonResult:
+    """Run one workload with several strategies, each with its best learning rate.
+
+    Simulated, unless ``real``: seconds are then predictions.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave.
+        strategies: each ``KIND:KEY=VALUE:...``, such as ``diloco:interval=16:codec=int4``.
+        overrides: changes of single keys in all runs.
+        plan: whose workers, batches, averager and prices to take.
+        seeds: runs of each that count.
+        rates: factors on the learning rate that each may choose from; a single one: no choice.
+        real: train on the cluster; rates are still simulated.
+        out: directory of everything; default: ``RUN.DIR/compare-NAME``.
+        resume: go on with what lies in that directory.
+        jobs: simulated runs side by side; default: as many as there are cores.
+        progress: say on standard error which run has ended.
+        base_dir: as for `geo_ray.train`.
+
+    Raises:
+        ConfigError: an argument is wrong; names it.
+        RunDirectoryError: the directory exists, and ``resume`` is not set.
+        GeoRayError: whatever ends the comparison early.
+    """
+    _check_numbers(seeds, jobs, rates)
+    source = source_of(config, base_dir)
+    changes = override_items(overrides)
+    texts = strategies.split(",") if isinstance(strategies, str) else strategies
+    variants = tuple(parse_variant(text, source.parent) for text in texts)
+    if not variants:
+        raise ConfigError("strategies: there are none", fix="Name one at least, such as 'sma'.")
+    twice = _repeated([variant.label for variant in variants])
+    if twice is not None:
+        raise ConfigError(f"strategies: {twice} is there twice", fix="Name each strategy once.")
+    experiment = load_tree(source, changes, Experiment)
+    for note in override_notes(source, changes):
+        _log.warning("%s", note)
+    if not real or len(rates) > 1 or experiment.cluster.kind == "local":
+        check_device(experiment)
+    bill = None
+    if plan is not None:
+        followed = plan_to_follow(plan)
+        changes = (*changes, *changes_of(followed, experiment, exchanges=False))
+        bill = Bill.of(followed)
+    directory = Path(out or rundir.local_root(experiment) / f"compare-{experiment.name}").absolute()
+    if directory.exists() and not resume:
+        raise RunDirectoryError(
+            f"{directory} exists",
+            fix="Go on with it by --resume (resume=True), or name another directory with --out "
+            "(out=...).",
+        )
+    wanted = ComparisonPlan(
+        config=source,
+        common=changes,
+        variants=variants,
+        rates=tuple(rates),
+        seeds=tuple(range(seeds)),
+        out=directory,
+        jobs=jobs or default_jobs(),
+        real=real,
+        bill=bill,
+    )
+    with own_threads_kept():
+        watch = RunWatch(progress)
+        rates_text = f" at {len(rates)} learning rates" if len(rates) > 1 else ""
+        watch.tell(f"comparing {len(variants)} strategies{rates_text}, each run with {seeds} seeds")
+        with ticking("running", watch.tell):
+            comparison = compare_all(wanted, _teller(watch), partial(_train, source.parent))
+    save_comparison(comparison, directory / "compare.json")
+    title = f"{experiment.name}: {','.join(texts)}"
+    page = write_page(comparison, title, directory / "compare.html")
+    return ComparisonResult(comparison, directory, page)
+
+
+def _check_numbers(seeds: int, jobs: int | None, rates: Sequence[float]) -> None:
+    if seeds < 1:
+        raise ConfigError(f"seeds: {seeds} runs of each", fix="Ask for one at least.")
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs: {jobs} runs side by side", fix="Ask for one at least.")
+    if not rates:
+        raise ConfigError("rates: there are none", fix="Give one at least, such as 1.0.")
+    for rate in rates:
+        if not (math.isfinite(rate) and rate > 0):
+            raise ConfigError(
+                f"rates: {rate} is no factor on a learning rate",
+                fix="Give finite positive numbers, such as 0.5, 1.0 and 2.0.",
+            )
+    twice = _repeated(list(rates))
+    if twice is not None:
+        raise ConfigError(f"rates: {twice} is there twice", fix="Name each factor once.")
+
+
+def _repeated(values: Sequence[T]) -> T | None:
+    """The first value that is there more than once."""
+    return next((value for value in values if values.count(value) > 1), None)
+
+
+def _teller(watch: RunWatch) -> Tell:
+    """What says which run has ended, and how long the rest will take."""
+    began_s = time.monotonic()
+
+    def tell(done: int, count: int, what: str) -> None:
+        left_s = (time.monotonic() - began_s) / done * (count - done)
+        left = f", about {left_s / 60:.0f} min left" if left_s > 60 else ""
+        watch.tell(f"{done}/{count}{left}: {what}")
+
+    return tell
+
+
+def _train(base_dir: Path, experiment: Experiment, directory: Path) -> Outcome:
+    """One real run; its outcome."""
+    directory.mkdir(parents=True, exist_ok=True)
+    run = rundir.create(experiment, base_dir)
+    reporting = Reporting(lambda _: None, [], time.time())
+    summary = train_to_end(with_its_driver(experiment), run, reporting)
+    return outcome_of("", 1.0, experiment, summary, run.path)
+
+
+def _flat(row: Row) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for each in fields(row):
+        name, value = each.name, getattr(row, each.name)
+        if isinstance(value, Spread):
+            found |= {name: value.median, f"{name}_low": value.low, f"{name}_high": value.high}
+        else:
+            found[name] = value
+    return found
+
+
+@dataclass(frozen=True, repr=False)
+class LossProfileResult:
+    """What intervals and codecs cost a task in loss.
+
+    Attributes:
+        profile: everything that was measured.
+        path: the file that has it.
+        left_out: why an interval or codec was not measured.
+    """
+
+    profile: LossProfile
+    path: Path
+    left_out: tuple[str, ...] = ()
+
+    def table(self) -> Table:
+        """A row per interval and codec: mean of the relative loss, and the upper end that counts.
+
+        Codecs are compared with the same interval without codec, intervals with plain training.
+        """
+        found = differences(self.profile)
+        return Table(
+            [
+                {
+                    "interval": interval,
+                    "codec": codec,
+                    "loss": _mean(self.profile.by_key[interval, codec].losses),
+                    "mean": each.mean,
+                    "upper": each.upper,
+                }
+                for (interval, codec), each in found.items()
+            ]
+        )
+
+    def loss(self, interval: int, codec: str | None = None) -> float:
+        """The relative loss that a plan counts for an interval, in local steps, and a codec."""
+        return MeasuredLoss.of(self.profile).loss(interval, codec, trains_on=False)
+
+    def __repr__(self) -> str:
+        profile = self.profile
+        runs = f"{len(profile.points) + 1} x {len(profile.seeds)} runs of {profile.steps} steps"
+        return f"<LossProfile {self.path}: {runs}>"
+
+    def _repr_html_(self) -> str:
+        headings = ("interval", "codec", "mean", "counts")
+        rows = [
+            (str(interval), codec or "none", f"{each.mean:+.2%}", f"{each.upper:.2%}")
+            for (interval, codec), each in differences(self.profile).items()
+        ]
+        return html_view(repr(self)[1:-1], headings, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LossGrid:
+    """What `profile_loss` is to measure.
+
+    Attributes:
+        intervals: in steps; default: the configured one, and those of the section ``plan`` or 1,
+            4, 16 and 64, as far as at least two fit into the steps.
+        codecs: None for none; default: those that a plan chooses among.
+        steps: local steps of each run.
+        seeds: runs of each.
+        jobs: runs side by side; default: as many as there are cores.
+        fresh: measure again what an earlier measurement of the very same has.
+    """
+
+    intervals: Sequence[int] | None = None
+    codecs: Sequence[str | None] | None = None
+    steps: int = 200
+    seeds: int = 3
+    jobs: int | None = None
+    fresh: bool = False
+
+
+def profile_loss(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    grid: LossGrid | None = None,
+    out: FilePath | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+) -> LossProfileResult:
+    """Measure what long intervals and codecs cost in loss, by short simulated runs, for `plan`.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave.
+        overrides: changes of single keys.
+        grid: what to measure; what an earlier measurement of the very same has is not repeated.
+        out: the file; default: ``RUN.DIR/profiles/loss/NAME.json``.
+        progress: say on standard error how far it is.
+        base_dir: as for `geo_ray.train`.
+
+    Raises:
+        ConfigError: there is nothing to measure, or no plan for this strategy or codec.
+        ProfileError: nothing can be compared.
+        GeoRayError: whatever ends a run early; what was measured is kept.
+    """
+    grid = grid or LossGrid()
+    _check(grid)
+    watch = RunWatch(progress)
+    with own_threads_kept():
+        source = source_of(config, base_dir)
+        experiment = load_tree(source, override_items(overrides), Experiment)
+        path = default_loss_path(experiment) if out is None else Path(out)
+        check_device(experiment)
+        wanted = LossWanted(grid.steps, grid.intervals, grid.codecs)
+        cases = loss_cases(experiment, source.parent, wanted)
+        model_params = parameter_count(load_task(experiment.task, source.parent), experiment.seed)
+        model = model_id(experiment, source.parent, model_params)
+        task = LossTask(
+            cases,
+            subject_of(experiment, source.parent, model),
+            source.parent,
+            cases.steps,
+            tuple(experiment.seed + number for number in range(grid.seeds)),
+            grid.jobs or default_jobs(),
+        )
+        file = opened(path, task, fresh=grid.fresh)
+        known, at = file.known, kept_codecs_at(task, file.known)
+        if at is not None and at != cases.codecs_at:
+            cases = loss_cases(experiment, source.parent, replace(wanted, codecs_at=at))
+            task = replace(task, cases=cases)
+        for text in cases.left_out:
+            watch.tell(f"not measured: {text}")
+        todo = still_to_do(task, known)
+        if len(todo) < len(cases.all):
+            watch.tell(
+                f"{len(cases.all) - len(todo)} of {len(cases.all)} are known from {file.writes}"
+            )
+        if not experiment.strategy.traits.in_rounds and not experiment.links():
+            watch.tell("no links are emulated: updates come as on links that take no time")
+        found = known if len(todo) < len(cases.all) else None
+        title = f"Measuring loss, {cases.steps} steps each"
+        with progress_bar(title, len(todo) * grid.seeds, "runs", progress) as advance:
+            for found in measure_loss(task, known, lambda _: advance(1)):
+                file.keep(found)  # after each case: an interrupt loses few
+        file.finish()
+    assert found is not None, "there is an interval at least"  # noqa: S101
+    return LossProfileResult(found, path, cases.left_out)
+
+
+def _check(grid: LossGrid) -> None:
+    if grid.seeds < 2:
+        raise ConfigError(
+            f"seeds: with {grid.seeds} nothing can be said of noise", fix="Give 2 or more."
+        )
+    if grid.steps < 1 or (grid.jobs or 1) < 1:
+        raise ConfigError("steps and jobs: they are positive", fix="Give whole numbers.")
+    if grid.intervals is not None and (not grid.intervals or min(grid.intervals) < 1):
+        raise ConfigError(
+            f"intervals: {list(grid.intervals)} are not positive", fix="Give whole numbers."
+        )
+
+
+def _mean(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if len(known) == len(losses) else None

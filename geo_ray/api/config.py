@@ -1,0 +1,162 @@
+"""Inputs of the library functions, and `geo_ray.init_project`.
+
+Configurations, overrides, task names, and starter projects.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from geo_ray.base.errors import ConfigError, RunDirectoryError
+from geo_ray.base.files import save_text
+from geo_ray.base.load import (
+    ConfigSource,
+    ConfigText,
+    json_schema,
+    load_tree,
+    override_items,
+    read_text,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from geo_ray.data.tasks.load import TaskConfig
+    from geo_ray.experiment.experiment import Experiment
+
+
+FilePath: TypeAlias = str | os.PathLike[str]
+Config: TypeAlias = "FilePath | Mapping[str, Any] | Experiment"
+"""A YAML file, a mapping of its keys, or what `load_config` gave."""
+
+Overrides: TypeAlias = Mapping[str, Any] | Sequence[str]
+"""Values by dotted key, or a list of ``key.key=value`` as ``--set`` takes them."""
+
+NamedTask: TypeAlias = "str | Mapping[str, Any] | TaskConfig"
+"""What ``use`` says in a configuration's section ``task``, or the keys of that section."""
+
+
+def load_config(
+    config: Config, overrides: Overrides = (), *, base_dir: FilePath | None = None
+) -> Experiment:
+    """Read and check a configuration; complete it if its strategy is ``auto``.
+
+    Args:
+        config: a file, a mapping, or an experiment.
+        overrides: changes of single keys.
+        base_dir: where relative paths in it start; default: the directory of a file, else the
+            working directory.
+
+    Raises:
+        ConfigError: naming every key that is wrong.
+    """
+    from geo_ray.api.auto import load_experiment
+
+    with own_threads_kept():
+        return load_experiment(source_of(config, base_dir), override_items(overrides))[0]
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON Schema of a configuration, for editors and for reading."""
+    from geo_ray.experiment.experiment import Experiment
+
+    return json_schema(Experiment)
+
+
+def source_of(config: Config, base_dir: FilePath | None = None) -> ConfigSource:
+    """What reads a configuration, wherever it comes from; see `load_config`."""
+    if not isinstance(config, (str, os.PathLike)):
+        return text_of(config, Path(base_dir or Path.cwd()).absolute())
+    path = Path(config)
+    if base_dir is None:
+        return path
+    return replace(ConfigText(read_text(path), Path(base_dir).absolute()), name=str(path))
+
+
+def task_config(task: NamedTask) -> TaskConfig:
+    """The section ``task`` of a configuration.
+
+    Raises:
+        ConfigError: it has wrong keys or values.
+    """
+    from geo_ray.data.tasks.load import TaskConfig
+
+    tree = {"use": task} if isinstance(task, str) else task
+    return load_tree(text_of(tree, Path.cwd()), (), TaskConfig)
+
+
+@contextmanager
+def own_threads_kept() -> Iterator[None]:
+    """Give the caller's process its number of PyTorch threads back; runs compute on one."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+STARTERS = ("quickstart", "csv", "language_model", "own")
+_SHARED = {
+    "quickstart": ("quickstart.yaml", "planned.yaml", "auto.yaml", "cluster.yaml"),
+}
+"""Configurations that come with geo_ray and go into a starter's ``configs``."""
+
+_CODE = ".in"  # Python files are kept under another name: they are no part of the library
+
+
+def init_project(
+    directory: FilePath = ".", starter: str = "quickstart", *, force: bool = False
+) -> tuple[Path, ...]:
+    """Write a project that runs: configuration, task and README.
+
+    Args:
+        directory: where; made if it is not there.
+        starter: one of `STARTERS`: quickstart, csv, language_model or own.
+        force: replace files that are there.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ConfigError: there is no such starter, or a file is there already.
+        RunDirectoryError: a file cannot be written.
+    """
+    if starter not in STARTERS:
+        raise ConfigError(
+            f"there is no starter {starter!r}", fix=f"Choose among {', '.join(STARTERS)}."
+        )
+    root = resources.files("geo_ray") / "cli" / "starters"
+    files = _files_below(root / starter)
+    for name in _SHARED.get(starter, ()):
+        files[f"configs/{name}"] = root / "configs" / name
+    texts = {Path(directory) / name: source for name, source in sorted(files.items())}
+    taken = [path for path in texts if path.exists()]
+    if taken and not force:
+        raise ConfigError(
+            f"{taken[0]} is there already", fix="Name another directory, or add --force."
+        )
+    for path, source in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot make {path.parent}: {error.strerror}") from error
+        save_text(path, source.read_text(encoding="utf-8"))
+    return tuple(texts)
+
+
+def _files_below(folder: Traversable, prefix: str = "") -> dict[str, Traversable]:
+    found: dict[str, Traversable] = {}
+    for item in folder.iterdir():
+        if item.is_dir():
+            found |= _files_below(item, f"{prefix}{item.name}/")
+        else:
+            found[prefix + item.name.removesuffix(_CODE)] = item
+    return found

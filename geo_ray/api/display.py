@@ -1,0 +1,260 @@
+"""Tables of plain values that print and convert to Arrow, pandas and polars, and progress bars."""
+
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
+
+from __future__ import annotations
+
+import math
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias, overload
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from geo_ray.api.watch import RunWatch, ShowProgress, console_of_progress
+from geo_ray.base.tables import html_view
+from geo_ray.base.text import printable
+
+_WIDTH: Final = 80
+_MOST_ROWS: Final = 20
+_LEAST_CELL: Final = 20
+_GAP: Final = "  "
+
+
+class Table:
+    """Rows with the same columns; immutable. A value is an int, a float, a text or None.
+
+    ``print(table)`` shows at most 20 rows in 80 columns; a notebook shows all of them. `to_pylist`
+    gives the rows as dictionaries, `to_arrow` and `to_pandas` convert them. Programs that speak
+    Arrow's C stream interface, such as polars and duckdb, take a table as it is.
+
+    Args:
+        rows: values by column.
+        kinds: int, float or str by column; needed where a column may have only nulls, or where
+            there may be no rows. Without it, the columns are those of the rows.
+    """
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, type] | None = None
+    ) -> None:
+        names = kinds or dict.fromkeys(name for row in rows for name in row)
+        self._names = tuple(names)
+        self._kinds = kinds
+        self._rows = tuple({name: row.get(name) for name in self._names} for row in rows)
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return list(self._names)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """The rows, each as a dictionary by column."""
+        return [dict(row) for row in self._rows]
+
+    def to_arrow(self) -> Any:
+        """The same as a ``pyarrow.Table``."""
+        import pyarrow as pa
+
+        if self._kinds is None:
+            return pa.Table.from_pylist(self.to_pylist())
+        types = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+        schema = pa.schema([pa.field(name, types[kind]) for name, kind in self._kinds.items()])
+        return pa.Table.from_pylist(self.to_pylist(), schema=schema)
+
+    def to_pandas(self) -> Any:
+        """The same as a ``pandas.DataFrame``; needs pandas."""
+        return self.to_arrow().to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.to_pylist())
+
+    @overload
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, key: str) -> list[Any]: ...
+    def __getitem__(self, key: int | str) -> dict[str, Any] | list[Any]:
+        """A row by its number, or the values of a column by its name."""
+        if isinstance(key, int):
+            return dict(self._rows[key])
+        if key not in self._names:
+            raise KeyError(f"there is no column {key!r}; there are {', '.join(self._names)}")
+        return [row[key] for row in self._rows]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table):
+            return NotImplemented
+        return (self._names, self._rows) == (other._names, other._rows)
+
+    def __hash__(self) -> int:
+        return hash((self._names, len(self._rows)))
+
+    def __repr__(self) -> str:
+        shown = self._rows
+        left_out = len(shown) - _MOST_ROWS
+        if left_out > 0:
+            half = _MOST_ROWS // 2
+            shown = (*shown[:half], *shown[-half:])
+        columns = [_Column(name, [row[name] for row in shown]) for name in self._names]
+        hidden = _fit(columns)
+        lines = [_GAP.join(column.heading() for column in columns).rstrip()]
+        lines += [
+            _GAP.join(column.cell(i) for column in columns).rstrip() for i in range(len(shown))
+        ]
+        if left_out > 0:
+            lines.insert(1 + _MOST_ROWS // 2, f"... {left_out:,} more rows ...")
+        if hidden:
+            lines += textwrap.wrap(f"(also the columns {', '.join(hidden)})", _WIDTH)
+        if not self._rows:
+            lines.append("(no rows)")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [[_text(row[name]) for name in self._names] for row in self._rows]
+        return html_view(f"{len(rows):,} row{'' if len(rows) == 1 else 's'}", self._names, rows)
+
+
+class _Column:
+    """A column as text."""
+
+    def __init__(self, name: str, values: Sequence[object]) -> None:
+        self.name = printable(name)
+        self._cells = [_text(value) for value in values]
+        numbers = [value for value in values if value is not None]
+        self._is_right = bool(numbers) and all(isinstance(v, (int, float)) for v in numbers)
+        self.width = max(map(len, (self.name, *self._cells)))
+        self.is_empty = all(v is None or v != v for v in values)  # NaN differs from itself
+        # A number that is cut off would be another number, and a name another column.
+        longest = max(map(len, self._cells), default=0) if self._is_right else 0
+        self.least = min(self.width, max(longest, len(self.name), _LEAST_CELL))
+
+    def heading(self) -> str:
+        return self._placed(self.name)
+
+    def cell(self, row: int) -> str:
+        return self._placed(self._cells[row])
+
+    def _placed(self, text: str) -> str:
+        if len(text) > self.width:
+            text = text[: self.width - 1] + "…"
+        return text.rjust(self.width) if self._is_right else text.ljust(self.width)
+
+
+def _fit(columns: list[_Column]) -> list[str]:
+    """Narrow the widest columns until a line fits, and take out some if it does not.
+
+    Those without any value are taken out first, then the last ones.
+
+    Returns:
+        Names of the columns that were taken out, in their order.
+    """
+    names = [each.name for each in columns]
+    while columns:
+        over = sum(each.width for each in columns) + len(_GAP) * (len(columns) - 1) - _WIDTH
+        if over <= 0:
+            break
+        widest = max(columns, key=lambda each: each.width - each.least)
+        if widest.width > widest.least:
+            widest.width = max(widest.least, widest.width - over)
+        elif len(columns) > 1:
+            columns.remove(next((c for c in reversed(columns) if c.is_empty), columns[-1]))
+        else:
+            break
+    left = {each.name for each in columns}
+    return [name for name in names if name not in left]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else str(value)
+    return printable(" ".join(str(value).split()))
+
+
+_FIRST_LINE_S = 2.0
+_LINE_EVERY_S = 10.0
+
+Advance: TypeAlias = Callable[[float], None]
+"""Moves the work's end nearer by an amount."""
+
+
+@contextmanager
+def progress_bar(
+    title: str, total: float, unit: str, shown: ShowProgress = True
+) -> Iterator[Advance]:
+    """Show progress while the block runs.
+
+    Args:
+        title: what is being done.
+        total: how much there is.
+        unit: of what.
+        shown: as for `geo_ray.train`.
+    """
+    console = console_of_progress()
+    if not shown:
+        yield _ignore_amount
+    elif shown == "plain" or not console.is_terminal:
+        yield _Lines(title, total, unit)
+    else:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.completed:,.0f} " + unit),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task(title, total=total)
+            yield lambda amount: progress.update(bar, advance=amount)
+
+
+@contextmanager
+def reading_files(files: int, shown: ShowProgress) -> Iterator[Callable[[float, int], None]]:
+    """Progress while files are read; gives what readers call with (files read, rows)."""
+    done = 0.0
+    with progress_bar("Reading files", files, "files", shown) as advance:
+
+        def on_read(files_done: float, rows: int) -> None:
+            nonlocal done
+            advance(max(0.0, files_done - done))
+            done = max(done, files_done)
+
+        yield on_read
+        advance(files - done)
+
+
+class _Lines:
+    """Progress as lines: nothing for what is done quickly."""
+
+    def __init__(self, title: str, total: float, unit: str) -> None:
+        self._title = title
+        self._total = total
+        self._unit = unit
+        self._done = 0.0
+        self._next_s = time.monotonic() + _FIRST_LINE_S
+
+    def __call__(self, amount: float) -> None:
+        self._done += amount
+        if time.monotonic() >= self._next_s:
+            share = self._done / self._total if self._total else 1.0
+            of_all = f" of {self._total:,.0f} {self._unit}" if self._total > 1 else ""
+            RunWatch(progress=True).tell(f"{self._title}: {share:.0%}{of_all}")
+            self._next_s = time.monotonic() + _LINE_EVERY_S
+
+
+def _ignore_amount(amount: float) -> None:
+    pass

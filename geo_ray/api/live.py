@@ -1,0 +1,202 @@
+"""A run for other programs: `geo_ray.watch`, a live page, and `geo_ray.export_events`."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from geo_ray.api.config import FilePath
+from geo_ray.api.queue_server import names_queue, place_of
+from geo_ray.api.status import directory_of, not_begun
+from geo_ray.base.clock import SystemClock
+from geo_ray.base.errors import GeoRayError
+from geo_ray.base.load import load_text
+from geo_ray.base.text import printable
+from geo_ray.runs import directory as rundir
+from geo_ray.runs.report import LiveReader
+from geo_ray.scheduler.queue.page import QueueView, queue_sections
+from geo_ray.scheduler.queue.page_reader import QueueLiveReader
+from geo_ray.storage.conditional_store import ConditionalStore, StorePlace
+from geo_ray.telemetry.event_log import EVENTS_FILE, has_begun, last_time_s, read_events
+from geo_ray.telemetry.export.base import ExportOrder, ObserveConfig
+from geo_ray.telemetry.export.exporters import open_exporters
+from geo_ray.telemetry.live.page import Board, Looking, page_sections
+from geo_ray.telemetry.live.server import PageServer
+from geo_ray.telemetry.view import RunView
+
+
+def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
+    """Hand on all events that a run has written so far, one program after the other.
+
+    Times of day are counted back from when the log was last written, also those of a simulation.
+
+    Args:
+        run: its directory, or its address in a bucket.
+        to: the programs, each as an entry of `observe.export`: a mapping, or YAML.
+
+    Returns:
+        How many events.
+
+    Raises:
+        RunDirectoryError: there is no run, or its events cannot be read.
+        ConfigError: an entry is wrong, or its package is not installed.
+        ConnectionError: a program does not take them.
+    """
+    parts = [each if isinstance(each, str) else json.dumps(dict(each)) for each in to]
+    text = "export: [" + ", ".join(parts) + "]"
+    config = load_text(text, [], ObserveConfig, "observe")
+    directory, _ = rundir.look(directory_of(run))
+    log = directory.path / EVENTS_FILE
+    if not has_begun(directory.path):
+        raise not_begun(directory)
+    newest_unix_s = min(time.time(), log.stat().st_mtime)
+    origin_unix_s = newest_unix_s - last_time_s(log)
+    order = ExportOrder(directory.path, directory.base_dir, origin_unix_s)
+    exporters = open_exporters(config.export, order)
+    count = 0
+    try:
+        for event in read_events(log):
+            count += 1
+            for exporter in exporters.values():
+                exporter.feed(event)
+    finally:
+        for exporter in exporters.values():
+            exporter.close()
+    return count
+
+
+_SLICE_EVENTS = 100_000
+
+
+class LivePage:
+    """A page that is served until `close`, or until the end of the ``with`` block."""
+
+    def __init__(self, run: FilePath, port: int, every_s: float, machines: FilePath | None) -> None:
+        board = Board()
+        self._name = str(run)
+        self._over = threading.Event()
+        self._server = PageServer(board, port, on_watcher=self._somebody_came)
+        at = (board, lambda: self._server.watchers, self._server.changed, every_s)
+        self._looking: Looking[QueueView] | Looking[RunView] | None = None
+        if names_queue(run):
+            queue = QueueLiveReader(place_of(run))
+            self._looking = Looking(str(run), queue, *at, draw=queue_sections)
+        else:
+            reader = LiveReader(_finder(run), _journal_in(machines))
+            self._looking = Looking(str(run), reader, *at, draw=page_sections)
+
+    @property
+    def url(self) -> str:
+        """Where it is; whoever has this address may look."""
+        return self._server.url
+
+    @property
+    def watchers(self) -> int:
+        """How many watch at this moment."""
+        return self._server.watchers
+
+    def wait(self) -> None:
+        """Wait until it is closed by another thread, or for Ctrl-C."""
+        self._over.wait()
+
+    def close(self) -> None:
+        """Serve it no more; a second call does nothing."""
+        self._over.set()
+        if self._looking is not None:
+            self._looking.close()
+        self._server.close()
+
+    def __repr__(self) -> str:
+        # The address holds a token, and outputs of notebooks are kept.
+        state = "closed" if self._over.is_set() else f"{self.watchers} watching"
+        return f"<LivePage of {printable(self._name)}: {state}; its address is .url>"
+
+    def _repr_html_(self) -> str:
+        return f"<div><strong>{escape(repr(self)[1:-1])}</strong></div>"
+
+    def __enter__(self) -> LivePage:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _somebody_came(self) -> None:
+        looking = getattr(self, "_looking", None)
+        if looking is not None:
+            looking.wake()
+
+
+def watch(
+    run: FilePath,
+    *,
+    port: int = 0,
+    every_s: float = 1.0,
+    machines: FilePath | None = None,
+) -> LivePage:
+    """Serve a live page about a run: its regions and links, members, curves, money, machines.
+
+    Of a queue: its jobs over time, as they were and as they are planned, and its regions.
+
+    On this machine alone, to who has the page's address, which holds a token. The run may begin
+    later, or have ended; nothing in it is changed, and who watches takes nothing from it.
+
+    Args:
+        run: its directory, or its address in a bucket; or a queue's folder or configuration.
+        port: to serve on; 0: any that is free.
+        every_s: seconds between two looks while somebody watches; of a run in a bucket five times
+            as many. While nobody does, ten times as many.
+        machines: directory or ``s3://`` address with the journal of the run's autoscaler; default:
+            where the run's lease is.
+
+    Raises:
+        PortInUseError: another process has the port.
+    """
+    return LivePage(run, port, every_s, machines)
+
+
+def follow_view(
+    run: FilePath, *, every_s: float = 2.0, machines: FilePath | None = None
+) -> Iterator[RunView | GeoRayError]:
+    """Give what the live page shows, as values, again and again, until nobody drives the run.
+
+    Args:
+        run: as for `watch`.
+        every_s: seconds from one to the next.
+        machines: as for `watch`.
+
+    Yields:
+        What is shown; while there is no run, the error that says so.
+    """
+    reader, clock = LiveReader(_finder(run), _journal_in(machines)), SystemClock()
+    while True:
+        try:
+            while reader.read(_SLICE_EVENTS) < 1.0:
+                pass
+            view = reader.view()
+        except GeoRayError as error:
+            yield error
+        else:
+            yield view
+            if view.status.is_going is False and view.status.waits_s is None:
+                return
+        clock.sleep_s(every_s)
+
+
+def _finder(run: FilePath) -> Callable[[], Path]:
+    return lambda: directory_of(run)
+
+
+def _journal_in(where: FilePath | None) -> ConditionalStore | None:
+    return None if where is None else StorePlace(os.fspath(where)).store()

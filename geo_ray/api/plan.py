@@ -1,0 +1,360 @@
+"""`geo_ray.plan`, `geo_ray.replan` and `geo_ray.profile`."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.display import Table
+from geo_ray.api.run import Run
+from geo_ray.api.status import directory_of
+from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.files import save_text
+from geo_ray.base.load import load_tree, override_items
+from geo_ray.base.tables import html_view
+from geo_ray.base.text import bytes_text, duration_text, number_text
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.loss import BITS_PER_PARAM
+from geo_ray.planner.plan import Plan, load_plan, tfvars_text
+from geo_ray.planner.profile import Profile, save_profile
+from geo_ray.runs.planning import (
+    Policy,
+    Sources,
+    begin_profile,
+    default_profile_path,
+    machine_types_of,
+    make_plan,
+)
+from geo_ray.runs.replanning import decide
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.sweep.profile import corners, hardware, measure, missing
+
+
+@dataclass(frozen=True, repr=False)
+class PlanResult:
+    """What would run where, how long it takes and what it costs.
+
+    Attributes:
+        name: of the configuration.
+        plan: the decision, with every term of time and money.
+        front: plans that nothing beats in both; empty unless asked for.
+        reason: why this one.
+        changed: for a run that follows a plan: whether another one pays.
+    """
+
+    name: str
+    plan: Plan
+    front: tuple[Plan, ...]
+    reason: str
+    changed: bool = True
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of the job."""
+        return self.plan.total_s
+
+    @property
+    def usd(self) -> float:
+        """Predicted dollars of the job."""
+        return self.plan.total_usd
+
+    def save(self, path: FilePath) -> Path:
+        """Write the plan for `geo_ray.train` and `geo-ray train --plan`.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        return save_text(Path(path), self.plan.model_dump_json(indent=2) + "\n")
+
+    def save_tfvars(self, path: FilePath) -> Path:
+        """Write its machines as the variable `workers` of a stack of infra/terraform.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        return save_text(Path(path), tfvars_text(self.plan))
+
+    def table(self) -> Table:
+        """A row per region and type of machine."""
+        rows = [
+            {"region": region.region, **machines.model_dump(), "step_s": region.step_s}
+            for region in self.plan.regions
+            for machines in region.machines
+        ]
+        return Table(rows)
+
+    def terms(self) -> Table:
+        """A row per term of time and money."""
+        rows = [(term, "s", value) for term, value in self.plan.seconds.items()]
+        rows += [(term, "USD", value) for term, value in self.plan.usd.items()]
+        return Table([{"term": term, "unit": unit, "value": value} for term, unit, value in rows])
+
+    def __repr__(self) -> str:
+        totals = f"{duration_text(self.seconds)}, {self.usd:.2f} USD"
+        exchange = f"an exchange every {self.plan.interval} steps"
+        return f"<Plan {self.plan.policy}: {totals}, averager {self.plan.averager}, {exchange}>"
+
+    def _repr_html_(self) -> str:
+        headings = ("region", "machines", "market", "rows per step", "USD/h each", "step")
+        rows = [
+            (
+                row["region"],
+                f"{row['count']} x {row['type']}",
+                row["market"].replace("_", "-"),
+                str(row["rows"]),
+                number_text(row["usd_per_h"]),
+                duration_text(row["step_s"]),
+            )
+            for row in self.table().to_pylist()
+        ]
+        return html_view(repr(self)[1:-1], headings, rows)
+
+
+FollowedPlan: TypeAlias = FilePath | Plan | PlanResult
+
+
+def plan_to_follow(plan: FollowedPlan) -> Plan:
+    """The plan of a file, or of what `plan` gave.
+
+    Raises:
+        PlanError: the file is no plan.
+    """
+    if isinstance(plan, PlanResult):
+        return plan.plan
+    return load_plan(Path(plan)) if isinstance(plan, (str, os.PathLike)) else plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """Where a plan's numbers come from, beside the configuration.
+
+    Attributes:
+        prices: files of your prices; of several the later count more.
+        links: a link table of `geo_ray.probe`; default: the emulated links, or the profile's.
+        profile: what `geo_ray.profile` measured; default: one of this model below ``run.dir``.
+        extrapolate: go beyond what the profile has measured.
+        loss: what `geo_ray.profile_loss` measured; default: one of this task below ``run.dir``.
+    """
+
+    prices: Sequence[FilePath] = ()
+    links: FilePath | None = None
+    profile: FilePath | None = None
+    extrapolate: bool = False
+    loss: FilePath | None = None
+
+    def sources(self) -> Sources:
+        """The same for the planner."""
+        return Sources(
+            tuple(Path(price) for price in self.prices),
+            None if self.links is None else Path(self.links),
+            None if self.profile is None else Path(self.profile),
+            self.extrapolate,
+            None if self.loss is None else Path(self.loss),
+        )
+
+
+def plan(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    policy: Policy = "optimal",
+    inputs: PlanInputs | None = None,
+    front: bool = False,
+    base_dir: FilePath | None = None,
+) -> PlanResult:
+    """Choose machines, averager, interval and codec by time and money; nothing is started.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave; it has a section ``plan``.
+        overrides: changes of single keys, by dotted key.
+        policy: who decides; see docs/planning.md.
+        inputs: prices, links and profile to go by.
+        front: also find the plans that nothing beats in both time and money.
+        base_dir: as for `geo_ray.train`.
+
+    Raises:
+        PlanInfeasibleError: no plan keeps every constraint; says what would do.
+        GeoRayError: whatever else keeps a plan from being made.
+    """
+    with own_threads_kept():
+        source = source_of(config, base_dir)
+        experiment = load_tree(source, override_items(overrides), Experiment)
+        sources = (inputs or PlanInputs()).sources()
+        made = make_plan(experiment, source.parent, policy, sources, with_front=front)
+    return PlanResult(experiment.name, made.plan, tuple(made.front), made.plan.reason)
+
+
+def replan(
+    run: Run | FilePath,
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    inputs: PlanInputs | None = None,
+    age_h: float | None = None,
+    base_dir: FilePath | None = None,
+) -> PlanResult:
+    """Plan what is left of a run that follows a plan: whether a change pays.
+
+    Args:
+        run: the run, or its directory.
+        config: its configuration, as for `plan`.
+        overrides: changes of single keys.
+        inputs: as for `plan`.
+        age_h: hours since the run's first machines were rented, where prices fall with age;
+            default: as long as its starts and the run have lasted, pauses not counted.
+        base_dir: as for `geo_ray.train`.
+
+    Raises:
+        ConfigError: the age is not a number of hours.
+        GeoRayError: whatever else keeps a plan from being made.
+    """
+    if age_h is not None and not 0 <= age_h < math.inf:
+        raise ConfigError(f"age_h: {age_h} is no age", fix="Give hours, 0 or more.")
+    with own_threads_kept():
+        source = source_of(config, base_dir)
+        experiment = load_tree(source, override_items(overrides), Experiment)
+        path = directory_of(run)
+        sources = (inputs or PlanInputs()).sources()
+        decision = decide(experiment, source.parent, path, sources, age_h)
+    return PlanResult(experiment.name, decision.plan, (), decision.reason, decision.changed)
+
+
+@dataclass(frozen=True, repr=False)
+class ProfileResult:
+    """How long steps and exchanges take.
+
+    Attributes:
+        profile: everything that was measured.
+        path: the file that has it.
+    """
+
+    profile: Profile
+    path: Path
+
+    def table(self) -> Table:
+        """A row per region, machine, number of workers and rows."""
+        return Table([point.model_dump() for point in self.profile.steps])
+
+    def exchanges(self) -> Table:
+        """A row per codec."""
+        return Table([point.model_dump() for point in self.profile.exchanges])
+
+    def __repr__(self) -> str:
+        codecs = ", ".join(point.codec or "no codec" for point in self.profile.exchanges)
+        return f"<Profile {self.path}: {len(self.profile.steps)} points, exchanges with {codecs}>"
+
+    def _repr_html_(self) -> str:
+        headings = ("region", "machine", "workers", "rows", "step", "update")
+        sizes = ", ".join(bytes_text(each.up_bytes) for each in self.profile.exchanges)
+        rows = [
+            (p.region, p.machine, str(p.workers), str(p.rows), duration_text(p.step_s), sizes)
+            for p in self.profile.steps
+        ]
+        return html_view(repr(self)[1:-1], headings, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileGrid:
+    """What a profile is to measure.
+
+    Attributes:
+        workers: numbers of workers per region; default: 1 and all.
+        batch_sizes: rows per worker; default: a quarter and all.
+        codecs: of exchanges, None for none; default: the configuration's.
+        machines: instance type by region, where several could be rented.
+        steps: of each run.
+        full: every combination instead of three extremes.
+        fresh: measure again what an earlier profile has.
+    """
+
+    workers: Sequence[int] = ()
+    batch_sizes: Sequence[int] = ()
+    codecs: Sequence[str | None] | None = None
+    machines: Mapping[str, str] | None = None
+    steps: int = 20
+    full: bool = False
+    fresh: bool = False
+
+
+def profile(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    grid: ProfileGrid | None = None,
+    out: FilePath | None = None,
+    on_event: OnEvent | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+    began_unix_s: float | None = None,
+) -> ProfileResult:
+    """Measure a job by short runs of itself on real actors, for `plan`.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave.
+        overrides: changes of single keys, by dotted key.
+        grid: what to measure; what an earlier profile of the same model has is not repeated.
+        out: the file; default: ``RUN.DIR/profiles/NAME.json``.
+        on_event: given every event of every run.
+        progress: say on standard error what is being done.
+        base_dir: as for `geo_ray.train`.
+        began_unix_s: as for `geo_ray.train`.
+
+    Raises:
+        InterruptedRunError: by Ctrl-C; what was measured is kept.
+        GeoRayError: whatever ends a run early.
+    """
+    began_unix_s = time.time() if began_unix_s is None else began_unix_s
+    grid = grid or ProfileGrid()
+    watch = RunWatch(progress, on_event)
+    with own_threads_kept():
+        source = source_of(config, base_dir)
+        experiment = load_tree(source, override_items(overrides), Experiment)
+        path = default_profile_path(experiment) if out is None else Path(out)
+        named = [f"{region}={kind}" for region, kind in (grid.machines or {}).items()]
+        labels = machine_types_of(experiment, named)
+        batch = experiment.data.batch_size
+        most = max(region.workers for region in experiment.regions)
+        wanted = corners(
+            _counts("workers", grid.workers) or (1, most),
+            _counts("batch_sizes", grid.batch_sizes) or (max(1, batch // 4), batch),
+            _codecs(experiment, grid.codecs),
+            full=grid.full,
+        )
+        known = begin_profile(experiment, source.parent, path, hardware(experiment))
+        todo = wanted if grid.fresh else missing(wanted, experiment, labels, known)
+        if len(todo) < len(wanted):
+            watch.tell(f"{len(wanted) - len(todo)} of {len(wanted)} runs are known from {path}")
+        found = known
+        sinks = () if on_event is None else (on_event,)
+        reporting = Reporting(watch.tell, sinks, began_unix_s)
+        with closing(
+            measure(experiment, source.parent, todo, labels, known, grid.steps, reporting)
+        ) as profiles:
+            for found in profiles:
+                save_profile(found, path)  # after each run: an interrupt loses one at most
+    return ProfileResult(found, path)
+
+
+def _counts(name: str, values: Sequence[int]) -> Sequence[int]:
+    if any(value < 1 for value in values):
+        raise ConfigError(f"{name}: {list(values)} are not positive", fix="Give whole numbers.")
+    return values
+
+
+def _codecs(experiment: Experiment, named: Sequence[str | None] | None) -> Sequence[str | None]:
+    if named is None:
+        up = experiment.codec.up
+        return (up.kind if up is not None and up.kind in BITS_PER_PARAM else None,)
+    for each in named:
+        if each not in BITS_PER_PARAM:
+            known = ", ".join(str(name or "none") for name in BITS_PER_PARAM)
+            raise ConfigError(f"codecs: {each} cannot be profiled", fix=f"Choose among {known}.")
+    return named

@@ -1,0 +1,187 @@
+"""What the links do: `probe`, `probe_host` and `serve_probes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from geo_ray.api.config import Config, FilePath, Overrides, source_of
+from geo_ray.api.display import Table
+from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.base.errors import GeoRayError
+from geo_ray.base.load import load_tree, override_items
+from geo_ray.base.tables import html_view
+from geo_ray.base.text import duration_text, number_text
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runtime.probe import ProbeStatus, probe_cluster
+from geo_ray.transport.links import LinkTable, load_links, save_links
+from geo_ray.transport.probe.hosts import ProbeAddress, ProbeSide, measure, serve
+from geo_ray.transport.probe.plan import ProbePlan, ProbeProgress
+
+
+@dataclass(frozen=True, repr=False)
+class ProbeResult:
+    """What links do.
+
+    Attributes:
+        links: those that could be measured; what `PlanInputs.links` takes once it is saved.
+        failures: why the others could not, by source and destination.
+    """
+
+    links: LinkTable
+    failures: Mapping[tuple[str, str], GeoRayError] = field(default_factory=dict)
+
+    def save(self, path: FilePath) -> Path:
+        """Write the link table; of one that exists only the pairs that were measured change.
+
+        Raises:
+            GeoRayError: the file there is no link table, or it cannot be written.
+        """
+        target = Path(path)
+        table = load_links(target) if target.exists() else LinkTable()
+        save_links(table.with_records(self.links.links), target)
+        return target
+
+    def table(self) -> Table:
+        """A row per link."""
+        return Table([link.model_dump(mode="json") for link in self.links.links])
+
+    def __repr__(self) -> str:
+        return f"<Probe: {len(self.links.links)} links, {len(self.failures)} not measured>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                link.src,
+                link.dst,
+                f"{number_text(link.goodput_mbps)} Mbit/s",
+                duration_text(link.rtt_s),
+                "-" if link.loss is None else f"{link.loss:.2%}",
+            )
+            for link in self.links.links
+        ]
+        return html_view(repr(self)[1:-1], ("from", "to", "goodput", "round trip", "loss"), rows)
+
+
+def probe(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    how: ProbePlan | None = None,
+    disjoint: bool = False,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+) -> ProbeResult:
+    """Measure every link between the regions of a configuration, on its cluster.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave.
+        overrides: changes of single keys.
+        how: for how long; default: as the command line does.
+        disjoint: pairs of different regions at once.
+        progress: as for `geo_ray.train`.
+        base_dir: as for `geo_ray.train`.
+
+    Raises:
+        ConfigError: there is only one region.
+        GeoRayError: the cluster cannot be used, or no link at all could be measured.
+    """
+    experiment = load_tree(source_of(config, base_dir), override_items(overrides), Experiment)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    live = progress is True and console.is_terminal
+    watch = RunWatch(progress=bool(progress) and not live)
+    with Progress(*columns, console=console, disable=not live) as bars:
+        bar = bars.add_task("preparing", total=None)
+        said = ""
+
+        def tell(line: str) -> None:
+            nonlocal said
+            if line != said:  # it is called again and again while a pair is measured
+                said = line
+                watch.tell(line)
+
+        def on_phase(phase: str) -> None:
+            tell(phase)
+            bars.update(bar, description=phase)
+
+        def on_status(status: ProbeStatus) -> None:
+            pairs = ", ".join(f"{src} -> {dst}" for (src, dst), _ in status.now)
+            tell(f"{status.done} of {status.total} measured" + (f", now {pairs}" if pairs else ""))
+            lines = "\n".join(_line(*pair, now) for pair, now in status.now)
+            bars.update(bar, description=lines or "next", completed=status.done, total=status.total)
+
+        outcome = probe_cluster(
+            experiment,
+            how or ProbePlan(),
+            on_status,
+            on_phase,
+            disjoint=disjoint,
+        )
+    return ProbeResult(outcome.table, outcome.failures)
+
+
+def probe_host(
+    address: str,
+    side: ProbeSide | None = None,
+    *,
+    how: ProbePlan | None = None,
+    progress: ShowProgress = False,
+) -> ProbeResult:
+    """Measure both directions between this host and one where `serve_probes` runs.
+
+    Args:
+        address: HOST:PORT of the other one.
+        side: this end: its name, and the key or the certificates.
+        how: for how long.
+        progress: as for `geo_ray.train`.
+
+    Raises:
+        ConfigError: there is no key, or with certificates no name of the other end.
+        GeoRayError: it cannot be reached, refuses key or certificate, or does not answer.
+    """
+    console = Console(stderr=True, quiet=not progress)
+    with console.status(f"connecting to {address}") as status:
+
+        def show(src: str, dst: str, now: ProbeProgress) -> None:
+            status.update(_line(src, dst, now))
+
+        records = measure(address, side or ProbeSide(), how or ProbePlan(), show)
+    return ProbeResult(LinkTable().with_records(records))
+
+
+def serve_probes(
+    bind: str = "0.0.0.0:8476",
+    side: ProbeSide | None = None,
+    *,
+    once: bool = False,
+    on_listening: Callable[[ProbeAddress], None] | None = None,
+    on_served: Callable[[int], None] | None = None,
+) -> None:
+    """Be the other end of `probe_host`, until Ctrl-C.
+
+    Args:
+        bind: HOST:PORT of TCP and UDP; port 0 takes a free one.
+        side: this end; without certificates and key a key is made up for this call.
+        once: end after one probe.
+        on_listening: told where, and the key that was made up.
+        on_served: told the number of probes after each.
+
+    Raises:
+        GeoRayError: the port cannot be had, or the certificate not be used.
+    """
+    serve(bind, side or ProbeSide(), on_listening or _nothing, on_served or _nothing, once=once)
+
+
+def _line(src: str, dst: str, now: ProbeProgress) -> str:
+    rate = "" if now.rate_mbps is None else f", {number_text(now.rate_mbps)} Mbit/s"
+    share = f" {now.share:.0%}" if now.share else ""
+    return f"{src} -> {dst}: {now.phase}{share}{rate}"
+
+
+def _nothing(told: object) -> None:
+    pass

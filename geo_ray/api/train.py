@@ -1,0 +1,620 @@
+"""`geo_ray.train` and `geo_ray.simulate`, and the preparation of a run.
+
+Configuration, plan, certificates and directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from geo_ray.api.auto import load_experiment
+from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.plan import FollowedPlan, plan_to_follow
+from geo_ray.api.run import Run, open_run
+from geo_ray.api.status import directory_of
+from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
+from geo_ray.base.errors import (
+    ConfigError,
+    GeoRayError,
+    LeaseLostError,
+    RunFinishedError,
+    RunHeldError,
+)
+from geo_ray.base.load import (
+    ConfigSource,
+    dump_yaml,
+    load_tree,
+    override_items,
+    override_notes,
+    read_text,
+)
+from geo_ray.base.model import expanded
+from geo_ray.base.output import terminal_outlived, ticking
+from geo_ray.base.overrides import apply_overrides
+from geo_ray.base.yaml import parse_yaml
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.recorded import RunConfig
+from geo_ray.planner.plan import Plan
+from geo_ray.ray_cluster.connect import ConnectedCluster
+from geo_ray.runs import directory
+from geo_ray.runs.build import check_device
+from geo_ray.runs.checkpoints import has_checkpoint
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.follow_plan import changes_of, check_model, emulation_of, following
+from geo_ray.runs.lease import LeaseSeeker, driving, seeker_of
+from geo_ray.runs.remote import RunObjects, copied_from, copy_path, driven_copy, is_ahead
+from geo_ray.runs.report import reported
+from geo_ray.runs.resume import check_resumable
+from geo_ray.runs.uploader import mirrored
+from geo_ray.runtime.driver.client import Driven, Handle, attach, drive, is_driven
+from geo_ray.runtime.driver.client import watch as follow_driver
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.driver.train import Resumption
+from geo_ray.runtime.driver.train import train as train_to_end
+from geo_ray.simulator.run import simulate as simulate_to_end
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.uri import is_s3, join
+from geo_ray.telemetry.event_log import has_begun
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.report import REPORT_FILE
+from geo_ray.telemetry.summary import Summary, load_summary
+from geo_ray.transport.security.cert_store import check_certificates, files_of, is_revoked
+
+Tell: TypeAlias = Callable[[str], None]
+_ABSENT: Final = "members.absent"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRun:
+    """A run that can start.
+
+    Attributes:
+        run: its directory.
+        experiment: its configuration.
+        is_changed: whether that is another one than the directory has.
+        plan: to follow from now on, if it is another one than before.
+        note: what people are told once it has begun; "" for nothing.
+        away: regions that are not to take part in a run that is resumed, whatever its checkpoint
+            has.
+    """
+
+    run: RunDirectory
+    experiment: Experiment
+    is_changed: bool = False
+    plan: Plan | None = None
+    note: str = ""
+    away: frozenset[str] = frozenset()
+
+    def begun(self, event: Event) -> None:
+        """Write a changed configuration down once the run goes on; given every event.
+
+        Not before: a resumption that is refused, by a node for example, changes nothing.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        if event.kind == "run_started" and self.is_changed:
+            directory.adopt(self.run, self.experiment, self.plan)
+
+
+def new_run(
+    config: ConfigSource,
+    overrides: tuple[str, ...],
+    plan: Plan | None,
+    tell: Tell,
+    *,
+    emulated: bool = False,
+) -> ReadyRun:
+    """Read the configuration and make the directory of a new run.
+
+    Args:
+        config: where it comes from.
+        overrides: as for ``--set``.
+        plan: to follow: workers, batches, averager, interval, codec.
+        tell: told what was decided.
+        emulated: whether it computes in this process, on machines as fast as the plan takes them
+            to be.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        PlanError: the plan is for something else.
+        CertificateError: a region's certificate could not be used.
+        RunDirectoryError: the directory cannot be made.
+    """
+    experiment, reason = checked_run(config, overrides, plan, tell, emulated=emulated)
+    exact = experiment.run.again == "resume" and not emulated
+    run = directory.create(experiment, config.parent, reason, plan, exact=exact)
+    return ReadyRun(run, experiment, note=_name_note(run, experiment, emulated=emulated))
+
+
+def run_to_resume(config: ConfigSource, overrides: tuple[str, ...]) -> Path | str | None:
+    """Return the run that a configuration with ``run.again: resume`` continues.
+
+    It is the run in ``run.dir/name`` and no other: runs are not searched by counting names, as
+    another configuration may have made ``name-2``.
+
+    Returns:
+        Its directory or address; None if the configuration begins a new run.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        StoreError: the bucket does not answer or refuses.
+    """
+    tree = apply_overrides(parse_yaml(read_text(config), str(config)), overrides)
+    keys = tree.value if isinstance(tree.value, dict) else {}
+    section = keys.get("run")
+    if not isinstance(section, dict) or section.get("again") != "resume":
+        return None
+    place, name = section.get("dir", RunConfig().dir), keys.get("name")
+    if not isinstance(place, str) or not isinstance(name, str):
+        return None  # the full validation says what is wrong
+    try:
+        place = expanded(place)
+    except ValueError:
+        return None  # as above
+    found = join(place, name) if is_s3(place) else Path(place) / name
+    return found if directory.is_run(found) else None
+
+
+def checked_run(
+    config: ConfigSource,
+    overrides: tuple[str, ...],
+    plan: Plan | None,
+    tell: Tell,
+    *,
+    emulated: bool = False,
+) -> tuple[Experiment, str | None]:
+    """Read the configuration of a new run, and look at what this machine has for it.
+
+    Args:
+        config: as for `new_run`, as are the others.
+        overrides: as for ``--set``.
+        plan: to follow.
+        tell: told what was decided.
+        emulated: whether it computes in this process.
+
+    Returns:
+        The experiment; why strategy and codec are what they are, if `auto` chose them.
+
+    Raises:
+        ConfigError, PlanError, CertificateError: as for `new_run`.
+    """
+    if plan is not None:
+        overrides = _following(config, overrides, plan)
+        if emulated:
+            overrides = (*overrides, *emulation_of(plan))
+        tell(f"{plan.total_s:.4g} s and {plan.total_usd:.4g} USD are predicted by the plan")
+    experiment, advice = load_experiment(config, overrides)
+    for note in override_notes(config, overrides):
+        _log.warning("%s", note)
+    if advice is not None:
+        tell(advice.reason)
+    if emulated or experiment.cluster.kind == "local":
+        check_device(experiment)
+    if not emulated:
+        check_own_certificates(experiment)
+    return experiment, None if advice is None else advice.reason
+
+
+def resumed_run(
+    path: Path,
+    config: ConfigSource | None,
+    overrides: tuple[str, ...],
+    plan: Plan | None,
+    *,
+    allowed: Sequence[str] = (),
+    checkpoint: int | None = None,
+    base_dir: Path | None = None,
+    begins: bool = False,
+) -> ReadyRun:
+    """Open the directory of an earlier run, to go on with it; changes nothing in it.
+
+    Args:
+        path: the directory.
+        config: another configuration than the run's own.
+        overrides: as for ``--set``.
+        plan: to follow from now on.
+        allowed: keys that may differ from the run's configuration, each with all keys below it,
+            and files of the user's that may have changed. Keys of ``overrides`` may, too.
+        checkpoint: to go on from; None: the newest that is whole and healthy.
+        base_dir: where to look first for files that the run's own configuration names.
+        begins: whether a run that never saved may start from the beginning.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        ConfigDriftError: the configuration differs; or its codecs do, which no run outlives.
+        CheckpointMissingError: it never saved, or was simulated.
+        RunFinishedError: nothing would come of it.
+        ConfigError, PlanError: as for `new_run`.
+    """
+    near = base_dir if config is None else config.parent
+    run, experiment = directory.reopen(path, allowed=allowed, near=near)
+    if plan is not None:
+        if config is not None or overrides:
+            raise ConfigError(
+                "a run that is resumed with a plan has its own configuration",
+                fix="Leave out the configuration and the overrides, or the plan.",
+            )
+        directory.has_moved(run, experiment, allowed)
+        changed = following(run, experiment, plan)
+        check_resumable(run, experiment, changed, checkpoint, begins=begins)
+        check_own_certificates(changed, goes_on=True)
+        return ReadyRun(run, changed, True, plan)
+    wanted, notes = experiment, list[str]()
+    if config is not None or overrides:
+        followed = directory.followed_plan(run)
+        if config is not None:
+            run = replace(run, base_dir=config.parent.absolute())
+            if followed is not None:
+                overrides = _following(config, overrides, followed)
+        source = run.path / directory.CONFIG_FILE if config is None else config
+        wanted, _ = load_experiment(
+            source,
+            overrides,
+            base_dir=run.base_dir,
+            may_change=allowed,
+        )
+        named = (*allowed, *(item.partition("=")[0].strip() for item in overrides))
+        changes = directory.check_drift(experiment, wanted, named)
+        notes += [f"changed: {key}: {change}" for key, change in changes.items()]
+        notes += _schedule_notes(experiment, wanted)
+    has_moved = directory.has_moved(run, wanted, allowed)
+    check_resumable(run, experiment, wanted, checkpoint, begins=begins)
+    if wanted.cluster.kind == "local":
+        check_device(wanted)
+    check_own_certificates(wanted, goes_on=True)
+    away = _away(wanted, overrides, is_given=config is not None)
+    # Compared with what is on the disk: a file that may have changed has another digest there.
+    written = read_text(run.path / directory.CONFIG_FILE)
+    is_changed = dump_yaml(wanted) != written
+    return ReadyRun(run, wanted, is_changed or has_moved, note="\n".join(notes), away=away)
+
+
+def _schedule_notes(saved: Experiment, wanted: Experiment) -> list[str]:
+    """Say that another number of steps stretches the schedule of the learning rate."""
+    schedule = wanted.optimizer.schedule
+    if schedule is None or schedule.kind == "constant" or schedule.steps is not None:
+        return []
+    before, now = _optimizer_steps(saved), _optimizer_steps(wanted)
+    if before == now or saved.optimizer.schedule != schedule:
+        return []
+    share = schedule.over(now).factor(min(before, now))
+    return [
+        f"the {schedule.kind} schedule of the learning rate now spans {now} steps instead of "
+        f"{before}: at step {min(before, now)} the rate is {share:.0%} of optimizer.lr instead of "
+        f"{schedule.over(before).factor(min(before, now)):.0%}; "
+        f"`--set optimizer.schedule.steps={before}` keeps it as it was"
+    ]
+
+
+def _optimizer_steps(experiment: Experiment) -> int:
+    """Steps of an optimizer, which is what a schedule counts."""
+    steps = experiment.train.steps * max(1, experiment.worker_steps)
+    if experiment.train.mode == "async" and not experiment.worker_steps:
+        steps *= max(region.workers for region in experiment.regions)
+    return steps
+
+
+def _away(wanted: Experiment, overrides: tuple[str, ...], *, is_given: bool) -> frozenset[str]:
+    """Regions that a resumption says are not to take part.
+
+    Where it does not say who is absent, all do whose state the checkpoint has: of those that were
+    not there as the run began, some may have joined since.
+    """
+    keys = [item.partition("=")[0].strip() for item in overrides]
+    says = is_given or any(key == "members" or key.startswith(_ABSENT) for key in keys)
+    return frozenset(wanted.members.absent) if says else frozenset()
+
+
+def _name_note(run: RunDirectory, experiment: Experiment, *, emulated: bool) -> str:
+    """Why a run is called otherwise than its configuration says; "" if it is not."""
+    if run.path.name == experiment.name:
+        return ""
+    taken = RunDirectory(run.path.parent / experiment.name, run.base_dir)
+    note = f"this run is {run.path.name}, as {taken.path} is there already; "
+    has_saved = bool(CheckpointStore(taken.checkpoints).ids())
+    if not emulated and has_saved and load_summary(taken.path) is None:
+        note += f"--resume {taken.path} goes on with that one, "
+    return note + "--set name=NAME chooses another name"
+
+
+def _following(config: ConfigSource, overrides: tuple[str, ...], plan: Plan) -> tuple[str, ...]:
+    """Overrides that make the configuration, with those that are given, what a plan says."""
+    experiment = load_tree(config, overrides, Experiment)
+    changes = changes_of(plan, experiment)
+    check_model(plan, experiment, config.parent)
+    return (*overrides, *changes)
+
+
+def train(
+    config: Config | None = None,
+    overrides: Overrides = (),
+    *,
+    resume: FilePath | Run | None = None,
+    checkpoint: int | None = None,
+    plan: FollowedPlan | None = None,
+    allow_changes: Sequence[str] = (),
+    on_event: OnEvent | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+    began_unix_s: float | None = None,
+    detach: bool = False,
+) -> Run:
+    """Train as a configuration says, on real actors, or go on with an earlier run.
+
+    On an existing cluster, with ``run: {driver: actor}`` or ``detach``, the run is driven by an
+    actor, and this process only watches: if it dies the run goes on, and ``train(resume=run)``
+    watches again.
+
+    In the main thread, Ctrl-C saves a checkpoint and raises `InterruptedRunError`; a second one
+    stops at once. A terminal that is closed costs only what it would have shown. In other threads
+    no signal handler is installed. A process that is connected to Ray already trains on that
+    cluster with ``cluster: {kind: existing}``, and stays connected.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave; None only with ``resume``.
+        overrides: changes of single keys, by dotted key.
+        resume: the earlier run, to go on with from its newest whole and healthy checkpoint.
+        checkpoint: with ``resume``: id of another one, as `geo_ray.checkpoints` lists them.
+        plan: to follow, as `geo_ray.plan` gives it or saves it.
+        allow_changes: what may differ from the run when it is resumed: dotted keys, each with all
+            keys below it, and files with classes of yours. Keys of ``overrides`` may, too.
+        on_event: given every event, in this thread; what it raises ends the run.
+        progress: True shows the run on standard error, "plain" does it in lines.
+        base_dir: where relative paths in a mapping or an experiment start; default: the working
+            directory. Those in a file start in its own directory.
+        began_unix_s: time of day from which the start-up counts; default: now.
+        detach: return as soon as it trains; on a cluster with ``cluster: {kind: existing}``.
+
+    Raises:
+        InterruptedRunError: by Ctrl-C; a checkpoint was saved.
+        ClusterError: this process is connected to another cluster than the run's.
+        GeoRayError: whatever else ends the run early; the class says what.
+    """
+    began_unix_s = time.time() if began_unix_s is None else began_unix_s
+    watch = RunWatch(progress, on_event)
+    followed = None if plan is None else plan_to_follow(plan)
+    changes = override_items(overrides)
+    source = None if config is None else source_of(config, base_dir)
+    if checkpoint is not None and resume is None:
+        raise ConfigError(
+            f"checkpoint {checkpoint} of which run?", fix="Name the run to resume, too."
+        )
+    seeker: LeaseSeeker | None = None
+    with own_threads_kept(), terminal_outlived():
+        again = run_to_resume(source, changes) if resume is None and source is not None else None
+        resume = resume or again
+        if resume is not None:
+            address = _address_of(resume)
+            path = directory_of(resume) if address is None else copy_path(address, "driven")
+            as_it_is = source is None and not changes and followed is None and checkpoint is None
+            may_live = as_it_is and address is None
+            if may_live and (living := _watched_if_living(path, watch, began_unix_s, detach)):
+                return living
+            leases = None if address is None else RunObjects(address).lease()
+            seeker = seeker_of(path, watch.tell, leases)
+            seeker.wait()  # before anything is judged that a living run changes
+            was_here = address is not None and is_ahead(RunObjects(address), path)
+            if address is not None:
+                driven_copy(address)
+            try:
+                with ticking("preparing the run", watch.tell):
+                    ready = resumed_run(
+                        path,
+                        source,
+                        changes,
+                        followed,
+                        allowed=allow_changes,
+                        checkpoint=checkpoint,
+                        base_dir=None if base_dir is None else Path(base_dir),
+                        begins=again is not None,
+                    )
+            except RunFinishedError as error:
+                if address is not None and was_here:
+                    _copy_rest(address, path, seeker)
+                raise name_run(error, path) from error.__cause__
+            except GeoRayError as error:
+                raise name_run(error, path) from error.__cause__
+        elif source is not None:
+            with ticking("preparing the run", watch.tell):
+                ready = new_run(source, changes, followed, watch.tell)
+        else:
+            raise ConfigError("there is no configuration", fix="Give one, or a run to resume.")
+        with (
+            _tidied(ready.run, watch, is_new=resume is None),
+            watch.over(ready.experiment) as watched,
+        ):
+            goes_on = (
+                None
+                if resume is None
+                else Resumption(checkpoint, away=ready.away, begins=again is not None)
+            )
+            stands = ready.experiment.cluster.kind == "existing"
+            if detach and ready.run.address is not None:
+                raise ConfigError(
+                    "an actor drives a run whose run.dir is a directory",
+                    fix="Leave `detach` out, or name a directory that all nodes share.",
+                )
+            if stands and (detach or ready.experiment.run.driver == "actor"):
+                sinks = (_noting(ready.note, watched), *watched.sinks)
+                driven = Driven(
+                    ready.experiment, ready.run, goes_on, ready.is_changed, ready.plan, detach
+                )
+                told = Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
+                ended = drive(driven, told)
+                if ended is None:
+                    return open_run(ready.run.path)
+                summary = ended
+            else:
+                if detach:
+                    raise ConfigError(
+                        "a run on a cluster of its own ends with the process that started it",
+                        fix="Leave `detach` out, or run on a cluster that is there: "
+                        "`cluster: {kind: existing}`.",
+                    )
+                sinks = (ready.begun, _noting(ready.note, watched), *watched.sinks)
+                reporting = Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
+                summary = train_to_end(
+                    ready.experiment, ready.run, reporting, resume=goes_on, seeker=seeker
+                )
+    return Run(ready.run, ready.experiment, summary, finished=True)
+
+
+def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
+    """Copy to its bucket the end of a finished run that was driven on this machine.
+
+    Raises:
+        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `mirrored`.
+    """
+    with driving(seeker) as held, mirrored(address, path, held.epoch, held.check):
+        pass
+
+
+def _address_of(run: FilePath | Run) -> str | None:
+    """Of a run in a bucket, however it is named; None: it is in none."""
+    if isinstance(run, Run):
+        return run.directory.address
+    return run if isinstance(run, str) and is_s3(run) else copied_from(Path(run))
+
+
+def _watched_if_living(
+    path: Path, watch: RunWatch, began_unix_s: float, detach: bool
+) -> Run | None:
+    """Watch a run that goes on to its end; None if it does not go on, or not where it can be."""
+    if not path.is_dir() or not is_driven(path):
+        return None
+    run, experiment = directory.reopen(path, to_look_at=True)
+    if experiment.cluster.kind != "existing":
+        return None
+
+    def watched(driver: Handle, cluster: ConnectedCluster) -> Summary | None:
+        with _tidied(run, watch, is_new=False), watch.over(experiment) as shown:
+            told = Reporting(shown.status, shown.sinks, began_unix_s, shown.awaiting)
+            return follow_driver(driver, cluster, run.path, told, detach=detach)
+
+    is_there, summary = attach(run.path, experiment, watched)
+    if not is_there:
+        return None
+    return open_run(path) if summary is None else Run(run, experiment, summary)
+
+
+def simulate(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    plan: FollowedPlan | None = None,
+    on_event: OnEvent | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+) -> Run:
+    """Train with real gradients on emulated links and a virtual clock, in this process.
+
+    Seconds in the result are predictions for the real run. Needs no cluster.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave.
+        overrides: changes of single keys, by dotted key.
+        plan: to follow, on machines that are as fast as it takes them to be.
+        on_event: given every event; what it raises ends the run.
+        progress: as for `train`.
+        base_dir: as for `train`.
+
+    Raises:
+        GeoRayError: whatever is wrong with configuration, task or data.
+    """
+    watch = RunWatch(progress, on_event)
+    followed = None if plan is None else plan_to_follow(plan)
+    with own_threads_kept():
+        source = source_of(config, base_dir)
+        with ticking("preparing the run", watch.tell):
+            ready = new_run(source, override_items(overrides), followed, watch.tell, emulated=True)
+        with (
+            _tidied(ready.run, watch, is_new=True),
+            mirrored(ready.run.address, ready.run.path, 1, lambda: None),
+            reported(ready.run.path),
+            watch.over(ready.experiment) as watched,
+        ):
+            sinks = (_noting(ready.note, watched), *watched.sinks)
+            summary = simulate_to_end(ready.experiment, ready.run, watched.status, sinks)
+    return Run(ready.run, ready.experiment, summary, finished=True)
+
+
+def _noting(note: str, watched: Watched) -> OnEvent:
+    """Tells a note when the run begins: one that does not begin is not made."""
+
+    def on_event(event: Event) -> None:
+        for line in note.splitlines() if event.kind == "run_started" else ():
+            watched.note(line)
+
+    return on_event
+
+
+@contextmanager
+def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[None]:
+    """Name the report of a run that fails, and leave no directory of one that did not begin."""
+    try:
+        yield
+    except (LeaseLostError, RunHeldError):
+        is_new = False  # the run is another's
+        raise
+    except GeoRayError as error:
+        if has_begun(run.path) and (run.path / REPORT_FILE).exists():
+            watch.tell(f"report   {short_path(run.path / REPORT_FILE)}")
+        raise name_run(error, run.path) from error.__cause__
+    finally:
+        if is_new and not has_begun(run.path):
+            directory.discard(run)
+
+
+def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
+    """The same error with the run's directory in its advice, ready to be copied and typed.
+
+    A run that has no checkpoint yet cannot be resumed: then the advice is to start again.
+    """
+    fix = error.fix
+    if "--resume RUN" in fix and not has_checkpoint(run_dir):
+        fix = fix.replace("--resume RUN", "CONFIG")
+        fix = fix.replace("Resume with", "Start again with")
+        fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
+    shown = copied_from(run_dir) or str(short_path(run_dir))
+    resume = f"--resume {shlex.quote(shown)}"
+    named = type(error)(error.message, fix=fix.replace("--resume RUN", resume))
+    return named.with_traceback(error.__traceback__)  # in its place, not after it
+
+
+def short_path(path: Path) -> Path:
+    """The path from the working directory, if it lies below that."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def check_own_certificates(experiment: Experiment, *, goes_on: bool = False) -> None:
+    """Look at what lies in `transport.certs` on this host.
+
+    A cluster that is there has bridges on other hosts: each looks at its own region's when it
+    starts.
+
+    Args:
+        experiment: the run.
+        goes_on: whether it began before: a region that was shut out since may be one that it goes
+            on without, so that only its bridge, if it has one, is refused.
+
+    Raises:
+        CertificateError: naming the region and the file.
+    """
+    transport = experiment.transport
+    if transport.certs is None or transport.tls == "off" or len(experiment.regions) < 2:
+        return
+    directory, names = Path(transport.certs), experiment.region_names
+    if experiment.cluster.kind != "local":
+        names = tuple(name for name in names if Path(files_of(directory, name).cert).exists())
+    if goes_on:
+        names = tuple(name for name in names if not is_revoked(directory, name))
+    check_certificates(directory, names)

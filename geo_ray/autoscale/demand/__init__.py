@@ -1,1 +1,0 @@
-"""What waits for a place, counted in machines, and what is decided by it alone."""

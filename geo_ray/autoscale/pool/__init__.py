@@ -1,1 +1,0 @@
-"""What is known of pools: what they cost, how often they take back, which are left alone."""

@@ -1,1 +1,0 @@
-"""A day of spot prices and preemptions again, with other ways to rent machines beside ours."""

@@ -1,0 +1,397 @@
+"""Load a typed configuration tree from a YAML file, a Python mapping or a JSON file.
+
+Applies overrides, explains errors, and gives a tree's digest, YAML text, JSON schema and
+differences.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from geo_ray.base.canonical import JSONValue, canonical_json, sha256_hex
+from geo_ray.base.errors import ConfigError, GeoRayError, RunDirectoryError
+from geo_ray.base.explain import dotted, explain, keys_in
+from geo_ray.base.overrides import apply_overrides, kept_keys
+from geo_ray.base.user_section import context
+from geo_ray.base.yaml import KeyPath, YamlTree, parse_yaml, write_yaml
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigText:
+    """A configuration that lies in no file; read like one.
+
+    Attributes:
+        text: YAML.
+        parent: where relative paths in it start.
+        name: what messages call it.
+    """
+
+    text: str
+    parent: Path
+    name: str = "the configuration given"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ConfigSource: TypeAlias = Path | ConfigText
+
+
+def text_of(tree: Mapping[str, Any] | BaseModel, base_dir: Path) -> ConfigText:
+    """Make a configuration of a tree of values.
+
+    Args:
+        tree: plain values that JSON has, or a configuration that was read before.
+        base_dir: where relative paths in it start.
+
+    Raises:
+        ConfigError: it holds something that is no plain value.
+    """
+    if isinstance(tree, BaseModel):
+        return ConfigText(write_yaml(tree.model_dump(mode="json")), base_dir)
+    try:
+        plain = json.loads(json.dumps(dict(tree), allow_nan=False, default=_plain))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the configuration given: {error}",
+            fix="Use plain values: mappings, lists, text, finite numbers, booleans and None.",
+        ) from None
+    return ConfigText(write_yaml(plain), base_dir)
+
+
+def override_items(overrides: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
+    """Changes of single keys as ``key.key=value``, which is how ``--set`` takes them.
+
+    Args:
+        overrides: values by dotted key, or a list of ``key.key=value``.
+
+    Raises:
+        ConfigError: a value is no plain value, or the overrides are a single text.
+    """
+    if isinstance(overrides, str):
+        raise ConfigError(
+            f"overrides: {overrides!r} is one text", fix="Give a list of texts, or a mapping."
+        )
+    if not isinstance(overrides, Mapping):
+        return tuple(overrides)
+    items = []
+    for key, value in overrides.items():
+        try:
+            items.append(f"{key}={json.dumps(value, allow_nan=False, default=_plain)}")
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"overrides: {key}: {error}",
+                fix="Use plain values: mappings, lists, text, finite numbers, booleans and None.",
+            ) from None
+    return tuple(items)
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r} ({type(value).__name__}) is no plain value")
+
+
+__all__ = [
+    "MAX_FILE_BYTES",
+    "changes",
+    "checked",
+    "diff",
+    "digest",
+    "dump_yaml",
+    "json_schema",
+    "load_text",
+    "load_tree",
+    "override_notes",
+    "read_text",
+]
+
+T = TypeVar("T", bound=BaseModel)
+
+MAX_FILE_BYTES = 1_000_000
+_MOST_SECTIONS = 3
+_ABSENT = object()
+
+
+def load_tree(
+    path: ConfigSource,
+    overrides: Sequence[str],
+    root: type[T],
+    advice: str | None = None,
+    *,
+    base_dir: Path | None = None,
+    may_change: Collection[str] = (),
+    to_look_at: bool = False,
+) -> T:
+    """Read a configuration file.
+
+    Args:
+        path: a YAML file of at most `MAX_FILE_BYTES`, or what `source.text_of` made.
+        overrides: ``key.key=value`` each, applied in order (see `apply_overrides`).
+        root: the class of the whole tree.
+        advice: where its keys are described; None if `geo-ray config schema` does.
+        base_dir: where relative paths to the user's classes start; default: the file's directory.
+        may_change: as for `geo_ray.base.user_section.context`.
+        to_look_at: import none of them; see `geo_ray.base.user_section.context`.
+
+    Raises:
+        ConfigError: naming the file and every key that is wrong; nothing else escapes.
+        ConfigDriftError: a class of the user's has changed since the file was written.
+    """
+    where = context(
+        path.parent if base_dir is None else base_dir,
+        may_change=may_change,
+        to_look_at=to_look_at,
+    )
+    return load_text(read_text(path), overrides, root, str(path), advice, where)
+
+
+def read_text(path: ConfigSource) -> str:
+    """The text of a configuration.
+
+    Raises:
+        ConfigError: it cannot be read, or is larger than `MAX_FILE_BYTES`.
+    """
+    if isinstance(path, ConfigText):
+        return path.text
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        fix = "Save the file as UTF-8."
+        raise ConfigError(f"{path}: not UTF-8 text: {error}", fix=fix) from None
+    except (OSError, ValueError) as error:
+        fix = "Name a YAML file that exists and can be read."
+        raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from None
+    if len(data) > MAX_FILE_BYTES:
+        fix = "Name a configuration; data and tables have files of their own."
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes", fix=fix)
+    return text
+
+
+def load_text(
+    text: str,
+    overrides: Sequence[str],
+    root: type[T],
+    source: str,
+    advice: str | None = None,
+    where: Mapping[str, Any] | None = None,
+) -> T:
+    """Read a configuration from text; see `load_tree`.
+
+    Args:
+        text: YAML.
+        overrides: as for `load_tree`.
+        root: the class of the whole tree.
+        source: name of the text in messages.
+        advice: as for `load_tree`.
+        where: `geo_ray.base.user_section.context`, if there may be classes of the user's.
+    """
+    tree = parse_yaml(text, source)
+    if tree.value is None:
+        needed = [name for name, field in root.model_fields.items() if field.is_required()]
+        if needed and not overrides:
+            raise ConfigError(
+                f"{source}: the file is empty; it needs at least the keys {', '.join(needed)}",
+                fix="Begin with a file that `geo-ray init` writes, such as configs/quickstart.yaml."
+                if advice is None
+                else advice,
+            )
+        tree = YamlTree({}, tree.origins)
+    if not isinstance(tree.value, dict):
+        raise ConfigError(
+            f"{source}: the file must be a mapping of keys to values",
+            fix="Write `key: value` on each line; configs/quickstart.yaml is a whole file.",
+        )
+    tree = apply_overrides(tree, overrides)
+    return checked(tree, root, source, advice=advice, where=where)
+
+
+def override_notes(path: ConfigSource, overrides: Sequence[str]) -> list[str]:
+    """What overrides leave as it was although it was written for something else.
+
+    Raises:
+        ConfigError: as for `load_tree`, as far as the tree can be read.
+    """
+    tree = parse_yaml(read_text(path), str(path))
+    return kept_keys(tree, overrides) if isinstance(tree.value, dict) else []
+
+
+def checked(
+    tree: YamlTree,
+    root: type[T],
+    source: str,
+    section: str | None = None,
+    advice: str | None = None,
+    where: Mapping[str, Any] | None = None,
+) -> T:
+    """Validate a tree, or one section of it.
+
+    Args:
+        tree: as `parse_yaml` gives it.
+        root: the class of the tree or of the section.
+        source: its name in messages.
+        section: the key of the section; None for the whole tree.
+        advice: as for `load_tree`.
+        where: as for `load_text`.
+
+    Raises:
+        ConfigError: naming every key that is wrong.
+    """
+    under: KeyPath = () if section is None else (section,)
+    value = tree.value.get(section) if section and isinstance(tree.value, dict) else tree.value
+    try:
+        return root.model_validate_json(json.dumps(value, allow_nan=False), context=where)
+    except ValidationError as error:
+        lines = explain(error, root, tree.origins, under)
+        count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+        fix = advice or _advice(len(lines), keys_in(error, root))
+        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines]), fix=fix) from None
+
+
+def _advice(problems: int, sections: Sequence[str]) -> str:
+    correct = "Correct that" if problems == 1 else "Correct them all"
+    if not sections or len(sections) > _MOST_SECTIONS:
+        return f"{correct}. `geo-ray config schema` lists every key."
+    shown = " and ".join(f"`geo-ray config schema {name}`" for name in sections)
+    return f"{correct}. {shown} show{'s' if len(sections) == 1 else ''} what belongs there."
+
+
+def digest(model: BaseModel) -> str:
+    """Return the SHA-256 (hex) of the whole tree, defaults included, whatever its key order."""
+    return sha256_hex(canonical_json(_tree(model)))
+
+
+def diff(a: BaseModel, b: BaseModel) -> list[str]:
+    """List the keys whose values differ, as ``key.key: old -> new``; empty if none does."""
+    return [f"{key}: {change}" for key, change in changes(a, b).items()]
+
+
+def changes(a: BaseModel, b: BaseModel) -> dict[str, str]:
+    """Give the keys whose values differ, dotted, each with ``old -> new``; empty if none does."""
+    old, new = dict(_leaves(_tree(a), ())), dict(_leaves(_tree(b), ()))
+    found = {}
+    for path in dict.fromkeys([*old, *new]):
+        before, after = old.get(path, _ABSENT), new.get(path, _ABSENT)
+        if type(before) is not type(after) or before != after:
+            found[dotted(path)] = f"{_shown(before)} -> {_shown(after)}"
+    return found
+
+
+def dump_yaml(model: BaseModel) -> str:
+    """Write the whole tree, defaults included, as YAML that `load_tree` reads back unchanged."""
+    return write_yaml(_tree(model))
+
+
+def json_schema(root: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON Schema of the whole tree, for editors."""
+    return root.model_json_schema()
+
+
+def _tree(model: BaseModel) -> JSONValue:
+    tree: JSONValue = model.model_dump(mode="json")
+    return tree
+
+
+def _leaves(value: JSONValue, path: KeyPath) -> Iterator[tuple[KeyPath, JSONValue]]:
+    """Yield every scalar and every empty container with its path."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    elif isinstance(value, list) and value:
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))
+    else:
+        yield path, value
+
+
+def _shown(value: object) -> str:
+    return "(absent)" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
+
+
+_MOST_BYTES: Final = 16 * 1024 * 1024
+_MOST_COMPLAINTS: Final = 5
+_MOST_BYTES_SEARCHED: Final = 1_000_000
+
+
+def load_json(path: Path, root: type[T], what: str, wrong: Callable[[str], GeoRayError]) -> T:
+    """Read a file.
+
+    Args:
+        path: the file; read up to 16 MiB.
+        root: the class of the whole tree.
+        what: it is, for messages.
+        wrong: makes the error from its message.
+
+    Raises:
+        GeoRayError: of ``wrong``; the file cannot be read, or is not valid: names the first keys.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise wrong(f"{what} {path} is larger than {_MOST_BYTES} bytes")
+        return root.model_validate_json(data)
+    except OSError as error:
+        raise wrong(f"{what} {path} cannot be read: {error.strerror or error}") from None
+    except ValidationError as error:
+        raise wrong(f"{what} {path} is not valid: {complaints(error, root, data)}") from None
+
+
+def load_run_json(path: Path, root: type[T]) -> T | None:
+    """Read one of the small files that a run leaves; None if it is not there.
+
+    Raises:
+        RunDirectoryError: the file cannot be read, or is of another kind.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror or error}",
+            fix="Check the permissions of the file.",
+        ) from None
+    try:
+        return root.model_validate_json(data)
+    except ValidationError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {complaints(error, root, data)}",
+            fix="Remove the file if it was edited; the run's other files are enough for a report.",
+        ) from None
+
+
+def complaints(error: ValidationError, root: type[BaseModel], text: bytes | str) -> str:
+    """The first things that are wrong with a file, on one line.
+
+    Args:
+        error: what ``root`` said about the file.
+        root: the class of the whole tree.
+        text: the file, JSON or YAML.
+    """
+    lines = explain(error, root, _origins(text))
+    more = [f"and {len(lines) - _MOST_COMPLAINTS} more"] if len(lines) > _MOST_COMPLAINTS else []
+    return "; ".join([*lines[:_MOST_COMPLAINTS], *more])
+
+
+def _origins(text: bytes | str) -> dict[KeyPath, str]:
+    """The line of each key; none if the file is too large to look, or not readable at all."""
+    if len(text) > _MOST_BYTES_SEARCHED:
+        return {}
+    try:
+        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        return parse_yaml(decoded, "").origins
+    except (ConfigError, UnicodeDecodeError):
+        return {}

@@ -1,0 +1,70 @@
+"""Reuse of large buffers, and return of freed memory to the operating system.
+
+The C library returns a large buffer to the system as soon as it is freed, and the kernel clears
+the pages of the next one first, which takes longer than filling them. `ReusedMemory` keeps one
+buffer and hands it out again once no view of it is left.
+
+Conversely, a module's small parameters lie in the heap, which keeps its size after they are
+freed. `give_back_memory` trims it after a large model was created once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_SMALLEST_BYTES: Final = 1024**2  # smaller ones come from the C library's heap, which is warm
+_LINE_BYTES: Final = 64
+
+
+class ReusedMemory:
+    """Gives out buffers, and keeps the one that was freed last; any thread may use it.
+
+    A buffer is free when all views of it are gone: tensors, arrays and parts of it included. Its
+    content is whatever was there before.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[np.ndarray[tuple[int], np.dtype[np.uint8]]] = deque(maxlen=1)
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """A writable buffer of that size, on a cache line if it is large."""
+        if size_bytes < _SMALLEST_BYTES:
+            return np.empty(size_bytes, np.uint8).data
+        try:
+            base = self._free.pop()
+        except IndexError:
+            base = np.empty(0, np.uint8)
+        needed = size_bytes + _LINE_BYTES
+        if not needed <= base.nbytes <= 2 * needed:
+            base = np.empty(needed, np.uint8)
+        start = -base.ctypes.data % _LINE_BYTES
+        view = base[start : start + size_bytes]
+        # Whoever has the memoryview, or a part of it, holds `view`, and nobody else does.
+        weakref.finalize(view, self._free.append, base).atexit = False
+        return view.data
+
+    def tensor(self, count: int) -> Tensor:
+        """A tensor, fp32 (count,)."""
+        import torch  # it takes seconds, and a process that only passes bytes on needs none
+
+        if 4 * count < _SMALLEST_BYTES:
+            return torch.empty(count)
+        return torch.frombuffer(self.buffer(4 * count), dtype=torch.float32)
+
+
+def give_back_memory() -> None:
+    """Do it now; nothing where the C library cannot (it is glibc that can)."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

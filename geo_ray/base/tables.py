@@ -1,0 +1,163 @@
+"""Tables of results for terminals and notebooks.
+
+`FittedTable` leaves columns out rather than cutting numbers. `ShownModel` is a result record
+that shows itself as one line of text in a console and as an HTML table in a notebook.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from copy import copy
+from dataclasses import replace
+from html import escape
+from typing import Any, Final
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.style import StyleType
+from rich.table import Column, Table
+from rich.text import Text
+
+from geo_ray.base.model import StrictModel
+from geo_ray.base.text import printable
+
+_LEAST_TEXT: Final = 12  # a column of words is not made narrower to save another column
+
+
+class FittedTable(Table):
+    """A table that fits the console: words are wrapped or shortened, numbers never are.
+
+    Columns aligned to the right hold numbers. If all columns do not fit, some are left out, and a
+    line below the table names them. Every string is shown as it is: markup and emoji codes mean
+    nothing, and characters that control a terminal are escaped. A colored cell is a `Text`.
+
+    Args:
+        headings: of columns aligned to the left, as for `rich.table.Table`.
+        leave_out: headings of columns to leave out, in this order; after them the last column, but
+            never the first.
+        whole: headings of columns of words that are not shortened either.
+        named: name the columns that were left out.
+        options: as for `rich.table.Table`.
+    """
+
+    def __init__(
+        self,
+        *headings: str,
+        leave_out: Sequence[str] = (),
+        whole: Collection[str] = (),
+        named: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(*headings, **options)
+        self._leave_out = leave_out
+        self._whole = whole
+        self._named = named
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the columns that fit."""
+        columns = [_plain_column(column) for column in self.columns]
+        out: list[str] = []
+        widths = [self._widest(column, console, options) for column in columns]
+        while len(columns) > 1 and self._over([*map(self._least, columns, widths)], options) > 0:
+            place = self._next(columns)
+            out.append(str(columns.pop(place).header))
+            del widths[place]
+        while (over := self._over(widths, options)) > 0:
+            spare = [w - self._least(c, w) for c, w in zip(columns, widths, strict=True)]
+            place = spare.index(max(spare))
+            if spare[place] <= 0:
+                break  # the first column alone is too wide
+            widths[place] -= min(over, spare[place])
+        for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
+            column._index, column.max_width = index, width
+        fitted = copy(self)
+        fitted.columns = columns
+        fitted.title = _plain(self.title, self.title_style or "table.title")
+        fitted.caption = _plain(self.caption, self.caption_style or "table.caption")
+        yield from Table.__rich_console__(fitted, console, options)
+        if out and self._named:
+            names = ", ".join(name or "remarks" for name in out)
+            yield console.render_str(f"not shown for lack of width: {names}", markup=False)
+
+    def _is_whole(self, column: Column) -> bool:
+        return column.justify == "right" or str(column.header) in self._whole
+
+    def _widest(self, column: Column, console: Console, options: ConsoleOptions) -> int:
+        """Return the width of a column without its padding."""
+        cells = [column.header, *column.cells]
+        return max(Measurement.get(console, options, cell).maximum for cell in cells)
+
+    def _least(self, column: Column, widest: int) -> int:
+        return widest if self._is_whole(column) else min(widest, _LEAST_TEXT)
+
+    def _over(self, widths: Sequence[int], options: ConsoleOptions) -> int:
+        """Return by how much columns of these widths are too wide."""
+        _, right, _, left = self.padding
+        between = max(left, right) if self.collapse_padding else left + right
+        width = sum(widths) + between * len(widths) - (0 if self.pad_edge else left + right)
+        if self.box is not None:
+            width += len(widths) - 1 + 2 * self.show_edge
+        return width - options.max_width
+
+    def _next(self, columns: Sequence[Column]) -> int:
+        """Return the place of the column to leave out next."""
+        names = [str(column.header) for column in columns]
+        wanted = [name for name in self._leave_out if name in names[1:]]
+        return names.index(wanted[0], 1) if wanted else len(columns) - 1
+
+
+def _plain_column(column: Column) -> Column:
+    """Return a column of its own with the same cells."""
+    return replace(
+        column,
+        header=_plain(column.header),
+        _cells=[_plain(cell) for cell in column.cells],
+    )
+
+
+def _plain(cell: Any, style: StyleType = "") -> Any:
+    if isinstance(cell, str):
+        return Text(printable(cell), style)
+    if isinstance(cell, Text) and printable(cell.plain) != cell.plain:
+        return Text(printable(cell.plain), cell.style)
+    return cell
+
+
+class ShownModel(StrictModel):
+    """A record that is returned to callers: one line as its repr and as text, a table in notebooks.
+
+    Its fields are in `model_dump`.
+    """
+
+    @abstractmethod
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """Return a line, and the headings and rows of a table below it."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {printable(self.view()[0])}>"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        line, headings, rows = self.view()
+        return html_view(f"{type(self).__name__} {line}", headings, rows)
+
+
+def html_view(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """One titled table; every text is plain text.
+
+    Args:
+        title: in a line above it.
+        headings: of its columns.
+        rows: as many cells each.
+    """
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return (
+        f"<div><strong>{escape(title)}</strong>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )

@@ -1,1 +1,0 @@
-"""Checkpoints: many processes each write a part, one manifest commits them all or none."""

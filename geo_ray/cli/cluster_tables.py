@@ -1,0 +1,209 @@
+"""Tables and lines of `geo-ray up` and `geo-ray status CLUSTER`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+
+from geo_ray.api.clusters import UpCluster
+from geo_ray.base.tables import FittedTable
+from geo_ray.base.text import duration_text
+from geo_ray.cloud.cluster.offer import ClusterOffer, OfferedMachines
+from geo_ray.cloud.cluster.status import ClusterMachineRow, ClusterReport, DecisionRow
+from geo_ray.planner.plan import Plan
+
+_DECISIONS = 6
+_WIDTH = 130
+
+
+def wide_console() -> Console:
+    """Return where tables of machines are printed: not cut off where nobody looks at a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+
+
+def offer_table(offer: ClusterOffer) -> FittedTable:
+    """What would be rented, and the alternatives."""
+    table = _table(("region", "role", "machines", "market", "in"), ("USD/h each", "USD/Mrow"))
+    table.add_column("")
+    for each in offer.machines:
+        usd, score = each.usd_per_hour, each.usd_per_million_rows
+        cells = (
+            each.region or "-",
+            each.role,
+            f"{each.count} x {each.type}" if each.count else f"    {each.type}",
+            each.market.replace("_", "-"),
+            each.at,
+            "not known" if usd is None else f"{usd:.4g}",
+            "" if score is None or each.role != "worker" else f"{score:.3g}",
+            "" if each.count else each.note or _why_not(each, offer),
+        )
+        table.add_row(*cells)
+    return table
+
+
+def offer_lines(offer: ClusterOffer) -> list[str]:
+    """What it would cost, and whether the budget has as much."""
+    meanwhile = f", {offer.head_usd:.4g} USD of the head meanwhile" if offer.head_usd else ""
+    lines = [
+        f"{offer.usd_per_hour:.4g} USD/h of machines; the run: {offer.total_usd:.4g} USD as "
+        f"planned{meanwhile}"
+    ]
+    all_usd = offer.total_usd + offer.head_usd
+    if offer.budget_usd is not None and all_usd > offer.budget_usd:
+        lines.append(
+            f"plan.budget_usd is {offer.budget_usd:.4g}: machines would be ended before the run "
+            "is done"
+        )
+    return lines
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """How a run has to exchange for these costs, and what to know before believing them."""
+    return [
+        f"planned with an exchange every {plan.interval} steps, {plan.codec or 'no codec'}: so "
+        "trains `geo-ray train --plan`, and without it as the configuration says",
+        *(f"note     {note}" for note in plan.notes),
+    ]
+
+
+def _why_not(other: OfferedMachines, offer: ClusterOffer) -> str:
+    """Why none of a pool would be rented, where the pool itself gives no reason."""
+    post = (other.region, other.role)
+    rented = [m.usd_per_million_rows for m in offer.machines if m.count and _post(m) == post]
+    score = other.usd_per_million_rows
+    if score is not None and all(each is not None and score < each for each in rented):
+        return "cheaper, and may be taken back (autoscale.floor)"
+    return "dearer"
+
+
+def _post(machines: OfferedMachines) -> tuple[str, str]:
+    return machines.region, machines.role
+
+
+def machines_table(report: ClusterReport) -> FittedTable:
+    """The machines of a cluster."""
+    table = _table(("machine", "role", "region", "type", "market", "state"), ("age", "USD/h"))
+    table.add_column("")
+    head: Sequence[ClusterMachineRow] = () if report.head is None else (report.head,)
+    for row in (*head, *report.machines):
+        cells = (
+            row.id,
+            row.role,
+            row.region or "-",
+            row.type,
+            row.market.replace("_", "-"),
+            _state(row),
+            duration_text(row.age_s),
+            "?" if row.usd_per_hour is None else f"{row.usd_per_hour:.4g}",
+            _leaves(row),
+        )
+        table.add_row(*cells)
+    return table
+
+
+def report_lines(report: ClusterReport) -> list[str]:
+    """What is to be said of a cluster beside its machines."""
+    lines = [f"{report.name} is {report.phase}; {', '.join(report.clouds)}; id {report.id}"]
+    if report.address is not None:
+        lines.append(f"head     {report.address}, job server {report.job_server}")
+        lines += _tunnel(report)
+    for post in report.posts:
+        extra = [f"{post.coming} coming"] if post.coming else []
+        extra += [f"{post.leaving} leaving"] if post.leaving else []
+        more = f" ({', '.join(extra)})" if extra else ""
+        name = f"{post.region}/{post.role}" if post.role != "worker" else post.region
+        lines.append(f"plan     {name}: {post.ready} of {post.planned} machines{more}")
+    lines.append(f"cost     {report.usd_per_hour:.4g} USD/h, {report.spent_usd:.4g} USD so far")
+    if report.budget_usd is not None:
+        used = (
+            "used up: nothing is rented until `geo-ray up` is given a larger plan.budget_usd; the "
+            "head costs on until `geo-ray down`"
+        )
+        rest_usd = max(0.0, report.budget_usd - report.spent_usd)
+        rest = used if report.is_stopped else f"{rest_usd:.4g} USD are left"
+        lines.append(f"budget   {report.budget_usd:.4g} USD; {rest}")
+    if report.left_s is not None and report.to_finish_usd is not None:
+        lines.append(
+            f"left     {duration_text(report.left_s)} of the run, "
+            f"{report.to_finish_usd:.4g} USD at this rate"
+        )
+    lines += [f"note     {note}" for note in report.notes]
+    return lines
+
+
+def decision_lines(report: ClusterReport) -> list[str]:
+    """The last decisions of the autoscaler, launches with their alternatives."""
+    lines = []
+    for each in report.decisions[-_DECISIONS:]:
+        ago = duration_text(max(0.0, time.time() - each.unix_s))
+        lines.append(f"did      {each.region}: {each.what}, {ago} ago: {each.reason or 'the plan'}")
+        lines += _alternatives(each)
+    return lines
+
+
+def reach_lines(made: UpCluster, config: Path) -> list[str]:
+    """How to reach a cluster, what it costs, and what to do next."""
+    lines = [f"cost     {made.report.usd_per_hour:.4g} USD/h"]
+    lines += [f"note     {note}" for note in made.report.notes]
+    shown = quote(made.state.shown)
+    if made.environment:
+        values = " ".join(f"{name}={quote(value)}" for name, value in made.environment.items())
+        lines.append(f"reach    export {values}")
+    else:
+        lines.append(f"head     {made.report.address}, job server {made.report.job_server}")
+        lines.append(f"token    {made.token_command}")
+        lines += _tunnel(made.report)
+    lines += [
+        f"train    ray job submit --working-dir . -- geo-ray train {quote(str(config))}",
+        f"look     geo-ray status {shown}",
+        f"end it   geo-ray down {shown}",
+    ]
+    return lines
+
+
+def _tunnel(report: ClusterReport) -> list[str]:
+    """How to come to a job server that only the head itself reaches."""
+    return [] if report.tunnel is None else [f"tunnel   {report.tunnel}"]
+
+
+def _alternatives(decision: DecisionRow) -> list[str]:
+    lines = []
+    for other in decision.alternatives:
+        usd, score = other["usd_per_hour"], other["usd_per_million_rows"]
+        price = "no price" if usd is None else f"{usd:.4g} USD/h"
+        rows = "" if score is None else f", {score:.4g} USD per million rows"
+        note = f" ({other['note']})" if other["note"] else ""
+        chosen = f" <- {other['chosen']}" if other["chosen"] else ""
+        lines.append(
+            f"         {other['at']} {other['type']} {other['market']}: {price}{rows}{note}{chosen}"
+        )
+    return lines
+
+
+def _state(row: ClusterMachineRow) -> str:
+    if row.is_ready or row.state != "running":
+        return row.state
+    return "joining" if row.leaves is None else "leaving"
+
+
+def _leaves(row: ClusterMachineRow) -> str:
+    if row.role == "head" or row.leaves is None:
+        return ""
+    if row.leaves_in_s is None:
+        return f"leaves: {row.leaves}"
+    return f"leaves: {row.leaves}, gone in {duration_text(max(0.0, row.leaves_in_s))}"
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> FittedTable:
+    table = FittedTable(box=SIMPLE_HEAD)
+    for heading in left:
+        table.add_column(heading, no_wrap=True)
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

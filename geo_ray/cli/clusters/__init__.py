@@ -1,1 +1,0 @@
-"""Verbs that make, show and end clusters."""

@@ -1,1 +1,0 @@
-"""`geo-ray data`: one file per verb."""

@@ -1,1 +1,0 @@
-"""Commands that show a run, or hand on what it tells."""

@@ -1,0 +1,1 @@
+"""Machines from clouds: providers, clusters, the autoscaler and its backtest."""

@@ -1,0 +1,496 @@
+"""The autoscaler as a detached actor on the cluster's head, and its view of Ray's nodes.
+
+Ray restarts it when it dies; its state is in the journal. A lease keeps two of them from acting
+at once: on another cluster's head, or where Ray declared one dead that was only paused.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import ray
+from ray.util import list_named_actors
+
+from geo_ray.base.errors import ClusterError, GeoRayError, LeaseLostError, RegionsSilentError
+from geo_ray.cloud.autoscaler.actions import ActionTold, AutoscalerStatus, told
+from geo_ray.cloud.autoscaler.journal import Journal, read_told, write_told
+from geo_ray.cloud.autoscaler.journal_read import (
+    SpentRecord,
+    SpentRecorder,
+    all_spent,
+    memory_of,
+    put_aside,
+    read_spent,
+)
+from geo_ray.cloud.autoscaler.observation import (
+    GroupWay,
+    LabelWanted,
+    NodeSeen,
+    PendingBundle,
+    PendingGroup,
+)
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
+from geo_ray.cloud.autoscaler.run_work import NamedRun, RunWork
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.target import ClusterTarget
+from geo_ray.cloud.provider import Machine, MachineProvider
+from geo_ray.experiment.autoscale import AutoscaleConfig
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.detached import NAME_PREFIX, Handle, ServedRegions, detached_actor
+from geo_ray.ray_cluster.labels import MACHINE_LABEL, NODE_LABEL, REGION_LABEL
+from geo_ray.runs.lease import LeaseKeeper, LeaseSeeker
+from geo_ray.storage.conditional_store import ConditionalStore
+
+_WAYS: Final[Mapping[str, GroupWay]] = {
+    "PACK": "PACK",
+    "SPREAD": "SPREAD",
+    "STRICT_PACK": "STRICT_PACK",
+    "STRICT_SPREAD": "STRICT_SPREAD",
+}
+_GIVEN: Final = {MACHINE_LABEL, NODE_LABEL}
+
+
+class RayNodes:
+    """See `ClusterNodes`."""
+
+    def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
+        """See `ClusterNodes.seen`."""
+        try:
+            living = _living()
+            uses = ray_internals.node_uses()
+            leaves_ms = ray_internals.draining_nodes()
+        except Exception as error:  # whatever Ray says: without it nothing is decided
+            raise ClusterError(f"Ray does not tell of its nodes: {error}") from error
+        found = {}
+        for machine in machines:
+            for node_id in _of(machine, living):
+                leaves_s = None
+                if node_id in leaves_ms:  # 0: nobody said when
+                    leaves_s = leaves_ms[node_id] / 1000 or math.inf
+                use = uses.get(node_id)
+                found[machine.id] = (
+                    NodeSeen(is_ready=True, leaves_unix_s=leaves_s)
+                    if use is None
+                    else NodeSeen(True, use.is_busy, leaves_s, use.resources)
+                )
+        return found
+
+    def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
+        """See `ClusterNodes.drain`."""
+        try:
+            for node_id in _of(machine, _living()):
+                ray_internals.drain_node(node_id, reason, int(until_unix_s * 1000))
+        except Exception as error:  # as above
+            raise ClusterError(f"Ray does not drain {machine.id}: {error}") from error
+
+    def end_idle(self, machine: Machine, reason: str) -> bool:
+        """See `ClusterNodes.end_idle`."""
+        try:
+            mine = _of(machine, _living())
+            return all(ray_internals.drain_node(one, reason, 0, only_idle=True) for one in mine)
+        except Exception as error:  # as above
+            raise ClusterError(f"Ray does not end {machine.id}: {error}") from error
+
+    def pending(self) -> tuple[PendingGroup, ...]:
+        """See `ClusterNodes.pending`; what wants one given node is left out."""
+        try:
+            waiting = ray_internals.pending_bundles()
+        except Exception as error:  # as above
+            raise ClusterError(f"Ray does not tell what waits for a place: {error}") from error
+        found = []
+        for strategy, wanted in waiting:
+            bundles = tuple(
+                PendingBundle(resources, tuple(LabelWanted(*each) for each in labels), count)
+                for resources, labels, count in wanted
+            )
+            if not any(each.key in _GIVEN for bundle in bundles for each in bundle.labels):
+                found.append(PendingGroup(bundles, _WAYS.get(strategy, "alone")))
+        return tuple(found)
+
+
+def _living() -> list[tuple[str, str, Mapping[str, str]]]:
+    """Return living nodes: id in hexadecimal, address, labels."""
+    return [
+        (node["NodeID"], node["NodeManagerAddress"], node.get("Labels", {}))
+        for node in ray_internals.nodes()
+        if node.get("Alive")
+    ]
+
+
+def _of(machine: Machine, living: Sequence[tuple[str, str, Mapping[str, str]]]) -> list[str]:
+    return [
+        node_id
+        for node_id, address, labels in living
+        if labels.get(REGION_LABEL) == machine.labels.get(REGION_LABEL)
+        and (
+            labels[MACHINE_LABEL] == machine.id
+            if MACHINE_LABEL in labels
+            else address == machine.address
+        )
+    ]
+
+
+_KEPT: Final = 200
+_NOTES: Final = 20
+_AGAIN_S: Final = 2.0
+_MADE: Final = "#"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AutoscaleOrder:
+    """What an autoscaler is to look after.
+
+    Attributes:
+        cluster: the name that all its machines bear.
+        provider: the clouds.
+        store: for lease and journal; of this cluster alone.
+        config: how it works.
+        target: what should run.
+        run: that it is made for; None: the cluster serves whoever comes, without an end.
+        made: how often the cluster was made; the autoscaler of an earlier time is not this one's.
+        id: of the cluster's own, which tells it from others of its name.
+    """
+
+    cluster: str
+    provider: MachineProvider
+    store: ConditionalStore
+    config: AutoscaleConfig
+    target: ClusterTarget
+    run: NamedRun | None = None
+    made: int = 1
+    id: str = ""
+
+
+@dataclass(slots=True)
+class EndlessWork:
+    """Work without an end that is known: what is needed is needed until somebody says otherwise.
+
+    Attributes:
+        is_released: whether somebody has.
+    """
+
+    is_released: bool = False
+
+    def left_s(self) -> float | None:
+        """See `WorkLeft`."""
+        return 0.0 if self.is_released else None
+
+
+@dataclass(slots=True)
+class _ClusterWork:
+    """What machines are needed for: the run, or instead of it what somebody wants followed."""
+
+    run: RunWork | None
+    end: EndlessWork
+    is_followed: bool = False
+
+    @property
+    def is_released(self) -> bool:
+        return self.end.is_released
+
+    def left_s(self) -> float | None:
+        if self.is_released or self.is_followed or self.run is None:
+            return self.end.left_s()
+        return self.run.left_s()
+
+    def notes(self) -> tuple[str, ...]:
+        return () if self.run is None or self.is_followed else self.run.notes
+
+
+@dataclass
+class AutoscalerActor:
+    """Looks after a cluster's machines from an actor of the cluster, whatever becomes of who asked.
+
+    It is a detached actor on the head that Ray starts anew when it dies; what it must know is in
+    the journal, and a lease beside that keeps two of them from acting at once: on another cluster's
+    head, or where Ray believes one dead that only stands still.
+
+    Attributes:
+        order: what to look after.
+    """
+
+    order: AutoscaleOrder
+    _status: AutoscalerStatus = field(default_factory=lambda: AutoscalerStatus(False))
+    _actions: deque[ActionTold] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _telling: threading.Lock = field(default_factory=threading.Lock)  # one who tells after another
+    _target: ClusterTarget | None = None
+    _has_recalled: bool = False
+    _lost: tuple[str, ...] = ()
+    _work: _ClusterWork = field(init=False)
+    _spent: SpentRecorder = field(init=False)
+
+    def __post_init__(self) -> None:
+        run, idle_s = self.order.run, self.order.config.calm.idle_s
+        self._work = _ClusterWork(None if run is None else RunWork(run, idle_s), EndlessWork())
+        self._spent = SpentRecorder(self.order.store, self.order.made)
+        threading.Thread(target=self._live, name="autoscaler", daemon=True).start()
+
+    def status(self) -> AutoscalerStatus:
+        """How the cluster stands."""
+        return self._status
+
+    def follow(self, target: ClusterTarget) -> None:
+        """Let something else run from now on, with the head that there is; also if this dies.
+
+        The cluster's budget bounds it, unless it has one of its own. It is needed until something
+        else is followed or all is released, however much is left of the run that the cluster was
+        made for.
+
+        Raises:
+            RunDirectoryError: that cannot be written down.
+        """
+        with self._telling:
+            self._recall()
+            if target.budget_usd is None:
+                target = replace(target, budget_usd=(self._target or self.order.target).budget_usd)
+            self._go_by(target, is_followed=True)
+
+    def allow(self, budget_usd: float | None) -> None:
+        """Let its machines cost so much in all, None: without a bound; also if this dies.
+
+        Raises:
+            RunDirectoryError: that cannot be written down.
+        """
+        with self._telling:
+            self._recall()
+            target = self._target or self.order.target
+            if target.budget_usd != budget_usd:
+                is_followed = self._work.is_followed
+                self._go_by(replace(target, budget_usd=budget_usd), is_followed=is_followed)
+
+    def _go_by(self, target: ClusterTarget, *, is_followed: bool) -> None:
+        """Go by a target once it is written: else who repeats this would find it known already."""
+        target = replace(target, head=self.order.target.head)
+        write_told(
+            self.order.store,
+            self.order.made,
+            lambda told: replace(told, target=target, is_followed=is_followed),
+        )
+        self._target, self._work.is_followed = target, is_followed
+        self._wake.set()
+
+    def release(self) -> None:
+        """Let nothing run any more: all machines are drained and ended, except by their users.
+
+        Raises:
+            RunDirectoryError: that cannot be written down.
+        """
+        self._work.end.is_released = True
+        self._wake.set()
+        write_told(self.order.store, self.order.made, lambda told: replace(told, is_over=True))
+
+    def served(self) -> ServedRegions:
+        """What it rents machines for, and how long these may take."""
+        config, target = self.order.config, self._target or self.order.target
+        names = () if self._work.is_released else tuple(region.name for region in target.regions)
+        return ServedRegions(names, config.start_s + config.retry.join_s)
+
+    # ------------------------------------------------------------------ its life
+
+    def _live(self) -> None:
+        while True:
+            try:
+                self._hold()
+            except Exception as error:  # the thread must live: machines cost money
+                told = str(error) if isinstance(error, GeoRayError) else repr(error)
+                _log.warning("autoscaler: %s", told)
+                self._status = AutoscalerStatus(False, errors=(told,))
+                time.sleep(_AGAIN_S)
+
+    def _hold(self) -> None:
+        """Take the cluster's lease and look after its machines until the lease is lost."""
+        keeper = LeaseSeeker(self.order.store, self.order.cluster, _log.info).take()
+        try:
+            self._look_after(keeper)
+        finally:
+            keeper.close()
+
+    def _look_after(self, keeper: LeaseKeeper) -> None:
+        order = self.order
+        policy = AutoscalePolicy(order.config, order.cluster, order.id, order.made)
+        keeper.check()
+        self._mend_journal(policy.prefix)
+        nodes = RayNodes()
+        loop = Reconciler(
+            policy,
+            order.target,
+            order.provider,
+            nodes,
+            self._work,
+            Journal(order.store, keeper.epoch),
+            order.cluster,
+            keeper.check,
+        )
+        while True:
+            try:
+                if not self._has_recalled:
+                    with self._telling:
+                        self._recall()
+                loop.target = self._target or order.target
+                self._tell(loop.tick(time.time(), _steady_s()))
+            except LeaseLostError:
+                raise
+            except Exception as error:  # whatever it is: machines cost money, so it looks again
+                _log.exception("autoscaler: a look failed")
+                why = f"a look failed: {error}"
+                self._status = replace(self._status, is_acting=True, errors=(why,))
+            self._wake.wait(order.config.every_s)
+            self._wake.clear()
+
+    def _recall(self) -> None:
+        """Go on with what the actor before this one was told."""
+        if self._has_recalled:
+            return
+        told = read_told(self.order.store, self.order.made, self._miss)
+        if self._target is None and told.target is not None:  # the head may be another one since
+            self._target = replace(told.target, head=self.order.target.head)
+            self._work.is_followed = told.is_followed
+        self._work.end.is_released |= told.is_over
+        self._has_recalled = True
+
+    def _mend_journal(self, prefix: str) -> None:
+        """Go on with the machines that are there, if the journal cannot be read."""
+        order = self.order
+        cost = ""
+
+        def there() -> AutoscalerMemory:
+            nonlocal cost
+            now_s = time.time()
+            spent, cost = self._spent_before(now_s)
+            try:
+                found, silent = order.provider.list_machines(order.cluster), frozenset[str]()
+            except RegionsSilentError as error:
+                found, silent = error.found, frozenset(error.silent)
+            return memory_of(found, prefix, now_s, silent, spent)
+
+        aside = put_aside(order.store, there)
+        if aside is not None:
+            self._miss(
+                f"the journal could not be read and is kept as {aside}: its machines go on, and "
+                f"what they have cost until then is {cost}"
+            )
+
+    def _spent_before(self, now_unix_s: float) -> tuple[SpentRecord | None, str]:
+        """Return what counts as spent where the journal cannot be read, and how to say that."""
+        order = self.order
+        spent = read_spent(order.store, order.made)
+        if spent is not None:
+            return spent, f"{spent.paid_usd:.4g} USD, as was noted beside it"
+        with self._telling:
+            self._recall()
+        budget_usd = (self._target or order.target).budget_usd
+        if budget_usd is None:
+            return None, "not known"
+        return all_spent(order.made, budget_usd, now_unix_s), (
+            f"not known: it counts as the whole budget of {budget_usd:.4g} USD, and nothing is "
+            "rented before `geo-ray up` raises that (`plan.budget_usd`) by what may still be spent"
+        )
+
+    def _miss(self, what: str) -> None:
+        """Tell what is lost, for as long as this lives."""
+        _log.warning("autoscaler: %s", what)
+        self._lost = (*self._lost, what)
+
+    def _tell(self, result: TickResult) -> None:
+        observed, now_s = result.observed, result.observed.now_unix_s
+        unseen = [
+            duty.machine  # as last listed
+            for duty in result.decided.memory.duties.values()
+            if duty.machine.pool.region in observed.silent
+        ]
+        for action in result.decided.actions:
+            self._actions.append(told(action, now_s))
+        errors = result.errors
+        try:
+            self._spent.write(result.decided.memory, now_s)
+        except GeoRayError as error:
+            errors += (f"what was spent is in the journal alone: {error}",)
+        self._status = AutoscalerStatus(
+            True,
+            now_s,
+            (*(observed.machines or ()), *unseen),
+            result.decided.usd_per_hour,
+            tuple(result.decided.memory.ledger.by_region_and_reason()),
+            observed.left_s,
+            tuple(self._actions),
+            (*self._lost, *self._work.notes(), *errors),
+            result.decided.notes[:_NOTES],
+            result.decided.pace.saves,
+        )
+
+
+def _steady_s() -> float:
+    """Return seconds of a clock that is never set; it goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
+def autoscaler_name(cluster: str, made: int = 1) -> str:
+    """Return the name of a cluster's autoscaler among Ray's actors."""
+    return f"{NAME_PREFIX}{cluster}{_MADE}{made}"
+
+
+def end_autoscalers(cluster: str, namespace: str, but: str | None = None) -> None:
+    """End the autoscalers of a cluster, as they are on a head that outlives it.
+
+    Args:
+        cluster: its name.
+        namespace: Ray namespace of the actors.
+        but: name of the one that goes on; None: there is none.
+    """
+    for name in _names(cluster, namespace):
+        if name != but:
+            with suppress(ValueError):  # it has just ended
+                ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+
+
+def find_autoscaler(cluster: str, namespace: str) -> Handle:
+    """Return the autoscaler of a cluster, however often one of the name was made.
+
+    Args:
+        cluster: its name.
+        namespace: Ray namespace of the actor.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    names = _names(cluster, namespace)
+    if not names:
+        raise ValueError(f"no autoscaler of {cluster} is there")
+    return ray.get_actor(names[-1], namespace=namespace)
+
+
+def _names(cluster: str, namespace: str) -> list[str]:
+    """Return the names of the autoscalers of clusters of a name, the one made last at the end."""
+    first = autoscaler_name(cluster).rpartition(_MADE)[0]
+    query: Any = list_named_actors
+    named: list[dict[str, str]] = query(all_namespaces=True)
+    found = []
+    for each in named:
+        own, _, made = each["name"].rpartition(_MADE)
+        if each["namespace"] == namespace and own == first and made.isdecimal():
+            found.append((int(made), each["name"]))
+    return [name for _, name in sorted(found)]
+
+
+def start_autoscaler(order: AutoscaleOrder, namespace: str, node_id: str | None = None) -> Handle:
+    """Start the autoscaler of a cluster; the one that is there, if any.
+
+    Args:
+        order: what to look after.
+        namespace: Ray namespace of its actor.
+        node_id: of its node; None: this process's.
+    """
+    name = autoscaler_name(order.cluster, order.made)
+    return detached_actor(AutoscalerActor, order, name, namespace, node_id)

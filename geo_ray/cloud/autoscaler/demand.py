@@ -1,0 +1,443 @@
+"""What is decided for regions without a speed in the target: by what waits and what runs there.
+
+What waits for a place is packed on machines, bundle by bundle; what has no room at hand rents some.
+A machine on which anything runs is left alone: nothing is exchanged, and only what is idle leaves,
+after a while. One that will be gone all the same (a notice, the end of its life) is replaced and
+drained. Why something that waits rents nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from geo_ray.cloud.autoscaler.node_group import CHEAPER, DEADLINE, TOO_MANY, PostChoice
+from geo_ray.cloud.autoscaler.observation import (
+    LIFE,
+    REPLACED,
+    UNWANTED,
+    LabelWanted,
+    NodeSeen,
+    Observed,
+    PendingBundle,
+    PendingGroup,
+)
+from geo_ray.cloud.autoscaler.packing import Packed, Room, RoomOffer, infeasible, pack
+from geo_ray.cloud.autoscaler.pools import PoolOffer
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, Intent, Parting, outstanding
+from geo_ray.cloud.autoscaler.target import (
+    REGION_LABEL,
+    ROLE_LABEL,
+    TYPE_LABEL,
+    MachineRole,
+    RegionTarget,
+)
+from geo_ray.cloud.provider import LaunchRequest, Market, Pool
+from geo_ray.experiment.autoscale import AutoscaleConfig
+
+WAITS: Final = "what waits for a place"
+_STAY: Final = (CHEAPER, TOO_MANY, DEADLINE)
+_ROLES: Final[tuple[MachineRole, ...]] = ("worker", "server")
+
+
+@dataclass(frozen=True, slots=True)
+class DemandRegion:
+    """A region without a speed.
+
+    Attributes:
+        target: of the region.
+        workers: what could be rented, the best first.
+        servers: the same for the machine of its server.
+    """
+
+    target: RegionTarget
+    workers: Sequence[PoolOffer]
+    servers: Sequence[PoolOffer] = ()
+
+
+@dataclass(slots=True)
+class DemandChoice:
+    """What is decided for all such regions.
+
+    Attributes:
+        posts: by region and role.
+        unneeded: ids of requests that nothing waits for.
+        notes: what cannot be placed, and why.
+    """
+
+    posts: dict[tuple[str, MachineRole], PostChoice] = field(default_factory=dict)
+    unneeded: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+
+class DemandKeeper:
+    """See the module's docstring.
+
+    Args:
+        config: of the autoscaler.
+        regions: those without a speed.
+        memory: changed in what is said of partings and idle machines.
+        observed: what is seen.
+        only_on_demand: whether nothing is rented on the spot market.
+    """
+
+    def __init__(
+        self,
+        config: AutoscaleConfig,
+        regions: Sequence[DemandRegion],
+        memory: AutoscalerMemory,
+        observed: Observed,
+        *,
+        only_on_demand: bool,
+    ) -> None:
+        self._config, self._regions, self._memory = config, regions, memory
+        self._observed, self._now_s = observed, observed.now_unix_s
+        self._only_on_demand = only_on_demand
+        self._choice = DemandChoice()
+
+    def decide(self) -> DemandChoice:
+        """Return what is to be done."""
+        names = {each.target.name for each in self._regions}
+        for duty in self._memory.duties.values():
+            is_here = _place(duty.machine.labels)[0] in names
+            if is_here and duty.parting and duty.parting.reason in _STAY and _waits(duty):
+                duty.parting = None  # it was to be exchanged, or was too much, for a plan
+        leaving = [duty for duty in self._memory.duties.values() if self._is_replaced(duty, names)]
+        groups = [self._replacement(duty) for duty in leaving]
+        groups += self._followed(names)
+        packed = pack(groups, self._rooms(), self._offers(), self._floors())
+        used = {key for keys in packed.used.values() for key in keys}
+        for each in self._regions:
+            self._keep(each, used, packed)
+        self._let_go(leaving, packed)
+        return self._choice
+
+    # ------------------------------------------------------------------ what is needed
+
+    def _followed(self, names: set[str]) -> list[PendingGroup]:
+        """Return what waits for a place in the regions; what could have none is told instead."""
+        if not self._config.machine_resources:
+            return []
+        waiting = []
+        for group in self._observed.pending:
+            mine = [bundle for bundle in group.items() if bundle.regions() & names]
+            if mine:
+                way = "alone" if group.way == "STRICT_PACK" else group.way
+                waiting.append(PendingGroup(tuple(mine), way))
+        catalog = self._catalog()
+        found = []
+        for group in waiting:
+            known = {offer.room.region for offer in catalog}
+            if not all(bundle.regions() & known for bundle in group.bundles):
+                continue  # nothing is known of machines there: such demand is not followed
+            why = infeasible(group, catalog)
+            if why is None:
+                found.append(group)
+            elif why not in self._choice.notes:
+                self._choice.notes.append(why)
+        return found
+
+    def _replacement(self, duty: Duty) -> PendingGroup:
+        """Return what takes the place of a machine: one of its type, or a larger one."""
+        region, _ = _place(duty.machine.labels)
+        has = self._resources(duty.machine.pool.type)
+        larger = [
+            type_
+            for type_ in self._config.machine_resources
+            if has and all(self._resources(type_).get(k, 0.0) >= v for k, v in has.items())
+        ]
+        types = tuple(dict.fromkeys((duty.machine.pool.type, *larger)))
+        labels = (
+            LabelWanted(REGION_LABEL, (region,)),
+            LabelWanted(TYPE_LABEL, types),
+            LabelWanted(ROLE_LABEL, ("worker",)),
+        )
+        return PendingGroup((PendingBundle({}, labels, is_whole=True),))
+
+    def _is_replaced(self, duty: Duty, names: set[str]) -> bool:
+        region, role = _place(duty.machine.labels)
+        return (
+            region in names
+            and role == "worker"
+            and duty.parting is not None
+            and duty.parting.reason in REPLACED
+            and _is_at_work(self._node(duty))
+            and not self._has_busy_successor(duty.parting)
+        )
+
+    def _has_busy_successor(self, parting: Parting) -> bool:
+        """Return whether what took a machine's place works by now, so that nobody else need to.
+
+        As long as it does not, its room is kept for the one that leaves.
+        """
+        successor = self._memory.duties.get(parting.successor or "")
+        if successor is None or successor.parting is not None:
+            return False
+        return not successor.is_awaited and _is_at_work(self._node(successor))
+
+    def _floors(self) -> frozenset[str]:
+        """Return the regions whose next machine must not be on the spot market."""
+        found = set()
+        for each in self._regions:
+            region = each.target
+            if region.floor < 1 or region.server is not None:
+                continue
+            stays = [d.machine.pool for d in self._duties(region, "worker") if d.parting is None]
+            stays += [intent.request.pool for intent, _ in self._coming(region, "worker")]
+            if not any(pool.market is Market.ON_DEMAND for pool in stays):
+                found.add(region.name)
+        return frozenset(found)
+
+    # ------------------------------------------------------------------ machines
+
+    def _rooms(self) -> list[Room]:
+        """Return what has room: machines, the cheapest first, then those that are not seen yet."""
+        found: list[Room] = []
+        for each in self._regions:
+            region = each.target
+            if region.server is not None:
+                found += self._server_rooms(region)
+            free = [d for d in self._duties(region, "worker") if self._has_room(d, region)]
+            free.sort(key=lambda d: (_is_at_work(self._node(d)), d.usd_per_hour))
+            found += [
+                self._room(duty.machine.id, region, duty.machine.pool, duty.machine.labels)
+                for duty in free
+            ]
+            for intent, count in self._coming(region, "worker"):
+                request = intent.request
+                found += [
+                    self._room(_coming_key(request, n), region, request.pool, request.labels)
+                    for n in range(count)
+                ]
+        return found
+
+    def _server_rooms(self, region: RegionTarget) -> list[Room]:
+        """Return the room on the server's machine, which comes with whatever the region needs."""
+        there = [duty for duty in self._duties(region, "server") if duty.parting is None]
+        if region.server is None or any(_is_at_work(self._node(duty)) for duty in there):
+            return []
+        market = region.server.markets[0] if region.server.markets else Market.ON_DEMAND
+        pool = Pool(region.at, region.zones[0], region.server.type, market)
+        return [self._room(_server_key(region), region, pool, region.labels(pool, "server"))]
+
+    def _has_room(self, duty: Duty, region: RegionTarget) -> bool:
+        """Return whether a machine takes what waits.
+
+        So does one that has begun to work since the last look, if something waited for it then:
+        that may still be told as waiting, since Ray tells of loads later than of nodes.
+        """
+        return (
+            duty.parting is None
+            and region.kind(duty.machine.pool.type, "worker") is not None
+            and (duty.is_awaited or not _is_at_work(self._node(duty)))
+        )
+
+    def _room(self, key: str, region: RegionTarget, pool: Pool, labels: Mapping[str, str]) -> Room:
+        return Room(key, region.name, labels, self._resources(pool.type))
+
+    def _offers(self) -> list[RoomOffer]:
+        """Return what could be rented now, of types of which it is known what fits there."""
+        return [
+            RoomOffer(
+                self._room(
+                    _offer_key(each.target, offer.pool),
+                    each.target,
+                    offer.pool,
+                    each.target.labels(offer.pool, "worker"),
+                ),
+                offer.full_usd_per_hour,
+                offer.most,
+                offer.pool.market is Market.ON_DEMAND,
+            )
+            for each in self._regions
+            for offer in self._workers(each)
+        ]
+
+    def _workers(self, each: DemandRegion) -> list[PoolOffer]:
+        return [offer for offer in each.workers if self._is_rentable(offer)]
+
+    def _is_rentable(self, offer: PoolOffer) -> bool:
+        is_safe = offer.pool.market is Market.ON_DEMAND
+        return offer.usd_per_hour is not None and (is_safe or not self._only_on_demand)
+
+    def _catalog(self) -> list[RoomOffer]:
+        """Return all that a region may ever have, whatever is sold out or in use now."""
+        found = []
+        for each in self._regions:
+            region = each.target
+            kinds: list[tuple[MachineRole, str, Market, int]] = [
+                ("worker", kind.type, market, kind.cap)
+                for kind in region.kinds
+                for market in kind.markets
+                if kind.type in self._config.machine_resources
+            ]
+            if region.server is not None and kinds:
+                kinds += [("server", region.server.type, m, 1) for m in region.server.markets[:1]]
+            for role, type_, market, cap in kinds:
+                pool = Pool(region.at, None, type_, market)
+                key = f"{role} {_offer_key(region, pool)}"
+                room = self._room(key, region, pool, region.labels(pool, role))
+                found.append(RoomOffer(room, 1.0, cap))
+        return found
+
+    def _resources(self, type_: str) -> Mapping[str, float]:
+        """Return what Ray finds on a type: as it did last, else as the configuration says."""
+        found = self._memory.resources.get(type_)
+        return found or self._config.machine_resources.get(type_, {})
+
+    # ------------------------------------------------------------------ what is done
+
+    def _keep(self, each: DemandRegion, used: set[str], packed: Packed) -> None:
+        region = each.target
+        choice = self._post(region, "worker")
+        for offer in self._workers(each):
+            count = packed.rented.get(_offer_key(region, offer.pool), 0)
+            if count:
+                choice.launches[offer.pool] = (count, WAITS, offer.usd_per_hour or 0.0)
+        workers = self._duties(region, "worker")
+        servers = self._duties(region, "server")
+        coming = self._coming(region, "worker")
+        unneeded = [
+            intent
+            for intent, count in coming
+            if not any(_coming_key(intent.request, number) in used for number in range(count))
+        ]
+        is_needed = bool(
+            choice.launches
+            or _server_key(region) in used
+            or len(unneeded) < len(coming)
+            or any(duty.machine.id in used for duty in workers)
+            or any(_is_at_work(self._node(duty)) for duty in (*workers, *servers))
+        )
+        if is_needed and region.server is not None:
+            self._rent_server(each, servers)
+        elif not is_needed:
+            unneeded += [intent for intent, _ in self._coming(region, "server")]
+        self._choice.unneeded |= {intent.request.request_id for intent in unneeded}
+        for duty in workers:
+            self._watch(duty, is_needed=duty.machine.id in used)
+        for duty in servers:
+            self._watch(duty, is_needed=is_needed)
+        _show(choice, each.workers)
+
+    def _rent_server(self, each: DemandRegion, servers: Sequence[Duty]) -> None:
+        region = each.target
+        stays = any(duty.parting is None for duty in servers)
+        if stays or self._coming(region, "server"):
+            return
+        must_stay = region.floor > 0
+        for offer in each.servers:
+            is_safe = offer.pool.market is Market.ON_DEMAND
+            if offer.most > 0 and self._is_rentable(offer) and (is_safe or not must_stay):
+                choice = self._post(region, "server")
+                choice.launches[offer.pool] = (1, WAITS, offer.usd_per_hour or 0.0)
+                _show(choice, each.servers)
+                return
+
+    def _watch(self, duty: Duty, *, is_needed: bool) -> None:
+        """Let go what was idle and of no use for a while."""
+        if duty.parting is not None:
+            return
+        is_at_work = _is_at_work(self._node(duty))
+        duty.is_awaited = is_needed and not is_at_work
+        if is_needed or is_at_work:
+            duty.idle_unix_s = None
+        elif duty.idle_unix_s is None:
+            duty.idle_unix_s = self._now_s
+        elif self._now_s - duty.idle_unix_s >= self._config.calm.idle_s:
+            duty.parting = Parting(TOO_MANY, self._now_s, only_idle=True)
+
+    def _let_go(self, leaving: Sequence[Duty], packed: Packed) -> None:
+        """Drain what will be gone: with its life over when another one computes, else at once."""
+        at_hand = {
+            duty.machine.id
+            for duty in self._memory.duties.values()
+            if self._node(duty).is_ready and duty.parting is None
+        }
+        replaced = self._replaced(leaving, packed, at_hand)
+        last_s = self._config.drain_s + 2 * self._config.every_s
+        for each in self._regions:
+            for role in _ROLES:
+                duties = self._duties(each.target, role)
+                computes = any(duty.machine.id in at_hand for duty in duties)
+                for duty in duties:
+                    if duty.parting is None or not _waits(duty):
+                        continue
+                    ends_s = duty.machine.ends_unix_s
+                    is_last = ends_s is not None and ends_s - self._now_s <= last_s
+                    may = duty.machine.id in replaced if role == "worker" else computes
+                    is_idle = not _is_at_work(self._node(duty))
+                    if duty.parting.reason != LIFE or may or is_last or is_idle:
+                        drains = self._post(each.target, role).drains
+                        drains.append((duty, duty.parting.reason))
+
+    def _replaced(self, leaving: Sequence[Duty], packed: Packed, at_hand: set[str]) -> set[str]:
+        """Return which machines have a successor that computes; none is that of two."""
+        taken = {each.parting.successor for each in leaving if each.parting is not None}
+        found = set()
+        for number, duty in enumerate(leaving):
+            if duty.parting is None:
+                continue
+            if duty.parting.successor not in at_hand:
+                free = (packed.used.get(number, set()) & at_hand) - taken
+                duty.parting.successor = min(free, default=None)
+                taken.add(duty.parting.successor)
+            if duty.parting.successor is not None:
+                found.add(duty.machine.id)
+        return found
+
+    # ------------------------------------------------------------------ parts
+
+    def _post(self, region: RegionTarget, role: MachineRole) -> PostChoice:
+        return self._choice.posts.setdefault((region.name, role), PostChoice())
+
+    def _node(self, duty: Duty) -> NodeSeen:
+        return self._observed.node(duty.machine.id)
+
+    def _duties(self, region: RegionTarget, role: MachineRole) -> list[Duty]:
+        return [
+            duty
+            for duty in self._memory.duties.values()
+            if _place(duty.machine.labels) == (region.name, role) and duty.reason != UNWANTED
+        ]
+
+    def _coming(self, region: RegionTarget, role: MachineRole) -> list[tuple[Intent, int]]:
+        found = []
+        for intent in self._memory.intents.values():
+            count = outstanding(self._memory, intent)
+            if _place(intent.request.labels) == (region.name, role) and count > 0:
+                found.append((intent, count))
+        return found
+
+
+def _show(choice: PostChoice, offers: Sequence[PoolOffer]) -> None:
+    ranked = sorted(offers, key=lambda o: (o.usd_per_hour is None, o.usd_per_million_rows))
+    choice.alternatives = tuple(
+        offer.alternative(choice.launches.get(offer.pool, (0,))[0]) for offer in ranked
+    )
+
+
+def _is_at_work(node: NodeSeen) -> bool:
+    return node.is_ready and node.is_busy
+
+
+def _waits(duty: Duty) -> bool:
+    """Whether it is to leave and was not told yet."""
+    return duty.parting is not None and duty.parting.until_unix_s is None
+
+
+def _place(labels: Mapping[str, str]) -> tuple[str, str]:
+    return labels.get(REGION_LABEL, ""), labels.get(ROLE_LABEL, "worker")
+
+
+def _coming_key(request: LaunchRequest, number: int) -> str:
+    return f"{request.request_id}#{number}"
+
+
+def _server_key(region: RegionTarget) -> str:
+    return f"server {region.name}"
+
+
+def _offer_key(region: RegionTarget, pool: Pool) -> str:
+    return f"{region.name} {pool.zone or '*'} {pool.type} {pool.market.value}"

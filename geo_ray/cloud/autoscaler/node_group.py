@@ -1,0 +1,457 @@
+"""Decisions for one node group: the machines of one role in one region.
+
+1. Too few: the cheapest machines that make it up, first of those that were to leave.
+2. Enough: at most once in a while, whether other machines are cheaper by enough to pay for the
+   change. New machines come first; a replaced one leaves when they compute.
+3. Too many for a while: the most expensive leave.
+
+`cheapest_machines` chooses them with the planner's exact covering program (`cheapest_whole`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Final
+
+import numpy as np
+
+from geo_ray.cloud.autoscaler.actions import Alternative
+from geo_ray.cloud.autoscaler.observation import LIFE
+from geo_ray.cloud.autoscaler.pools import Losses, PoolOffer, price_of
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, Intent, Parting, outstanding
+from geo_ray.cloud.autoscaler.target import MachineKind, MachineRole
+from geo_ray.cloud.provider import Market, Pool
+from geo_ray.experiment.autoscale import AutoscaleConfig
+from geo_ray.planner.cover import cheapest_whole
+
+SHORT: Final = 0.005
+"""Share of the speed by which a cover may fall short of it."""
+
+_LEAST_PARTS: Final = 2000
+_MOST_PARTS: Final = 200_000
+_LEAST_USD: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class CoverItem:
+    """Machines that are alike.
+
+    Attributes:
+        rows_per_s: of one.
+        usd_per_hour: of one.
+        most: how many there are.
+    """
+
+    rows_per_s: float
+    usd_per_hour: float
+    most: int = 1
+
+
+def cheapest_machines(items: Sequence[CoverItem], rows_per_s: float) -> list[int]:
+    """Return how many of each; all of them if that is not enough.
+
+    Args:
+        items: to choose from.
+        rows_per_s: that they must compute together.
+    """
+    if rows_per_s <= 0 or not items:
+        return [0] * len(items)
+    slowest = min((item.rows_per_s for item in items if item.rows_per_s > 0), default=rows_per_s)
+    wanted = ceil(rows_per_s / slowest / SHORT)
+    total = min(_MOST_PARTS, max(_LEAST_PARTS, wanted))
+    parts = [max(0, ceil(item.rows_per_s / rows_per_s * total - 1e-6)) for item in items]
+    caps = [min(max(0, item.most), total) for item in items]
+    if sum(part * cap for part, cap in zip(parts, caps, strict=True)) < total:
+        return caps
+    counts = cheapest_whole(
+        np.array([max(item.usd_per_hour, _LEAST_USD) for item in items]),
+        np.array(parts, dtype=np.int64),
+        np.array(caps, dtype=np.int64),
+        total,
+    )
+    return caps if counts is None else [int(count) for count in counts]
+
+
+ENOUGH = 1 - 1.2 * SHORT  # of the speed
+
+CHEAPER = "cheaper machines take its place"
+TOO_MANY = "there are more than are needed"
+DEADLINE = "the deadline leaves no time for a preemption"
+_LEAVE_LATER = (CHEAPER, TOO_MANY, DEADLINE, LIFE)
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Machines of one role in one region.
+
+    Attributes:
+        region: of the run.
+        role: what they do.
+        rows_per_s: that they must compute together; a server counts as 1.
+        kinds: what does for it.
+        floor: how many at least are not on the spot market.
+        only_on_demand: whether spot machines do not count at all.
+        reason: why more machines than the plan's, or others, are wanted; empty: the plan.
+    """
+
+    region: str
+    role: MachineRole
+    rows_per_s: float
+    kinds: tuple[MachineKind, ...]
+    floor: int = 0
+    only_on_demand: bool = False
+    reason: str = ""
+
+    def speed(self, pool: Pool) -> float:
+        """Return what a machine contributes; 0: it does not do."""
+        if self.only_on_demand and pool.market is Market.SPOT:
+            return 0.0
+        return next((kind.rows_per_s for kind in self.kinds if kind.type == pool.type), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PostState:
+    """What a post has.
+
+    Attributes:
+        rows_per_s: of its machines that stay and of those on their way.
+        is_quiet: whether all its machines compute and none came or goes since `calm.dwell_s`.
+        is_empty: whether it has no machines and has asked for none.
+    """
+
+    rows_per_s: float
+    is_quiet: bool
+    is_empty: bool
+
+
+@dataclass(slots=True)
+class PostChoice:
+    """What is decided.
+
+    Attributes:
+        launches: machines by pool, each with its reason and price.
+        drains: machines that leave now, each with its reason.
+        calls_off: whether nothing that was asked for is waited for any more.
+        alternatives: all pools as they were judged; empty if none was looked at.
+    """
+
+    launches: dict[Pool, tuple[int, str, float]] = field(default_factory=dict)
+    drains: list[tuple[Duty, str]] = field(default_factory=list)
+    calls_off: bool = False
+    alternatives: tuple[Alternative, ...] = ()
+
+
+def exchange_markup(config: AutoscaleConfig, left_s: float | None) -> float | None:
+    """Return the factor on the price of machines that take the place of others.
+
+    They are paid while they start, and an exchange must save `calm.least_gain`.
+
+    Args:
+        config: of the autoscaler.
+        left_s: how long the job goes on; None: without end.
+
+    Returns:
+        None if the job ends before new machines could pay.
+    """
+    horizon_s = config.calm.horizon_s if left_s is None else min(config.calm.horizon_s, left_s)
+    if horizon_s <= config.start_s:
+        return None
+    return (1 + config.start_s / horizon_s) / (1 - config.calm.least_gain)
+
+
+class PostKeeper:
+    """Decides for one post.
+
+    Args:
+        config: of the autoscaler.
+        memory: changed only in what is said of partings and of the region's moves.
+        post: what is needed.
+        offers: what could be rented, the best first.
+        losses: what preemptions cost.
+        now_unix_s: the present time.
+    """
+
+    def __init__(
+        self,
+        config: AutoscaleConfig,
+        memory: AutoscalerMemory,
+        post: Post,
+        offers: Sequence[PoolOffer],
+        losses: Losses,
+        now_unix_s: float,
+    ) -> None:
+        self._config, self._memory, self._post = config, memory, post
+        self._losses, self._now_s = losses, now_unix_s
+        self._offers = [offer for offer in offers if post.speed(offer.pool) > 0]
+        self._record = memory.region(f"{post.region}/{post.role}")
+        self._choice = PostChoice()
+
+    def decide(
+        self, duties: Sequence[Duty], intents: Sequence[Intent], left_s: float | None
+    ) -> PostChoice:
+        """Return what is to be done.
+
+        Args:
+            duties: the machines of the post.
+            intents: requests for it.
+            left_s: how long the job goes on; None: without end.
+        """
+        post = self._post
+        for duty in duties:
+            duty.idle_unix_s = None  # the plan needs it; idle time before that counts no more
+        if post.rows_per_s <= 0:
+            self._record.surplus_unix_s = None
+            self._send_all_away(duties)
+            self._choice.calls_off = True
+            return self._choice
+        for duty in duties:
+            if duty.parting is None and post.speed(duty.machine.pool) <= 0:
+                duty.parting = Parting(DEADLINE if post.only_on_demand else TOO_MANY)
+        coming = self._coming(intents)
+        self._make_up_floor(duties, coming)
+        have = sum(self._speed(duty) for duty in duties if duty.parting is None)
+        have += sum(post.speed(pool) * count for pool, count in coming.items())
+        if have < post.rows_per_s * ENOUGH:
+            self._record.surplus_unix_s = None
+            self._make_up(duties, post.rows_per_s - have)
+        else:
+            self._exchange(duties, bool(coming), left_s)
+        self._let_go(duties)
+        return self._choice
+
+    # ------------------------------------------------------------------ what a speed costs
+
+    def state(self, duties: Sequence[Duty], intents: Sequence[Intent]) -> PostState:
+        """Return what the post has, and whether it is at rest."""
+        steady = [duty for duty in duties if duty.parting is None]
+        coming = self._coming(intents)
+        rows_per_s = sum(self._speed(duty) for duty in steady)
+        rows_per_s += sum(self._post.speed(pool) * count for pool, count in coming.items())
+        is_quiet = not coming and self._is_quiet(duties)
+        return PostState(rows_per_s, is_quiet, not duties and not coming)
+
+    def cost(
+        self,
+        duties: Sequence[Duty],
+        intents: Sequence[Intent],
+        rows_per_s: float,
+        markup: float | None,
+    ) -> tuple[float, float]:
+        """Return the dollars an hour and the rows/s of the cheapest machines for a speed.
+
+        The dollars are without those of the floor, which is there at any speed.
+
+        Args:
+            duties: the machines of the post.
+            intents: requests for it.
+            rows_per_s: that is needed.
+            markup: factor on the price of new machines that replace others; None: all that the
+                post has is kept.
+        """
+        steady = [duty for duty in duties if duty.parting is None and self._speed(duty) > 0]
+        floor = self._floor_of(steady)
+        have = sum(self._speed(duty) for duty in floor)
+        first = next((o for o in self._offers if _is_safe(o.pool) and o.most > 0), None)
+        if len(floor) < self._post.floor and first is not None and not intents:
+            have += self._post.speed(first.pool)
+        free = [duty for duty in steady if not any(duty is each for each in floor)]
+        kept = [self._item(duty) for duty in free] if markup is None else []
+        for pool, count in self._coming(intents).items():
+            usd = price_of(self._memory, pool, None) or 0.0
+            kept.append(CoverItem(self._post.speed(pool), usd, count))
+        usd = sum(item.usd_per_hour * item.most for item in kept)
+        have += sum(item.rows_per_s * item.most for item in kept)
+        free = [] if markup is None else free
+        choices = [self._item(duty) for duty in free] + [
+            CoverItem(self._post.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), o.most)
+            for o in self._offers
+        ]
+        for item, count in zip(choices, cheapest_machines(choices, rows_per_s - have), strict=True):
+            usd += item.usd_per_hour * count
+            have += item.rows_per_s * count
+        return usd, have
+
+    def _is_quiet(self, duties: Sequence[Duty]) -> bool:
+        return (
+            not any(duty.parting for duty in duties)
+            and all(duty.unready_unix_s is None for duty in duties)
+            and self._now_s - self._record.moved_unix_s >= self._config.calm.dwell_s
+        )
+
+    # ------------------------------------------------------------------ too little
+
+    def _coming(self, intents: Sequence[Intent]) -> dict[Pool, int]:
+        found: dict[Pool, int] = {}
+        for intent in intents:
+            missing = outstanding(self._memory, intent)
+            if missing > 0:
+                pool = intent.request.pool
+                found[pool] = found.get(pool, 0) + missing
+        return found
+
+    def _make_up_floor(self, duties: Sequence[Duty], coming: dict[Pool, int]) -> None:
+        """Rent what may not be on the spot market first: it counts for the speed, too."""
+        have = sum(d.parting is None and _is_safe(d.machine.pool) for d in duties)
+        have += sum(count for pool, count in coming.items() if _is_safe(pool))
+        for duty in self._returning(duties):
+            if have < self._post.floor and _is_safe(duty.machine.pool):
+                duty.parting = None
+                have += 1
+        for offer in self._offers:
+            if have >= self._post.floor:
+                return
+            if _is_safe(offer.pool):
+                count = min(self._post.floor - have, self._left(offer))
+                self._rent(offer, count)
+                if count > 0:
+                    coming[offer.pool] = coming.get(offer.pool, 0) + count
+                    have += count
+
+    def _make_up(self, duties: Sequence[Duty], rows_per_s: float) -> None:
+        returning = self._returning(duties)
+        items = [self._item(duty) for duty in returning] + [
+            CoverItem(self._post.speed(o.pool), o.full_usd_per_hour, self._left(o))
+            for o in self._offers
+        ]
+        counts = cheapest_machines(items, rows_per_s)
+        for duty, count in zip(returning, counts, strict=False):
+            if count:
+                duty.parting = None
+        for offer, count in zip(self._offers, counts[len(returning) :], strict=True):
+            self._rent(offer, count)
+        self._show()
+
+    def _returning(self, duties: Sequence[Duty]) -> list[Duty]:
+        """Return machines that were to leave when others had come, and may stay all the same."""
+        return [
+            duty
+            for duty in duties
+            if duty.parting is not None
+            and duty.parting.until_unix_s is None
+            and duty.parting.reason in (CHEAPER, TOO_MANY, DEADLINE)
+            and self._speed(duty) > 0
+        ]
+
+    # ------------------------------------------------------------------ enough
+
+    def _exchange(self, duties: Sequence[Duty], is_coming: bool, left_s: float | None) -> None:
+        steady = [duty for duty in duties if duty.parting is None]
+        is_quiet = not is_coming and self._is_quiet(duties)
+        markup = exchange_markup(self._config, left_s)
+        offers = self._offers if is_quiet and markup is not None else []
+        spare = sum(self._speed(d) for d in steady) - self._post.rows_per_s * ENOUGH
+        if not offers and spare < min((self._speed(d) for d in steady), default=0.0):
+            self._record.surplus_unix_s = None
+            return
+        kept = self._floor_of(steady)
+        free = [duty for duty in steady if not any(duty is each for each in kept)]
+        need = self._post.rows_per_s - sum(self._speed(duty) for duty in kept)
+        items = [self._item(duty) for duty in free] + [
+            CoverItem(
+                self._post.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), self._left(o)
+            )
+            for o in offers
+        ]
+        counts = cheapest_machines(items, need)
+        rented = counts[len(free) :]
+        leaving = [duty for duty, count in zip(free, counts, strict=False) if not count]
+        if any(rented):
+            for offer, count in zip(offers, rented, strict=True):
+                self._rent(offer, count, CHEAPER)
+            self._show()
+        elif not self._was_too_much(bool(leaving)):
+            return
+        self._record.surplus_unix_s = None
+        for duty in leaving:
+            duty.parting = Parting(CHEAPER if any(rented) else TOO_MANY)
+
+    def _was_too_much(self, is_too_much: bool) -> bool:
+        """Return whether it is and was for a while."""
+        since_s = self._record.surplus_unix_s
+        if not is_too_much:
+            self._record.surplus_unix_s = None
+        elif since_s is None:
+            self._record.surplus_unix_s = self._now_s
+        elif self._now_s - since_s >= self._config.calm.idle_s:
+            self._record.surplus_unix_s = None
+            return True
+        return False
+
+    def _floor_of(self, steady: Sequence[Duty]) -> list[Duty]:
+        safe = [duty for duty in steady if _is_safe(duty.machine.pool)]
+        return sorted(safe, key=lambda d: self._item(d).usd_per_hour)[: self._post.floor]
+
+    # ------------------------------------------------------------------ too much
+
+    def _let_go(self, duties: Sequence[Duty]) -> None:
+        """Send away who is to leave, as far as the others do without."""
+        able = sum(self._speed(d) for d in duties if _stays_or_waits(d) and _computes(d))
+        waiting = [d for d in duties if d.parting is not None and d.parting.until_unix_s is None]
+        waiting.sort(key=lambda d: -self._item(d).usd_per_hour / max(self._speed(d), 1e-9))
+        for duty in waiting:
+            reason = duty.parting.reason if duty.parting else ""
+            mine = self._speed(duty) if _computes(duty) else 0.0
+            must = reason not in _LEAVE_LATER
+            if must or able - mine >= self._post.rows_per_s * ENOUGH:
+                able -= mine
+                self._choice.drains.append((duty, reason))
+
+    def _send_all_away(self, duties: Sequence[Duty]) -> None:
+        for duty in duties:
+            if duty.parting is None or duty.parting.until_unix_s is None:
+                self._choice.drains.append((duty, self._post.reason or TOO_MANY))
+
+    # ------------------------------------------------------------------ parts
+
+    def _speed(self, duty: Duty) -> float:
+        return self._post.speed(duty.machine.pool)
+
+    def _item(self, duty: Duty) -> CoverItem:
+        pool = duty.machine.pool
+        kind = next((each for each in self._post.kinds if each.type == pool.type), None)
+        usd = price_of(self._memory, pool, kind)
+        usd = duty.usd_per_hour if usd is None else usd
+        if kind is not None:
+            age_h = (self._now_s - duty.machine.launched_unix_s) / 3600.0
+            usd *= kind.age_factor(age_h, self._config.calm.horizon_s / 3600.0)
+        rate = self._losses.rate_per_h(self._memory, pool)
+        return CoverItem(self._speed(duty), self._losses.usd_per_hour(usd, rate))
+
+    def _left(self, offer: PoolOffer) -> int:
+        taken = sum(
+            count for pool, (count, _, _) in self._choice.launches.items()
+            if pool == offer.pool
+        )  # fmt: skip
+        return max(0, offer.most - taken)
+
+    def _rent(self, offer: PoolOffer, count: int, reason: str = "") -> None:
+        if count <= 0 or offer.usd_per_hour is None:
+            return
+        before = self._choice.launches.get(offer.pool, (0, "", 0.0))[0]
+        why = reason or self._post.reason or "the plan"
+        self._choice.launches[offer.pool] = (before + count, why, offer.usd_per_hour)
+        self._record.moved_unix_s = self._now_s
+        self._show()
+
+    def _show(self) -> None:
+        launches = self._choice.launches
+        ranked = sorted(
+            self._offers, key=lambda o: (o.usd_per_hour is None, o.usd_per_million_rows)
+        )
+        self._choice.alternatives = tuple(
+            offer.alternative(launches.get(offer.pool, (0,))[0]) for offer in ranked
+        )
+
+
+def _is_safe(pool: Pool) -> bool:
+    return pool.market is Market.ON_DEMAND
+
+
+def _computes(duty: Duty) -> bool:
+    return duty.unready_unix_s is None
+
+
+def _stays_or_waits(duty: Duty) -> bool:
+    return duty.parting is None or duty.parting.until_unix_s is None

@@ -1,0 +1,686 @@
+"""The autoscaler's policy: from observations and state to actions. Pure.
+
+In order: the observations update the state; deadline and budget give how much is needed; for
+each region the server's machine and the workers'; machines that leave; machines that nothing
+waits for. A region that does not answer is skipped. A deadline is kept as in Can't Be Late
+(NSDI 2024): spot machines while there is more slack than a change takes, else only machines on
+demand. A budget stops everything while there is still money to stop: what is spent, and all
+costs until machines have left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Final
+
+from geo_ray.cloud.autoscaler.actions import Action, Alternative, Drain, End, Launch
+from geo_ray.cloud.autoscaler.demand import WAITS, DemandChoice, DemandKeeper, DemandRegion
+from geo_ray.cloud.autoscaler.node_group import (
+    ENOUGH,
+    Post,
+    PostChoice,
+    PostKeeper,
+    exchange_markup,
+)
+from geo_ray.cloud.autoscaler.observation import (
+    NO_NODE_CAME,
+    REPLACED,
+    UNWANTED,
+    Observed,
+    PendingGroup,
+    Sightings,
+    amounts_text,
+    burn_usd_per_hour,
+)
+from geo_ray.cloud.autoscaler.pools import Losses, offers_of
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, Intent, Parting, outstanding
+from geo_ray.cloud.autoscaler.target import (
+    REGION_LABEL,
+    ROLE_LABEL,
+    ClusterTarget,
+    MachineRole,
+    RegionTarget,
+)
+from geo_ray.cloud.provider import LaunchRequest
+from geo_ray.experiment.autoscale import AutoscaleConfig
+
+_BACK: Final = 3.0
+SPEED_STEP: Final = 0.05  # speeds follow in steps, so that a little more haste rents nothing
+_SPARE: Final = 0.01  # of what is left: speeds are measured
+
+DONE: Final = "the job is done"
+HOLDS: Final = "the job is done, and another one may begin soon"
+LATE: Final = "the deadline comes near"
+BUDGET: Final = "the budget is used up"
+UNKNOWN: Final = "what is needed is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPace:
+    """What is needed.
+
+    Attributes:
+        speed: times the target's; 0: nothing is needed. Machines of a plan leave, unless the
+            reason is `HOLDS`.
+        only_on_demand: whether spot machines do not count.
+        reason: why, if it is not simply the target.
+        saves: whether runs are to be saved and stopped now, as the money is nearly used up.
+    """
+
+    speed: float
+    only_on_demand: bool = False
+    reason: str = ""
+    saves: bool = False
+
+
+def run_pace(
+    config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
+) -> RunPace:
+    """Return what is needed now; remembers whether spot machines count.
+
+    Where that is not known the budget alone is heeded: then nothing is needed for one of two
+    reasons, that it is used up (`BUDGET`), or that nobody knows (`UNKNOWN`).
+
+    Machines stay for `calm.idle_s` after a job (`HOLDS`), unless the cluster is released.
+    """
+    is_over = observed.left_s is not None and observed.left_s <= 0
+    if is_over:
+        since_s = min(memory.pace.done_unix_s or math.inf, observed.now_unix_s)
+        memory.pace.done_unix_s = since_s
+        is_over = observed.now_unix_s - since_s >= config.calm.idle_s
+    elif observed.is_need_known:
+        memory.pace.done_unix_s = None
+    if observed.is_released or is_over:
+        return RunPace(0.0, reason=DONE)
+    saves = False
+    if target.budget_usd is not None:
+        burn = burn_usd_per_hour(memory, target, observed.now_unix_s)
+        needed_to_stop = burn * _stop_s(config) / 3600.0
+        if memory.ledger.paid_usd + needed_to_stop >= target.budget_usd:
+            memory.pace.stopped_at_usd = target.budget_usd
+        stopped_usd = memory.pace.stopped_at_usd
+        if stopped_usd is not None and target.budget_usd <= stopped_usd:
+            return RunPace(0.0, reason=BUDGET, saves=True)
+        saves = memory.ledger.paid_usd + 2.0 * needed_to_stop >= target.budget_usd
+    if not observed.is_need_known:
+        return RunPace(0.0, reason=UNKNOWN, saves=saves)
+    if memory.pace.done_unix_s is not None:
+        return RunPace(0.0, reason=HOLDS, saves=saves)
+    return replace(_pace(config, target, memory, observed), saves=saves)
+
+
+def affords(
+    config: AutoscaleConfig,
+    target: ClusterTarget,
+    memory: AutoscalerMemory,
+    usd_per_hour: float,
+    now_unix_s: float,
+) -> bool:
+    """Return whether the budget has the money to start machines, and to stop them with all others.
+
+    Args:
+        config: of the autoscaler.
+        target: what should run.
+        memory: with what was asked for at this look, too.
+        usd_per_hour: of all machines of the launch.
+        now_unix_s: the present time.
+    """
+    if target.budget_usd is None:
+        return True
+    burn = usd_per_hour + burn_usd_per_hour(memory, target, now_unix_s)
+    needed = burn * (config.start_s + _stop_s(config)) / 3600.0
+    return memory.ledger.paid_usd + needed < target.budget_usd
+
+
+def _stop_s(config: AutoscaleConfig) -> float:
+    """Return how long all machines cost once they are to be stopped."""
+    return config.drain_s + 2 * config.every_s
+
+
+def _pace(
+    config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
+) -> RunPace:
+    if target.deadline_unix_s is None or observed.left_s is None:
+        memory.pace.only_on_demand = False
+        return RunPace(1.0)
+    margin_s = change_s(config) + _SPARE * observed.left_s
+    time_left_s = target.deadline_unix_s - observed.now_unix_s
+    slack_s = time_left_s - observed.left_s
+    bound_s = margin_s * (_BACK if memory.pace.only_on_demand else 1.0)
+    memory.pace.only_on_demand = slack_s < bound_s
+    wanted = observed.left_s / max(1e-9, time_left_s - change_s(config))
+    if not 0 <= wanted <= config.most_speed:
+        wanted = config.most_speed
+    speed = min(config.most_speed, max(1.0, math.ceil(wanted / SPEED_STEP - 1e-9) * SPEED_STEP))
+    late = LATE if memory.pace.only_on_demand or speed > 1 else ""
+    return RunPace(speed, memory.pace.only_on_demand, late)
+
+
+def change_s(config: AutoscaleConfig) -> float:
+    """Return how long a change from spot machines to others takes."""
+    return config.start_s + 2 * config.every_s
+
+
+TOLD_UNJOINED: Final = 3
+"""Launches of a pool in a row whose nodes did not come, before it is said where to look."""
+
+
+def unjoined_notes(memory: AutoscalerMemory) -> list[str]:
+    """Return what to look at where machines come and their nodes do not."""
+    found = []
+    for key in sorted(memory.pools):
+        record = memory.pools[key]
+        if record.unjoined < TOLD_UNJOINED:
+            continue
+        pool = record.pool
+        found.append(
+            f"{pool.type} {pool.market.value} in {pool.zone or pool.region}: machines of "
+            f"{record.unjoined} launches in a row came, and their nodes did not. Look at the image "
+            "(has it the head's releases of geo_ray and Ray?), at the security group (do machines "
+            "there reach the head's ports?), and at the token's secret (may their role read it?)"
+        )
+    return found
+
+
+def resource_notes(said: Mapping[str, Mapping[str, float]], memory: AutoscalerMemory) -> list[str]:
+    """Return where Ray finds less on a type of machine than the configuration says."""
+    found = []
+    for type_ in sorted(said):
+        has = memory.resources.get(type_)
+        lacking = {
+            name: amount
+            for name, amount in said[type_].items()
+            if has is not None and has.get(name, 0.0) < amount * (1 - 1e-6)
+        }
+        if has is not None and lacking:
+            there = {name: has.get(name, 0.0) for name in lacking}
+            found.append(
+                f"autoscale.machine_resources has {amounts_text(lacking)} of {type_}, and Ray "
+                f"finds {amounts_text(there)} there: what Ray finds counts"
+            )
+    return found
+
+
+_PRICES_S: Final = 60.0
+_PRICES_LOOKS: Final = 4
+
+STRANGER: Final = "not in the plan"
+_AT_ONCE: Final = (NO_NODE_CAME, UNWANTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What the policy answers.
+
+    Attributes:
+        memory: to be written before anything is done.
+        actions: to be done, in this order.
+        pace: how much was needed.
+        usd_per_hour: what all machines cost, those that are on their way included.
+        alternatives: by region and role, the pools as they were judged for the launches.
+        notes: what somebody should look at.
+    """
+
+    memory: AutoscalerMemory
+    actions: tuple[Action, ...]
+    pace: RunPace
+    usd_per_hour: float
+    alternatives: tuple[tuple[str, tuple[Alternative, ...]], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class AutoscalePolicy:
+    """What is to be done now about the machines of a cluster.
+
+    Pure: everything comes in, and nothing happens but what is returned.
+
+    The order: what is seen is taken into the memory; how much is needed; for each region the
+    server's machine and the workers'; what leaves; what nobody waits for. Where a region does not
+    answer nothing is done, and all others go on.
+
+    Args:
+        config: of the autoscaler.
+        cluster: its name, which all its machines bear.
+        id: of its own, which tells it from others of its name; empty: its name does.
+        made: how often it was made.
+    """
+
+    def __init__(self, config: AutoscaleConfig, cluster: str, id: str = "", made: int = 1) -> None:
+        self._config, self._cluster, self._made = config, cluster, made
+        own = id or hashlib.sha256(cluster.encode()).hexdigest()[:10]
+        self.prefix = f"as-{own}-"
+
+    @property
+    def prices_every_s(self) -> float:
+        """How often prices are asked for: at every fourth look, and once a minute at least."""
+        return min(_PRICES_S, _PRICES_LOOKS * self._config.every_s)
+
+    def decide(
+        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
+    ) -> Decided:
+        """Return what is to be done.
+
+        Args:
+            target: what should run.
+            memory: of the last time; is not changed.
+            observed: what is seen now.
+        """
+        memory = memory.copied()
+        now_s = observed.now_unix_s
+        if observed.machines is None:
+            burn = burn_usd_per_hour(memory, target, now_s)
+            return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
+        last_s = max((duty.seen_unix_s for duty in memory.duties.values()), default=now_s)
+        Sightings(self._config, target, memory, observed, self.prefix).take_in()
+        pace = run_pace(self._config, target, memory, observed)
+        if pace.reason == UNKNOWN:  # nothing but the books, and the budget
+            _leave_out_time(memory, max(0.0, now_s - last_s))
+            return Decided(memory, (), pace, burn_usd_per_hour(memory, target, now_s))
+        self._go_on(memory, observed)
+        since_unix_s = now_s - self._config.retry.missing_s
+        memory.called_off = {k: s for k, s in memory.called_off.items() if s > since_unix_s}
+        losses = self._losses(target, memory, observed)
+        pace = replace(pace, speed=self._speed(target, memory, observed, pace, losses))
+        actions = self._drains_again(memory, observed)
+        shown, too_dear = [], list[str]()
+        for region in target.regions:
+            is_planned = region.rows_per_s > 0 or pace.speed <= 0
+            if region.at in observed.silent or pace.reason == HOLDS or not is_planned:
+                for place in ("worker", "server"):  # what is not looked at is no surplus
+                    memory.region(f"{region.name}/{place}").surplus_unix_s = None
+                continue
+            for post in self._posts(region, pace):
+                duties, intents = self._of(memory, post.region, post.role)
+                offers = offers_of(
+                    region,
+                    post.kinds,
+                    memory,
+                    observed.stocks,
+                    losses,
+                    now_s,
+                    self._config.retry.first_s,
+                )
+                keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
+                choice = keeper.decide(duties, intents, observed.left_s)
+                if choice.calls_off:
+                    self._call_off(memory, intents)
+                too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
+                actions += self._carry_out(memory, region, post.role, choice, now_s)
+                if choice.launches:
+                    shown.append((f"{post.region}/{post.role}", choice.alternatives))
+        if too_dear and not (memory.duties or memory.intents):
+            memory.pace.stopped_at_usd = target.budget_usd  # not even the first of a plan
+        demand = self._demand(target, memory, observed, pace, losses)
+        for (name, role), choice in demand.posts.items():
+            at = target.region(name)
+            if at is not None:
+                too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
+                actions += self._carry_out(memory, at, role, choice, now_s)
+            if choice.launches:
+                shown.append((f"{name}/{role}", choice.alternatives))
+        unneeded = demand.unneeded | self._unneeded(target, memory, observed, pace)
+        actions += self._strangers(target, memory, observed, pace)
+        self._call_off(memory, self._unsent(memory, unneeded, now_s))
+        actions += self._ends(memory, observed)
+        actions += self._again(memory, observed, unneeded)
+        burn = burn_usd_per_hour(memory, target, now_s)
+        notes = (
+            *unjoined_notes(memory),
+            *resource_notes(self._config.machine_resources, memory),
+            *sorted(demand.notes),
+            *sorted(set(too_dear)),
+        )
+        return Decided(memory, tuple(actions), pace, burn, tuple(shown), notes)
+
+    # ------------------------------------------------------------------ what is needed
+
+    def _demand(
+        self,
+        target: ClusterTarget,
+        memory: AutoscalerMemory,
+        observed: Observed,
+        pace: RunPace,
+        losses: Losses,
+    ) -> DemandChoice:
+        """Decide for the regions of which no plan says how much is needed."""
+        if pace.speed <= 0:
+            return DemandChoice()
+        now_s, first_s = observed.now_unix_s, self._config.retry.first_s
+        regions = []
+        for region in target.regions:
+            if region.rows_per_s > 0 or region.at in observed.silent:
+                continue
+            offers = [
+                offers_of(region, kinds, memory, observed.stocks, losses, now_s, first_s)
+                for kinds in (region.kinds, (region.server,) if region.server else ())
+            ]
+            regions.append(DemandRegion(region, *offers))
+        only = pace.only_on_demand
+        seen = replace(observed, pending=_that_can_begin(target, observed))
+        keeper = DemandKeeper(self._config, regions, memory, seen, only_on_demand=only)
+        return keeper.decide()
+
+    def _posts(self, region: RegionTarget, pace: RunPace) -> list[Post]:
+        """Return what a plan wants in a region; with a pace of 0 nothing, in any region."""
+        wanted = region.rows_per_s * pace.speed
+        name, only, reason = region.name, pace.only_on_demand, pace.reason
+        floor = min(region.floor, 1)
+        found = []
+        if region.server is not None:
+            server = replace(region.server, rows_per_s=1.0, cap=max(1, region.server.cap))
+            need = 1.0 if wanted > 0 else 0.0
+            found.append(Post(name, "server", need, (server,), 0, bool(floor) or only, reason))
+            floor = 0
+        found.append(Post(name, "worker", wanted, region.kinds, floor, only, reason))
+        return found
+
+    def _speed(
+        self,
+        target: ClusterTarget,
+        memory: AutoscalerMemory,
+        observed: Observed,
+        pace: RunPace,
+        losses: Losses,
+    ) -> float:
+        """Return the speed at which workers finish the job for the least, at least the pace's.
+
+        Machines are whole, so a region may have more speed than it needs. That shortens the job as
+        far as all regions have it. The speed is chosen when the first machines are rented, and then
+        once in `calm.dwell_s`; when machines are missing it may fall to what those at hand reach.
+        """
+        regions = [each for each in target.regions if each.rows_per_s > 0]
+        record, now_s = memory.pace, observed.now_unix_s
+        present = max(pace.speed, record.speed)
+        if pace.speed <= 0 or not regions:
+            return pace.speed
+        if any(each.at in observed.silent for each in regions):
+            return present
+        posts = []
+        for region in regions:
+            post = self._posts(region, replace(pace, speed=1.0))[-1]
+            offers = offers_of(region, post.kinds, memory, observed.stocks, losses, now_s)
+            keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
+            posts.append((keeper, region, *self._of(memory, region.name, "worker")))
+        states = [keeper.state(duties, intents) for keeper, _, duties, intents in posts]
+        have = min(
+            state.rows_per_s / each.rows_per_s for state, each in zip(states, regions, strict=True)
+        )
+        most, markup = self._config.most_speed, exchange_markup(self._config, observed.left_s)
+        is_rested = now_s - record.speed_unix_s >= self._config.calm.dwell_s
+        if all(state.is_empty for state in states):
+            markup = 1.0
+        elif have < present * ENOUGH:
+            most, markup = present, None
+        elif not is_rested or markup is None or not all(state.is_quiet for state in states):
+            return present
+        best, least = pace.speed, math.inf
+        speed = pace.speed
+        while speed <= max(most, pace.speed) * (1 + 1e-9):
+            costs = [
+                (keeper.cost(duties, intents, speed * region.rows_per_s, markup), region.rows_per_s)
+                for keeper, region, duties, intents in posts
+            ]
+            reached = min(rows_per_s / needed for (_, rows_per_s), needed in costs)
+            if reached < speed * ENOUGH and math.isfinite(least):
+                break
+            reached = min(reached, max(most, pace.speed))
+            time = target.compute_share / max(reached, 1e-9) + 1.0 - target.compute_share
+            usd = time * sum(usd for (usd, _), _ in costs)
+            if usd < least * (1 - 1e-6):
+                best, least = speed, usd
+            speed += SPEED_STEP
+        if best != record.speed:
+            record.speed, record.speed_unix_s = best, now_s
+        return best
+
+    def _losses(
+        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
+    ) -> Losses:
+        """Return what preemptions cost: before anything runs, by the cheapest that could."""
+        weight_h = self._config.hazard_weight_h
+        free = Losses.of(target, weight_h, 0.0)
+        usual = 0.0
+        for region in target.regions:
+            now_s = observed.now_unix_s
+            offers = offers_of(region, region.kinds, memory, observed.stocks, free, now_s)
+            scores = [o.full_usd_per_hour / o.kind.rows_per_s for o in offers if o.usd_per_hour]
+            usual += min(scores, default=0.0) * region.rows_per_s
+        burn = burn_usd_per_hour(memory, target, observed.now_unix_s)
+        return Losses.of(target, weight_h, max(usual, burn))
+
+    def _of(
+        self, memory: AutoscalerMemory, region: str, role: MachineRole
+    ) -> tuple[list[Duty], list[Intent]]:
+        duties = [
+            each
+            for each in memory.duties.values()
+            if _place(each.machine.labels) == (region, role) and each.reason != UNWANTED
+        ]
+        intents = [
+            each
+            for each in memory.intents.values()
+            if _place(each.request.labels) == (region, role)
+        ]
+        return duties, intents
+
+    # ------------------------------------------------------------------ what is done
+
+    def _carry_out(
+        self,
+        memory: AutoscalerMemory,
+        region: RegionTarget,
+        role: MachineRole,
+        choice: PostChoice,
+        now_s: float,
+    ) -> list[Action]:
+        actions: list[Action] = []
+        for pool, (count, reason, usd) in choice.launches.items():
+            memory.launches += 1
+            request = LaunchRequest(
+                f"{self.prefix}{self._made}-{memory.epoch}-{memory.launches}",
+                self._cluster,
+                pool,
+                count,
+                region.labels(pool, role),
+                now_s + self._config.life_h * 3600.0,
+            )
+            memory.intents[request.request_id] = Intent(request, reason, usd, now_s, now_s)
+            actions.append(Launch(request, region.name, reason, choice.alternatives))
+        for duty, reason in choice.drains:
+            actions.append(self._drain(duty, reason, now_s, memory.epoch))
+        return actions
+
+    def _leave_out_too_dear(
+        self, target: ClusterTarget, memory: AutoscalerMemory, choice: PostChoice, now_s: float
+    ) -> list[str]:
+        """Rent nothing that the rest of the budget could not start and stop; say what it was."""
+        rented_usd = 0.0
+        notes = []
+        for pool, (count, _, usd) in list(choice.launches.items()):
+            if affords(self._config, target, memory, rented_usd + count * usd, now_s):
+                rented_usd += count * usd
+                continue
+            del choice.launches[pool]
+            where = pool.zone or pool.region
+            notes.append(
+                f"{count} x {pool.type} {pool.market.value} in {where} for {count * usd:.4g} USD/h "
+                "are not rented: with all others the rest of the budget could not start and stop "
+                "them"
+            )
+        return notes
+
+    def _drain(self, duty: Duty, reason: str, now_s: float, epoch: int) -> Drain:
+        until_s = now_s + self._config.drain_s
+        if duty.machine.ends_unix_s is not None:
+            until_s = min(until_s, duty.machine.ends_unix_s)
+        successor = None if duty.parting is None else duty.parting.successor
+        duty.parting = Parting(reason, until_s, epoch, successor=successor)
+        return Drain(duty.machine.id, _place(duty.machine.labels)[0], reason, until_s)
+
+    def _drains_again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
+        """Drain what was to be drained and is not: the order may never have come to its node.
+
+        If it was another autoscaler's, the machine has all its time once more, since nobody knows
+        how long that has been away.
+        """
+        found: list[Action] = []
+        for duty in memory.duties.values():
+            parting, node = duty.parting, observed.node(duty.machine.id)
+            if parting is None or parting.until_unix_s is None or parting.reason in _AT_ONCE:
+                continue
+            if not (node.is_ready and node.is_busy) or node.leaves_unix_s is not None:
+                continue
+            again = self._drain(duty, parting.reason, observed.now_unix_s, memory.epoch)
+            if parting.epoch == memory.epoch:
+                duty.parting = parting
+                again = replace(again, until_unix_s=parting.until_unix_s)
+            found.append(again)
+        return found
+
+    def _call_off(self, memory: AutoscalerMemory, intents: Sequence[Intent]) -> None:
+        """Forget what was asked for and is not needed: what comes of it all the same is ended."""
+        for intent in intents:
+            if outstanding(memory, intent) > 0:
+                memory.called_off[intent.request.request_id] = intent.sent_unix_s
+            del memory.intents[intent.request.request_id]
+
+    def _unsent(self, memory: AutoscalerMemory, unneeded: Set[str], now_s: float) -> list[Intent]:
+        """Return requests that nothing has waited for since long: those are sent no more."""
+        idle_s = self._config.calm.idle_s
+        return [
+            intent
+            for name, intent in memory.intents.items()
+            if name in unneeded and now_s - intent.sent_unix_s >= idle_s
+        ]
+
+    def _unneeded(
+        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed, pace: RunPace
+    ) -> set[str]:
+        """Return requests that no region of the target needs now: all of them while it holds."""
+        places = _places(target)
+        return {
+            name
+            for name, intent in memory.intents.items()
+            if (pace.reason == HOLDS or _place(intent.request.labels) not in places)
+            and intent.request.pool.region not in observed.silent
+        }
+
+    def _strangers(
+        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed, pace: RunPace
+    ) -> list[Action]:
+        """Send away machines of regions and roles that the target does not have.
+
+        Machines of a plan leave `calm.idle_s` after the target has dropped them. Machines that
+        were rented because something waited, and all machines while the target plans nothing,
+        leave once nothing has run there for `calm.idle_s`. A target that has them again within
+        that time keeps them. When the job or the budget is over all leave at once, and their
+        requests are called off.
+        """
+        now_s, places = observed.now_unix_s, _places(target)
+        is_over = pace.speed <= 0 and pace.reason != HOLDS
+        if is_over:
+            unneeded = self._unneeded(target, memory, observed, pace)
+            self._call_off(memory, [memory.intents[name] for name in sorted(unneeded)])
+        is_planned = any(each.rows_per_s > 0 for each in target.regions)
+        found: list[Action] = []
+        for duty in memory.duties.values():
+            is_told = duty.parting is not None and duty.parting.until_unix_s is not None
+            is_silent = duty.machine.pool.region in observed.silent
+            if is_told or is_silent or _place(duty.machine.labels) in places:
+                continue
+            node = observed.node(duty.machine.id)
+            if is_over or (duty.parting is not None and duty.parting.reason in REPLACED):
+                reason = pace.reason if is_over else STRANGER
+                found.append(self._drain(duty, reason, now_s, memory.epoch))
+                continue
+            is_of_plan = is_planned and duty.reason != WAITS
+            if not is_of_plan and node.is_ready and node.is_busy:
+                duty.idle_unix_s = None
+            elif duty.idle_unix_s is None:
+                duty.idle_unix_s = now_s
+            elif now_s - duty.idle_unix_s < self._config.calm.idle_s:
+                continue
+            elif is_of_plan:
+                found.append(self._drain(duty, STRANGER, now_s, memory.epoch))
+            else:
+                duty.parting = Parting(STRANGER, now_s, only_idle=True)
+        return found
+
+    def _go_on(self, memory: AutoscalerMemory, observed: Observed) -> None:
+        """Let machines stay that were to leave while nothing ran there, and are at work again."""
+        for duty in memory.duties.values():
+            node = observed.node(duty.machine.id)
+            if duty.parting and duty.parting.only_idle and node.is_ready and node.is_busy:
+                duty.parting, duty.idle_unix_s = None, None
+
+    def _ends(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
+        """End what was drained and is free, or has had its time."""
+        found: list[Action] = []
+        for duty in memory.duties.values():
+            parting = duty.parting
+            if parting is None or parting.until_unix_s is None:
+                continue
+            if duty.machine.pool.region in observed.silent:
+                continue
+            node = observed.node(duty.machine.id)
+            is_over = observed.now_unix_s >= parting.until_unix_s
+            if is_over or not node.is_busy or parting.reason in _AT_ONCE:
+                region = duty.machine.labels.get(REGION_LABEL, "")
+                found.append(End(duty.machine.id, region, parting.reason, parting.only_idle))
+        return found
+
+    def _again(
+        self, memory: AutoscalerMemory, observed: Observed, unneeded: Set[str]
+    ) -> list[Action]:
+        """Send requests again of which nothing was seen: the clouds make each only once.
+
+        Not those that nothing waits for at the moment: it may again.
+        """
+        found: list[Action] = []
+        now_s = observed.now_unix_s
+        for intent in memory.intents.values():
+            is_silent = intent.request.pool.region in observed.silent
+            if is_silent or intent.request.request_id in unneeded:
+                continue
+            waited_s = now_s - intent.sent_unix_s
+            is_due = waited_s >= self._config.retry.resend_s
+            is_due |= waited_s < 0  # by the clock of a head that was ahead
+            if is_due and outstanding(memory, intent) > 0:
+                intent.sent_unix_s = now_s
+                intent.sends += 1
+                region = intent.request.labels.get(REGION_LABEL, "")
+                found.append(Launch(intent.request, region, "nothing was seen of it yet"))
+        return found
+
+
+def _leave_out_time(memory: AutoscalerMemory, passed_s: float) -> None:
+    """Count the time since the last look neither as idle time of a machine nor as surplus."""
+    for duty in memory.duties.values():
+        if duty.idle_unix_s is not None:
+            duty.idle_unix_s += passed_s
+    for place in memory.regions.values():
+        if place.surplus_unix_s is not None:
+            place.surplus_unix_s += passed_s
+
+
+def _place(labels: Mapping[str, str]) -> tuple[str, str]:
+    return labels.get(REGION_LABEL, ""), labels.get(ROLE_LABEL, "worker")
+
+
+def _places(target: ClusterTarget) -> set[tuple[str, str]]:
+    """Return the regions and roles of a target."""
+    found = {(each.name, "worker") for each in target.regions}
+    return found | {(each.name, "server") for each in target.regions if each.server is not None}
+
+
+def _that_can_begin(target: ClusterTarget, observed: Observed) -> tuple[PendingGroup, ...]:
+    """Return what waits, less what a silent region keeps waiting: a group has all, or nothing."""
+    silent = {each.name for each in target.regions if each.at in observed.silent}
+    return tuple(
+        group
+        for group in observed.pending
+        if not any(bundle.regions() and bundle.regions() <= silent for bundle in group.items())
+    )

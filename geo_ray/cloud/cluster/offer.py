@@ -1,0 +1,168 @@
+"""What would be rented for a cluster, at which prices, with what else there is."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from geo_ray.base.model import StrictModel
+from geo_ray.base.tables import ShownModel
+from geo_ray.base.text import counted
+from geo_ray.cloud.autoscaler.actions import Launch
+from geo_ray.cloud.autoscaler.observation import Observed
+from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.cluster.providers import LOCAL, open_clouds
+from geo_ray.cloud.cluster.spec import AskedCluster
+from geo_ray.cloud.local import LocalProvider, write_catalog
+from geo_ray.cloud.provider import MachineProvider, Pool, Stock
+from geo_ray.planner.plan import Plan
+
+_HOUR_S: Final = 3600.0
+
+
+class OfferedMachines(StrictModel):
+    """Machines of one pool: rented, or an alternative."""
+
+    region: str = Field(description="of the run; empty: the head's machine")
+    role: str
+    at: str
+    type: str
+    market: str
+    count: int = Field(description="that would be rented")
+    usd_per_hour: float | None = Field(description="of one; null: no price is known")
+    usd_per_million_rows: float | None = Field(None, description="with its preemptions")
+    note: str = Field("", description="why none would be")
+
+
+class ClusterOffer(ShownModel):
+    """What `geo-ray up` would do."""
+
+    name: str
+    clouds: tuple[str, ...]
+    state: str
+    machines: tuple[OfferedMachines, ...] = Field(description="rented ones first, then the rest")
+    usd_per_hour: float = Field(description="of all that would be rented")
+    total_s: float = Field(description="of the run, as planned")
+    total_usd: float = Field(description="of the run, as planned; the head not included")
+    head_usd: float = Field(
+        0.0, description="of the head meanwhile; 0: it is not the cluster's, or has no price"
+    )
+    budget_usd: float | None = Field(
+        None, description="most that all machines, the head included, may cost"
+    )
+    plan: Plan = Field(description="what should run")
+
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """See `ShownModel.view`."""
+        count = sum(each.count for each in self.machines)
+        line = f"{self.name}: {counted(count, 'machine')} for {self.usd_per_hour:.4g} USD/h, "
+        line += f"the run {self.total_usd:.4g} USD as planned"
+        rows = [
+            (
+                each.region,
+                each.role,
+                each.type,
+                each.market.replace("_", "-"),
+                each.at,
+                f"{each.count}",
+                "not known" if each.usd_per_hour is None else f"{each.usd_per_hour:.4g}",
+                each.note,
+            )
+            for each in self.machines
+        ]
+        headings = ("region", "role", "machine", "market", "in", "rented", "USD/h each", "")
+        return line, headings, rows
+
+
+def cluster_offer(asked: AskedCluster) -> ClusterOffer:
+    """Ask the clouds for prices, and let the autoscaler's policy choose; nothing is rented.
+
+    Raises:
+        CloudError: a cloud refuses.
+    """
+    record = asked.record
+    if record.clouds == (LOCAL,) and asked.catalog is not None:
+        with tempfile.TemporaryDirectory() as scratch:
+            write_catalog(Path(scratch), asked.catalog)
+            stocks = _stocks(LocalProvider(Path(scratch)), asked)
+    else:
+        stocks = _stocks(open_clouds(record, asked.state), asked)
+    return _offer(asked, stocks)
+
+
+def _head_row(head: Pool, stocks: dict[Pool, Stock]) -> OfferedMachines:
+    return OfferedMachines(
+        region="",
+        role="head",
+        at=head.zone or head.region,
+        type=head.type,
+        market=head.market.value,
+        count=1,
+        usd_per_hour=stocks[head].usd_per_hour,
+    )
+
+
+def _head_usd(asked: AskedCluster, stocks: dict[Pool, Stock]) -> float:
+    """What the head costs while the run goes on as planned."""
+    head = asked.record.target.head
+    if head is None:
+        return 0.0
+    hours = asked.record.plan.total_s / _HOUR_S
+    usd = stocks[head.pool].usd_per_hour or 0.0
+    return usd * hours * head.kind.age_factor(0.0, hours)
+
+
+def _stocks(provider: MachineProvider, asked: AskedCluster) -> dict[Pool, Stock]:
+    head = asked.record.head
+    pools = [*([head.pool] if head.standing is None else []), *asked.record.target.pools()]
+    wanted = list(dict.fromkeys(pools))
+    return dict(zip(wanted, provider.stock(wanted), strict=True))
+
+
+def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
+    record = asked.record
+    policy = AutoscalePolicy(record.autoscale, record.name, record.id)
+    observed = Observed(time.time(), (), stocks=stocks, left_s=record.plan.total_s)
+    decided = policy.decide(record.target, AutoscalerMemory(), observed)
+    rows = [] if record.head.standing is not None else [_head_row(record.head.pool, stocks)]
+    others: list[OfferedMachines] = []
+    seen = set()
+    for action in decided.actions:
+        if not isinstance(action, Launch):
+            continue
+        role = action.request.labels.get("geo-ray/role", "worker")
+        for each in action.alternatives:
+            if (action.region, role, each.pool) in seen:
+                continue
+            seen.add((action.region, role, each.pool))
+            row = OfferedMachines(
+                region=action.region,
+                role=role,
+                at=each.pool.zone or each.pool.region,
+                type=each.pool.type,
+                market=each.pool.market.value,
+                count=each.chosen,
+                usd_per_hour=each.usd_per_hour,
+                usd_per_million_rows=each.usd_per_million_rows,
+                note=each.note,
+            )
+            (rows if each.chosen else others).append(row)
+    usd = sum(row.count * (row.usd_per_hour or 0.0) for row in rows)
+    return ClusterOffer(
+        name=record.name,
+        clouds=record.clouds,
+        state=asked.state.uri,
+        machines=(*rows, *others),
+        usd_per_hour=usd,
+        total_s=record.plan.total_s,
+        total_usd=record.plan.total_usd,
+        head_usd=_head_usd(asked, stocks),
+        budget_usd=record.target.budget_usd,
+        plan=record.plan,
+    )

@@ -1,0 +1,568 @@
+"""The machine providers and secret stores of a cluster, opened from its record.
+
+`RegionProviders` combines several clouds: all are asked at the same time, and one that fails or
+hangs does not hold up the others; their results come with the error that names it.
+`OwnMachines` shows only machines with the cluster's name and id: two clusters may have one
+name, but the id is unique. `RemoteProvider` and `RemoteStore` travel to the autoscaler actor
+and open there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from geo_ray.base.errors import (
+    ClusterNameTakenError,
+    ClusterStateError,
+    ConfigError,
+    GeoRayError,
+    ProviderRefusedError,
+    ProviderUnreachableError,
+    RegionsSilentError,
+)
+from geo_ray.base.threads import BoundedCalls
+from geo_ray.cloud.aws import AwsProvider
+from geo_ray.cloud.cluster.head import find_head, head_address, listed_for_head
+from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState
+from geo_ray.cloud.provider import (
+    LaunchFailure,
+    LaunchRequest,
+    Machine,
+    MachineProvider,
+    MachineState,
+    Pool,
+    Stock,
+)
+from geo_ray.cloud.secrets import FileSecrets, SecretStore, open_secrets
+from geo_ray.cloud.tencent import TencentProvider
+from geo_ray.experiment.provider import (
+    AwsProviderConfig,
+    HeadBoot,
+    NodeJoin,
+    ProviderConfig,
+    TencentProviderConfig,
+)
+from geo_ray.storage.conditional_store import ConditionalStore, StoredValue
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    provider: MachineProvider
+    regions: tuple[str, ...]
+    calls: BoundedCalls
+    quotes: BoundedCalls  # prices have a service of their own, which may hang alone
+
+
+class RegionProviders:
+    """See `MachineProvider`.
+
+    A machine is ended by the cloud that has listed it; one that none has is asked of all. What
+    fails in some regions only raises ``RegionsSilentError``, with what the others have answered.
+
+    Args:
+        providers: by the cloud's name of a region; several may have the same.
+        longest_s: longest wait for an answer; None: until the cloud itself gives up.
+    """
+
+    def __init__(
+        self, providers: Mapping[str, MachineProvider], longest_s: float | None = None
+    ) -> None:
+        self._parts: list[_Part] = []
+        for provider in {id(each): each for each in providers.values()}.values():
+            regions = tuple(name for name, each in providers.items() if each is provider)
+            where = ", ".join(regions)
+            late = ProviderUnreachableError
+            calls, quotes = (BoundedCalls(where, longest_s, late) for _ in range(2))
+            self._parts.append(_Part(provider, regions, calls, quotes))
+        self._by_region = {name: part for part in self._parts for name in part.regions}
+        self._owner: dict[str, _Part] = {}
+
+    @property
+    def name(self) -> str:
+        """See `MachineProvider.name`."""
+        return "+".join(sorted({part.provider.name for part in self._parts}))
+
+    def list_machines(self, cluster: str) -> Sequence[Machine]:
+        """See `MachineProvider.list_machines`."""
+        waits = [(part, part.calls.begin(_listing(part.provider, cluster))) for part in self._parts]
+        answers, failed = _gathered(waits)
+        found: list[Machine] = []
+        for part, machines in answers:
+            self._owner |= {machine.id: part for machine in machines}
+            found += machines
+        return self._told(found, failed)
+
+    def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.launch`."""
+        part = self._by_region.get(request.pool.region)
+        if part is None:
+            raise _no_cloud(request.pool.region)
+        return part.calls.begin(lambda: part.provider.launch(request))()
+
+    def terminate(self, machine_ids: Sequence[str]) -> None:
+        """See `MachineProvider.terminate`; one cloud that fails keeps no other from it."""
+        waits = []
+        for part in self._parts:
+            mine = [one for one in machine_ids if self._owner.get(one, part) is part]
+            if mine:
+                waits.append((part, part.calls.begin(_ending(part.provider, mine))))
+        _, failed = _gathered(waits)
+        errors = [error for _, error in failed]
+        errors.sort(key=lambda error: not isinstance(error, ProviderRefusedError))
+        if errors:
+            raise errors[0]
+
+    def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.poll_failures`."""
+        waits = [(part, part.calls.begin(_polling(part.provider, cluster))) for part in self._parts]
+        answers, failed = _gathered(waits)
+        return self._told([each for _, told in answers for each in told], failed)
+
+    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        """See `MachineProvider.stock`."""
+        waits = []
+        for part in self._parts:
+            mine = [pool for pool in pools if pool.region in part.regions]
+            if mine:
+                waits.append((part, part.quotes.begin(_pricing(part.provider, mine))))
+        answers, failed = _gathered(waits)
+        stocks = {stock.pool: stock for _, found in answers for stock in found}
+        unknown = {pool.region for pool in pools} - self._by_region.keys()
+        strange = [((region,), _no_cloud(region)) for region in sorted(unknown)]
+        return self._told([stocks[pool] for pool in pools if pool in stocks], [*failed, *strange])
+
+    # ------------------------------------------------------------------ parts
+
+    def _told(self, found: list[T], failed: Sequence[tuple[tuple[str, ...], Exception]]) -> list[T]:
+        if not failed:
+            return found
+        if len(self._by_region) == 1:
+            raise failed[0][1]
+        silent = {name: _words(error) for names, error in failed for name in names}
+        first = failed[0][1]
+        fix = first.fix if isinstance(first, GeoRayError) else None
+        text = "; ".join(f"{name}: {why}" for name, why in silent.items())
+        error = RegionsSilentError(text, fix=fix)
+        error.found, error.silent = tuple(found), silent
+        raise error from first
+
+
+def _gathered(
+    waits: Sequence[tuple[_Part, Callable[[], T]]],
+) -> tuple[list[tuple[_Part, T]], list[tuple[tuple[str, ...], Exception]]]:
+    """Wait for all; return what was answered, and what failed by its regions."""
+    answers: list[tuple[_Part, T]] = []
+    failed: list[tuple[tuple[str, ...], Exception]] = []
+    for part, wait in waits:
+        try:
+            answers.append((part, wait()))
+        except Exception as error:  # whatever it is: it is of these regions alone
+            failed.append((part.regions, error))
+    return answers, failed
+
+
+def _listing(provider: MachineProvider, cluster: str) -> Callable[[], Sequence[Machine]]:
+    return lambda: provider.list_machines(cluster)
+
+
+def _ending(provider: MachineProvider, ids: Sequence[str]) -> Callable[[], None]:
+    return lambda: provider.terminate(ids)
+
+
+def _polling(provider: MachineProvider, cluster: str) -> Callable[[], Sequence[LaunchFailure]]:
+    return lambda: provider.poll_failures(cluster)
+
+
+def _pricing(provider: MachineProvider, pools: Sequence[Pool]) -> Callable[[], Sequence[Stock]]:
+    return lambda: provider.stock(pools)
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, GeoRayError) else f"{type(error).__name__}: {error}"
+
+
+def _no_cloud(region: str) -> ProviderRefusedError:
+    return ProviderRefusedError(
+        f"no cloud is named for region '{region}'",
+        fix="Name the cloud of every region in plan.regions.",
+    )
+
+
+_SHOWN = 5
+
+
+@dataclass(slots=True)
+class OwnMachines:
+    """See `MachineProvider`.
+
+    Attributes:
+        inner: the clouds.
+        id: the cluster's; empty: machines without one are its own.
+    """
+
+    inner: MachineProvider
+    id: str
+
+    @property
+    def name(self) -> str:
+        """See `MachineProvider.name`."""
+        return self.inner.name
+
+    def list_machines(self, cluster: str) -> Sequence[Machine]:
+        """See `MachineProvider.list_machines`; none of another cluster of the name."""
+        try:
+            return self._own(self.inner.list_machines(cluster))
+        except RegionsSilentError as error:
+            error.found = tuple(self._own(error.found))
+            raise
+
+    def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.launch`."""
+        return self.inner.launch(replace(request, cluster_id=self.id))
+
+    def terminate(self, machine_ids: Sequence[str]) -> None:
+        """See `MachineProvider.terminate`."""
+        self.inner.terminate(machine_ids)
+
+    def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.poll_failures`; of others of the name, too: ids are of one alone."""
+        return self.inner.poll_failures(cluster)
+
+    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        """See `MachineProvider.stock`."""
+        return self.inner.stock(pools)
+
+    def logs(self, machine_id: str) -> Mapping[str, str]:
+        """Return what processes of a machine printed, by process; only the local cloud can tell."""
+        told = getattr(self.inner, "logs", None)
+        return {} if told is None else dict(told(machine_id))
+
+    def _own(self, machines: Sequence[Machine]) -> list[Machine]:
+        return [each for each in machines if each.cluster_id == self.id]
+
+
+def check_name_is_free(clouds: MachineProvider, name: str, id: str, state: str) -> None:
+    """Look whether another cluster of the name lives in the same accounts.
+
+    A region that does not answer may have one, and keeps nobody from its start: ids tell machines
+    of the two apart.
+
+    Args:
+        clouds: all that bears the name.
+        name: of the cluster.
+        id: its own.
+        state: where it is written down, as people would type it.
+
+    Raises:
+        ClusterNameTakenError: one does.
+    """
+    try:
+        listed = clouds.list_machines(name)
+    except RegionsSilentError as error:
+        listed = error.found
+    others = [
+        each for each in listed if each.cluster_id != id and each.state is not MachineState.ENDED
+    ]
+    if not others:
+        return
+    ids = ", ".join(sorted({each.cluster_id or "without an id" for each in others}))
+    shown = ", ".join(f"{each.id} in {each.pool.region}" for each in others[:_SHOWN])
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    raise ClusterNameTakenError(
+        f"machines of another cluster called {name} live ({ids}): {shown}{more}. This one is {id}, "
+        f"written down in {state}; where the other one is, this command cannot know"
+    )
+
+
+LOCAL: Final = "local"
+_SECRETS: Final = "secrets"
+
+
+def open_clouds(
+    record: ClusterRecord,
+    state: ClusterState,
+    address: str | None = None,
+    longest_s: float | None = None,
+) -> MachineProvider:
+    """Return the clouds of a cluster as one provider, which knows only this cluster's machines.
+
+    Args:
+        record: what it is.
+        state: where it is written down.
+        address: host:port of its head; None: only the head can be launched.
+        longest_s: longest wait for each region; None: until its cloud gives up.
+
+    Raises:
+        CloudError: there are no credentials.
+    """
+    return OwnMachines(open_accounts(record, state, address, longest_s), record.id)
+
+
+def open_accounts(
+    record: ClusterRecord,
+    state: ClusterState,
+    address: str | None = None,
+    longest_s: float | None = None,
+) -> MachineProvider:
+    """Return the same clouds with all that bears the cluster's name, whoever made it.
+
+    Arguments and errors are those of `open_clouds`.
+    """
+    if record.clouds == (LOCAL,):
+        return _local(record, state)
+    found: dict[str, MachineProvider] = {}
+    for cloud in record.clouds:
+        places = places_of(record.provider, cloud)
+        account = _cloud(record, state, cloud, address)
+        found |= {region: account.of_region(region) for region in places}
+    return RegionProviders(found, longest_s)
+
+
+def places_of(provider: ProviderConfig, cloud: str) -> Sequence[str]:
+    """Return the regions of a cloud that a configuration describes.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    section: AwsProviderConfig | TencentProviderConfig | None
+    section = {"aws": provider.aws, "tencent": provider.tencent}.get(cloud)
+    if section is None:
+        raise ConfigError(
+            f"plan.regions has machines of {cloud}, and nothing is said of an account there",
+            fix=f"Add `provider.{cloud}` with its `places` (docs/providers.md), or rehearse it on "
+            "this computer with `--provider local`.",
+        )
+    return list(section.places)
+
+
+def secrets_of(record: ClusterRecord, state: ClusterState) -> list[SecretStore]:
+    """Return the stores that keep the cluster's own token, one for each cloud.
+
+    None where the head was there before: so was its token.
+    """
+    found: list[SecretStore] = []
+    if record.head.standing is not None:
+        return found
+    for cloud in record.clouds:
+        provider = record.provider
+        if cloud == LOCAL:
+            found.append(FileSecrets(state.path / _SECRETS))
+            continue
+        region = _secrets_region(record, cloud)
+        if cloud == "tencent":
+            endpoint = provider.tencent.endpoint if provider.tencent else None
+            found.append(open_secrets("tencent-ssm", region, endpoint))
+            continue
+        kind = provider.aws.secret_store if provider.aws else "aws-secretsmanager"
+        service = kind.removeprefix("aws-")
+        endpoint = provider.aws.endpoints.get(service) if provider.aws else None
+        found.append(open_secrets(kind, region, endpoint))
+    return found
+
+
+def key_of_own_role(record: ClusterRecord) -> str | None:
+    """Return the key that would give the head a role of its own; None: it has one, or needs none.
+
+    A head may rent machines, and write what is written down of the cluster: nodes need neither.
+    """
+    region, aws, tencent = record.head.pool.region, record.provider.aws, record.provider.tencent
+    pairs: dict[str, tuple[str | None, str | None]] = {}
+    if record.head.standing is not None:
+        return None
+    if record.head.cloud == "aws" and aws is not None:
+        key = f"provider.aws.places.{region}.head_profile"
+        pairs = {at: (one.instance_profile, one.head_profile) for at, one in aws.places.items()}
+    elif record.head.cloud == "tencent" and tencent is not None:
+        key = f"provider.tencent.places.{region}.head_role"
+        pairs = {at: (one.role, one.head_role) for at, one in tencent.places.items()}
+    if region not in pairs:
+        return None
+    nodes, own = pairs[region]
+    heads = own or nodes
+    shares = heads is not None and any(heads == each for each, _ in pairs.values())
+    return key if shares else None
+
+
+def token_path(record: ClusterRecord, state: ClusterState) -> Path:
+    """Return the file of a local cluster's token."""
+    return state.path / _SECRETS / record.token_secret
+
+
+def secret_command(record: ClusterRecord) -> str:
+    """Return what prints the token of a cluster in a cloud."""
+    cloud = record.head.cloud
+    kind = "tencent-ssm"
+    if cloud == "aws":
+        kind = record.provider.aws.secret_store if record.provider.aws else "aws-secretsmanager"
+    return (
+        f"python -m geo_ray.cloud.secrets --store {kind} "
+        f"--region {_secrets_region(record, cloud)} {record.token_secret}"
+    )
+
+
+def _local(record: ClusterRecord, state: ClusterState) -> MachineProvider:
+    from geo_ray.cloud.cluster.local_program import LocalClusterProgram
+    from geo_ray.cloud.local import LocalProvider
+
+    cloud = state.path / "cloud"
+    token = token_path(record, state)
+    return LocalProvider(cloud, LocalClusterProgram(cloud, state.path, record, token))
+
+
+def _cloud(
+    record: ClusterRecord, state: ClusterState, cloud: str, address: str | None
+) -> AwsProvider | TencentProvider:
+    provider, head = record.provider, record.head
+    if head.standing is not None:
+        return _as_configured(provider, cloud)
+    boot = HeadBoot(
+        port=head.port,
+        dashboard_port=head.dashboard_port,
+        state=state.uri,
+        keys_secret=provider.state_keys_secret,
+    )
+    tls = provider.tls
+    join = NodeJoin(
+        address=address,
+        head=boot,
+        token_secret=record.token_secret,
+        tls_certificate_secret=tls.certificate if tls else None,
+        tls_key_secret=tls.key if tls else None,
+        tls_ca_secret=tls.ca if tls else None,
+        secrets_region=_secrets_region(record, cloud),
+        python=provider.python,
+    )
+    joining = {"join": join}
+    changes: dict[str, object] = {}
+    if provider.aws is not None:
+        changes["aws"] = provider.aws.model_copy(update=joining)
+    if provider.tencent is not None:
+        changes["tencent"] = provider.tencent.model_copy(update=joining)
+    return _as_configured(provider.model_copy(update=changes), cloud)
+
+
+def _as_configured(provider: ProviderConfig, cloud: str) -> AwsProvider | TencentProvider:
+    if cloud == "aws" and provider.aws is not None:
+        return AwsProvider(provider.aws)
+    if cloud == "tencent" and provider.tencent is not None:
+        return TencentProvider(provider.tencent)
+    raise ConfigError(
+        f"there is no cloud '{cloud}'", fix="Name aws, tencent or local in plan.regions."
+    )
+
+
+def _secrets_region(record: ClusterRecord, cloud: str) -> str:
+    """The head's region where it is of that cloud, else the first one of the cloud."""
+    section = {"aws": record.provider.aws, "tencent": record.provider.tencent}.get(cloud)
+    if record.head.standing is not None and section is not None and section.join is not None:
+        return section.join.secrets_region or record.head.pool.region
+    places = places_of(record.provider, cloud)
+    region = record.head.pool.region
+    return region if cloud == record.head.cloud and region in places else places[0]
+
+
+@dataclass(slots=True)
+class RemoteProvider:
+    """See `MachineProvider`.
+
+    Connections and credentials do not travel; the state's address does.
+
+    Attributes:
+        state: where the cluster is written down.
+        made: of which cluster of the name: how often one was made.
+    """
+
+    state: ClusterState
+    made: int
+    _opened: MachineProvider | None = None
+    _knows_head: bool = False
+
+    @property
+    def name(self) -> str:
+        """See `MachineProvider.name`."""
+        return self._listing().name
+
+    def list_machines(self, cluster: str) -> Sequence[Machine]:
+        """See `MachineProvider.list_machines`."""
+        return self._listing().list_machines(cluster)
+
+    def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.launch`; of a cluster that is to end nothing is launched.
+
+        An autoscaler may outlive its cluster, on a head that stays: it rents nothing for the next.
+        """
+        record = self.state.known()
+        if record.phase != "up" or record.made != self.made:
+            raise ClusterStateError(f"{self.state.name} is being taken down: nothing is rented")
+        return self._launching().launch(request)
+
+    def terminate(self, machine_ids: Sequence[str]) -> None:
+        """See `MachineProvider.terminate`; needs no head."""
+        self._listing().terminate(machine_ids)
+
+    def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.poll_failures`."""
+        return self._listing().poll_failures(cluster)
+
+    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        """See `MachineProvider.stock`."""
+        return self._listing().stock(pools)
+
+    def _listing(self) -> MachineProvider:
+        found = self._opened
+        if found is None:
+            record = self.state.known()
+            longest_s = record.autoscale.answer_s
+            self._opened = found = open_clouds(record, self.state, longest_s=longest_s)
+        return found
+
+    def _launching(self) -> MachineProvider:
+        """The clouds with the head's address, which new machines join; kept once it is known."""
+        found = self._listing()
+        if not self._knows_head:
+            record = self.state.known()
+            head = find_head(listed_for_head(found, record), record)
+            address = head_address(head, record)
+            if address is not None:
+                found = open_clouds(record, self.state, address, record.autoscale.answer_s)
+                self._opened, self._knows_head = found, True
+        return found
+
+
+@dataclass(slots=True)
+class RemoteStore:
+    """See `ConditionalStore`.
+
+    Attributes:
+        state: where the cluster is written down.
+    """
+
+    state: ClusterState
+    _opened: ConditionalStore | None = None
+
+    def read(self, key: str) -> StoredValue | None:
+        """See `ConditionalStore.read`."""
+        return self._store().read(key)
+
+    def write(self, key: str, data: bytes, expected: str | None) -> str | None:
+        """See `ConditionalStore.write`."""
+        return self._store().write(key, data, expected)
+
+    def remove(self, key: str) -> None:
+        """See `ConditionalStore.remove`."""
+        self._store().remove(key)
+
+    def unchanged(self, key: str, tag: str) -> AbstractContextManager[bool]:
+        """See `ConditionalStore.unchanged`."""
+        return self._store().unchanged(key, tag)
+
+    def _store(self) -> ConditionalStore:
+        if self._opened is None:
+            self._opened = self.state.store()
+        return self._opened

@@ -1,0 +1,454 @@
+"""How a cluster stands: what the cloud lists, what the journal knows, what the autoscaler told.
+
+Needs no Ray, and no way to the cluster's network: the cloud is asked for machines, and the state's
+folder for the rest. So a cluster whose head is dead is seen as it is, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from geo_ray.base.errors import GeoRayError, RegionsSilentError
+from geo_ray.base.model import StrictModel
+from geo_ray.base.tables import ShownModel
+from geo_ray.base.text import counted
+from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
+from geo_ray.cloud.autoscaler.journal_read import read_journal
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, pool_key
+from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL, MachineKind
+from geo_ray.cloud.cluster.head import find_head, head_address, job_server_of, tunnel_command
+from geo_ray.cloud.cluster.state import STATUS_KEY, ClusterRecord, ClusterState, Phase
+from geo_ray.cloud.provider import Machine, MachineProvider, MachineState, Stock
+from geo_ray.storage.conditional_store import MAX_RECORD_BYTES, ConditionalStore
+
+ALL_ENDED: Final = "all machines have ended"
+_HOUR_S: Final = 3600.0
+_STALE_LOOKS: Final = 4
+_ACTIONS: Final = 20
+_UNREAD: Final = "what its machines cost, and whether their nodes are there, is not known"
+_SILENT: Final = "its autoscaler has told nothing for a while, as far as clocks agree"
+
+
+class ClusterMachineRow(StrictModel):
+    """A machine of a cluster."""
+
+    id: str
+    role: str = Field(description="head, server or worker")
+    region: str = Field(description="of the run; empty: of none")
+    type: str
+    market: str
+    at: str = Field(description="the cloud's zone, else its region")
+    state: str = Field(description="as the cloud lists it")
+    address: str | None
+    age_s: float
+    usd_per_hour: float | None = Field(description="null: no price is known")
+    is_ready: bool = Field(description="whether its node is there and it stays")
+    leaves: str | None = Field(description="why it is to go; null: it is not")
+    leaves_in_s: float | None = Field(description="until it is gone at the latest")
+
+
+class PostRow(StrictModel):
+    """What one region should have, and has."""
+
+    region: str
+    role: str
+    planned: int
+    ready: int
+    coming: int = Field(description="asked for, or started and not there yet")
+    leaving: int
+
+
+class DecisionRow(StrictModel):
+    """Something that the autoscaler did."""
+
+    unix_s: float
+    region: str
+    what: str
+    reason: str
+    alternatives: tuple[dict[str, str | float | int | None], ...] = ()
+
+
+class ClusterReport(ShownModel):
+    """How a cluster stands."""
+
+    name: str
+    id: str = Field(description="tells it from others of its name, as a tag of its machines")
+    phase: Phase
+    clouds: tuple[str, ...]
+    state: str = Field(description="where it is written down")
+    address: str | None = Field(description="host:port of Ray's head")
+    job_server: str | None
+    tunnel: str | None
+    head: ClusterMachineRow | None
+    machines: tuple[ClusterMachineRow, ...] = Field(description="all that live, but the head")
+    posts: tuple[PostRow, ...] = Field(description="plan against actual")
+    wanted: int = Field(description="machines that the plan has")
+    usd_per_hour: float = Field(description="of all machines, the head included")
+    spent_usd: float = Field(description="so far, the head included")
+    budget_usd: float | None = Field(description="most that it may cost; null: no bound")
+    is_idle: bool = Field(description="whether its run is done or stopped, and needs no machines")
+    is_stopped: bool = Field(description="whether the budget is used up, and nothing is rented")
+    left_s: float | None = Field(description="of the run; null: no end is known")
+    to_finish_usd: float | None = Field(description="what the rest of the run costs")
+    looked: bool = Field(description="whether its autoscaler has looked after it at all")
+    looked_age_s: float | None = Field(description="since it last told of itself, as clocks agree")
+    told_unix_s: float | None = Field(None, description="when it did, by its own clock")
+    acts: bool = Field(description="whether an autoscaler looks after it now")
+    notes: tuple[str, ...] = Field(description="what is wrong")
+    decisions: tuple[DecisionRow, ...] = Field(description="the newest, the oldest first")
+
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """See `ShownModel.view`."""
+        line = f"{self.name}: {self.phase}, {counted(len(self.machines), 'machine')}, "
+        line += f"{self.usd_per_hour:.4g} USD/h, {self.spent_usd:.4g} USD so far"
+        head = () if self.head is None else (self.head,)
+        rows = [
+            (row.id, row.role, row.region, row.type, row.state) for row in (*head, *self.machines)
+        ]
+        return line, ("machine", "role", "region", "type", "state"), rows
+
+
+class ToldStatus(StrictModel):
+    """What the head tells of its cluster, again and again."""
+
+    unix_s: float
+    made: int = Field(1, description="of which cluster of the name: how often one was made")
+    did: tuple[str, ...] = Field(
+        (), description="for people: what came of a wish that it ends so far, the newest last"
+    )
+    status: AutoscalerStatus
+
+    @property
+    def has_ended_all(self) -> bool:
+        """Whether no machine of the cluster lives any more."""
+        return self.did[-1:] == (ALL_ENDED,)
+
+
+_TOLD: Final = TypeAdapter(ToldStatus)
+
+
+def tell_status(store: ConditionalStore, told: ToldStatus, tag: str | None) -> str | None:
+    """Write what the head tells; return the new tag, None if another head told something."""
+    actions = told.status.actions[-_ACTIONS:]
+    while True:
+        slim = replace(told.status, actions=actions)
+        data = _TOLD.dump_json(told.model_copy(update={"status": slim}))
+        if len(data) <= MAX_RECORD_BYTES or not actions:
+            return store.write(STATUS_KEY, data, tag)
+        actions = actions[len(actions) // 2 + 1 :]
+
+
+def read_status(store: ConditionalStore, made: int) -> tuple[ToldStatus | None, str | None]:
+    """Return what the head told last, and the tag of it.
+
+    What makes no sense counts as nothing, and so does what the head of an earlier cluster told.
+
+    Args:
+        store: of the cluster.
+        made: how often one of the name was made.
+    """
+    found = store.read(STATUS_KEY)
+    if found is None:
+        return None, None
+    try:
+        told = _TOLD.validate_json(found.data)
+    except ValidationError:  # of another release
+        return None, found.tag
+    return (told if told.made == made else None), found.tag
+
+
+def report_of(
+    record: ClusterRecord,
+    state: ClusterState,
+    provider: MachineProvider,
+    *,
+    is_heard: bool = False,
+) -> ClusterReport:
+    """Look at a cluster.
+
+    Args:
+        record: of it.
+        state: where it is written down.
+        provider: its clouds.
+        is_heard: whether who looks has seen its autoscaler tell something of late: then times of
+            day are not asked, by which it may seem silent where clocks differ.
+
+    Raises:
+        GeoRayError: no cloud, or not the folder, can be asked.
+    """
+    now_s = time.time()
+    ended_s = now_s if record.ended_unix_s is None else record.ended_unix_s
+    store = state.store()
+    told, _ = read_status(store, record.made)
+    journal = read_journal(store)
+    memory = journal.memory
+    listed, silent = _listed(provider, record, memory)
+    living = [m for m in listed if m.state is not MachineState.ENDED]
+    head = find_head(listed, record)
+    rows = [_row(machine, memory, now_s) for machine in living if machine is not head]
+    notes = [f"{journal.trouble}: {_UNREAD}"] if journal.trouble else []
+    notes += [f"{name} does not answer: {silent[name]}" for name in sorted(silent)]
+    head_usd = None
+    if record.head.standing is None:
+        try:
+            (stock,) = provider.stock([record.head.pool])
+            head_usd = _price(stock)
+        except GeoRayError as error:
+            notes.append(f"the head's price is not known: {error.message}")
+    head_row = None if head is None else _head_row(head, head_usd, ended_s)
+    spent = memory.ledger.paid_usd
+    burn = sum(row.usd_per_hour or 0.0 for row in rows)
+    usd_of = {row.id: row.usd_per_hour or 0.0 for row in rows}
+    for machine in living:
+        if machine.id in usd_of and machine.id in memory.duties:
+            duty = memory.duties[machine.id]
+            kind = record.target.kind_of(machine)
+            spent += _unbooked_usd(machine, duty, kind, usd_of[machine.id], ended_s)
+    if head is not None and head_row is not None and head_usd is not None:
+        kind = None if record.target.head is None else record.target.head.kind
+        spent += _unbooked_usd(head, memory.heads.get(head.id), kind, head_usd, ended_s)
+        burn += head_usd if head_row.state not in ("ended",) else 0.0
+    age_s = None if told is None else now_s - told.unix_s
+    is_fresh = is_heard or (age_s is not None and abs(age_s) < silent_s(record))
+    is_hidden = head is None and record.head.pool.region in silent
+    notes += _notes(record, head_row, told, is_fresh=is_fresh, is_hidden=is_hidden)
+    left_s = None
+    if told is not None and is_fresh and record.phase == "up" and any(r.is_ready for r in rows):
+        left_s = told.status.left_s
+    is_idle = record.phase == "up" and told is not None and is_fresh and told.status.left_s == 0.0
+    if is_idle:
+        notes.append("nothing is rented while its run is done, or stopped; submit it to go on")
+    address = head_address(head, record)
+    posts = _posts(record, memory, rows)
+    return ClusterReport(
+        name=record.name,
+        id=record.id,
+        phase=record.phase,
+        clouds=record.clouds,
+        state=state.uri,
+        address=address,
+        job_server=job_server_of(address, record) if address else None,
+        tunnel=tunnel_command(address, record, head) if address else None,
+        head=head_row,
+        machines=tuple(rows),
+        posts=tuple(posts),
+        wanted=sum(post.planned for post in posts),
+        usd_per_hour=burn,
+        spent_usd=spent,
+        budget_usd=record.target.budget_usd,
+        is_stopped=_is_stopped(record, memory, spent),
+        is_idle=is_idle,
+        left_s=left_s,
+        to_finish_usd=None if left_s is None else burn * left_s / _HOUR_S,
+        looked=told is not None and told.status.looked_unix_s is not None,
+        looked_age_s=age_s,
+        told_unix_s=None if told is None else told.unix_s,
+        acts=is_fresh and told is not None and told.status.is_acting,
+        notes=tuple(notes),
+        decisions=() if told is None else tuple(_decisions(told.status)),
+    )
+
+
+def _is_stopped(record: ClusterRecord, memory: AutoscalerMemory, spent_usd: float) -> bool:
+    budget_usd = record.target.budget_usd
+    return budget_usd is not None and budget_usd <= max(
+        spent_usd, memory.pace.stopped_at_usd or 0.0
+    )
+
+
+def silent_s(record: ClusterRecord) -> float:
+    """Return how long an autoscaler may tell nothing and still live."""
+    return _STALE_LOOKS * record.autoscale.every_s + 10.0
+
+
+# ------------------------------------------------------------------ parts
+
+
+def _listed(
+    provider: MachineProvider, record: ClusterRecord, memory: AutoscalerMemory
+) -> tuple[list[Machine], Mapping[str, str]]:
+    """Return the machines, those of silent regions as they last were; why such are silent."""
+    try:
+        return list(provider.list_machines(record.name)), {}
+    except RegionsSilentError as error:
+        duties = [duty.machine for duty in memory.duties.values()]
+        unseen = [machine for machine in duties if machine.pool.region in error.silent]
+        return [*error.found, *unseen], error.silent
+
+
+def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMachineRow:
+    duty = memory.duties.get(machine.id)
+    parting = None if duty is None else duty.parting
+    pool = machine.pool
+    record = memory.pools.get(pool_key(pool if duty is None else duty.machine.pool))
+    usd = None if duty is None else duty.usd_per_hour
+    if record is not None and record.usd_per_hour is not None:
+        usd = record.usd_per_hour
+    leaves, until_s = (None, None) if parting is None else (parting.reason, parting.until_unix_s)
+    is_ready = (
+        machine.state is MachineState.RUNNING
+        and duty is not None
+        and duty.has_joined
+        and duty.unready_unix_s is None
+        and leaves is None
+    )
+    return ClusterMachineRow(
+        id=machine.id,
+        role=machine.labels.get(ROLE_LABEL, "worker"),
+        region=machine.labels.get(REGION_LABEL, ""),
+        type=pool.type,
+        market=pool.market.value,
+        at=pool.zone or pool.region,
+        state=machine.state.value,
+        address=machine.address,
+        age_s=max(0.0, now_s - machine.launched_unix_s),
+        usd_per_hour=usd,
+        is_ready=is_ready,
+        leaves=leaves,
+        leaves_in_s=None if until_s is None else until_s - now_s,
+    )
+
+
+def _unbooked_usd(
+    machine: Machine, duty: Duty | None, kind: MachineKind | None, usd: float, until_unix_s: float
+) -> float:
+    """What a machine costs since it was last booked, or since its start if it never was.
+
+    A dead head books nothing, and its machines cost all the same.
+    """
+    since_s = machine.launched_unix_s if duty is None else duty.paid_unix_s
+    hours = max(0.0, until_unix_s - since_s) / _HOUR_S
+    age_h = (since_s - machine.launched_unix_s) / _HOUR_S
+    factor = 1.0 if kind is None else kind.age_factor(age_h, hours)
+    return usd * factor * hours
+
+
+def _head_row(head: Machine, usd: float | None, now_s: float) -> ClusterMachineRow:
+    running = head.state is MachineState.RUNNING
+    return ClusterMachineRow(
+        id=head.id,
+        role="head",
+        region="",
+        type=head.pool.type,
+        market=head.pool.market.value,
+        at=head.pool.zone or head.pool.region,
+        state=head.state.value,
+        address=head.address,
+        age_s=max(0.0, now_s - head.launched_unix_s),
+        usd_per_hour=usd,
+        is_ready=running,
+        leaves=None,
+        leaves_in_s=None if head.ends_unix_s is None else head.ends_unix_s - now_s,
+    )
+
+
+def _posts(
+    record: ClusterRecord, memory: AutoscalerMemory, rows: Sequence[ClusterMachineRow]
+) -> list[PostRow]:
+    planned: dict[tuple[str, str], int] = {}
+    for region in record.plan.regions:
+        count = sum(machines.count for machines in region.machines)
+        if record.provider.rent == "demand":
+            count = 0
+        planned[region.region, "worker"] = count
+        if region.server is not None:
+            planned[region.region, "server"] = 1 if count else 0
+    for row in rows:
+        planned.setdefault((row.region, row.role), 0)
+    found = []
+    for (name, role), count in planned.items():
+        mine = [row for row in rows if (row.region, row.role) == (name, role)]
+        asked = sum(
+            max(0, intent.request.count - intent.failed - len(intent.ended))
+            for intent in memory.intents.values()
+            if (
+                intent.request.labels.get(REGION_LABEL),
+                intent.request.labels.get(ROLE_LABEL, "worker"),
+            )
+            == (name, role)
+        )
+        ready = sum(row.is_ready for row in mine)
+        leaving = sum(row.leaves is not None for row in mine)
+        coming = max(asked, len(mine) - ready - leaving)
+        found.append(
+            PostRow(
+                region=name,
+                role=role,
+                planned=count,
+                ready=ready,
+                coming=coming,
+                leaving=leaving,
+            )
+        )
+    return found
+
+
+def _notes(
+    record: ClusterRecord,
+    head: ClusterMachineRow | None,
+    told: ToldStatus | None,
+    *,
+    is_fresh: bool,
+    is_hidden: bool,
+) -> list[str]:
+    found = []
+    standing = record.head.standing
+    if standing is not None:
+        found.append(
+            f"the head {standing.machine} is Terraform's, of the stack {standing.stack}: neither "
+            "counted here nor ended by `geo-ray down`"
+        )
+        if record.phase != "down" and told is not None and not is_fresh:
+            found.append(f"{_SILENT}: does the head run?")
+    elif record.phase != "down":
+        if is_hidden:
+            found.append("whether its head lives is not known: its region does not answer")
+        elif head is None:
+            found.append("its head is not there: `geo-ray up` makes another one")
+        elif head.state in ("ending", "ended"):
+            found.append(f"its head {head.id} has ended: `geo-ray up` makes another one")
+        elif told is not None and not is_fresh:
+            found.append(_SILENT)
+    if record.phase == "ending":
+        found.append("it is being taken down; `geo-ray down` completes that, if none does so now")
+    if told is not None and is_fresh:
+        found += told.status.errors
+        found += told.status.notes
+        found += told.did[-1:]
+    return found
+
+
+def _decisions(status: AutoscalerStatus) -> list[DecisionRow]:
+    found = []
+    for action in status.actions:
+        others: list[Mapping[str, str | float | int | None]] = [
+            {
+                "at": other.pool.zone or other.pool.region,
+                "type": other.pool.type,
+                "market": other.pool.market.value,
+                "usd_per_hour": other.usd_per_hour,
+                "usd_per_million_rows": other.usd_per_million_rows,
+                "chosen": other.chosen,
+                "note": other.note,
+            }
+            for other in action.alternatives
+        ]
+        found.append(
+            DecisionRow(
+                unix_s=action.unix_s,
+                region=action.region,
+                what=action.what,
+                reason=action.reason,
+                alternatives=tuple(dict(each) for each in others),
+            )
+        )
+    return found
+
+
+def _price(stock: Stock) -> float | None:
+    return stock.usd_per_hour

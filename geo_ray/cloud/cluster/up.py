@@ -1,0 +1,373 @@
+"""Makes a cluster: its record, its token, its head; the autoscaler there does the rest.
+
+It may be killed at any point and repeated: what it does is written down first, and the head's
+launch makes one machine however often it is asked for. Two at once are one after the other.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from geo_ray.base.errors import (
+    ClusterStartError,
+    ClusterStateError,
+    ProviderRefusedError,
+    RegionsSilentError,
+)
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
+from geo_ray.cloud.autoscaler.journal_read import put_aside, read_journal
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, encode_memory
+from geo_ray.cloud.autoscaler.target import ROLE_LABEL
+from geo_ray.cloud.cluster.head import (
+    find_head,
+    head_address,
+    head_ends_unix_s,
+    head_request,
+    is_alive,
+    listed_for_head,
+)
+from geo_ray.cloud.cluster.providers import (
+    check_name_is_free,
+    key_of_own_role,
+    open_accounts,
+    open_clouds,
+    secrets_of,
+)
+from geo_ray.cloud.cluster.spec import AskedCluster
+from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, alone
+from geo_ray.cloud.cluster.status import ClusterReport, report_of, silent_s
+from geo_ray.cloud.local import LocalCatalog, catalog_path, read_catalog, write_catalog
+from geo_ray.cloud.provider import HEAD_ROLE, Machine, MachineProvider
+from geo_ray.cloud.secrets import SecretStore
+from geo_ray.runs.lease import LeaseKeeper
+
+Tell = Callable[[str], None]
+
+_HEAD_S: Final = 900.0
+_UNSEEN_S: Final = 120.0
+
+
+def make_cluster(asked: AskedCluster, tell: Tell) -> ClusterRecord:
+    """Make a cluster up to its head, or complete one that was begun.
+
+    Args:
+        asked: what was asked for; of one that is up already, what is written of it counts.
+        tell: told each step.
+
+    Raises:
+        ClusterStateError: it is being taken down, or was made of another configuration.
+        ClusterNameTakenError: machines of another cluster of the name live in the same account.
+        ClusterBusyError: another command works on it and does not end.
+        ClusterStartError: its head does not come.
+        CloudError: the cloud refuses.
+    """
+    state = asked.state
+    state.make()
+    with alone(state, "up", tell) as lease:
+        record = _written(asked, tell)
+        if asked.catalog is not None:
+            _sell(state.path / "cloud", asked.catalog)
+        _put_token(record, state, tell)
+        return _with_head(record, state, lease, tell)
+
+
+def await_machines(
+    record: ClusterRecord, state: ClusterState, longest_s: float, tell: Tell
+) -> ClusterReport:
+    """Wait until the autoscaler has looked, and all machines of the plan compute.
+
+    Args:
+        record: of the cluster.
+        state: where it is written down.
+        longest_s: longest wait once its autoscaler has looked; what is missing then is in the
+            report.
+        tell: told what has come.
+
+    Raises:
+        ClusterStateError: somebody is taking it down.
+        ClusterStartError: its head ended.
+    """
+    head_s = time.monotonic() + _HEAD_S
+    deadline_s: float | None = None
+    told = ""
+    provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
+    hearing = _Hearing(silent_s(record))
+    while True:
+        if state.known().phase != "up":
+            raise ClusterStateError(f"{record.name} is being taken down by another command")
+        report = report_of(record, state, provider, is_heard=hearing.is_heard())
+        hearing.hear(report.told_unix_s)
+        if report.head is not None and report.head.state in ("ending", "ended"):
+            raise ClusterStartError(
+                f"the head of {record.name} ended while it started{_last_words(provider, report)}",
+                fix="Repeat `geo-ray up`, which makes another one.",
+            )
+        have = sum(row.is_ready for row in report.machines)
+        text = f"{have} of {report.wanted} machines are ready" if report.acts else ""
+        if text and text != told:
+            told = text
+            tell(text)
+        now_s = time.monotonic()
+        if report.acts and deadline_s is None:
+            deadline_s = now_s + longest_s
+        if report.acts and (have >= report.wanted or report.is_idle or report.is_stopped):
+            return report
+        if deadline_s is not None and now_s >= deadline_s:
+            return report
+        if deadline_s is None and now_s > head_s:
+            raise ClusterStartError(
+                f"the head of {record.name} runs, and its autoscaler tells nothing for "
+                f"{_HEAD_S:.0f} s{_last_words(provider, report)}",
+                fix="Look at the units geo-ray-node and geo-ray-cluster there: can the machine's "
+                f"role read the secrets, and read and write {state.shown}?",
+            )
+        time.sleep(state.look_s)
+
+
+@dataclass(slots=True)
+class _Hearing:
+    """Whether the autoscaler tells something, by this machine's clock alone."""
+
+    silent_s: float
+    _told_unix_s: float | None = None
+    _heard_s: float | None = None
+    _has_looked: bool = False
+
+    def hear(self, told_unix_s: float | None) -> None:
+        if self._has_looked and told_unix_s is not None and told_unix_s != self._told_unix_s:
+            self._heard_s = time.monotonic()
+        self._told_unix_s, self._has_looked = told_unix_s, True
+
+    def is_heard(self) -> bool:
+        return self._heard_s is not None and time.monotonic() - self._heard_s < self.silent_s
+
+
+def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
+    """Write the record down, unless the cluster is up already."""
+    found, tag = asked.state.read()
+    if found is None or found.phase == "down":
+        again = {} if found is None else {"made": found.made + 1, "id": found.id}
+        kept = {key: value for key, value in again.items() if value}
+        record = asked.record.model_copy(update=kept)
+        _check_name(asked, record)
+        _forget(asked.state, tell)
+        asked.state.write(record, tag)
+        return record
+    if found.phase == "ending":
+        raise ClusterStateError(
+            f"{found.name} was to be taken down, and that has not come to its end",
+            fix=f"Complete it with `geo-ray down {asked.state.shown}`, then make it anew.",
+        )
+    if _made_of(found) != _made_of(asked.record):
+        raise ClusterStateError(
+            f"{found.name} is up already, made of another configuration",
+            fix="Only `plan.budget_usd` can be changed while it is up. Give the new one another "
+            "`name`, or take this one down first: "
+            f"`geo-ray down {asked.state.shown}`.",
+        )
+    _check_name(asked, found)
+    budget_usd = asked.record.target.budget_usd
+    if budget_usd != found.target.budget_usd:
+        target = replace(found.target, budget_usd=budget_usd)
+        found = found.model_copy(update={"target": target})
+        asked.state.write(found, tag)
+        bound = "without a bound" if budget_usd is None else f"{budget_usd:.4g} USD"
+        tell(f"the budget of {found.name} is changed: {bound}")
+    tell(f"{found.name} is written down in {asked.state.shown} already: completing it")
+    return found
+
+
+def _sell(root: Path, catalog: LocalCatalog) -> None:
+    """Let the local cloud sell what the cluster may ask for, too."""
+    if not catalog_path(root).exists():
+        write_catalog(root, catalog)
+        return
+    known = read_catalog(root)
+    pools = {offer.pool for offer in known.offers}
+    new = tuple(offer for offer in catalog.offers if offer.pool not in pools)
+    if new:
+        cpus = catalog.cpus | known.cpus
+        offers = (*known.offers, *new)
+        write_catalog(root, known.model_copy(update={"offers": offers, "cpus": cpus}))
+
+
+def _check_name(asked: AskedCluster, record: ClusterRecord) -> None:
+    """Refuse a name that lives: nobody could tell the two apart, nor Terraform's rights."""
+    state = asked.state
+    if asked.catalog is None or catalog_path(state.path / "cloud").exists():
+        check_name_is_free(open_accounts(record, state), record.name, record.id, state.shown)
+
+
+def _made_of(record: ClusterRecord) -> object:
+    """What makes a cluster another one: its configuration, its clouds, the stack it stands on."""
+    standing = record.head.standing
+    stack = None if standing is None else (standing, record.provider)
+    return record.digest, record.clouds, stack
+
+
+def _forget(state: ClusterState, tell: Tell) -> None:
+    """Begin the books anew; what was learned of pools is kept, and so is the count of requests."""
+    store = state.store()
+    aside = put_aside(store)
+    if aside is not None:
+        tell(f"the autoscaler's journal cannot be read; it is kept as {aside} in {state.shown}")
+    found = store.read(JOURNAL_KEY)
+    if found is not None:
+        before = read_journal(store).memory
+        memory = AutoscalerMemory(before.epoch, before.launches, pools=before.pools)
+        data = encode_memory(memory)
+        if data != found.data:
+            store.write(JOURNAL_KEY, data, found.tag)
+
+
+def _put_token(record: ClusterRecord, state: ClusterState, tell: Tell) -> None:
+    """Put the same token into every store that lacks it, before any machine wants it."""
+    stores = secrets_of(record, state)
+    found = [_held(store, record.token_secret) for store in stores]
+    token = next(filter(None, found), None) or secrets.token_hex(32)
+    for store, held in zip(stores, found, strict=True):
+        if held != token:
+            store.put(record.token_secret, token)
+            tell("a token for the cluster is in its secret store")
+
+
+def _held(store: SecretStore, name: str) -> str | None:
+    try:
+        return store.get(name)
+    except ProviderRefusedError as error:
+        if "there is no secret" not in error.message:
+            raise
+        return None
+
+
+def _with_head(
+    record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, tell: Tell
+) -> ClusterRecord:
+    """Launch the head unless it is there, and wait for its address."""
+    standing = record.head.standing
+    if standing is not None:
+        tell(f"the head {standing.machine} at {standing.address} is that of {standing.stack}")
+        return record
+    provider = open_clouds(record, state)
+    machines = listed_for_head(provider, record)
+    head = find_head(machines, record)
+    has_ended = not is_alive(head) if head is not None else record.head.is_known
+    if has_ended or (head is None and _is_stale(record)):
+        if has_ended:
+            tell("the head has ended: another one takes its place")
+        # With an end of its own: the earlier one's may have come.
+        changes = {
+            "number": record.head.number + 1,
+            "is_known": False,
+            "ends_unix_s": head_ends_unix_s(record.provider, record.clouds, time.time()),
+        }
+        record, head = _with(record, state, lease, **changes), None
+    _end_other_heads(provider, machines, record, tell)
+    if head is None:
+        pool = record.head.pool
+        tell(f"launching the head: {pool.type} in {pool.zone or pool.region}")
+        key = key_of_own_role(record)
+        if key is not None:
+            tell(f"nodes have the head's role, and may do what it may: `{key}` gives it its own")
+        lease.check()
+        failures = provider.launch(head_request(record))
+        if failures:
+            raise ClusterStartError(
+                f"the head does not come: {failures[0].reason} ({failures[0].shortage.value})",
+                fix="Name another `provider.head.type`, `zone` or `region`, or try again later; "
+                f"`geo-ray down {state.shown}` gives back what is there.",
+            )
+    try:
+        _await_head(provider, record, state, tell)
+    except ClusterStartError:
+        _with(record, state, lease, is_known=True)
+        raise
+    return _with(record, state, lease, is_known=True)
+
+
+def _is_stale(record: ClusterRecord) -> bool:
+    """Whether a launch was written down so long ago that the head would soon end by itself."""
+    now_s = time.time()
+    whole_s = head_ends_unix_s(record.provider, record.clouds, now_s) - now_s
+    ends_s = record.head.ends_unix_s
+    return ends_s is not None and ends_s - now_s < whole_s / 2
+
+
+def _with(
+    record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, **changes: object
+) -> ClusterRecord:
+    """Write down what has become of the head."""
+    record = record.model_copy(update={"head": record.head.model_copy(update=changes)})
+    found, tag = state.read()
+    lease.check()
+    if found != record:
+        state.write(record, tag)
+    return record
+
+
+def _end_other_heads(
+    provider: MachineProvider, machines: Sequence[Machine], record: ClusterRecord, tell: Tell
+) -> None:
+    """End heads whose place was taken: one that was given up may have come late."""
+    wanted = head_request(record).request_id
+    others = [
+        machine.id
+        for machine in machines
+        if machine.labels.get(ROLE_LABEL) == HEAD_ROLE
+        and machine.request_id != wanted
+        and is_alive(machine)
+    ]
+    if others:
+        tell(f"ending {', '.join(others)}: a head whose place was taken")
+        provider.terminate(others)
+
+
+def _await_head(
+    provider: MachineProvider, record: ClusterRecord, state: ClusterState, tell: Tell
+) -> None:
+    deadline_s = time.monotonic() + _HEAD_S
+    unseen_s = time.monotonic() + _UNSEEN_S
+    while True:
+        head = find_head(listed_for_head(provider, record), record)
+        address = head_address(head, record)
+        if head is not None and address is not None:
+            tell(f"the head {head.id} runs at {address}")
+            return
+        if head is not None and not is_alive(head):
+            raise ClusterStartError(
+                f"the head {head.id} ended before it ran{_why(provider, record)}",
+                fix="Repeat `geo-ray up`, which makes another one.",
+            )
+        now_s = time.monotonic()
+        if now_s > deadline_s or (head is None and now_s > unseen_s):
+            raise ClusterStartError(
+                f"the head of {record.name} was launched and does not run",
+                fix="Repeat `geo-ray up`, or give it back with `geo-ray down`.",
+            )
+        time.sleep(state.look_s)
+
+
+def _why(provider: MachineProvider, record: ClusterRecord) -> str:
+    wanted = head_request(record).request_id
+    try:
+        failures = provider.poll_failures(record.name)
+    except RegionsSilentError as error:
+        failures = error.found
+    for failure in failures:
+        if failure.request_id == wanted:
+            return f": {failure.reason}"
+    return ""
+
+
+def _last_words(provider: MachineProvider, report: ClusterReport) -> str:
+    """What the head's processes said last; only the local cloud can tell."""
+    logs = getattr(provider, "logs", None)
+    if logs is None or report.head is None:
+        return ""
+    text = "\n".join(logs(report.head.id).values()).strip().splitlines()[-8:]
+    return ":\n" + "\n".join(f"  {line}" for line in text) if text else ""

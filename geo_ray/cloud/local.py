@@ -1,0 +1,492 @@
+"""The local machine provider: processes as machines, for trials, demos and fault tests.
+
+All state lies in a directory, so another process sees the same machines, and a launch that was
+interrupted is completed by the same request. Each machine is a process of its own
+(`local_machine`) that does not belong to the process that requested it. It ends when its
+lifetime is over at the latest. The catalog of offers is a file that may be changed while
+machines run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pydantic import Field, ValidationError
+
+from geo_ray.base.errors import ProviderRefusedError
+from geo_ray.base.model import StrictModel
+from geo_ray.cloud import local_machine
+from geo_ray.cloud.local_machine import born
+from geo_ray.cloud.provider import (
+    LaunchFailure,
+    LaunchRequest,
+    Machine,
+    MachineState,
+    Market,
+    Pool,
+    Shortage,
+    Stock,
+)
+
+_NAME: Final = "catalog.json"
+
+
+class LocalOffer(StrictModel):
+    """A pool that the local cloud has machines in."""
+
+    region: str = Field(min_length=1, description="the local cloud's own name of a region")
+    zone: str | None = Field(None, description="null: the region has no zones")
+    type: str = Field(min_length=1, description="name of a machine type")
+    market: Market = Field(Market.ON_DEMAND, description="on_demand or spot")
+    usd_per_hour: float = Field(gt=0, description="what a machine costs, in play money")
+    capacity: int | None = Field(None, ge=0, description="machines at a time; null: no bound")
+
+    @property
+    def pool(self) -> Pool:
+        """The pool's identity."""
+        return Pool(region=self.region, zone=self.zone, type=self.type, market=self.market)
+
+
+class LocalCatalog(StrictModel):
+    """The local cloud as its maker wants it to be."""
+
+    offers: tuple[LocalOffer, ...] = Field((), description="what is for sale")
+    cpus: dict[str, int] = Field(
+        default_factory=dict, description="logical CPUs by type of machine; 1 where none is named"
+    )
+    quota: dict[str, int] = Field(
+        default_factory=dict, description="machines at a time by region; no bound if not named"
+    )
+    start_delay_s: float = Field(0.0, ge=0, description="from a launch to a machine that runs")
+    list_delay_s: float = Field(0.0, ge=0, description="how long a list lacks a new machine")
+    longest_life_s: float = Field(
+        43200.0, gt=0, description="no machine outlives this, whatever its launch says"
+    )
+    owner_pid: int | None = Field(
+        None, ge=1, description="a process with which all machines end; null: none"
+    )
+
+
+def catalog_path(root: Path) -> Path:
+    """Return where the catalog of a local cloud lies: without one there is no such cloud."""
+    return root / _NAME
+
+
+def read_catalog(root: Path) -> LocalCatalog:
+    """Return the catalog of a local cloud.
+
+    Raises:
+        ProviderRefusedError: there is no such cloud, or its catalog is not valid.
+    """
+    try:
+        return LocalCatalog.model_validate_json(catalog_path(root).read_bytes())
+    except OSError as error:
+        raise ProviderRefusedError(
+            f"there is no local cloud in {root}: {error.strerror or error}",
+            fix="Make one with its catalog, or name the directory of one.",
+        ) from None
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ProviderRefusedError(
+            f"the catalog in {root} is not valid: {told}", fix=f"Correct {_NAME} there."
+        ) from None
+
+
+def write_catalog(root: Path, catalog: LocalCatalog) -> None:
+    """Make a local cloud, or change what it sells from now on; running machines stay."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = root / f".{_NAME}.{os.getpid()}"
+    beside.write_text(catalog.model_dump_json(indent=1))
+    beside.replace(catalog_path(root))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMachineFolder:
+    """A machine's files; any process may read them, and ask for the machine's end.
+
+    Attributes:
+        path: the folder; its name is the machine's.
+    """
+
+    path: Path
+
+    @property
+    def notice_path(self) -> Path:
+        """Where a notice lies once the machine is to be taken back."""
+        return self.path / "notice.json"
+
+    def start(self, record: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Start the machine's keeper; it lives on when this process ends."""
+        put(self.path / "machine.json", record)
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the keeper has it from its first moment
+            with (self.path / "keeper.log").open("ab") as log:
+                return subprocess.Popen(
+                    [sys.executable, "-I", "-S", local_machine.__file__, str(self.path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(lock)
+
+    def record(self) -> Mapping[str, Any] | None:
+        """Return what was launched; None: nothing yet."""
+        try:
+            found = json.loads((self.path / "machine.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def was_ever_kept(self) -> bool:
+        """Return whether a keeper is there, or has been."""
+        return self._is_kept() or (self.path / "kept").exists()
+
+    def machine(self) -> Machine | None:
+        """Return the machine as it is now; of one that has ended, nothing runs any more."""
+        record = self.record()
+        if record is None:
+            return None
+        state = self._state()
+        if state is MachineState.ENDED:
+            # of a keeper that was killed; its processes died with it
+            shutil.rmtree(record["scratch"], ignore_errors=True)
+        ends = [record["ends_unix_s"], self._notice_unix_s()]
+        return Machine(
+            id=self.path.name,
+            request_id=record["request_id"],
+            pool=Pool(**{**record["pool"], "market": Market(record["pool"]["market"])}),
+            state=state,
+            launched_unix_s=record["launched_unix_s"],
+            address=record["address"] if state is not MachineState.PENDING else None,
+            labels=record["labels"],
+            ends_unix_s=min((at for at in ends if at is not None), default=None),
+            cluster_id=record.get("cluster_id", ""),  # machines of an earlier release have none
+        )
+
+    def ask(self, what: str) -> None:
+        """Ask the keeper to ``terminate`` or to ``kill``."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / what).touch()
+
+    def give_notice(self, unix_s: float) -> None:
+        """Say that the machine is taken back at a time."""
+        put(self.notice_path, {"unix_s": unix_s})
+
+    def _notice_unix_s(self) -> float | None:
+        try:
+            return float(json.loads(self.notice_path.read_text())["unix_s"])
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def _state(self) -> MachineState:
+        if not self._is_kept():
+            return MachineState.ENDED
+        if any((self.path / name).exists() for name in ("terminate", "kill", "ending")):
+            return MachineState.ENDING
+        started = (self.path / "started").exists()
+        return MachineState.RUNNING if started else MachineState.PENDING
+
+    def _is_kept(self) -> bool:
+        try:
+            lock = os.open(self.path / "lock", os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+
+def put(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file as a whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(content))
+    beside.replace(path)
+
+
+_REMEMBERED_S: Final = 86400.0
+_FAILURES_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMachinePlace:
+    """What a program on a local machine is told of it.
+
+    Attributes:
+        id: the machine's.
+        address: its loopback address.
+        cpus: its logical CPUs.
+        scratch: its own directory, removed at its end.
+        notice_path: file of its notice.
+    """
+
+    id: str
+    address: str
+    cpus: int
+    scratch: Path
+    notice_path: Path
+
+
+class LocalMachineProgram(Protocol):
+    """What runs on local machines; the machine ends with it."""
+
+    def processes(
+        self, place: LocalMachinePlace, request: LaunchRequest
+    ) -> Mapping[str, tuple[Sequence[str], Mapping[str, str]]]:
+        """Return arguments and environment of processes by name; the first is the program."""
+
+
+class LocalProvider:
+    """See the module.
+
+    Args:
+        root: the cloud's directory, with its catalog.
+        program: runs on the machines that this provider launches; None: it launches none.
+    """
+
+    def __init__(self, root: Path, program: LocalMachineProgram | None = None) -> None:
+        self._root = root
+        self._program = program
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def name(self) -> str:
+        """Name of the provider."""
+        return "local"
+
+    def list_machines(self, cluster: str) -> Sequence[Machine]:
+        """Return all machines that bear the cluster's name."""
+        listed_until = time.time() - read_catalog(self._root).list_delay_s
+        self._children = [child for child in self._children if child.poll() is None]
+        return [
+            machine
+            for folder in self._folders()
+            if (folder.record() or {}).get("cluster") == cluster
+            if (machine := folder.machine()) is not None and machine.launched_unix_s <= listed_until
+        ]
+
+    def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        """Start machines; the same request again starts only what it lacks."""
+        if self._program is None:
+            raise ProviderRefusedError(
+                "this local cloud has no program for its machines",
+                fix="Give LocalProvider a program, such as RayMachineProgram.",
+            )
+        catalog = read_catalog(self._root)
+        with self._locked():
+            self._forget()
+            answered = self._root / "requests" / f"{_digest(request.request_id)}.json"
+            if answered.exists():
+                granted = int(json.loads(answered.read_text())["granted"])
+                shortage = json.loads(answered.read_text())["shortage"]
+            else:
+                granted, shortage = self._grant(request, catalog)
+                answered.parent.mkdir(mode=0o700, exist_ok=True)
+                told: dict[str, Any] = {
+                    "granted": granted,
+                    "shortage": shortage,
+                    "cluster": request.cluster,
+                }
+                told |= {"request": asdict(request), "at_unix_s": time.time()}
+                put(answered, told)
+            for number in range(granted):
+                self._make(request, number, catalog)
+        return _failures(request, granted, shortage)
+
+    def terminate(self, machine_ids: Sequence[str]) -> None:
+        """End machines politely."""
+        for folder in self._named(machine_ids):
+            folder.ask("terminate")
+
+    def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        """Return what launches of the last minutes lacked."""
+        since = time.time() - _FAILURES_S
+        found: list[LaunchFailure] = []
+        for path in sorted((self._root / "requests").glob("*.json")):
+            told = json.loads(path.read_text())
+            if told["cluster"] == cluster and told["at_unix_s"] >= since:
+                asked = told["request"]
+                request = LaunchRequest(**{**asked, "pool": Pool(**asked["pool"])})
+                found += _failures(request, told["granted"], told["shortage"])
+        return found
+
+    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        """Return what the catalog has."""
+        catalog, living = read_catalog(self._root), self._living()
+        return [self._stock(pool, catalog, living) for pool in pools]
+
+    # ------------------------------------------------------------------ for demos and fault tests
+
+    def preempt(self, machine_id: str, notice_s: float) -> None:
+        """Take a machine back, as a cloud does with spot machines.
+
+        Args:
+            machine_id: which.
+            notice_s: how long it stays after the notice; 0: it is gone without any, as if cut off.
+        """
+        for folder in self._named([machine_id]):
+            if notice_s > 0:
+                folder.give_notice(time.time() + notice_s)
+            else:
+                folder.ask("kill")
+
+    def logs(self, machine_id: str) -> Mapping[str, str]:
+        """Return what the processes of a machine printed, by process."""
+        return {
+            path.stem: path.read_text(errors="replace")
+            for folder in self._named([machine_id])
+            for path in sorted(folder.path.glob("*.log"))
+        }
+
+    # ------------------------------------------------------------------ parts
+
+    def _grant(self, request: LaunchRequest, catalog: LocalCatalog) -> tuple[int, str | None]:
+        stock = self._stock(request.pool, catalog, self._living())
+        if stock.usd_per_hour is None:
+            return 0, Shortage.SOLD_OUT
+        granted, shortage = request.count, None
+        if stock.available is not None and stock.available < granted:
+            granted, shortage = stock.available, Shortage.SOLD_OUT
+        if stock.quota_left is not None and stock.quota_left < granted:
+            granted, shortage = stock.quota_left, Shortage.QUOTA
+        return granted, shortage
+
+    def _stock(self, pool: Pool, catalog: LocalCatalog, living: Sequence[Machine]) -> Stock:
+        offer = next((one for one in catalog.offers if one.pool == pool), None)
+        if offer is None:
+            return Stock(pool, None)
+        taken = sum(machine.pool == pool for machine in living)
+        quota = catalog.quota.get(pool.region)
+        used = sum(machine.pool.region == pool.region for machine in living)
+        return Stock(
+            pool,
+            offer.usd_per_hour,
+            available=None if offer.capacity is None else max(0, offer.capacity - taken),
+            quota_left=None if quota is None else max(0, quota - used),
+        )
+
+    def _make(self, request: LaunchRequest, number: int, catalog: LocalCatalog) -> None:
+        folder = LocalMachineFolder(
+            self._root / "machines" / f"i-{_digest(request.request_id)[:8]}-{number}"
+        )
+        if self._program is None:
+            return
+        if (known := folder.record()) is not None:
+            if not folder.was_ever_kept():  # whoever wrote the record was killed right then
+                self._children.append(folder.start(known))
+            return
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        now = time.time()
+        life_ends = now + catalog.longest_life_s
+        place = LocalMachinePlace(
+            id=folder.path.name,
+            address=self._next_address(),
+            cpus=catalog.cpus.get(request.pool.type, 1),
+            scratch=_scratch(folder.path),
+            notice_path=folder.notice_path,
+        )
+        programs = self._program.processes(place, request)
+        owner = catalog.owner_pid
+        record = {
+            "request_id": request.request_id,
+            "cluster": request.cluster,
+            "cluster_id": request.cluster_id,
+            "pool": asdict(request.pool),
+            "labels": dict(request.labels),
+            "launched_unix_s": now,
+            "ends_unix_s": min(life_ends, request.ends_unix_s or life_ends),
+            "start_delay_s": catalog.start_delay_s,
+            "address": place.address,
+            "scratch": str(place.scratch),
+            "owner": None if owner is None else {"pid": owner, "born": born(owner)},
+            "main": next(iter(programs)),
+            "programs": {
+                name: {"argv": list(argv), "env": dict(env)}
+                for name, (argv, env) in programs.items()
+            },
+        }
+        self._children.append(folder.start(record))
+
+    def _next_address(self) -> str:
+        """Return an address that no machine of this cloud has had; clouds share no network."""
+        path = self._root / "addresses.json"
+        number = int(json.loads(path.read_text())["given"]) if path.exists() else 0
+        put(path, {"given": number + 1})
+        network = 16 + int(_digest(str(self._root.resolve())), 16) % 200
+        return f"127.{network}.{number // 250 % 250}.{number % 250 + 2}"
+
+    def _folders(self) -> Iterator[LocalMachineFolder]:
+        for path in sorted((self._root / "machines").glob("i-*")):
+            yield LocalMachineFolder(path)
+
+    def _named(self, machine_ids: Sequence[str]) -> Iterator[LocalMachineFolder]:
+        wanted = set(machine_ids)
+        return (folder for folder in self._folders() if folder.path.name in wanted)
+
+    def _living(self) -> list[Machine]:
+        found = (folder.machine() for folder in self._folders())
+        return [m for m in found if m is not None and m.state is not MachineState.ENDED]
+
+    def _forget(self) -> None:
+        """Remove what ended long ago."""
+        before = time.time() - _REMEMBERED_S
+        for path in (self._root / "requests").glob("*.json"):
+            if path.stat().st_mtime < before:
+                path.unlink()
+        for folder in self._folders():
+            machine = folder.machine()
+            if (
+                machine is not None
+                and machine.state is MachineState.ENDED
+                and machine.launched_unix_s < before
+            ):
+                shutil.rmtree(folder.path, ignore_errors=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._root / "lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _failures(request: LaunchRequest, granted: int, shortage: str | None) -> list[LaunchFailure]:
+    if shortage is None:
+        return []
+    why = {
+        Shortage.SOLD_OUT: f"the pool has no more than {granted} machines left",
+        Shortage.QUOTA: f"the quota of {request.pool.region} leaves {granted} machines",
+    }[Shortage(shortage)]
+    missing = request.count - granted
+    return [LaunchFailure(request.request_id, request.pool, missing, Shortage(shortage), why)]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _scratch(folder: Path) -> Path:
+    """Return a directory with a short name: sockets below it must not exceed 107 bytes."""
+    system = tempfile.gettempdir()
+    base = system if len(system) <= len("/tmp/xxxxxxxxxx") else "/tmp"  # noqa: S108
+    return Path(base) / f"geo-{os.getuid()}-{_digest(str(folder.resolve()))[:12]}"

@@ -1,0 +1,314 @@
+"""Secret stores of clusters: AWS Secrets Manager and Parameter Store, Tencent SSM, local files.
+
+``python -m geo_ray.cloud.secrets`` prints a secret; machines call it while they boot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from geo_ray.base.errors import CloudError, GeoRayError, ProviderRefusedError
+from geo_ray.cloud.provider import as_provider_errors
+from geo_ray.prices.aws import Aws
+from geo_ray.prices.query import making_sense
+from geo_ray.prices.tencent import Tencent
+
+
+class SecretStore(Protocol):
+    """Texts by name; a value appears in no error and no log.
+
+    Every call raises ``ProviderRefusedError`` if it will never work, ``ProviderUnreachableError``
+    if it may have worked.
+    """
+
+    def get(self, name: str) -> str:
+        """Return the newest value; that there is none is a ``ProviderRefusedError``."""
+
+    def put(self, name: str, value: str) -> None:
+        """Make a secret, or give it a new value."""
+
+    def delete(self, name: str) -> None:
+        """Remove a secret at once; one that is not there is no error."""
+
+
+def missing(name: str, store: str) -> ProviderRefusedError:
+    """Return the error of a secret that is not there."""
+    return ProviderRefusedError(
+        f"there is no secret {name} in {store}", fix="Put it there, or correct its name or region."
+    )
+
+
+class FileSecrets:
+    """A directory with a file for each secret.
+
+    Args:
+        root: the directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def get(self, name: str) -> str:
+        """Return the newest value."""
+        try:
+            return self._path(name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise missing(name, str(self._root)) from None
+
+    def put(self, name: str, value: str) -> None:
+        """Make a secret, or give it a new value."""
+        path = self._path(name)
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        with os.fdopen(os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            file.write(value)
+        beside.replace(path)
+
+    def delete(self, name: str) -> None:
+        """Remove a secret."""
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        if not name or name.startswith(".") or "\0" in name:
+            raise ProviderRefusedError(
+                f"{name!r} cannot be a secret's name", fix="Use letters, digits, '/', '-' and '_'."
+            )
+        return self._root / name.replace("%", "%25").replace("/", "%2F")
+
+
+_DENIED = frozenset({"AccessDenied", "AccessDeniedException"})
+
+
+class SecretsManagerSecrets:
+    """Secrets Manager of a region.
+
+    Args:
+        region: AWS's name of it.
+        endpoints: addresses by service, in place of those of AWS.
+        attempts: tries of a request.
+    """
+
+    def __init__(
+        self, region: str, endpoints: Mapping[str, str] | None = None, *, attempts: int = 5
+    ) -> None:
+        self._region = region
+        self._aws = Aws(endpoints or {}, attempts=attempts)
+
+    def get(self, name: str) -> str:
+        """Return the newest value."""
+        with _aws_errors("secretsmanager:GetSecretValue"):
+            try:
+                return str(self._call("get_secret_value", SecretId=name)["SecretString"])
+            except CloudError as error:
+                if error.said == "ResourceNotFoundException":
+                    raise missing(name, f"Secrets Manager of {self._region}") from None
+                raise
+
+    def put(self, name: str, value: str) -> None:
+        """Make a secret, or give it a new value."""
+        with _aws_errors("secretsmanager:CreateSecret, secretsmanager:PutSecretValue"):
+            try:
+                self._call("create_secret", Name=name, SecretString=value)
+            except CloudError as error:
+                if error.said != "ResourceExistsException":
+                    raise
+                self._call("put_secret_value", SecretId=name, SecretString=value)
+
+    def delete(self, name: str) -> None:
+        """Remove a secret at once, without a time in which it could be had back."""
+        with _aws_errors("secretsmanager:DeleteSecret"):
+            try:
+                self._call("delete_secret", SecretId=name, ForceDeleteWithoutRecovery=True)
+            except CloudError as error:
+                if error.said != "ResourceNotFoundException":
+                    raise
+
+    def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        return self._aws.call("secretsmanager", self._region, operation, **arguments)
+
+
+class ParameterSecrets:
+    """Encrypted parameters of Systems Manager in a region.
+
+    Args:
+        region: AWS's name of it.
+        endpoints: addresses by service, in place of those of AWS.
+        attempts: tries of a request.
+    """
+
+    def __init__(
+        self, region: str, endpoints: Mapping[str, str] | None = None, *, attempts: int = 5
+    ) -> None:
+        self._region = region
+        self._aws = Aws(endpoints or {}, attempts=attempts)
+
+    def get(self, name: str) -> str:
+        """Return the newest value."""
+        with _aws_errors("ssm:GetParameter"):
+            try:
+                reply = self._call("get_parameter", Name=name, WithDecryption=True)
+            except CloudError as error:
+                if error.said == "ParameterNotFound":
+                    raise missing(name, f"the parameters of {self._region}") from None
+                raise
+            return str(reply["Parameter"]["Value"])
+
+    def put(self, name: str, value: str) -> None:
+        """Make a secret, or give it a new value."""
+        with _aws_errors("ssm:PutParameter"):
+            self._call("put_parameter", Name=name, Value=value, Type="SecureString", Overwrite=True)
+
+    def delete(self, name: str) -> None:
+        """Remove a secret."""
+        with _aws_errors("ssm:DeleteParameter"):
+            try:
+                self._call("delete_parameter", Name=name)
+            except CloudError as error:
+                if error.said != "ParameterNotFound":
+                    raise
+
+    def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        name = str(arguments.pop("Name"))
+        if "/" in name and not name.startswith("/"):
+            name = f"/{name}"  # a path has to begin at the root
+        return self._aws.call("ssm", self._region, operation, Name=name, **arguments)
+
+
+def _aws_errors(permission: str) -> AbstractContextManager[None]:
+    return as_provider_errors(permission, _DENIED.__contains__)
+
+
+_MISSING = "ResourceNotFound"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+
+class TencentSecrets:
+    """Secrets of a region; each put makes a version, and the newest one counts.
+
+    Args:
+        region: Tencent's name of it.
+        endpoint: address in place of Tencent's.
+        attempts: tries of a request.
+    """
+
+    def __init__(self, region: str, endpoint: str | None = None, *, attempts: int = 5) -> None:
+        self._region = region
+        self._tencent = Tencent(endpoint, attempts=attempts)
+
+    def get(self, name: str) -> str:
+        """Return the newest value."""
+        with _tencent_errors("ssm:GetSecretValue"), making_sense("tencent ssm"):
+            versions = self._versions(name)
+            if not versions:
+                raise missing(name, f"the secrets of {self._region}")
+            asked = {"SecretName": name, "VersionId": max(versions)}
+            return str(self._call("GetSecretValue", asked)["SecretString"])
+
+    def put(self, name: str, value: str) -> None:
+        """Make a secret, or give it a new value."""
+        version = f"v{time.time_ns():020d}-{secrets.token_hex(4)}"  # their order is that of time
+        asked = {"SecretName": name, "VersionId": version, "SecretString": value}
+        with _tencent_errors("ssm:CreateSecret, ssm:PutSecretValue, ssm:DeleteSecretVersion"):
+            try:
+                self._call("CreateSecret", asked)
+            except CloudError as error:
+                if not error.said.startswith("ResourceInUse"):
+                    raise
+                self._forget(name)
+                self._call("PutSecretValue", asked)
+
+    def delete(self, name: str) -> None:
+        """Remove a secret at once; it has to be disabled first."""
+        with _tencent_errors("ssm:DisableSecret, ssm:DeleteSecret"):
+            try:
+                self._call("DisableSecret", {"SecretName": name})
+                self._call("DeleteSecret", {"SecretName": name, "RecoveryWindowInDays": 0})
+            except CloudError as error:
+                if not error.said.startswith(_MISSING):
+                    raise
+
+    def _forget(self, name: str) -> None:
+        """Remove all versions but the newest: the cloud keeps ten."""
+        for version in sorted(self._versions(name))[:-1]:
+            self._call("DeleteSecretVersion", {"SecretName": name, "VersionId": version})
+
+    def _versions(self, name: str) -> list[str]:
+        try:
+            reply = self._call("ListSecretVersionIds", {"SecretName": name})
+        except CloudError as error:
+            if error.said.startswith(_MISSING):
+                return []
+            raise
+        return [str(one["VersionId"]) for one in reply["Versions"]]
+
+    def _call(self, action: str, asked: dict[str, Any]) -> dict[str, Any]:
+        if not _NAME.fullmatch(asked["SecretName"]):
+            raise ProviderRefusedError(
+                f"{asked['SecretName']!r} cannot be a secret's name at tencent",
+                fix="Use letters, digits, '-' and '_', at most 128, a letter or digit first.",
+            )
+        return self._tencent.call(self._region, action, asked, product="ssm")
+
+
+def _tencent_errors(permission: str) -> AbstractContextManager[None]:
+    return as_provider_errors(
+        permission, lambda code: code.startswith(("UnauthorizedOperation", "AuthFailure"))
+    )
+
+
+KINDS: Final = ("aws-secretsmanager", "aws-ssm", "tencent-ssm", "file")
+
+
+def open_secrets(kind: str, place: str, endpoint: str | None = None) -> SecretStore:
+    """Return a store.
+
+    Args:
+        kind: one of `KINDS`.
+        place: region of the cloud; of ``file`` the directory.
+        endpoint: address in place of the cloud's.
+
+    Raises:
+        ProviderRefusedError: there is no such kind.
+        CloudError: there are no credentials.
+    """
+    match kind:
+        case "aws-secretsmanager":
+            return SecretsManagerSecrets(place, {"secretsmanager": endpoint} if endpoint else {})
+        case "aws-ssm":
+            return ParameterSecrets(place, {"ssm": endpoint} if endpoint else {})
+        case "tencent-ssm":
+            return TencentSecrets(place, endpoint)
+        case "file":
+            return FileSecrets(Path(place))
+    raise ProviderRefusedError(
+        f"there is no store of secrets of kind {kind!r}", fix=f"Use one of {', '.join(KINDS)}."
+    )
+
+
+def main() -> int:
+    """Print the secret; errors go to the standard error output, without its value."""
+    parser = argparse.ArgumentParser(prog="geo_ray.cloud.secrets")
+    parser.add_argument("--store", choices=KINDS, required=True)
+    parser.add_argument("--region", required=True, help="of a file store: its directory")
+    parser.add_argument("--endpoint", help="address in place of the cloud's")
+    parser.add_argument("name")
+    asked = parser.parse_args()
+    try:
+        sys.stdout.write(open_secrets(asked.store, asked.region, asked.endpoint).get(asked.name))
+    except GeoRayError as error:
+        sys.stderr.write(f"error {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Prices of clouds: records, tiers, snapshots, and queries that refresh them."""

@@ -1,1 +1,0 @@
-"""Tencent Cloud: prices, through its SDK."""

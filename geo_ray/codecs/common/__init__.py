@@ -1,1 +1,0 @@
-"""What several codecs share: bytes, blocks, selections, error feedback."""

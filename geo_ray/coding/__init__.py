@@ -1,1 +1,0 @@
-"""Coded computation: redundancy that lets a sum, a product or a shuffle do without the slowest."""

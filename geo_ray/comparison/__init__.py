@@ -1,1 +1,0 @@
-"""One workload, several ways to synchronise, one table: see `geo-ray compare`."""

@@ -1,1 +1,0 @@
-"""Configuration: a YAML file becomes a typed, checked, frozen tree."""

@@ -1,0 +1,247 @@
+"""Gather a user's files as the input of `geo_ray.data.write`.
+
+Prepared rows are spooled to unnamed temporary files instead of memory until they are written.
+"""
+
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, name-defined"
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+
+from geo_ray.base.errors import ConfigError, ShardEmptyError, StoreError
+from geo_ray.data.columns import Columns, ColumnType, parse_types, row_bytes, types_of
+from geo_ray.data.files.find import InputFiles, LeftOut
+from geo_ray.data.files.rows import Batch, ReadReport, read_rows
+from geo_ray.data.prepare.config import Preparation, WrittenSources
+from geo_ray.data.prepare.findings import Findings, Spot
+from geo_ray.data.prepare.preparer import Counts, Preparer
+
+_COPY_BYTES = 8 << 20  # at a time
+
+
+class Spool:
+    """Collects rows column by column; its files vanish with the process, however that ends.
+
+    Args:
+        types: the columns.
+
+    Raises:
+        StoreError: if the folder for temporary files has no room.
+    """
+
+    def __init__(self, types: Mapping[str, ColumnType]) -> None:
+        self._types = dict(types)
+        self._rows = 0
+        try:
+            self._files: dict[str, IO[bytes]] = {
+                name: tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+                for name in self._types
+            }
+        except OSError as error:
+            raise _no_room(error) from error
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def append(self, columns: Columns) -> None:
+        """Add rows, name -> (N,) or (N, length) of the columns' types."""
+        try:
+            for name, kind in self._types.items():
+                array = np.ascontiguousarray(columns[name], dtype=kind.dtype)
+                self._files[name].write(array.data if array.size else b"")
+        except OSError as error:
+            raise _no_room(error) from error
+        self._rows += len(columns[next(iter(self._types))])
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All rows, name -> read-only array that is paged in from disk when it is looked at."""
+        found: dict[str, np.ndarray[Any, Any]] = {}
+        for name, kind in self._types.items():
+            if not self._rows:
+                found[name] = np.empty(kind.shape(0), kind.dtype)
+                continue
+            try:
+                self._files[name].flush()
+            except OSError as error:
+                raise _no_room(error) from error
+            found[name] = np.memmap(
+                self._files[name], dtype=kind.dtype, mode="r", shape=kind.shape(self._rows)
+            )
+        return found
+
+    def close(self) -> None:
+        """Give the files up; arrays of `columns` stay valid as long as they are held."""
+        for file in self._files.values():
+            file.close()
+
+
+def pick(columns: Columns, types: Mapping[str, ColumnType], rows_N: Any) -> Columns:
+    """Copy rows, in the given order, into a spool of their own; memory holds a part at a time."""
+    spool = Spool(types)
+    step = max(1, _COPY_BYTES // row_bytes(types))
+    for begin in range(0, len(rows_N), step):
+        part_N = rows_N[begin : begin + step]
+        spool.append({name: columns[name][part_N] for name in types})
+    picked = spool.columns()
+    spool.close()
+    return picked
+
+
+def _no_room(error: OSError) -> StoreError:
+    return StoreError(
+        f"rows cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}",
+        fix="Free space, or set TMPDIR to a folder on a larger disk.",
+    )
+
+
+_PREPARED_BYTES = 32 << 20  # at a time
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All prepared rows.
+
+    Attributes:
+        columns: column of the task -> array (N,) or (N, length), backed by a file on disk.
+        counts: what preparing did.
+        left_out: files, folders and lines that were not read.
+    """
+
+    columns: dict[str, np.ndarray[Any, Any]]
+    counts: Counts
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """How an error about the rows is to be worded.
+
+    Attributes:
+        prepared: whether the user has a preparation file already.
+        draft: the command that writes a first one.
+        label: the task's column that has the class of each row.
+        written: of the preparation file.
+    """
+
+    prepared: bool = False
+    draft: str = ""
+    label: str | None = None
+    written: WrittenSources = field(default_factory=dict)
+
+
+def gather_rows(
+    found: InputFiles,
+    preparation: Preparation,
+    complaint: Complaint | None = None,
+    on_read: Callable[[float, int], None] | None = None,
+) -> Gathered:
+    """Read and prepare all rows of the files; memory holds a batch at a time, disk the result.
+
+    Everything that does not fit is gathered over all files before it is said.
+
+    Args:
+        found: the files.
+        preparation: a resolved one; see `geo_ray.data.prepare.resolve`.
+        complaint: how errors are worded.
+        on_read: called with (files read, rows of the batch), for progress.
+
+    Raises:
+        SchemaMismatchError: listing all columns and files that do not fit, with what to do.
+        ShardCorruptError: listing the files, if nothing else is wrong.
+        ShardEmptyError: if there are no rows, or none is left.
+        DataLeftOutError: if something is left out and the options are strict.
+        StoreError: if a store does not answer, or the disk is full.
+    """
+    complaint = complaint or Complaint()
+    types = parse_types(preparation.types)
+    preparer = Preparer(
+        preparation, decimal=found.options.decimal, thousands=found.options.thousands
+    )
+    findings = Findings(types, complaint.label, complaint.written)
+    report, counts = ReadReport(), Counts()
+    names: dict[str, None] = {}
+    step = max(1, _PREPARED_BYTES // row_bytes(types))
+    spool = Spool(types)
+    try:
+        for batch in read_rows(found, preparer.inputs, report):
+            spot = Spot(batch.path, batch.first_row, batch.piece.names)
+            arrays = _filled(batch, preparer.inputs)
+            for begin in range(0, batch.piece.rows, step):
+                some = {name: array.slice(begin, step) for name, array in arrays.items()}
+                rows = min(step, batch.piece.rows - begin)
+                prepared = preparer.transform(some, findings, spot.at(begin), rows)
+                if not findings:
+                    spool.append(prepared.columns)
+                    counts.add(prepared.counts)
+            if on_read is not None:
+                on_read(batch.files_done, batch.piece.rows)
+            names.update(dict.fromkeys(batch.piece.names))
+        findings.forget(report.untranslated)
+        for error in report.unreadable:
+            findings.add_unreadable(error)
+        if names:
+            spot = Spot(f"all files of {found.name}", 1, tuple(names))
+            for name, sources in preparation.columns.items():
+                for source in sources:
+                    if source.column not in names:
+                        findings.add_absent(name, source, spot)
+        findings.raise_any(
+            f"the files in {found.name} do not fit", complaint.prepared, complaint.draft
+        )
+        if not len(spool):
+            left = f"; all {counts.rows} rows were dropped" if counts.rows else ""
+            raise ShardEmptyError(
+                f"the files in {found.name} have no rows{left}",
+                fix="Fill missing values instead of dropping rows."
+                if left
+                else "Name a folder whose files have rows.",
+            )
+        return Gathered(spool.columns(), counts, tuple(report.left_out))
+    finally:
+        spool.close()
+
+
+def _filled(batch: Batch, inputs: tuple[str, ...]) -> dict[str, pa.Array]:
+    """The columns; in JSON lines, a key that no line of the batch has is one without values."""
+    arrays = dict(batch.piece.columns)
+    if batch.piece.sparse:
+        for name in inputs:
+            arrays.setdefault(name, pa.nulls(batch.piece.rows))
+    return arrays
+
+
+def hold_out(columns: Columns, fraction: float, seed: int) -> dict[str, Columns]:
+    """Set a random part of the rows aside for evaluation.
+
+    Args:
+        columns: name -> array, first axis N.
+        fraction: 0 <= fraction < 1; 0 holds nothing out.
+        seed: fixes which rows.
+
+    Returns:
+        "train" -> columns and, if ``fraction`` is positive, "heldout" -> columns (at least a row).
+
+    Raises:
+        ConfigError: if the fraction is out of range or leaves nothing to train on.
+        StoreError: if the disk is full.
+    """
+    rows = len(next(iter(columns.values())))
+    held = max(1, round(rows * fraction)) if fraction > 0 else 0
+    if not 0 <= fraction < 1 or held >= rows:
+        raise ConfigError(
+            f"heldout: a fraction of {fraction} of {rows} rows leaves nothing to train on",
+            fix="Use a fraction from 0 to less than 1, such as 0.1.",
+        )
+    if not held:
+        return {"train": columns}
+    order = np.random.default_rng([seed, 3]).permutation(rows)
+    cut = {"train": np.sort(order[held:]), "heldout": np.sort(order[:held])}
+    return {part: pick(columns, types_of(columns), rows_N) for part, rows_N in cut.items()}

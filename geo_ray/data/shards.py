@@ -1,0 +1,283 @@
+"""Write, fetch and verify the Parquet shards of a data set.
+
+`write_shards` writes arrays to each region's directory and store. `fetch_shard` returns arrays
+only after checking residency, byte count, hash, schema and row count, in this order.
+`check_shards` does so for all shards of a manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from geo_ray.base.errors import (
+    ConfigError,
+    DataError,
+    ManifestError,
+    ShardCorruptError,
+    ShardEmptyError,
+    ShardMissingError,
+)
+from geo_ray.base.text import listed
+from geo_ray.data.columns import Columns, ColumnType, check_columns, parse_types
+from geo_ray.data.manifest import DataShard, Manifest, SplitName, check_residency, is_region_name
+from geo_ray.data.parquet import decode, encode
+from geo_ray.data.split import SplitConfig, assign
+from geo_ray.storage.store import Store, open_store
+
+
+def fetch_shard(
+    shard: DataShard, types: Mapping[str, ColumnType], store: Store, here: str
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Read a shard and check that it is what the manifest says.
+
+    Args:
+        shard: the manifest's record of it.
+        types: the manifest's columns.
+        store: the store of its region.
+        here: the region that this process runs in.
+
+    Returns:
+        Name -> array (N,) or (N, length), owned by the caller.
+
+    Raises:
+        ResidencyDeniedError: before any I/O, if the shard's home is elsewhere.
+        ShardMissingError: it is not in the store.
+        ShardCorruptError: size, sha256 or number of rows differ, or it cannot be decoded.
+        SchemaMismatchError: its columns or types differ, or it has extension types or gaps.
+        ShardEmptyError: it has no rows.
+    """
+    check_residency(shard, here)
+    where = f"shard {shard.path} of region {shard.region}"
+    if shard.rows == 0:
+        raise ShardEmptyError(f"{where} has no rows")
+    try:
+        data = store.read(shard.path)
+    except ShardMissingError as error:
+        raise ShardMissingError(f"{where} is missing: {error.message}") from None
+    if len(data) != shard.bytes:
+        raise ShardCorruptError(f"{where} has {len(data)} bytes, the manifest says {shard.bytes}")
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != shard.sha256:
+        raise ShardCorruptError(f"{where} has sha256 {digest}, the manifest says {shard.sha256}")
+    columns = decode(data, types, where)
+    rows = len(next(iter(columns.values())))
+    if rows == 0:
+        raise ShardEmptyError(f"{where} has no rows")
+    if rows != shard.rows:
+        raise ShardCorruptError(f"{where} has {rows} rows, the manifest says {shard.rows}")
+    return columns
+
+
+MAX_LABELS = 1000
+"""Labels of a histogram; a shard with more (an identifier, say) gets none."""
+
+_SPLITS: tuple[SplitName, ...] = ("train", "heldout")
+
+
+def write_shards(
+    columns_by_split: Mapping[str, Columns],
+    task_name: str,
+    column_types: Mapping[str, str],
+    label_column: str | None,
+    split: SplitConfig,
+    regions: Sequence[str],
+    seed: int,
+    out: Mapping[str, str] | str,
+    rows_per_shard: int = 8192,
+    on_shard: Callable[[DataShard], None] | None = None,
+) -> Manifest:
+    """Split rows over regions and write them; the manifest is not saved (see `save_manifest`).
+
+    Equal arguments give equal files. Rows are shuffled within each region.
+
+    Args:
+        columns_by_split: "train" and, if there is any, "heldout" -> columns (N first).
+        task_name: goes into the manifest.
+        column_types: column -> type, e.g. "float32[64]".
+        label_column: 1-D integer column for histograms and label splits, or None.
+        split: how to share the rows out; used for both parts alike.
+        regions: the regions, in order.
+        seed: fixes the split and the rows' order.
+        out: region -> address of its store, or one address for all.
+        rows_per_shard: most rows per file.
+        on_shard: called after each file, for progress.
+
+    Returns:
+        The manifest, whose shards are all written.
+
+    Raises:
+        ConfigError: if regions, stores, split or sizes do not fit.
+        SchemaMismatchError: if an array is not of its column's type.
+        ShardEmptyError: if a part is empty or a region gets none of it.
+        StoreError: if a store cannot be written.
+    """
+    uris = dict.fromkeys(regions, out) if isinstance(out, str) else dict(out)
+    _check(columns_by_split, regions, uris, rows_per_shard)
+    types = parse_types(column_types)
+    labels = _labels(columns_by_split, types, label_column)
+    classes = np.unique(np.concatenate(list(labels.values()))) if labels else None
+    # All is checked before the first byte is written.
+    plans = {
+        part: assign(
+            split,
+            labels.get(part),
+            check_columns(columns_by_split[part], types, f"{part} data"),
+            regions,
+            seed,
+            classes,
+        )
+        for part in _SPLITS
+        if part in columns_by_split
+    }
+    shards = []
+    for index, region in enumerate(regions):
+        store = open_store(uris[region])
+        for part, region_N in plans.items():
+            rows = np.flatnonzero(region_N == index)
+            # Neighbouring rows are often alike; only whole windows of shards are mixed later.
+            rows = np.random.default_rng([seed, 2, index]).permutation(rows)
+            for path, picked in _files(region, part, rows, rows_per_shard):
+                columns = {name: columns_by_split[part][name][picked] for name in types}
+                histogram = _histogram(columns, label_column)
+                shard = _write_one(store, path, region, part, columns, types, histogram)
+                shards.append(shard)
+                if on_shard is not None:
+                    on_shard(shard)
+    return Manifest(
+        task=task_name,
+        columns={name: str(kind) for name, kind in types.items()},
+        seed=seed,
+        stores={region: open_store(uris[region]).uri for region in regions},
+        shards=tuple(shards),
+    )
+
+
+def _check(
+    parts: Mapping[str, Columns],
+    regions: Sequence[str],
+    uris: Mapping[str, str],
+    rows_per_shard: int,
+) -> None:
+    if "train" not in parts or not set(parts) <= set(_SPLITS):
+        raise ConfigError(
+            f"data parts are {', '.join(sorted(parts))}; 'train' is needed, 'heldout' may be"
+        )
+    for name, columns in parts.items():
+        if not columns or not all(len(array) for array in columns.values()):
+            raise ShardEmptyError(f"the {name} data has no rows", fix="Give it at least one row.")
+    for region in regions:
+        if not is_region_name(region):
+            raise ConfigError(f"region name {region!r} is not letters, digits, '.', '_', '-'")
+    if set(uris) != set(regions):
+        raise ConfigError(
+            f"stores are of {listed(sorted(uris))}, the regions are {listed(sorted(regions))}"
+        )
+    if rows_per_shard < 1:
+        raise ConfigError(f"rows_per_shard must be positive, is {rows_per_shard}")
+
+
+def _labels(
+    parts: Mapping[str, Columns], types: Mapping[str, ColumnType], label_column: str | None
+) -> dict[str, np.ndarray[Any, Any]]:
+    if label_column is None:
+        return {}
+    kind = types.get(label_column)
+    if kind is None or kind.length is not None or kind.dtype.kind not in "iu":
+        raise ConfigError(
+            f"label column {label_column!r} is {kind}; it must be a 1-D integer column"
+        )
+    return {part: columns[label_column] for part, columns in parts.items()}
+
+
+def _files(
+    region: str, part: str, rows: np.ndarray[Any, Any], rows_per_shard: int
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    for number, begin in enumerate(range(0, len(rows), rows_per_shard)):
+        yield f"{region}/{part}-{number:05d}.parquet", rows[begin : begin + rows_per_shard]
+
+
+def _histogram(columns: Columns, label_column: str | None) -> dict[str, int]:
+    if label_column is None:
+        return {}
+    values, counts = np.unique(columns[label_column], return_counts=True)
+    if len(values) > MAX_LABELS:
+        return {}
+    return {str(value): int(count) for value, count in zip(values, counts, strict=True)}
+
+
+def _write_one(
+    store: Store,
+    path: str,
+    region: str,
+    part: SplitName,
+    columns: Columns,
+    types: Mapping[str, ColumnType],
+    histogram: dict[str, int],
+) -> DataShard:
+    data = encode(columns, types)
+    store.write(path, data)
+    return DataShard(
+        path=path,
+        region=region,
+        split=part,
+        rows=len(next(iter(columns.values()))),
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        labels=histogram,
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found of one shard.
+
+    Attributes:
+        shard: the manifest's record.
+        error: why it must not be used; None if it is whole.
+    """
+
+    shard: DataShard
+    error: DataError | None
+
+
+def shards_to_check(manifest: Manifest, region: str | None) -> tuple[DataShard, ...]:
+    """The shards of one region, or of all.
+
+    Raises:
+        ManifestError: if the region is unknown.
+    """
+    if region is not None and region not in manifest.stores:
+        raise ManifestError(
+            f"region {region!r} is not in the manifest, which has {listed(manifest.stores)}",
+            fix="Correct the region's name.",
+        )
+    return tuple(s for s in manifest.shards if region is None or s.region == region)
+
+
+def check_shards(manifest: Manifest, region: str | None = None) -> Iterator[Verdict]:
+    """Read each shard entirely and compare it with the manifest; go on after a bad one.
+
+    Args:
+        manifest: the data set.
+        region: only this region's; None for all, which reads across regions.
+
+    Yields:
+        One verdict per shard, in the manifest's order.
+
+    Raises:
+        ManifestError: if the region is unknown.
+    """
+    types = parse_types(manifest.columns)
+    stores = {name: open_store(uri) for name, uri in manifest.stores.items()}
+    for shard in shards_to_check(manifest, region):
+        try:
+            fetch_shard(shard, types, stores[shard.region], here=shard.region)
+        except DataError as error:
+            yield Verdict(shard, error)
+        else:
+            yield Verdict(shard, None)

@@ -1,0 +1,1 @@
+"""Tasks: the Task protocol, loading a user's task, and the built-in workloads."""

@@ -1,0 +1,76 @@
+"""What a task is: a model, its columns, a loss and additive evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""Column name -> array; the first axis is rows (N), a 2-D array is a fixed-size list per row."""
+
+Batch: TypeAlias = Any
+"""Whatever a task's `collate` returns; handed back to `loss` and `evaluate` untouched."""
+
+Stats: TypeAlias = dict[str, npt.NDArray[np.float64]]
+"""Additive statistics: name -> float64 (K,). Sums over rows, so they may be added over regions."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What to train. Any class with these members is a task; nothing is inherited.
+
+    A task class also has a nested ``Options`` (derived from `geo_ray.Options`) and is
+    built as ``Class(Options(...))``. It may have `carry`, rules for what changes in the model
+    beside its trained parameters (`geo_ray.data.tasks.model_buffers`), and `groups(model)`, groups
+    of parameters with rates and decays of their own (`geo_ray.data.tasks.groups`).
+    """
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Schema of the shards: column -> "int64", "float32[64]" (dtype, optional length)."""
+
+    @property
+    def label_column(self) -> str | None:
+        """Integer column for label histograms and label-skew splits; None if there is none."""
+
+    def model(self, seed: int) -> nn.Module:
+        """Return a fresh module on the CPU, initialised from `seed` only."""
+
+    def collate(self, columns: Columns, device: torch.device) -> Batch:
+        """Turn rows (N >= 1 of each column) into a batch on `device`."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the mean loss over the batch: scalar, floating, differentiable."""
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Stats:
+        """Return sums over the rows of this batch, each float64 (K,)."""
+
+    def metrics(self, stats: Stats) -> dict[str, float]:
+        """Turn summed statistics into numbers such as ``{"loss": ..., "accuracy": ...}``."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows to train on and rows held out, both with the task's columns."""
+
+    train: Columns
+    heldout: Columns
+
+
+@runtime_checkable
+class SelfContained(Protocol):
+    """A task that brings or generates its data, so that a run needs no prepared shards."""
+
+    def dataset(self, seed: int) -> Dataset:
+        """Return the data; the same for the same seed and options."""
+
+
+def num_rows(columns: Columns) -> int:
+    """Return N, the rows of a table of columns (0 without columns)."""
+    return next((int(array.shape[0]) for array in columns.values()), 0)

@@ -1,0 +1,121 @@
+"""Groups of parameters with a rate and a decay of their own, as a task names them.
+
+A task may have a method `groups(model)` that returns `ParameterGroup` records:
+
+    def groups(self, model):
+        return [geo_ray.undecayed(model), geo_ray.ParameterGroup("head.*", rate=10.0)]
+
+A parameter is in the first group that names it; all others are trained as configured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from geo_ray.base.errors import TaskStateError
+from geo_ray.data.tasks.checked_calls import blamed
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters that the optimizer treats otherwise.
+
+    Attributes:
+        names: a name or pattern (``*.bias``), or several.
+        rate: what `optimizer.lr` is multiplied by.
+        decay: what `optimizer.weight_decay` is multiplied by.
+        schedule: how much of `optimizer.schedule` counts: 1 all of it, 0 none, so that the rate
+            stays as it is.
+    """
+
+    names: str | Sequence[str]
+    rate: float = 1.0
+    decay: float = 1.0
+    schedule: float = 1.0
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """`names` as several."""
+        return (self.names,) if isinstance(self.names, str) else tuple(self.names)
+
+    def factors(self) -> tuple[float, float, float]:
+        """Of rate, decay and schedule."""
+        return self.rate, self.decay, self.schedule
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRun:
+    """One parameter tensor in the flat vector, and how it is trained.
+
+    Attributes:
+        start: its first place.
+        stop: one past its last.
+        factors: of rate, decay and schedule.
+    """
+
+    start: int
+    stop: int
+    factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+def undecayed(model: nn.Module) -> ParameterGroup:
+    """Biases and the scales of norms without weight decay, as transformers are trained.
+
+    Args:
+        model: the task's; all of its trainable parameters with less than two dimensions are meant.
+    """
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return ParameterGroup([name for name, p in trained if p.ndim < 2], decay=0.0)
+
+
+def group_runs(task: object, module: nn.Module) -> tuple[GroupRun, ...]:
+    """All trainable parameters in their order with their groups' factors; empty without groups.
+
+    Raises:
+        TaskStateError: a group fits nothing, or is none.
+        TaskOutputError: the task's method raised.
+    """
+    groups = getattr(task, "groups", None)
+    with blamed(task, "groups"):
+        found = () if groups is None else tuple(groups(module))
+    name = type(task).__name__
+    for group in found:
+        _check(group, name)
+    trained = [(key, p.numel()) for key, p in module.named_parameters() if p.requires_grad]
+    if not found:
+        return ()
+    for group in found:
+        for pattern in group.patterns:
+            if not any(fnmatchcase(key, pattern) for key, _ in trained):
+                raise TaskStateError(
+                    f"{name}.groups: {pattern!r} is the name of no trained parameter",
+                    fix=f"Name some of {', '.join(key for key, _ in trained[:8])}.",
+                )
+    runs, at = [], 0
+    for key, count in trained:
+        mine = (g for g in found if any(fnmatchcase(key, pattern) for pattern in g.patterns))
+        group = next(mine, None)
+        factors = (1.0, 1.0, 1.0) if group is None else group.factors()
+        runs.append(GroupRun(at, at + count, factors))
+        at += count
+    return tuple(runs)
+
+
+def _check(group: object, name: str) -> None:
+    if not isinstance(group, ParameterGroup):
+        raise TaskStateError(
+            f"{name}.groups returned {type(group).__name__} among its groups",
+            fix="Return geo_ray.ParameterGroup records.",
+        )
+    rate, decay, schedule = group.factors()
+    usable = all(math.isfinite(x) and x >= 0 for x in (rate, decay)) and 0 <= schedule <= 1
+    if not usable or not group.patterns:
+        raise TaskStateError(
+            f"{name}.groups: {group} has no names, or factors that cannot be",
+            fix="Name parameters; rate and decay are 0 or more, schedule is from 0 to 1.",
+        )

@@ -1,0 +1,125 @@
+"""The ``emulate`` section of a configuration: links and machine speeds that are not there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from geo_ray.base.model import StrictModel
+from geo_ray.experiment.regions import RegionConfig, no_such_region
+from geo_ray.transport.emulation import LinkSpec
+
+
+class EmulatedLink(LinkSpec):
+    """One direction of one pair of regions."""
+
+    src: str = Field(description="region that sends")
+    dst: str = Field(description="region that receives")
+
+
+class StallsConfig(StrictModel):
+    """Steps that take far longer than others, now here, now there."""
+
+    share: float = Field(gt=0, le=1, description="share of the steps")
+    factor: float = Field(gt=1, description="how much longer they take")
+
+
+class EmulateConfig(StrictModel):
+    """A wide-area network and machine speeds that are not there; shaped inside the transport."""
+
+    link: LinkSpec | None = Field(None, description="every direction that `links` does not name")
+    links: tuple[EmulatedLink, ...] = Field((), description="single directions")
+    step_s: float | None = Field(None, gt=0, description="pad every worker's step to this long")
+    step_s_by_region: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="the same for single regions"
+    )
+    rows_per_s_by_region: dict[
+        str, Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
+    ] = Field(
+        {},
+        description="speeds of a region's machines, one for all workers or one each: a step is "
+        "padded to its rows over that, on top of `step_s`",
+    )
+    stalls: StallsConfig | None = Field(None, description="workers that stall now and then")
+
+    def check(self, workers: Mapping[str, int]) -> None:
+        """Hold it against the run.
+
+        Args:
+            workers: by region.
+
+        Raises:
+            ValueError: a link leads nowhere, a region is not there, or a speed is of no worker.
+        """
+        pairs = [(link.src, link.dst) for link in self.links]
+        for i, (src, dst) in enumerate(pairs):
+            for end, name in (("src", src), ("dst", dst)):
+                _check_known(f"emulate.links.{i}.{end}", name, workers)
+            if src == dst:
+                raise ValueError(
+                    f"emulate.links.{i}: a link leads to another region, not to itself"
+                )
+            if (src, dst) in pairs[:i]:
+                raise ValueError(f"emulate.links.{i}: {src} to {dst} is given more than once")
+        for name in self.step_s_by_region:
+            _check_known(f'emulate.step_s_by_region."{name}"', name, workers)
+        for name, speeds in self.rows_per_s_by_region.items():
+            where = f'emulate.rows_per_s_by_region."{name}"'
+            _check_known(where, name, workers)
+            if len(speeds) not in (1, workers[name]):
+                raise ValueError(
+                    f"{where}: {len(speeds)} speeds for {workers[name]} workers: give one for "
+                    "all, or one each"
+                )
+
+    def paces(self, region: str) -> bool:
+        """Whether steps in ``region`` are padded."""
+        own = region in self.step_s_by_region or region in self.rows_per_s_by_region
+        return own or self.step_s is not None
+
+    def step_of(self, region: str, worker: int, rows: float) -> float:
+        """How long a step of ``rows`` rows is padded to."""
+        fixed_s = self.step_s_by_region.get(region, self.step_s) or 0.0
+        speeds = self.rows_per_s_by_region.get(region)
+        if speeds is None:
+            return fixed_s
+        return fixed_s + rows / speeds[min(worker, len(speeds) - 1)]
+
+    def stall(self, key: str) -> float:
+        """How much longer the step takes that ``key`` names; mostly 1."""
+        if self.stalls is None:
+            return 1.0
+        return self.stalls.factor if random.Random(key).random() < self.stalls.share else 1.0
+
+
+def _check_known(where: str, name: str, workers: Mapping[str, int]) -> None:
+    if name not in workers:
+        raise ValueError(no_such_region(where, name, workers))
+
+
+def emulated_links(
+    emulate: EmulateConfig | None, regions: Sequence[RegionConfig]
+) -> Mapping[tuple[str, str], LinkSpec]:
+    """All emulated links by (source, destination).
+
+    ``emulate.link`` holds between regions whose nodes are in different places; a link that
+    ``emulate.links`` names holds in any case.
+    """
+    if emulate is None:
+        return {}
+    named = {
+        (link.src, link.dst): LinkSpec(**link.model_dump(exclude={"src", "dst"}))
+        for link in emulate.links
+    }
+    found = {}
+    for src in regions:
+        for dst in regions:
+            spec = named.get((src.name, dst.name))
+            if spec is None and src.label != dst.label:
+                spec = emulate.link
+            if spec is not None and src.name != dst.name:
+                found[src.name, dst.name] = spec
+    return found

@@ -1,0 +1,254 @@
+"""`Experiment`: the whole configuration of one run, composed of every section.
+
+The same file trains, simulates and resumes. Also holds the `strategy: {kind: auto}` section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from geo_ray.base.model import Also, MessageWords, PathText, StrictModel
+from geo_ray.base.types import Span
+from geo_ray.base.user_section import only_recorded
+from geo_ray.data.split import IidSplit, SplitConfig
+from geo_ray.data.tasks.load import TaskConfig
+from geo_ray.experiment.autoscale import AutoscaleConfig
+from geo_ray.experiment.cluster import ClusterConfig, LocalClusterConfig
+from geo_ray.experiment.emulation import EmulateConfig, emulated_links
+from geo_ray.experiment.provider import ProviderConfig
+from geo_ray.experiment.recorded import CheckpointConfig, RunConfig
+from geo_ray.experiment.regions import Name, RegionConfig, check_device, no_such_region, with_copies
+from geo_ray.planner.config import PlanConfig
+from geo_ray.strategies.config import CodecConfig, check_shards
+from geo_ray.strategies.registry import AnyStrategy
+from geo_ray.telemetry.export.base import ObserveConfig
+from geo_ray.training.config import AUTO, AveragerConfig, MembersConfig, TrainConfig
+from geo_ray.training.optimizers import OptimizerConfig
+from geo_ray.transport.config import LanConfig, TransportConfig
+from geo_ray.transport.emulation import LinkSpec
+from geo_ray.transport.overlay.config import AnyOverlay, StarOverlay, check_overlay
+from geo_ray.transport.uploads import TransfersConfig
+
+
+class AutoConfig(StrictModel):
+    """Strategy, interval and codec are chosen from measured links and steps."""
+
+    kind: Literal["auto"] = "auto"
+    loss_budget: float = Field(
+        0.02, gt=0, lt=1, description="relative loss that may be paid for time"
+    )
+    links: str = Field("links.json", description="what `geo-ray probe` measured, if not emulated")
+    step_s: float | None = Field(
+        None, gt=0, description="seconds of a step; null: measured here on the task's own data"
+    )
+
+
+OR_AUTO: Final = Also(
+    AutoConfig, "which only `geo-ray train`, `simulate` and `config show` replace by a strategy"
+)
+"""Mark of the section that may be written as `AutoConfig`."""
+
+
+class GenerateConfig(StrictModel):
+    """Write the data of a self-contained task into the run directory at the start (for trials)."""
+
+    split: SplitConfig = Field(IidSplit(), description="how rows are dealt to the regions")
+    rows_per_shard: int = Field(1024, ge=1, description="rows per Parquet file")
+
+
+class DataConfig(StrictModel):
+    """Where the rows come from; exactly one of `manifest` and `generate`."""
+
+    manifest: PathText | None = Field(None, description="path or s3:// address of a manifest")
+    generate: GenerateConfig | None = Field(None, description="generate the task's own data")
+    batch_size: int = Field(32, ge=1, description="rows per worker and step")
+    leave_out: tuple[str, ...] = Field(
+        (), description="regions of the manifest whose rows nobody is to train on"
+    )
+    cache_shards: int = Field(8, ge=1, description="decoded shards that a worker keeps in memory")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.manifest is None and self.generate is None:
+            raise ValueError("give `manifest` or `generate`")
+        if self.manifest is not None and self.generate is not None:
+            raise ValueError(
+                "`manifest` and `generate` exclude each other: set one of them to null"
+            )
+        return self
+
+
+class Experiment(StrictModel):
+    """Everything that decides what a run does. The same file trains, simulates and resumes."""
+
+    name: Name = Field(description="name of the run and of its directory")
+    seed: int = Field(0, ge=0, description="seed of model, data order and emulation")
+    device: Annotated[
+        str,
+        Field(pattern=r"^(cpu|cuda(:\d+)?)$"),
+        MessageWords("cpu, cuda, or cuda:N for the GPU N"),
+    ] = Field("cpu", description="where workers compute")
+    task: TaskConfig
+    data: DataConfig
+    regions: Annotated[tuple[RegionConfig, ...], AfterValidator(with_copies)] = Field(min_length=1)
+    strategy: Annotated[AnyStrategy, OR_AUTO]
+    codec: CodecConfig = CodecConfig()
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    averager: AveragerConfig = AveragerConfig()
+    members: MembersConfig = MembersConfig()
+    plan: PlanConfig | None = None
+    autoscale: AutoscaleConfig | None = None
+    provider: ProviderConfig | None = None
+    transport: TransportConfig = TransportConfig()
+    lan: LanConfig = LanConfig()
+    overlay: AnyOverlay = StarOverlay()
+    transfers: TransfersConfig | None = None
+
+    emulate: EmulateConfig | None = None
+    cluster: ClusterConfig = LocalClusterConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    run: RunConfig = RunConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [region.name for region in self.regions]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"regions: {', '.join(twice)} is there more than once")
+        for where, name in self._mentions():
+            if name not in names:
+                raise ValueError(no_such_region(where, name, names))
+        if not only_recorded(self.strategy, self.codec.up, self.codec.down):
+            self._check_sections({region.name: region.workers for region in self.regions})
+        return self
+
+    def _check_sections(self, workers: Mapping[str, int]) -> None:
+        """Every section checks itself against those that it depends on."""
+        strategy, codec, averager = self.strategy, self.codec, self.averager
+        if self.emulate is not None:
+            self.emulate.check(workers)
+        check_overlay(self.overlay, self.region_names, strategy, codec)
+        averager.check(self.averager_region, self.overlay.kind, strategy, codec)
+        if self.transfers is not None:
+            self.transfers.check(strategy, codec, has_standby=averager.standby is not None)
+        has_transfers = self.transfers is not None
+        shards = {region.name: region.ps_shards for region in self.regions}
+        hosts = (self.averager_region, averager.standby)
+        self.members.check(shards, hosts, self.overlay.kind, codec, has_transfers=has_transfers)
+        codec.check(strategy, len(workers))
+        check_shards(strategy, {region.name: region.ps_shards for region in self.regions})
+        self.train.check(
+            strategy, workers, even=not any(region.batch_sizes for region in self.regions)
+        )
+        check_device(self.device, self.regions)
+        self.run.check(keeps_best=self.train.keep_best is not None)
+
+    def _mentions(self) -> list[tuple[str, str]]:
+        found = []
+        if self.averager.region is not None:
+            found.append(("averager.region", self.averager.region))
+        if self.averager.standby not in {None, AUTO}:
+            found.append(("averager.standby", str(self.averager.standby)))
+        if self.autoscale is not None:
+            found += [("autoscale.zones", name) for name in self.autoscale.zones]
+        found += [("averager.next_standbys", name) for name in self.averager.next_standbys]
+        if self.provider is not None and self.provider.head.region is not None:
+            found.append(("provider.head.region", self.provider.head.region))
+        if self.checkpoint.store_region is not None:
+            found.append(("checkpoint.store_region", self.checkpoint.store_region))
+        found += [("checkpoint.region_stores", name) for name in self.checkpoint.region_stores]
+        return found
+
+    @property
+    def first_standby(self) -> str | None:
+        """Who stands by for the averager at the start; None if nobody does."""
+        return self.averager.first_standby(self.averager_region, self.present_names)
+
+    @property
+    def counts_together(self) -> bool:
+        """Whether the run ends when all regions together have seen `rows` rows."""
+        if len(self.regions) == 1:
+            return False
+        if self.train.count is not None:
+            return self.train.count == "together"
+        return self.strategy.traits.region.ends_together
+
+    @property
+    def worker_steps(self) -> int:
+        """Local steps of a worker between two pushes; 0 if it pushes gradients."""
+        return self.strategy.traits.region.worker_steps if len(self.regions) > 1 else 0
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Regions of nodes, each once, in the order of the file."""
+        return tuple(dict.fromkeys(region.label for region in self.regions))
+
+    @property
+    def rows(self) -> int:
+        """Rows that `train.steps` steps of every region are."""
+        per_step = sum(r.rows_per_step(self.data.batch_size) for r in self.regions)
+        return self.train.steps * per_step * max(1, self.worker_steps)
+
+    @property
+    def eval_rows(self) -> int | None:
+        """Rows of all regions between evaluations; None if regions count their own steps."""
+        every = self.train.eval_every
+        return self.rows * every // self.train.steps if self.counts_together and every else None
+
+    @property
+    def statistics_spans(self) -> tuple[Span, ...]:
+        """Rows of a region's stream over which running statistics are made anew."""
+        rows = self.data.batch_size
+        return tuple(Span(i * rows, rows) for i in range(self.train.statistics_batches))
+
+    @property
+    def region_names(self) -> tuple[str, ...]:
+        """Names in the order of the file."""
+        return tuple(region.name for region in self.regions)
+
+    @property
+    def present(self) -> tuple[RegionConfig, ...]:
+        """The regions that are there at the start, in the order of the file."""
+        return tuple(each for each in self.regions if each.name not in self.members.absent)
+
+    @property
+    def present_names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(region.name for region in self.present)
+
+    @property
+    def averager_region(self) -> str:
+        """The region whose bridge hosts the averager."""
+        return self.averager.region or self.regions[0].name
+
+    def links(self) -> Mapping[tuple[str, str], LinkSpec]:
+        """All emulated links by (source, destination)."""
+        return emulated_links(self.emulate, self.regions)
+
+    def step_s(self, region: str) -> float | None:
+        """How long a step of the slowest worker of ``region`` is padded to; None: not at all."""
+        if self.emulate is None or not self.emulate.paces(region):
+            return None
+        config = next(each for each in self.regions if each.name == region)
+        rows = config.batch_sizes or (self.data.batch_size,) * config.workers
+        return max(self.emulate.step_of(region, rank, each) for rank, each in enumerate(rows))
+
+    def push_s(self, region: str, worker: int, start: int, rows: int) -> float | None:
+        """How long what a worker does for one push is padded to; None for no padding.
+
+        Args:
+            region: where.
+            worker: its rank.
+            start: first row of the push; says whether it stalls.
+            rows: of the push.
+        """
+        if self.emulate is None or not self.emulate.paces(region):
+            return None
+        steps = max(1, self.worker_steps)
+        step_s = self.emulate.step_of(region, worker, rows / steps)
+        return steps * step_s * self.emulate.stall(f"{self.seed}/{region}/{start}")

@@ -1,0 +1,176 @@
+"""What a run's configuration says of its files, and as much of it as a reader of the run needs.
+
+`RecordedConfig` reads ``config.lock.yaml`` without the classes of strategies, codecs and tasks.
+Reading it imports neither PyTorch nor any code of the user, whatever the run was made with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from geo_ray.base.errors import StoreError
+from geo_ray.base.model import PathText, StrictModel
+from geo_ray.experiment.cluster import ClusterConfig, LocalClusterConfig
+from geo_ray.experiment.emulation import EmulateConfig, emulated_links
+from geo_ray.experiment.regions import Name, RegionConfig, with_copies
+from geo_ray.storage.uri import is_s3, parse_s3
+from geo_ray.telemetry.summary import Target
+from geo_ray.transport.emulation import LinkSpec
+
+
+class CheckpointConfig(StrictModel):
+    """When to save and how much to keep."""
+
+    every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
+    keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
+    part_timeout_s: float = Field(
+        600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
+    )
+    retry_s: float = Field(
+        600.0,
+        ge=0,
+        description="for so long a store or a disk that takes nothing is tried again at the end of "
+        "a run, for the last checkpoint and the model; while the run trains, without end. Also "
+        "how long a worker asks a store that does not give its rows",
+    )
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="times in `train.restart_window_s` that a run goes on from its newest "
+        "checkpoint by itself, when it has lost what cannot be replaced while the rest goes on",
+    )
+    store: str | None = Field(
+        None,
+        description="s3:// address below which checkpoints go, in a folder of the run's name; "
+        "null: the run's directory",
+    )
+    region_stores: dict[Name, str] = Field(
+        default_factory=dict,
+        description="by region: s3:// address for the parts of its servers; all else is in `store`",
+    )
+    store_region: Name | None = Field(
+        None,
+        description="region in which `store`, or `run.dir`, is, for the bill; null: the averager's"
+        ", or that of the driver's node for a directory that not all nodes see",
+    )
+
+    @model_validator(mode="after")
+    def _addresses(self) -> Self:
+        stores = {"store": self.store} if self.store is not None else {}
+        stores |= {f"region_stores.{name}": uri for name, uri in self.region_stores.items()}
+        for key, uri in stores.items():
+            if not is_s3(uri):
+                raise ValueError(f"`{key}` must begin with s3://")
+            try:
+                parse_s3(uri)
+            except StoreError as error:
+                raise ValueError(f"`{key}`: {error.message}") from None
+        if self.region_stores and self.store is None:
+            raise ValueError("`region_stores` wants `store`, too, for the manifests")
+        return self
+
+
+class RunConfig(StrictModel):
+    """Where a run leaves its files."""
+
+    dir: PathText = Field(
+        "runs",
+        description="directory, or s3:// address, that holds one directory per run; `~` and "
+        "`${VARIABLE}` are replaced",
+    )
+    driver: Literal["process", "actor"] = Field(
+        "process",
+        description="what drives a run on an existing cluster: the process that starts it, with "
+        "which it ends, or an actor there, which goes on if that process dies",
+    )
+    again: Literal["new", "resume"] = Field(
+        "new",
+        description="what `geo-ray train CONFIG` does where `run.dir` has a run of that `name`: "
+        "new makes another one with a number; resume continues exactly that one, from its newest "
+        "checkpoint or, if it has none, from the beginning",
+    )
+    unattended_s: float | None = Field(
+        3600.0,
+        gt=0,
+        description="with driver actor: a run that nobody watches for so long is saved and ended; "
+        "null: never",
+    )
+
+    driverless_s: float | None = Field(
+        60.0,
+        ge=10,
+        description="on an existing cluster: for so long a run whose driver is gone goes on and "
+        "waits for another one; null: it ends with its driver",
+    )
+
+    @model_validator(mode="after")
+    def _address(self) -> Self:
+        if is_s3(self.dir):
+            try:
+                parse_s3(self.dir)
+            except StoreError as error:  # not as of the key, whose value would be repeated
+                raise ValueError(f"`dir`: {error.message}") from None
+        return self
+
+    def check(self, *, keeps_best: bool) -> None:
+        """Refuse what needs a directory that processes share, where the run's is in a bucket.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        if not is_s3(self.dir):
+            return
+        if keeps_best:
+            raise ValueError(
+                "train.keep_best: its candidates lie in a directory that all nodes share, and "
+                "run.dir is in a bucket: leave it out, or name such a directory"
+            )
+        if self.driver == "actor":
+            raise ValueError(
+                "run.driver: an actor drives a run whose run.dir is a directory: name one, or "
+                "leave it at process"
+            )
+
+
+class RecordedTrain(StrictModel):
+    """The keys of ``train`` that a reader of a run needs."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    steps: int
+    target: Target | None = None
+
+
+class RecordedAverager(StrictModel):
+    """The keys of ``averager`` that a reader of a run needs."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    region: str | None = None
+
+
+class RecordedConfig(StrictModel):
+    """The part of a run's ``config.lock.yaml`` that a reader of the run needs; ignores the rest."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Name
+    regions: Annotated[tuple[RegionConfig, ...], AfterValidator(with_copies)] = Field(min_length=1)
+    train: RecordedTrain
+    averager: RecordedAverager = RecordedAverager()
+    emulate: EmulateConfig | None = None
+    cluster: ClusterConfig = LocalClusterConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    run: RunConfig = RunConfig()
+
+    @property
+    def region_names(self) -> tuple[str, ...]:
+        """Names in the order of the file."""
+        return tuple(region.name for region in self.regions)
+
+    def links(self) -> Mapping[tuple[str, str], LinkSpec]:
+        """All emulated links by (source, destination)."""
+        return emulated_links(self.emulate, self.regions)

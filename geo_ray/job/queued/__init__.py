@@ -1,1 +1,0 @@
-"""Jobs of a queue as configurations, and the other way round."""

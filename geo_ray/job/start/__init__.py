@@ -1,1 +1,0 @@
-"""What is looked at, and said, before a run starts."""

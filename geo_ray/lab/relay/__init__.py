@@ -1,1 +1,0 @@
-"""The relay's process: links, queues, loss and delay."""

@@ -1,1 +1,0 @@
-"""Dashboards for Grafana and alerts for Prometheus, of the metrics that a run serves."""

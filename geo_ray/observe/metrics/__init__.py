@@ -1,1 +1,0 @@
-"""Values folded from events: metrics, totals, the summary."""

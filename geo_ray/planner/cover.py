@@ -1,0 +1,356 @@
+"""Bounded covering knapsacks over machines.
+
+The cheapest machines for a number of rows or a step time, and the split of a step's rows among
+machines in whole numbers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+CLOSE: Final = 1e-9  # relative: what is nearer than that is equal
+
+
+def most_rows(seconds: float, rows_per_s: float) -> int:
+    """Return the rows that a machine computes in so many seconds."""
+    return math.floor(seconds * rows_per_s * (1 + CLOSE))
+
+
+def slowest_s(
+    rows: int, counts: Sequence[int], speeds: Sequence[float], room_rows: Sequence[int]
+) -> float:
+    """Return the seconds of the last machine if rows are split best, at least one for each machine.
+
+    Infinite if they have no room for all rows.
+
+    Args:
+        rows: at least as many as there are machines.
+        counts: machines of each kind.
+        speeds: rows/s of one of each kind.
+        room_rows: most rows that one of each kind has room for.
+    """
+    kinds = zip(counts, speeds, room_rows, strict=True)
+    used = [(count, speed, room) for count, speed, room in kinds if count]
+    power = sum(count * speed for count, speed, _ in used)
+    if not power:
+        return math.inf
+    level_s = rows / power
+    given = [min(room, most_rows(level_s, speed)) for _, speed, room in used]
+    left = rows - sum(count * each for (count, _, _), each in zip(used, given, strict=True))
+    last_s = max(each / speed for (_, speed, _), each in zip(used, given, strict=True))
+    nexts = [(_next_s(used[i], each), i, each + 1) for i, each in enumerate(given)]
+    heapq.heapify(nexts)
+    while left > 0:
+        done_s, i, each = heapq.heappop(nexts)
+        if math.isinf(done_s):
+            return math.inf
+        last_s = max(last_s, done_s)
+        left -= used[i][0]
+        heapq.heappush(nexts, (_next_s(used[i], each), i, each + 1))
+    return max(last_s, 1 / min(speed for _, speed, _ in used))
+
+
+def _next_s(kind: tuple[int, float, int], given: int) -> float:
+    _, speed, room = kind
+    return (given + 1) / speed if given < room else math.inf
+
+
+def shares(rows: int, speeds: Sequence[float], room_rows: Sequence[int]) -> list[int]:
+    """Split rows among machines so that the last one ends as early as possible.
+
+    Args:
+        rows: at least as many as there are speeds, and no more than there is room for.
+        speeds: rows/s of each machine.
+        room_rows: most rows that each has room for.
+    """
+    level_s = rows / sum(speeds)
+    pairs = zip(speeds, room_rows, strict=True)
+    given = [min(room, max(1, most_rows(level_s, speed))) for speed, room in pairs]
+    indices = range(len(speeds))
+    while sum(given) < rows:
+        roomy = [i for i in indices if given[i] < room_rows[i]]
+        given[min(roomy, key=lambda i: ((given[i] + 1) / speeds[i], i))] += 1
+    while sum(given) > rows:
+        able = [i for i in indices if given[i] > 1]
+        given[max(able, key=lambda i: (given[i] / speeds[i], i))] -= 1
+    return given
+
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def cheapest_whole(
+    price_I: Floats,
+    rows_I: Ints,
+    cap_I: Ints,
+    rows: int,
+    spot_I: NDArray[np.bool_] | None = None,
+    most_spot: int = 0,
+) -> Ints | None:
+    """Return how many of each offer; None if all together are not enough.
+
+    Args:
+        price_I: of one machine, above 0.
+        rows_I: that one computes; 0 if it computes none in time.
+        cap_I: most of each.
+        rows: to be computed, at least one.
+        spot_I: which of them are spot machines; None if it does not matter.
+        most_spot: of these in all.
+    """
+    if spot_I is None:
+        spot_I, most_spot = np.zeros(len(price_I), dtype=bool), 0
+    least_KR = np.full((most_spot + 1, rows + 1), np.inf)
+    least_KR[:, 0] = 0.0
+    taken: list[tuple[int, int, NDArray[np.bool_]]] = []
+    for i in np.flatnonzero(rows_I > 0).tolist():
+        for lot in _lots(min(int(cap_I[i]), -(-rows // int(rows_I[i])))):
+            spots = lot if spot_I[i] else 0
+            if spots > most_spot:
+                break
+            done, with_KR = min(lot * int(rows_I[i]), rows + 1), np.full_like(least_KR, np.inf)
+            before_KR = least_KR[: most_spot + 1 - spots]
+            with_KR[spots:, :done] = before_KR[:, :1]  # it may compute more rows than there are
+            with_KR[spots:, done:] = before_KR[:, : rows + 1 - done]
+            with_KR += lot * price_I[i]
+            taken.append((i, lot, with_KR < least_KR))
+            np.minimum(least_KR, with_KR, out=least_KR)
+    if np.isinf(least_KR[most_spot, rows]):
+        return None
+    counts_I = np.zeros(len(price_I), dtype=np.int64)
+    left = rows
+    for i, lot, better_KR in reversed(taken):
+        if better_KR[most_spot, left]:
+            counts_I[i] += lot
+            left = max(0, left - lot * int(rows_I[i]))
+            most_spot -= lot if spot_I[i] else 0
+    return counts_I
+
+
+def passes(rows_I: Ints, cap_I: Ints, rows: int) -> int:
+    """Return how many entries `cheapest_whole` would compute."""
+    most_I = np.minimum(cap_I, -(-rows // np.maximum(rows_I, 1)))
+    return int(np.ceil(np.log2(most_I[rows_I > 0] + 1)).sum()) * (rows + 1)
+
+
+def _lots(count: int) -> Iterator[int]:
+    """Return lots, sums of which are all numbers up to ``count``: 1, 2, 4, ..., the rest."""
+    lot = 1
+    while count > 0:
+        yield min(lot, count)
+        count -= lot
+        lot *= 2
+
+
+_MOST_PASSES: Final = 4_000_000  # some 10 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """The question.
+
+    Attributes:
+        price_I: of one machine of each offer, above 0.
+        speed_I: rows/s of one.
+        cap_I: most of each, whole numbers.
+        rows: to be computed in a step.
+        room_s: how long that may take.
+        lan_I: seconds that one adds to a step.
+        room_I: most rows that one has room for.
+        most: machines in all.
+        most_nodes: of the tree.
+        known_usd: what a choice costs that is known; only cheaper ones are looked for.
+        one_is_free: whether one machine adds nothing.
+        spot_I: which offers are of spot machines; None if it does not matter.
+        most_spot: of these in all.
+    """
+
+    price_I: Floats
+    speed_I: Floats
+    cap_I: Floats
+    rows: int
+    room_s: float
+    lan_I: Floats
+    room_I: NDArray[np.int64]
+    most: int
+    most_nodes: int = 20_000
+    known_usd: float = math.inf
+    one_is_free: bool = False
+    spot_I: NDArray[np.bool_] | None = None
+    most_spot: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """The answer.
+
+    Attributes:
+        counts_I: how many of each offer; None if none is fast enough and cheaper than the known.
+        usd: what they cost, or the known one.
+        least_usd: what any choice costs at least; ``usd`` if the tree was searched to its end.
+    """
+
+    counts_I: Floats | None
+    usd: float
+    least_usd: float
+
+
+def cheapest_cover(cover: Cover) -> Covered:
+    """The cheapest choice, or a good one with a bound."""
+    if not cover.lan_I.any():
+        each_I = np.array([most_rows(cover.room_s, speed) for speed in cover.speed_I.tolist()])
+        each_I = np.minimum(each_I, cover.room_I)
+        cap_I = cover.cap_I.astype(np.int64)
+        layers = 1 if cover.spot_I is None else cover.most_spot + 1
+        if layers * passes(each_I, cap_I, cover.rows) <= _MOST_PASSES:
+            question = cover.price_I, each_I, cap_I, cover.rows, cover.spot_I, cover.most_spot
+            return _of_whole(cover, cheapest_whole(*question))
+    tree = _Tree(cover)
+    whole = tree.search(0, 0.0, (0, 0), 0.0, Lan(0.0, 0.0))
+    least_usd = tree.least if whole else min(tree.least, tree.bound())
+    if tree.best is None:
+        return Covered(None, tree.least, least_usd)
+    counts_I = np.zeros(len(cover.price_I))
+    counts_I[tree.order] = tree.best
+    return Covered(counts_I, tree.least, least_usd)
+
+
+def _of_whole(cover: Cover, counts_I: NDArray[np.int64] | None) -> Covered:
+    usd = math.inf if counts_I is None else float(counts_I @ cover.price_I)
+    if counts_I is None or usd >= cover.known_usd:
+        return Covered(None, cover.known_usd, cover.known_usd)
+    return Covered(counts_I.astype(float), usd, usd)
+
+
+class Lan(NamedTuple):
+    """What some machines add to a step: together, and the one that adds most."""
+
+    total_s: float
+    most_s: float
+
+    def plus(self, number: int, each_s: float) -> Lan:
+        """Return the same with so many more machines."""
+        if not number:
+            return self
+        return Lan(self.total_s + number * each_s, max(self.most_s, each_s))
+
+    def seconds(self, *, one_is_free: bool) -> float:
+        """Return what a step takes longer."""
+        return self.total_s - self.most_s if one_is_free else self.total_s
+
+
+class _Offer(NamedTuple):
+    """One of `Cover`."""
+
+    price: float
+    speed: float
+    cap: int
+    lan_s: float
+    room: int
+    is_spot: bool
+
+
+@dataclass(slots=True)
+class _Tree:
+    cover: Cover
+    order: NDArray[np.intp] = field(init=False)
+    best: list[int] | None = None
+    least: float = field(init=False)
+    _nodes: int = 0
+    _offers: list[_Offer] = field(init=False)
+    _least_lan_s: float = field(init=False)
+    _counts: list[int] = field(init=False)
+    _powers: list[float] = field(init=False)
+    _prices: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        cover = self.cover
+        self.least = cover.known_usd
+        self.order = np.argsort(cover.price_I / cover.speed_I, kind="stable")
+        spot_I = np.zeros(len(cover.price_I), bool) if cover.spot_I is None else cover.spot_I
+        columns = (cover.price_I, cover.speed_I, cover.cap_I, cover.lan_I, cover.room_I, spot_I)
+        price, speed, cap, lan, room, spot = (column[self.order].tolist() for column in columns)
+        self._offers = list(map(_Offer, price, speed, map(int, cap), lan, room, spot))
+        self._least_lan_s = 0.0 if cover.one_is_free else min(lan, default=0.0)
+        self._counts = [0] * len(self._offers)
+        # Power and price of all offers before each.
+        self._powers = [0.0, *accumulate(o.speed * o.cap for o in self._offers)]
+        self._prices = [0.0, *accumulate(o.price * o.cap for o in self._offers)]
+
+    def bound(self) -> float:
+        """What any choice costs at least."""
+        return self._bound(0, 0.0, Lan(0.0, 0.0))
+
+    def search(self, at: int, power: float, counts: tuple[int, int], paid: float, lan: Lan) -> bool:
+        """Look through all choices that begin like this; False if the tree was cut off."""
+        self._nodes += 1
+        count, spots = counts
+        if count and self._fits(power, lan, at):
+            if paid < self.least:
+                self.least, self.best = paid, self._counts[:]
+            return True
+        if at == len(self._offers) or count >= self.cover.most:
+            return True
+        if paid + self._bound(at, power, lan) >= self.least * (1 - 1e-12):
+            return True
+        if self._nodes > self.cover.most_nodes:
+            return False
+        price, speed, cap, lan_s, _, is_spot = self._offers[at]
+        cap = min(cap, self.cover.most - count)
+        cap = min(cap, self.cover.most_spot - spots) if is_spot else cap
+        top = cap
+        for k in range(1, cap):
+            self._counts[at] = k
+            if self._fits(power + k * speed, lan.plus(k, lan_s), at + 1):
+                top = k
+                break
+        whole = True
+        for k in range(top, -1, -1):
+            if self._nodes > self.cover.most_nodes:
+                whole = False
+                break
+            self._counts[at] = k
+            more = lan.plus(k, lan_s)
+            chosen = count + k, spots + (k if is_spot else 0)
+            whole &= self.search(at + 1, power + k * speed, chosen, paid + k * price, more)
+        self._counts[at] = 0
+        return whole
+
+    def _fits(self, power: float, lan: Lan, end: int) -> bool:
+        """Whether the machines of the first ``end`` offers are enough."""
+        room_s = self.cover.room_s - lan.seconds(one_is_free=self.cover.one_is_free)
+        if power * room_s * (1 + CLOSE) < self.cover.rows:  # in pieces, which is quick to tell
+            return False
+        done = 0
+        for n, offer in zip(self._counts[:end], self._offers, strict=False):
+            if n:
+                each = min(offer.room, most_rows(room_s, offer.speed))
+                if not each:
+                    return False
+                done += n * each
+        return done >= self.cover.rows
+
+    def _bound(self, at: int, power: float, lan: Lan) -> float:
+        """The least that the rest costs, if machines could be cut in pieces and lines were free."""
+        lan_s = lan.seconds(one_is_free=self.cover.one_is_free) + self._least_lan_s
+        room_s = self.cover.room_s * (1 + CLOSE) - lan_s
+        if room_s <= 0:
+            return math.inf
+        goal = self._powers[at] + max(0.0, self.cover.rows / room_s - power)
+        end = bisect_left(self._powers, goal * (1 - CLOSE), at)
+        if end == len(self._powers):
+            return math.inf
+        if end == at:
+            return 0.0
+        price, speed, *_ = self._offers[end - 1]
+        part = (goal - self._powers[end - 1]) * price / speed
+        return self._prices[end - 1] - self._prices[at] + part

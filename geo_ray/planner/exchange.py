@@ -1,0 +1,365 @@
+"""Exchange options between regions: time, bytes and dollars, evaluated together.
+
+Finds the best value of every option for given machines.
+
+Shape legend: K = options; R = regions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geo_ray.planner.config import Objective
+from geo_ray.planner.loss import BITS_PER_PARAM
+from geo_ray.planner.price_brackets import UNCHANGING, Bracket
+from geo_ray.planner.timing import JobWork, Timing
+from geo_ray.transport.links import LinkTable
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One exchange of all regions with an averager.
+
+    Attributes:
+        averager: its region.
+        codec: of the updates; None for fp32.
+        seconds_by_region: that each region takes, in the order of the regions.
+        up_bytes: of each region.
+        down_bytes: to each region.
+        usd_by_region: egress both ways of each region's, in the same order.
+    """
+
+    averager: str
+    codec: str | None
+    seconds_by_region: tuple[float, ...]
+    up_bytes: float
+    down_bytes: float
+    usd_by_region: tuple[float, ...]
+
+    @property
+    def usd(self) -> float:
+        """The egress of all regions."""
+        return sum(self.usd_by_region)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the slowest region."""
+        return max(self.seconds_by_region)
+
+
+def mean_of(one: Exchange, first: Exchange, rounds: int) -> Exchange:
+    """Return the mean of ``rounds`` exchanges, of which the first is coded otherwise."""
+
+    def mean(common: float, own: float) -> float:
+        return common + (own - common) / rounds
+
+    seconds = zip(one.seconds_by_region, first.seconds_by_region, strict=True)
+    usd = zip(one.usd_by_region, first.usd_by_region, strict=True)
+    return replace(
+        one,
+        seconds_by_region=tuple(mean(*each) for each in seconds),
+        up_bytes=mean(one.up_bytes, first.up_bytes),
+        down_bytes=mean(one.down_bytes, first.down_bytes),
+        usd_by_region=tuple(mean(*each) for each in usd),
+    )
+
+
+def exchange(
+    values: float,
+    regions: Sequence[str],
+    averager: str,
+    codec: str | None,
+    links: LinkTable,
+    usd_per_gb: Mapping[tuple[str, str], float],
+    overhead_s: float = 0.0,
+    bits: tuple[float, float] | None = None,
+) -> Exchange:
+    """Time and price of one exchange.
+
+    Args:
+        values: of the model, or of the part of it that an exchange has.
+        regions: all of them.
+        averager: one of them.
+        codec: one of `tradeoffs.BITS_PER_PARAM`.
+        links: goodput and round trip of every pair with the averager.
+        usd_per_gb: egress by (source, destination).
+        overhead_s: of an exchange beside its bytes and the round trip: coding, handing over.
+        bits: per parameter up and down; None: as of the codec.
+
+    Raises:
+        LinkUnknownError: a link was not measured; names it.
+    """
+    up_bits, down_bits = BITS_PER_PARAM[codec] if bits is None else bits
+    up_bytes, down_bytes = values * up_bits / 8, values * down_bits / 8
+    seconds, usd = [], []
+    for region in regions:
+        if region == averager:
+            seconds.append(0.0)
+            usd.append(0.0)
+            continue
+        there, back = links.get(region, averager), links.get(averager, region)
+        sent_s = 8e-6 * up_bytes / there.goodput_mbps + 8e-6 * down_bytes / back.goodput_mbps
+        seconds.append(sent_s + there.rtt_s + overhead_s)
+        sent_usd = up_bytes * 1e-9 * usd_per_gb[region, averager]
+        usd.append(sent_usd + down_bytes * 1e-9 * usd_per_gb[averager, region])
+    return Exchange(averager, codec, tuple(seconds), up_bytes, down_bytes, tuple(usd))
+
+
+SLACK: Final = 1 + 1e-9
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan must keep.
+
+    Attributes:
+        deadline_s: longest time of the job.
+        budget_usd: most dollars.
+    """
+
+    deadline_s: float = math.inf
+    budget_usd: float = math.inf
+
+    def keeps(self, seconds: float, usd: float) -> bool:
+        """Return whether both limits are kept."""
+        return seconds <= self.deadline_s * SLACK and usd <= self.budget_usd * SLACK
+
+
+NO_LIMITS: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way to exchange: where the averager is, how often, with which codec.
+
+    Attributes:
+        interval: local steps in which the whole model is exchanged once.
+        timing: when exchanges happen, and what of them regions stand still for.
+        exchange: one of them.
+        usd_per_h: what stands in the regions whatever machines are rented: servers, disks; per
+            billed hour (`Bracket`).
+        last: an exchange after the last step, where there is one.
+    """
+
+    interval: int
+    timing: Timing
+    exchange: Exchange
+    usd_per_h: float
+    last: Exchange | None = None
+
+    @property
+    def last_s(self) -> float:
+        """Seconds of the exchange after the last step."""
+        return 0.0 if self.last is None else self.last.seconds
+
+    def egress_usd(self, steps: float, step_s_R: Floats) -> float:
+        """Return the egress of a job of so many steps, the last exchange included.
+
+        Args:
+            steps: of the job.
+            step_s_R: seconds of a step, by region.
+        """
+        one = self.exchange
+        counts_R = self.timing.counts_R(steps, step_s_R, np.array(one.seconds_by_region))
+        usd = float(counts_R @ np.array(one.usd_by_region))
+        return usd + (0.0 if self.last is None else self.last.usd)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Ways to exchange, evaluated together: the best value of each with given machines.
+
+    Shape legend: K = ways; R = regions.
+
+    Attributes:
+        work: the job.
+        options: at least one.
+        fastest_s: the shortest step of each region, whatever is rented.
+        bracket: of the hours that are looked at.
+    """
+
+    work: JobWork
+    options: tuple[Option, ...]
+    fastest_s: tuple[float, ...]
+    bracket: Bracket = UNCHANGING
+
+    def paces_KR(self, steps_s: Sequence[float]) -> Floats:
+        """Return the pace of each region, without what depends on all machines.
+
+        Args:
+            steps_s: of a step, by region.
+        """
+        constant_LKR, slope_LK = self._lines
+        paces_LKR = constant_LKR + slope_LK[:, :, None] * np.array(steps_s)
+        return np.asarray(paces_LKR.max(axis=0))
+
+    def whole_paces_KR(self, steps_s: Sequence[float]) -> Floats:
+        """Return the pace of each region, with what depends on all machines."""
+        paces_KR = self.paces_KR(steps_s)
+        steps, steps_R = self.work.steps, np.array(steps_s)
+        for k, option in enumerate(self.options):
+            if option.timing.is_of_machines:
+                exchange_s_R = np.array(option.exchange.seconds_by_region)
+                paces_KR[k] += option.timing.more_s_R(steps, steps_R, exchange_s_R) / steps
+        return paces_KR
+
+    def rooms_s(self, pace_s: float) -> list[float]:
+        """Return the longest step of each region with which one of the ways keeps the pace."""
+        constant_LKR, slope_LK = self._lines
+        if self._none_hides:
+            return [pace_s - wait_s for wait_s in self._least_begin_s]
+        rooms_LKR = (pace_s - constant_LKR) / slope_LK[:, :, None]
+        return [float(room_s) for room_s in rooms_LKR.min(axis=0).max(axis=0)]
+
+    def slower_s(self, group: Ways) -> float:
+        """Return how much longer than that of its group the pace of this way is at most."""
+        begin_R = self._lines[0][-1, 0]
+        least_R = np.array(group._least_begin_s) if group._none_hides else np.zeros(len(begin_R))
+        return float((begin_R - least_R).max())
+
+    @cached_property
+    def _least_begin_s(self) -> list[float]:
+        """The least that exchanges add to a step of any way, if none is hidden."""
+        return [float(wait_s) for wait_s in self._lines[0][-1].min(axis=0)]
+
+    @cached_property
+    def _none_hides(self) -> bool:
+        return bool((self._lines[1] == 1).all())
+
+    @cached_property
+    def depends(self) -> bool:
+        """Whether what exchanges cost or take depends on the machines of all regions."""
+        return any(option.timing.is_of_machines for option in self.options)
+
+    @cached_property
+    def _lines(self) -> tuple[Floats, Floats]:
+        """Constants and slopes of the lines of each way, which `Timing.lines` has."""
+        lines_KL2 = np.array([option.timing.lines(self.work.steps) for option in self.options])
+        exchange_s_KR = np.array([option.exchange.seconds_by_region for option in self.options])
+        constant_LKR = lines_KL2[:, :, 0].T[:, :, None] * exchange_s_KR
+        return constant_LKR, np.ascontiguousarray(lines_KL2[:, :, 1].T)
+
+    @cached_property
+    def singles(self) -> tuple[Ways, ...]:
+        """Return each way by itself."""
+        return tuple(replace(self, options=(option,)) for option in self.options)
+
+    @cached_property
+    def _least_usd_K(self) -> Floats:
+        """Egress on the fastest machines; never is it less."""
+        fastest_R = np.array(self.fastest_s)
+        return np.array([_least_usd(o, self.work.steps, fastest_R) for o in self.options])
+
+    @cached_property
+    def _stands_K(self) -> Floats:
+        return np.array([o.usd_per_h for o in self.options])
+
+    @cached_property
+    def _around_s_K(self) -> Floats:
+        """Return the seconds that do not depend on machines."""
+        return np.array([o.last_s for o in self.options])
+
+    def not_beaten(self) -> Ways:
+        """Leave out ways that cost and take at least as much as another at every pace.
+
+        Of one averager and codec the longest interval is left, as a rule.
+        """
+        if self.depends:
+            return self  # what they cost depends on the machines
+        columns = [self._least_usd_K, self._stands_K, self._around_s_K]
+        constant_LKR, slope_LK = self._lines
+        table = np.concatenate([np.stack(columns, axis=1), *constant_LKR[1:]], axis=1)
+        if not self._none_hides:  # lines that fall to zero: where they begin, and where they end
+            hidden_LK = np.maximum(1 - slope_LK[1:], 1e-300)
+            table = np.concatenate([table, *(constant_LKR[1:] / hidden_LK[:, :, None])], axis=1)
+        kept: list[int] = []
+        for k in np.lexsort((np.arange(len(table)), table.sum(axis=1))).tolist():
+            if not any(bool((table[other] <= table[k]).all()) for other in kept):
+                kept.append(k)
+        return replace(self, options=tuple(self.options[k] for k in sorted(kept)))
+
+    def bound(
+        self, pace_s: float, usd_per_h: float, stall: float, objective: Objective, limits: Limits
+    ) -> float:
+        """Return a lower bound for choices of that pace and price; infinite outside the limits.
+
+        Args:
+            pace_s: see `work`.
+            usd_per_h: of all machines; every region has one at least.
+            stall: how much longer preemptions make steps and exchanges, at least.
+            objective: what counts.
+            limits: to keep.
+        """
+        if math.isinf(usd_per_h):
+            return math.inf
+        paces_K = np.full(len(self.options), pace_s * stall)
+        workers = len(self.fastest_s)
+        values = self._values(paces_K, self._least_usd_K, usd_per_h, workers, objective, limits)
+        return float(values[0].min())
+
+    def best(
+        self,
+        steps_s: Sequence[float],
+        usd_per_h: float,
+        workers: int,
+        stall: float,
+        objective: Objective,
+        limits: Limits,
+    ) -> Option:
+        """Return the best way for given machines; any way if none keeps the limits.
+
+        Args:
+            steps_s: by region.
+            usd_per_h: of all machines.
+            workers: of all regions.
+            stall: how much longer preemptions make steps and exchanges.
+            objective: what counts; the other measure breaks ties.
+            limits: to keep.
+        """
+        egress_K = self._least_usd_K
+        if self.depends:
+            steps_R = np.array(steps_s)
+            egress_K = np.array([o.egress_usd(self.work.steps, steps_R) for o in self.options])
+        paces_K = self.whole_paces_KR(steps_s).max(axis=1) * stall
+        first_K, second_K = self._values(paces_K, egress_K, usd_per_h, workers, objective, limits)
+        return self.options[int(np.lexsort((second_K, first_K))[0])]
+
+    def _values(
+        self,
+        paces_K: Floats,
+        egress_K: Floats,
+        usd_per_h: float,
+        workers: int,
+        objective: Objective,
+        limits: Limits,
+    ) -> tuple[Floats, Floats]:
+        work = self.work
+        trained_s_K = work.steps * paces_K
+        seconds_K = work.start_s(workers) + work.evaluations_s + trained_s_K + self._around_s_K
+        usd_K = self.bracket.billed_h_K(seconds_K) * (usd_per_h + self._stands_K) + egress_K
+        broken_K = (seconds_K > limits.deadline_s * SLACK) | (usd_K > limits.budget_usd * SLACK)
+        first_K, second_K = (usd_K, seconds_K) if objective == "cost" else (seconds_K, usd_K)
+        return np.where(broken_K, np.inf, first_K), second_K
+
+
+def _least_usd(option: Option, steps: float, fastest_s_R: Floats) -> float:
+    """Return the egress if every region were as fast as it could be, and none slower."""
+    timing = replace(option.timing, by_speed=False, bound=None)
+    usd = replace(option, timing=timing).egress_usd(steps, fastest_s_R)
+    bound = option.timing.bound
+    if bound is None or not timing.skips:
+        return usd
+    one = option.exchange
+    counts_R = timing.counts_R(steps, fastest_s_R, np.array(one.seconds_by_region))
+    # One that is far slower lets the others make so many and no more.
+    least_R = np.minimum(counts_R, bound + 1)
+    least = float(least_R @ np.array(one.usd_by_region))
+    return least + (0.0 if option.last is None else option.last.usd)

@@ -1,0 +1,209 @@
+"""A plan: machines, exchange and the prediction term by term, as one JSON file.
+
+`ModelId` identifies the model of a plan or profile; `tfvars_text` writes a plan's machines as
+Terraform variables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from geo_ray.base.errors import PlanError
+from geo_ray.base.load import load_json
+from geo_ray.base.model import StrictModel
+from geo_ray.prices.price import Market
+
+
+class ModelId(StrictModel):
+    """The properties of a model that determine step time and bytes of an exchange."""
+
+    task: str = Field(description="as the configuration names it")
+    options: dict[str, str | int | float | bool | None] = Field({}, description="of the task")
+    source: str | None = Field(
+        None, description="digest of the user's own file; null for a task of the library"
+    )
+    num_params: int = Field(ge=1, description="parameters of the model")
+
+    def differs(self, other: ModelId) -> str | None:
+        """Return in words how ``other`` differs; None if it is the same model."""
+        if self.task != other.task:
+            return f"the task is {other.task}, not {self.task}"
+        if self.num_params != other.num_params:
+            return f"the model has {other.num_params:,} parameters, not {self.num_params:,}"
+        changed = sorted(
+            name
+            for name in self.options.keys() | other.options.keys()
+            if self.options.get(name) != other.options.get(name)
+        )
+        if changed:
+            return f"the task's options differ: {', '.join(changed)}"
+        return "the task's file has changed since" if self.source != other.source else None
+
+
+class Machines(StrictModel):
+    """Machines of one type in one market."""
+
+    type: str = Field(description="instance type")
+    market: Market = Field(description="how they are bought")
+    count: int = Field(ge=1, description="how many")
+    rows: int = Field(ge=1, description="rows of a step that each computes")
+    workers: int = Field(1, ge=1, description="of each, one for every accelerator")
+    rows_per_s: float = Field(gt=0, description="how fast it is taken to be")
+    usd_per_h: float = Field(ge=0, description="of one, mean over the job")
+    since_h: float = Field(
+        0.0, ge=0, description="hours after the run's first machines that it is rented"
+    )
+
+    @property
+    def worker_rows(self) -> tuple[int, ...]:
+        """Return the rows of each worker of one machine."""
+        part, more = divmod(self.rows, self.workers)
+        return tuple(part + (number < more) for number in range(self.workers))
+
+
+class RegionPlan(StrictModel):
+    """What runs in one region."""
+
+    region: str
+    machines: tuple[Machines, ...] = Field(min_length=1)
+    step_s: float = Field(gt=0, description="how long a step takes there")
+    fixed_s: float = Field(0.0, ge=0, description="of that, beside computing rows")
+    stands_usd_per_h: float = Field(0.0, ge=0, description="servers and disks, mean over the job")
+    server: str | None = Field(
+        None, description="instance type for parameter server and bridge; null: on a worker's"
+    )
+    server_since_h: float = Field(0.0, ge=0, description="the same as `since_h`, of the server")
+
+    @property
+    def workers(self) -> int:
+        """The number of workers of all machines."""
+        return sum(each.count * each.workers for each in self.machines)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Return the rows of a step by worker, in the order of `machines`."""
+        return tuple(rows for each in self.machines for rows in each.count * each.worker_rows)
+
+    @property
+    def machines_text(self) -> str:
+        """All machines in a few words: ``2 x g5.xlarge spot + 1 x g6.xlarge spot``."""
+        return " + ".join(
+            f"{each.count} x {each.type} {each.market.replace('_', '-')}" for each in self.machines
+        )
+
+
+class PlannedLoss(StrictModel):
+    """What interval and codec of a plan are expected to cost in loss."""
+
+    expected: float | None = Field(
+        description="relative, against plain training; null: training diverged"
+    )
+    measured: bool = Field(description="for the task, or assumed for any")
+
+
+class Plan(StrictModel):
+    """The whole decision and its predicted time and cost."""
+
+    version: Literal[1] = 1
+    policy: str = Field(description="who made it")
+    regions: tuple[RegionPlan, ...] = Field(min_length=1)
+    averager: str = Field(description="region that hosts it")
+    interval: int = Field(ge=1, description="local steps between exchanges")
+    codec: str | None = Field(description="of the updates; null: fp32")
+    steps: float = Field(gt=0, description="local steps of every region")
+    model: ModelId | None = Field(None, description="what it is for; null: not checked")
+    loss: PlannedLoss | None = Field(None, description="null: not known, of older releases")
+    usd_per_gb: dict[str, dict[str, float]] = Field(
+        {}, description="egress by source and destination, of pairs with the averager"
+    )
+    seconds: dict[str, float] = Field(description="predicted, by term")
+    usd: dict[str, float] = Field(description="predicted, by term")
+    seconds_range: tuple[float, float] | None = Field(
+        None, description="between what the time is expected to lie"
+    )
+    usd_range: tuple[float, float] | None = Field(None, description="the same for the dollars")
+    from_step: int = Field(
+        0,
+        ge=0,
+        description="steps that were done when it was made; its predictions are of the rest",
+    )
+    base_steps: float = Field(0.0, ge=0, description="steps with the configured batch")
+    lr_gain: float = Field(1.0, gt=0, description="factor on the rate of plain SGD, for the batch")
+    gap: float = Field(0.0, ge=0, description="share by which another could be better at most")
+    reason: str = Field("", description="why this one")
+    notes: tuple[str, ...] = Field((), description="what to know before believing it")
+
+    @property
+    def total_s(self) -> float:
+        """Predicted seconds of the job."""
+        return sum(self.seconds.values())
+
+    @property
+    def total_usd(self) -> float:
+        """Predicted dollars of the job."""
+        return sum(self.usd.values())
+
+    @property
+    def machines_text(self) -> str:
+        """The machines of all regions in a line."""
+        return "; ".join(f"{each.region}: {each.machines_text}" for each in self.regions)
+
+    @property
+    def usd_per_h(self) -> float:
+        """What the machines cost per hour."""
+        return sum(m.count * m.usd_per_h for region in self.regions for m in region.machines)
+
+    @property
+    def stands_usd_per_h(self) -> float:
+        """What servers and disks cost per hour."""
+        return sum(region.stands_usd_per_h for region in self.regions)
+
+
+def load_plan(path: Path) -> Plan:
+    """Read a plan.
+
+    Raises:
+        PlanError: there is none, or it is not valid.
+    """
+    return load_json(
+        path, Plan, "plan", partial(PlanError, fix="Make one with `geo-ray plan --out`.")
+    )
+
+
+def differing_machines(plans: Sequence[Plan]) -> list[str]:
+    """The machines of each plan, of those regions where not all plans have the same."""
+    by_plan = [{each.region: each.machines_text for each in plan.regions} for plan in plans]
+    regions = by_plan[0] if by_plan else {}
+    names = [name for name in regions if len({texts.get(name) for texts in by_plan}) > 1]
+    return ["; ".join(f"{name}: {texts[name]}" for name in names) for texts in by_plan]
+
+
+def tfvars_text(plan: Plan) -> str:
+    """Return the variable `workers` as a file that `terraform -var-file` takes.
+
+    Every region of the plan is in it, so that a file of a later plan replaces all of an earlier
+    one's machines.
+    """
+    workers = {region.region: _pools(region) for region in plan.regions}
+    return json.dumps({"workers": workers}, indent=2) + "\n"
+
+
+def _pools(region: RegionPlan) -> dict[str, dict[str, str | int]]:
+    pools: dict[str, dict[str, str | int]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for each in region.machines:  # the same machines may be there twice, rented at other times
+        key = (each.type, each.market)
+        counts[key] = counts.get(key, 0) + each.count
+    for (kind, market), count in counts.items():
+        name = f"worker-{kind}-{market.replace('_', '-')}"
+        pools[name] = {"type": kind, "market": market, "role": "worker", "count": count}
+    if region.server is not None:
+        kind, name = region.server, f"server-{region.server}"
+        pools[name] = {"type": kind, "market": "on_demand", "role": "server", "count": 1}
+    return pools

@@ -1,0 +1,96 @@
+"""Hours between which no price changes, and one hourly price for each item there.
+
+What an instance costs is linear in its hours between two edges of its age tiers. Beyond the first
+edge it is not proportional to them: the hours so far are paid at older prices. So between ``low``
+and ``high`` hours every item is priced per *billed hour*,
+
+    ``billed(T) = low + share * (max(T, low) - low)``,
+
+at the dearest price that is nowhere above what the item costs. If all items pay the same `share` of
+their older price (one table of tiers for all), the two are equal; else the price is a lower bound
+that becomes exact as the bracket narrows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from geo_ray.planner.cover import Floats
+from geo_ray.planner.timing import HOUR_S
+
+Usd = Callable[[float], float]
+"""Dollars for an item that is kept for so many hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """See the module's docstring; the default is for prices that do not change.
+
+    Attributes:
+        low_h: where it begins.
+        high_h: where it ends.
+        share: of the mean price until `low_h` that a further hour is billed at.
+    """
+
+    low_h: float = 0.0
+    high_h: float = math.inf
+    share: float = 1.0
+
+    @classmethod
+    def at(cls, hours: float) -> Bracket:
+        """Return the bracket of one length, for jobs of about that length."""
+        return cls(hours, hours)
+
+    def billed_h(self, seconds: float) -> float:
+        """Return the billed hours of a job; a shorter one is billed like one of `low_h`."""
+        return self.low_h + self.share * max(0.0, seconds / HOUR_S - self.low_h)
+
+    def billed_h_K(self, seconds_K: Floats) -> Floats:
+        """Return the same for several jobs."""
+        return self.low_h + self.share * np.maximum(0.0, seconds_K / HOUR_S - self.low_h)
+
+    def usd_per_h(self, usd: Usd) -> float:
+        """Return the price per billed hour that is nowhere in the bracket above what is paid."""
+        if not self.low_h:  # proportional
+            hours = 1.0 if math.isinf(self.high_h) else self.high_h
+            return usd(hours) / hours
+        ends_h = [self.low_h] if math.isinf(self.high_h) else [self.low_h, self.high_h]
+        return min(usd(hours) / self.billed_h(hours * HOUR_S) for hours in ends_h)
+
+    def halves(self, items: Sequence[Usd]) -> list[Bracket]:
+        """Return the two parts of a bracket that has both ends."""
+        middle_h = math.sqrt(self.low_h * self.high_h)
+        return [
+            _between(self.low_h, middle_h, items),
+            _between(middle_h, self.high_h, items),
+        ]
+
+
+UNCHANGING: Final = Bracket()
+"""For prices that do not change with age."""
+
+
+def brackets_of(edges_h: Iterable[float], most_h: float, items: Sequence[Usd]) -> list[Bracket]:
+    """Return the brackets between all edges of all prices.
+
+    Args:
+        edges_h: hours at which a price changes, in any order.
+        most_h: no job takes longer.
+        items: everything that has a price per hour.
+    """
+    edges = sorted({edge for edge in edges_h if 0 < edge < most_h})
+    return [_between(low, high, items) for low, high in pairwise([0.0, *edges, most_h])]
+
+
+def _between(low_h: float, high_h: float, items: Sequence[Usd]) -> Bracket:
+    """Return a bracket with the share in the middle of the items' own."""
+    if not low_h or high_h <= low_h:
+        return Bracket(low_h, high_h)
+    own = [(usd(high_h) / usd(low_h) - 1) / (high_h / low_h - 1) for usd in items if usd(low_h)]
+    return Bracket(low_h, high_h, (min(own) + max(own)) / 2 if own else 1.0)

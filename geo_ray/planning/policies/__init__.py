@@ -1,1 +1,0 @@
-"""Planning policies, one per file."""

@@ -1,0 +1,1 @@
+"""Cloud prices: price records, tiers, the price book, and queries that refresh it."""

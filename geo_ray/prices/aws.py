@@ -1,0 +1,434 @@
+"""AWS through boto3: bounded calls, and on-demand, spot and data transfer prices.
+
+Calls are retried when AWS throttles, and every failure is a typed error. Credentials come only
+from boto3's own chain (environment, ``~/.aws``, the machine's role). They are read again when
+AWS refuses them, so keys rotated in ``~/.aws`` need no restart.
+
+The names of the price list service, its attributes and their values are reconstructed for data
+transfer: tested with a server that imitates AWS as documented, never with AWS.
+"""
+
+# The SDK ships no types.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from geo_ray.base.errors import CloudError, CloudUnreachableError
+from geo_ray.prices.price import INTERNET, PriceRecord, VolumeTier
+from geo_ray.prices.query import Query, amount_of, making_sense, quoted
+from geo_ray.storage.bucket import invalid_answers, keys_of, may_have_expired
+
+T = TypeVar("T")
+
+CREDENTIALS_FIX: Final = (
+    "Give the machine a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile in "
+    "~/.aws."
+)
+
+_PAGE: Final = 100
+_MOST_PAGES: Final = 1000
+_SERVER_ERROR: Final = 500
+_LASTING: Final = frozenset({"InsufficientInstanceCapacity", "InsufficientCapacity"})
+SLOW_DOWN: Final = frozenset(
+    {
+        "EC2ThrottledException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+
+
+class Aws:
+    """An account of AWS.
+
+    Making a client costs more than what is asked by it, so there is one for each service and
+    region as long as this lives.
+
+    Args:
+        endpoints: addresses by service, in place of those of AWS.
+        attempts: tries per request, the first included.
+        timeout_s: bound on connecting, and on each wait for bytes.
+
+    Raises:
+        CloudError: there are no credentials.
+    """
+
+    def __init__(
+        self, endpoints: Mapping[str, str], *, attempts: int = 5, timeout_s: float = 20.0
+    ) -> None:
+        from boto3.session import Session  # takes a while to import
+        from botocore.exceptions import BotoCoreError
+
+        self._endpoints = dict(endpoints)
+        self._attempts = attempts
+        self._timeout_s = timeout_s
+        self._making = threading.Lock()
+        self._clients: dict[tuple[str, str], Any] = {}
+        try:
+            self._session = Session()
+            frozen = keys_of(self._session)
+        except BotoCoreError as error:
+            raise CloudError(
+                f"the credentials of AWS cannot be had: {type(error).__name__}", fix=CREDENTIALS_FIX
+            ) from None
+        if frozen is None:
+            raise CloudError("there are no credentials of AWS", fix=CREDENTIALS_FIX)
+        self._secrets: tuple[str | None, ...] = _secrets_of(frozen)
+
+    def listed(
+        self, service: str, region: str, operation: str, key: str, **arguments: Any
+    ) -> list[Any]:
+        """Return all items of all pages of an answer; see `call` for what it raises.
+
+        Args:
+            service: boto3's name of the service.
+            region: region that is asked.
+            operation: a method of boto3's client that gives pages.
+            key: of the list in each page.
+            **arguments: of the operation.
+        """
+        place = f"aws {service} in {region}"
+
+        def pages(client: Any) -> list[Any]:
+            pages = client.get_paginator(operation).paginate(
+                **arguments, PaginationConfig={"PageSize": _PAGE}
+            )
+            found: list[Any] = []
+            for number, page in enumerate(pages):
+                items = page.get(key)
+                if not isinstance(items, list) or number == _MOST_PAGES:
+                    wrong = f"no {key}" if number < _MOST_PAGES else "pages without end"
+                    raise CloudError(f"{place}: the answer is not valid ({wrong})")
+                found += items
+            return found
+
+        return self._ask(place, service, region, pages)
+
+    def call(self, service: str, region: str, operation: str, **arguments: Any) -> dict[str, Any]:
+        """Call one operation and return its answer.
+
+        Args:
+            service: boto3's name of the service.
+            region: region that is asked.
+            operation: a method of boto3's client.
+            **arguments: of the operation.
+
+        Raises:
+            CloudUnreachableError: it did not answer, or asked to slow down until the last try.
+            CloudError: it refused, or its answer makes no sense.
+        """
+        place = f"aws {service} {operation} in {region}"
+        return self._ask(
+            place, service, region, lambda client: dict(getattr(client, operation)(**arguments))
+        )
+
+    def _ask(self, place: str, service: str, region: str, ask: Callable[[Any], T]) -> T:
+        """Send requests by a client; again by another one if there are new credentials."""
+        from botocore.exceptions import ClientError
+
+        with self._answering(place):
+            session = self._session
+            try:
+                return ask(self._client(service, region))
+            except ClientError as error:
+                if not may_have_expired(error) or not self._renew_credentials(session):
+                    raise
+            return ask(self._client(service, region))
+
+    def _renew_credentials(self, refused: Any) -> bool:
+        """Read the credentials again; whether they differ from those of a session."""
+        from boto3.session import Session
+
+        with self._making:
+            if self._session is refused:
+                session = Session()
+                keys = keys_of(session)
+                if keys is None or keys == keys_of(refused):
+                    return False
+                # A late answer to the old keys may still quote them.
+                self._secrets = (*_secrets_of(keys), *_secrets_of(keys_of(refused)))
+                self._session = session
+                self._clients.clear()
+            return True
+
+    @contextmanager
+    def _answering(self, place: str) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        from botocore.exceptions import ConnectionError as BotoConnectionError
+
+        try:
+            yield
+        except ClientError as error:
+            raise self._refusal(place, error.response) from None
+        except (BotoConnectionError, HTTPClientError) as error:
+            # The SDK's text is left out: it may quote signed addresses.
+            raise CloudUnreachableError(f"{place} did not answer: {type(error).__name__}") from None
+        except BotoCoreError as error:
+            raise CloudError(f"{place}: {type(error).__name__}") from None
+        except invalid_answers() as error:
+            raise CloudError(f"{place}: the answer is not valid ({type(error).__name__})") from None
+
+    def _client(self, service: str, region: str) -> Any:
+        from botocore.config import Config
+
+        with self._making:  # clients may be used by several threads, and not be made by them
+            client = self._clients.get((service, region))
+            if client is None:
+                client = self._session.client(
+                    service,
+                    region_name=region,
+                    endpoint_url=self._endpoints.get(service),
+                    config=Config(
+                        connect_timeout=self._timeout_s,
+                        read_timeout=self._timeout_s,
+                        retries={"mode": "standard", "total_max_attempts": self._attempts},
+                    ),
+                )
+                self._clients[service, region] = client
+            return client
+
+    def _refusal(self, place: str, response: Mapping[str, Any]) -> CloudError:
+        said = response.get("Error", {})
+        code = quoted(str(said.get("Code", "unknown")), self._secrets)
+        text = quoted(str(said.get("Message", "")), self._secrets)
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code in SLOW_DOWN:
+            found: CloudError = CloudUnreachableError(
+                f"{place} asked to slow down until the last try: {code}"
+            )
+        elif status >= _SERVER_ERROR and code not in _LASTING:
+            found = CloudUnreachableError(f"{place} failed until the last try: {code}: {text}")
+        else:
+            found = CloudError(f"{place} refused: {code}: {text}")
+        found.said = code
+        return found
+
+
+def _secrets_of(keys: Any) -> tuple[str | None, ...]:
+    return keys.secret_key, keys.token, keys.access_key
+
+
+PRICE_LIST_SOURCE: Final = "AWS Price List"
+PRICE_LIST_VALID_FOR_S: Final = 30 * 86400.0
+
+_FILTERS: Final = {
+    "operatingSystem": "Linux",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+    "marketoption": "OnDemand",
+    "tenancy": "Shared",
+    "productFamily": "Compute Instance",
+}
+
+
+def fetch_on_demand(aws: Aws, region: str, types: Sequence[str]) -> list[PriceRecord]:
+    """Linux, shared tenancy; a type that is not sold in the region is left out.
+
+    Raises:
+        CloudError: see `Aws.listed`.
+    """
+    records = []
+    currency = currency_of(region)
+    for type_ in types:
+        filters = {"regionCode": region, "instanceType": type_, **_FILTERS}
+        with making_sense(f"aws pricing of {type_} in {region}"):
+            amounts = [
+                amount
+                for product in products(aws, region, "AmazonEC2", filters)
+                for unit, _, amount in dimensions(product, currency)
+                if unit == "Hrs"
+            ]
+            if amounts:
+                record = PriceRecord(
+                    cloud="aws",
+                    region=region,
+                    type=type_,
+                    amount=max(amounts),  # several products per type: the dearest
+                    currency=currency,
+                    unit="hour",
+                    source=PRICE_LIST_SOURCE,
+                    fetched_at=datetime.now(UTC),
+                    valid_for_s=PRICE_LIST_VALID_FOR_S,
+                )
+                records.append(record)
+    return records
+
+
+def currency_of(region: str) -> str:
+    """Return the currency in which AWS bills a region."""
+    return "CNY" if region.startswith("cn-") else "USD"
+
+
+def products(
+    aws: Aws, region: str, service_code: str, filters: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Return the products of the price list that have all these attributes.
+
+    Raises:
+        CloudError: see `Aws.listed`.
+        ValueError: one is no JSON object.
+    """
+    found = aws.listed(
+        "pricing",
+        # Few regions have this service; what it says is of all regions of the partition.
+        "cn-northwest-1" if region.startswith("cn-") else "us-east-1",
+        "get_products",
+        "PriceList",
+        ServiceCode=service_code,
+        FormatVersion="aws_v1",
+        Filters=[{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in filters.items()],
+    )
+    for text in found:
+        product = json.loads(text)
+        # The service may ignore a filter that it does not know, so attributes are compared again.
+        attributes = product["product"]["attributes"]
+        if all(attributes.get(key, value) == value for key, value in filters.items()):
+            yield product
+
+
+def dimensions(product: dict[str, Any], currency: str) -> Iterator[tuple[str, float, float]]:
+    """Return a product's prices on demand: unit, lower bound of the volume, amount; never 0.
+
+    Raises:
+        ValueError: an amount is not a number.
+    """
+    for term in product["terms"].get("OnDemand", {}).values():
+        for part in term["priceDimensions"].values():
+            amount = amount_of(part["pricePerUnit"].get(currency))
+            if amount is not None:
+                yield part["unit"], float(part.get("beginRange", 0)), amount
+
+
+SPOT_SOURCE: Final = "AWS spot price history"
+SPOT_VALID_FOR_S: Final = 12 * 3600.0
+
+
+def fetch_spot(aws: Aws, region: str, types: Sequence[str]) -> list[PriceRecord]:
+    """Return a record per type and zone, without local zones.
+
+    Raises:
+        CloudError: see `Aws.listed`.
+    """
+    now = datetime.now(UTC)
+    found = aws.listed(
+        "ec2",
+        region,
+        "describe_spot_price_history",
+        "SpotPriceHistory",
+        InstanceTypes=list(types),
+        ProductDescriptions=["Linux/UNIX"],
+        StartTime=now,  # with the present time, the answer is the present price
+    )
+    whole_zone = re.compile(re.escape(region) + "[a-z]")
+    newest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    with making_sense(f"aws ec2 in {region}"):
+        for item in found:
+            key = (item["InstanceType"], item["AvailabilityZone"])
+            amount = amount_of(item["SpotPrice"])
+            if amount is None or key[0] not in types or not whole_zone.fullmatch(key[1]):
+                continue
+            newest[key] = max(
+                newest.get(key, (item["Timestamp"], amount)), (item["Timestamp"], amount)
+            )
+        return [
+            PriceRecord(
+                cloud="aws",
+                region=region,
+                zone=zone,
+                type=type_,
+                market="spot",
+                amount=amount,
+                currency=currency_of(region),
+                unit="hour",
+                source=SPOT_SOURCE,
+                fetched_at=now,
+                valid_for_s=SPOT_VALID_FOR_S,
+            )
+            for (type_, zone), (_, amount) in sorted(newest.items())
+        ]
+
+
+_REGIONS: Final = "InterRegion Outbound"
+_OUTSIDE: Final = "AWS Outbound"
+
+
+def fetch_transfer(aws: Aws, region: str) -> list[PriceRecord]:
+    """Return a record per other region, and one for the internet.
+
+    Raises:
+        CloudError: see `Aws.listed`.
+    """
+    dearest: dict[str, PriceRecord] = {}
+    with making_sense(f"aws pricing of transfers from {region}"):
+        for kind in (_REGIONS, _OUTSIDE):
+            filters = {"fromRegionCode": region, "transferType": kind}
+            for product in products(aws, region, "AWSDataTransfer", filters):
+                record = _record(product, region, kind)
+                if record is not None and record.to is not None:
+                    old = dearest.get(record.to, record)
+                    dearest[record.to] = max(old, record, key=lambda r: r.amount)
+    return list(dearest.values())
+
+
+def _record(product: dict[str, Any], region: str, kind: str) -> PriceRecord | None:
+    attributes = product["product"]["attributes"]
+    to = INTERNET if kind == _OUTSIDE else attributes.get("toRegionCode")
+    if not to or to == region or attributes.get("toLocationType") == "AWS Local Zone":
+        return None
+    currency = currency_of(region)
+    # Free allowances are left out: they are the account's, and other jobs may have used them.
+    steps = sorted(
+        (begin, each) for unit, begin, each in dimensions(product, currency) if unit == "GB"
+    )
+    if not steps:
+        return None
+    return PriceRecord(
+        cloud="aws",
+        region=region,
+        item="egress",
+        to=to,
+        amount=steps[0][1],
+        currency=currency,
+        unit="GB",
+        volume_tiers=tuple(VolumeTier(above=begin, amount=each) for begin, each in steps[1:]),
+        source=f"{PRICE_LIST_SOURCE} (AWSDataTransfer)",
+        fetched_at=datetime.now(UTC),
+        valid_for_s=PRICE_LIST_VALID_FOR_S,
+    )
+
+
+SERVICES: Final = ("ec2", "pricing")
+
+
+def aws_queries(aws: Aws, types: Mapping[str, Sequence[str]]) -> list[Query]:
+    """Return the queries for on-demand, spot and egress prices.
+
+    Args:
+        aws: the account.
+        types: instance types by region.
+    """
+    queries = []
+    for region, wanted in types.items():
+        names = tuple(wanted)
+        ask = partial(fetch_on_demand, aws, region, names)
+        queries.append(Query("aws", region, "instance", ("on_demand",), names, ask))
+        ask = partial(fetch_spot, aws, region, names)
+        queries.append(Query("aws", region, "instance", ("spot",), names, ask))
+        ask = partial(fetch_transfer, aws, region)
+        queries.append(Query("aws", region, "egress", ("on_demand",), (), ask))
+    return queries

@@ -1,1 +1,0 @@
-"""Nodes in processes of their own: how they are shipped, and how they reach each other."""

@@ -1,0 +1,224 @@
+"""A region's bridge of a program: all calls between regions go through it, by the transport."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from geo_ray.base.errors import (
+    DeadlineExceededError,
+    FrameError,
+    GeoRayError,
+    LinkDownError,
+    NodeLostError,
+    from_code,
+)
+from geo_ray.program.clock import RealClock
+from geo_ray.program.peers import NodePeers, NodeTable
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.emulation import LinkModel
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.lan import LanConnection, LanServer
+from geo_ray.transport.security.tls import TlsSource
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.frames import Buffer
+from geo_ray.transport.wire.message import EndpointIdentity, Message
+from geo_ray.transport.wire.record import Record
+from geo_ray.transport.wire.sockets import Address
+
+_LOGGER = logging.getLogger(__name__)
+_CALL, _ANSWER = "call", "answer"
+_CALLS: Final = 2**40  # of one bridge, more than it will ever have
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingCall:
+    """A call on its way to another region.
+
+    Attributes:
+        number: of the call, at the bridge that sends it; an earlier or later bridge of the same
+            region has others, because what was asked by the one is answered to the other.
+        target: the instance.
+        method: of it.
+    """
+
+    number: int
+    target: str
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingAnswer:
+    """What came of a call.
+
+    Attributes:
+        number: of the call.
+        code: of the error; None: there is a result.
+        message: of the error.
+        fix: of the error.
+    """
+
+    number: int
+    code: str | None = None
+    message: str | None = None
+    fix: str | None = None
+
+
+CALL: Final = Record(CrossingCall, "number target method")
+ANSWER: Final = Record(CrossingAnswer, "number code message fix")
+
+
+class NodeBridge:
+    """Takes calls of its region in by sockets, and passes them on to other regions' bridges.
+
+    Args:
+        identity: of its endpoint; the region is its own.
+        host: address of this machine to listen on.
+        key: of its region.
+        shaping: link models by destination region.
+        certificate: for TLS between regions; None where all are on loopback.
+        config: of its endpoint; None takes the defaults.
+    """
+
+    def __init__(
+        self,
+        identity: EndpointIdentity,
+        host: str,
+        key: bytes,
+        shaping: Mapping[str, LinkModel],
+        certificate: TlsSource | None = None,
+        config: TransportConfig | None = None,
+    ) -> None:
+        self._region = identity.region
+        self._clock = RealClock()
+        self._peers = NodePeers(f"bridge of {identity.region}", identity.region, key)
+        self._numbers = itertools.count(identity.epoch * _CALLS)
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[str, Future[bytes]]] = {}
+        self._epochs: dict[str, int] = {}
+        self._endpoint = Endpoint(
+            identity,
+            self._on_message,
+            config,
+            shaping,
+            on_peer=self._on_peer,
+            certificate=certificate,
+        )
+        self._endpoint.listen(host)
+        self._lan = LanServer(host, key, self._pass_on)
+
+    @property
+    def addresses(self) -> tuple[Address, Address]:
+        """For other regions' bridges, and for its own region's processes."""
+        return self._endpoint.advertised, self._lan.address
+
+    def connect(self, region: str, address: Address) -> None:
+        """Keep a link to another region's bridge."""
+        self._endpoint.connect(region, address)
+
+    def expect(self, region: str) -> None:
+        """Another region's bridge is going to connect."""
+        self._endpoint.expect(region)
+
+    def use(self, table: NodeTable) -> None:
+        """Take a newer table."""
+        self._peers.use(table)
+
+    def wan_bytes(self) -> dict[str, int]:
+        """Bytes sent by region, headers and all."""
+        stats = self._endpoint.stats()
+        return {peer: sum(each["bytes_out"].values()) for peer, each in stats.items()}
+
+    def close(self) -> None:
+        """End all links; calls under way get no answer."""
+        self._endpoint.close(0.0)
+        self._clock.close()
+        with self._lock:
+            calls, self._open = self._open, {}
+        for _, future in calls.values():
+            future.set_exception(NodeLostError(f"the bridge of {self._region} ends"))
+        self._peers.close()
+        self._lan.close(0.5)
+
+    # ------------------------------------------------------------------ calls of the own region
+
+    def _pass_on(
+        self, connection: LanConnection, meta: Meta, payload: memoryview | None
+    ) -> tuple[Meta, Buffer | None]:
+        region = fields.text(meta, "region")
+        answer: Future[bytes] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._open[number] = (region, answer)
+        call = CrossingCall(number, fields.text(meta, "target"), fields.text(meta, "method"))
+        request = b"" if payload is None else bytes(payload)  # kept until it is acknowledged
+        try:
+            self._endpoint.send(region, Message(_CALL, CALL.write(call), request, _CALL))
+        except GeoRayError:
+            with self._lock:
+                self._open.pop(number, None)
+            raise
+        return {}, answer.result()
+
+    def _on_peer(self, region: str, epoch: int, connected: bool) -> None:
+        with self._lock:
+            before = self._epochs.setdefault(region, epoch)
+            self._epochs[region] = max(before, epoch)
+            lost = [n for n, (to, _) in self._open.items() if to == region and epoch > before]
+            futures = [self._open.pop(number)[1] for number in lost]
+        for future in futures:
+            future.set_exception(
+                NodeLostError(f"the bridge of {region} was started anew while a call was there")
+            )
+
+    # ------------------------------------------------------------------ messages of other regions
+
+    def _on_message(self, region: str, message: Message) -> None:
+        if message.kind == _CALL:
+            call = CALL.read(message.meta)
+            self._clock.start(partial(self._answer, region, call, bytes(message.payload)))
+        elif message.kind == _ANSWER:
+            self._answered(ANSWER.read(message.meta), bytes(message.payload))
+        else:
+            raise FrameError(f"a bridge of a program was sent a message {message.kind!r:.40}")
+
+    def _answer(self, region: str, call: CrossingCall, request: bytes) -> None:
+        result: bytes | memoryview = b""
+        try:
+            result = self._peers.call(call.target, call.method, request)
+            answer = CrossingAnswer(call.number)
+        except GeoRayError as error:
+            answer = CrossingAnswer(call.number, error.code, error.message, error.fix)
+        try:
+            self._send_answer(region, answer, result)
+        except GeoRayError as error:  # too large, say; who has asked must hear of it
+            told = CrossingAnswer(call.number, error.code, error.message, error.fix)
+            with suppress(LinkDownError):  # this bridge ends
+                self._send_answer(region, told, b"")
+
+    def _send_answer(self, region: str, answer: CrossingAnswer, result: bytes | memoryview) -> None:
+        """Queue it, however long there is no room: who has asked waits for it."""
+        message = Message(_ANSWER, ANSWER.write(answer), result, _ANSWER)
+        while True:
+            try:
+                return self._endpoint.send(region, message)
+            except DeadlineExceededError as error:
+                _LOGGER.warning("an answer to %s waits: %s", region, error.message)
+
+    def _answered(self, answer: CrossingAnswer, result: bytes) -> None:
+        with self._lock:
+            found = self._open.pop(answer.number, None)
+        if found is None:
+            return
+        if answer.code is None:
+            found[1].set_result(result)
+        else:
+            found[1].set_exception(from_code(answer.code, answer.message or "", answer.fix))

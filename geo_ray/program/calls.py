@@ -1,0 +1,546 @@
+"""Calls between nodes: by method, by future or to all replicas; batching; the node host.
+
+`NodeHost` creates a node, answers its calls and runs it. `TrafficCounter` counts bytes per
+edge.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from geo_ray.base.errors import (
+    DeadlineExceededError,
+    NodeCallError,
+    NodeEndedError,
+    NodeFailedError,
+    ProgramInvalidError,
+    ValueUnshippableError,
+)
+from geo_ray.base.user_code import or_meant
+from geo_ray.program.clock import NodeStopped, NodeSurroundings, ProgramClock, being_at, name_here
+from geo_ray.program.graph import NodeEdge, NodeHandle
+from geo_ray.program.serialization import pack, unpack
+
+FRAME_BYTES: Final = 256
+"""What headers add to a message between regions, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTraffic:
+    """What went over an edge: the bytes of arguments and results, without headers.
+
+    Attributes:
+        edge: who calls whom.
+        calls: how many.
+        request_bytes: towards the called.
+        answer_bytes: back.
+    """
+
+    edge: NodeEdge
+    calls: int
+    request_bytes: int
+    answer_bytes: int
+
+
+class TrafficCounter:
+    """Counts the calls of one instance, by the node that is called."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, tuple[int, int, int]] = {}
+
+    def count(self, target: str, request_bytes: int, answer_bytes: int) -> None:
+        """One call more."""
+        with self._lock:
+            calls, there, back = self._counts.get(target, (0, 0, 0))
+            self._counts[target] = (calls + 1, there + request_bytes, back + answer_bytes)
+
+    def counts(self) -> dict[str, list[int]]:
+        """Calls and bytes there and back."""
+        with self._lock:
+            return {target: list(counts) for target, counts in self._counts.items()}
+
+
+def traffic_of(
+    edges: Iterable[NodeEdge], counted: Mapping[str, Iterable[Mapping[str, list[int]]]]
+) -> tuple[EdgeTraffic, ...]:
+    """Sum up by edge.
+
+    Args:
+        edges: of the program.
+        counted: by the calling node, of each of its instances and incarnations.
+    """
+    found = []
+    for edge in edges:
+        counts = [c[edge.target] for c in counted.get(edge.source, ()) if edge.target in c]
+        calls, there, back = (sum(c[i] for c in counts) for i in range(3))
+        found.append(EdgeTraffic(edge, calls, there, back))
+    return tuple(found)
+
+
+Send = Callable[[str, str, bytes], bytes | memoryview]
+"""Carries a call, (instance, method, arguments), and waits for what comes back."""
+
+RETURN_S: Final = 300.0
+"""How long a call waits for a node that is started anew."""
+
+
+class CallFuture:
+    """What will come back of a call.
+
+    Not one of `concurrent.futures`, whose waiting stands still on a virtual clock.
+    """
+
+    def __init__(self, future: Future[Any], clock: ProgramClock) -> None:
+        self._future, self._clock = future, clock
+
+    def done(self) -> bool:
+        """Whether it has come."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for it.
+
+        Raises:
+            DeadlineExceededError: it did not come in time; the call goes on.
+            ProgramError: whatever came of the call instead.
+        """
+        try:
+            is_done = self._clock.wait(self._future, timeout_s)
+        except NodeStopped:
+            check_in_node()
+            raise
+        if not is_done:
+            raise DeadlineExceededError(f"a call was not answered within {timeout_s:g} s")
+        return self._future.result()
+
+
+def check_in_node() -> None:
+    """Tell who kept a caller for too long; a node's own thread is to end without an error.
+
+    Raises:
+        NodeEndedError: whoever calls this is no node.
+    """
+    if not name_here():
+        raise NodeEndedError("a node was called, but its program has ended")
+
+
+def gathered(futures: Iterable[CallFuture]) -> list[Any]:
+    """The results of several calls, in their order.
+
+    Raises:
+        ProgramError: of the first, in their order, that failed.
+    """
+    return [future.result() for future in futures]
+
+
+class OutgoingCalls:
+    """A node's calls to others.
+
+    Args:
+        clock: where it runs.
+        send: the way there.
+        traffic: counts them.
+    """
+
+    def __init__(self, clock: ProgramClock, send: Send, traffic: TrafficCounter) -> None:
+        self._clock, self._send, self._traffic = clock, send, traffic
+
+    def call(
+        self, target: str, method: str, given: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Any:
+        """Call and wait.
+
+        Raises:
+            ProgramError: the node raised, or is gone.
+            ValueUnshippableError: an argument cannot be sent.
+        """
+        request = _request(target, method, given, named)
+        return self._exchange(target, method, request)
+
+    def begin(
+        self, target: str, method: str, given: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> CallFuture:
+        """Call without waiting.
+
+        Raises:
+            ValueUnshippableError: an argument cannot be sent.
+        """
+        request = _request(target, method, given, named)  # now: the caller may change them later
+        future: Future[Any] = Future()
+
+        def carry_out() -> None:
+            try:
+                future.set_result(self._exchange(target, method, request))
+            except NodeStopped:
+                raise
+            except BaseException as error:
+                future.set_exception(error)
+
+        try:
+            self._clock.start(carry_out)
+        except NodeStopped:
+            check_in_node()
+            raise
+        return CallFuture(future, self._clock)
+
+    def _exchange(self, target: str, method: str, request: bytes) -> Any:
+        answer: bytes | memoryview = b""
+        try:
+            answer = self._send(target, method, request)
+        finally:
+            self._traffic.count(target.partition("/")[0], len(request), len(answer))
+        return unpack(answer)
+
+
+def _request(target: str, method: str, given: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
+    try:
+        return pack([list(given), dict(named)])
+    except ValueUnshippableError as error:
+        raise ValueUnshippableError(f"an argument of {target}.{method}: {error.message}") from None
+
+
+class NodeCaller:
+    """Takes a handle's place: ``caller.method(x)`` calls and waits. Replicas are called in turn.
+
+    Attributes:
+        futures: the same, without waiting: ``caller.futures.method(x)`` returns a `CallFuture`.
+        each: a caller of each replica by itself.
+    """
+
+    def __init__(self, targets: tuple[str, ...], calls: OutgoingCalls) -> None:
+        self._turns = itertools.cycle(targets)
+        self._targets, self._calls = targets, calls
+        self.futures = FutureCaller(self._turns, calls)
+
+    @property
+    def each(self) -> tuple[NodeCaller, ...]:
+        """See the class."""
+        return tuple(NodeCaller((target,), self._calls) for target in self._targets)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return lambda *given, **named: self._calls.call(next(self._turns), method, given, named)
+
+
+class FutureCaller:
+    """Calls that return a `CallFuture` at once."""
+
+    def __init__(self, turns: itertools.cycle[str], calls: OutgoingCalls) -> None:
+        self._turns, self._calls = turns, calls
+
+    def __getattr__(self, method: str) -> Callable[..., CallFuture]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return lambda *given, **named: self._calls.begin(next(self._turns), method, given, named)
+
+
+def filled(value: Any, calls: OutgoingCalls, names: Mapping[str, tuple[str, ...]]) -> Any:
+    """A value with callers in the places of handles.
+
+    Args:
+        value: an argument of a node.
+        calls: of the node.
+        names: of the instances of every node.
+    """
+    match value:
+        case NodeHandle(node=node):
+            return NodeCaller(names[node], calls)
+        case dict():
+            return {key: filled(each, calls, names) for key, each in value.items()}
+        case list():
+            return [filled(each, calls, names) for each in value]
+        case tuple():
+            return tuple(filled(each, calls, names) for each in value)
+    return value
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+MARK: Final = "_geo_ray_batch"
+MOST_CALLS: Final = 64
+"""How many calls can wait at one instance for each other."""
+
+
+def batched_handler(batch_size: int, timeout_s: float) -> Callable[[F], F]:
+    """Let a method answer several calls at once: it takes a list and returns one as long.
+
+    Each call gives one argument and gets one result. Calls that wait for each other do not count as
+    being answered, so `NodeGroup.calls_at_once` says how many *batches* go on at a time.
+
+    Args:
+        batch_size: calls that are enough, at most 64.
+        timeout_s: how long the first call waits for others.
+
+    Raises:
+        ProgramInvalidError: the numbers make no sense.
+    """
+    if not 1 <= batch_size <= MOST_CALLS or not 0 <= timeout_s < threading.TIMEOUT_MAX:
+        raise ProgramInvalidError(
+            f"a batch of {batch_size} calls within {timeout_s:g} s: 1 to {MOST_CALLS} calls, and "
+            "at least 0 s and not for ever"
+        )
+
+    def marked(method: F) -> F:
+        setattr(method, MARK, (batch_size, timeout_s))
+        return method
+
+    return marked
+
+
+class CallBatch:
+    """Calls that wait for each other; the first of a batch carries it out for all.
+
+    Args:
+        batch_size: calls that are enough.
+        timeout_s: how long the first one waits.
+        clock: where they wait.
+        carry_out: answers them; as many results as requests.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        timeout_s: float,
+        clock: ProgramClock,
+        carry_out: Callable[[list[Any]], Any],
+    ) -> None:
+        self._size, self._timeout_s, self._clock = batch_size, timeout_s, clock
+        self._carry_out = carry_out
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Any, Future[Any]]] = []
+        self._full: Future[None] = Future()
+
+    def answer(self, request: Any) -> Any:
+        """This request's part of what comes of its batch.
+
+        Raises:
+            Exception: that of the whole batch.
+        """
+        mine: Future[Any] = Future()
+        with self._lock:
+            self._waiting.append((request, mine))
+            is_first = len(self._waiting) == 1
+            batch, full = self._waiting, self._full
+            if len(batch) >= self._size:  # whoever comes now begins the next one
+                self._waiting, self._full = [], Future()
+        if len(batch) >= self._size and not full.done():
+            full.set_result(None)
+        if is_first:
+            self._clock.wait(full, self._timeout_s)
+            with self._lock:
+                if self._waiting is batch:
+                    self._waiting, self._full = [], Future()
+            self._answer_all(batch)
+        else:
+            self._clock.wait(mine)
+        return mine.result()
+
+    def _answer_all(self, batch: list[tuple[Any, Future[Any]]]) -> None:
+        try:
+            answers = self._carry_out([request for request, _ in batch])
+            if not isinstance(answers, list | tuple) or len(answers) != len(batch):
+                raise TypeError(f"a batched handler was given {len(batch)} requests and returned "
+                                f"{answers!r:.100} instead of a list of as many")  # fmt: skip
+        except BaseException as error:
+            for _, future in batch:
+                future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for (_, future), value in zip(batch, answers, strict=True):
+                future.set_result(value)
+
+
+_MOST_CHARS: Final = 8000  # of a traceback, which passes in the head of a message
+
+
+class CallGate:
+    """Lets so many calls through at a time, the others in their order."""
+
+    def __init__(self, calls_at_once: int, clock: ProgramClock) -> None:
+        self._free, self._clock = calls_at_once, clock
+        self._lock = threading.Lock()
+        self._waiting: deque[Future[None]] = deque()
+
+    @contextmanager
+    def passed(self) -> Iterator[None]:
+        """Wait for a turn and have it."""
+        mine: Future[None] | None = None
+        with self._lock:
+            if self._free:
+                self._free -= 1
+            else:
+                mine = Future()
+                self._waiting.append(mine)
+        if mine is not None:
+            self._clock.wait(mine)
+        try:
+            yield
+        finally:
+            with self._lock:
+                next_one = self._waiting.popleft() if self._waiting else None
+                self._free += next_one is None
+            if next_one is not None:
+                next_one.set_result(None)
+
+
+class NodeHost:
+    """Holds one instance.
+
+    Args:
+        make: what makes the node.
+        args: for it; handles among them.
+        calls_at_once: see `NodeGroup.calls_at_once`.
+        surroundings: of the instance.
+        calls: of the instance to others.
+        names: of the instances of every node.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., object],
+        args: tuple[object, ...],
+        calls_at_once: int,
+        surroundings: NodeSurroundings,
+        calls: OutgoingCalls,
+        names: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self._make, self._args = make, filled(args, calls, names)
+        self._surroundings = surroundings
+        self._gate = CallGate(calls_at_once, surroundings.clock)
+        self._lock = threading.Lock()
+        self._batches: dict[str, CallBatch] = {}
+        self._node: Any = None
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it has something to do of its own."""
+        return callable(getattr(self._node, "run", None))
+
+    def stand(self) -> None:
+        """Make the node.
+
+        Raises:
+            NodeFailedError: it raised.
+        """
+        try:
+            with being_at(self._surroundings):
+                self._node = self._make(*self._args)
+        except NodeStopped:
+            raise
+        except BaseException as error:  # `sys.exit`, too: the node ends, and not who has started it
+            raise self._failed("while it was made", error) from error
+
+    def run(self) -> bytes:
+        """What its ``run`` returns, packed.
+
+        Raises:
+            NodeFailedError: it raised, or returned what cannot be sent.
+        """
+        try:
+            with being_at(self._surroundings):
+                return pack(self._node.run())
+        except NodeStopped:
+            raise
+        except BaseException as error:
+            raise self._failed("in run", error) from error
+
+    def answer(self, method: str, request: bytes | memoryview) -> bytes:
+        """Call a method.
+
+        Args:
+            method: of the node.
+            request: its packed arguments.
+
+        Returns:
+            Its packed result.
+
+        Raises:
+            NodeCallError: it raised, or is not there.
+            ValueUnshippableError: what it returned cannot be sent.
+        """
+        given, named = unpack(request)
+        try:
+            with being_at(self._surroundings):
+                function = self._function(method)
+                marked = getattr(function, MARK, None)
+                if marked is None:
+                    with self._gate.passed():
+                        value = function(*given, **named)
+                else:
+                    request_of_many = _only(given, named)
+                    value = self._batch(method, function, marked).answer(request_of_many)
+        except NodeStopped:
+            raise
+        except BaseException as error:
+            raise self._call_failed(method, error) from error
+        try:
+            return pack(value)
+        except ValueUnshippableError as error:
+            who = f"{self._surroundings.name}.{method}"
+            raise ValueUnshippableError(f"the result of {who}: {error.message}") from None
+
+    def _batch(
+        self, method: str, function: Callable[..., Any], marked: tuple[int, float]
+    ) -> CallBatch:
+        with self._lock:
+            if method not in self._batches:
+                clock = self._surroundings.clock
+                self._batches[method] = CallBatch(*marked, clock, partial(self._gated, function))
+            return self._batches[method]
+
+    def _gated(self, function: Callable[..., Any], requests: list[Any]) -> Any:
+        with self._gate.passed():
+            return function(requests)
+
+    def _function(self, method: str) -> Callable[..., Any]:
+        node = self._node
+        found = None if method.startswith("_") or method == "run" else getattr(node, method, None)
+        if not callable(found):
+            kind = type(node)  # whose properties are not computed by this
+            there = [
+                n for n in dir(kind) if n[0] != "_" and n != "run" and callable(getattr(kind, n))
+            ]
+            raise NodeCallError(
+                f"node {self._surroundings.name!r} has no method {method!r} to be called"
+                f"{or_meant(method, there)}",
+                fix="Call a public method of the node; `run` is started by the launcher.",
+            )
+        function: Callable[..., Any] = found
+        return function
+
+    def _failed(self, when: str, error: BaseException) -> NodeFailedError:
+        if isinstance(error, NodeFailedError):
+            return error
+        return NodeFailedError(f"node {self._surroundings.name!r} failed {when}: {_said(error)}")
+
+    def _call_failed(self, method: str, error: BaseException) -> NodeCallError:
+        if isinstance(error, NodeCallError):
+            return error
+        return NodeCallError(f"{self._surroundings.name}.{method} failed: {_said(error)}")
+
+
+def _only(given: list[Any], named: dict[str, Any]) -> Any:
+    if len(given) != 1 or named:
+        raise TypeError("a batched handler takes one argument of each call, without its name")
+    return given[0]
+
+
+def _said(error: BaseException) -> str:
+    """An error of a user's and its traceback, as text that can be sent."""
+    try:
+        what = f"{error!r:.2000}"
+    except Exception:  # the error's own fault, which is not to hide it
+        what = type(error).__name__
+    trace = "".join(traceback.format_exception(error)).rstrip()[-_MOST_CHARS:]
+    return f"{what}\n{trace}".encode(errors="backslashreplace").decode()

@@ -1,1 +1,0 @@
-"""Machines of a cloud: listed, launched, ended; one file or folder per provider."""

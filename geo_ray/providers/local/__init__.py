@@ -1,1 +1,0 @@
-"""This machine as a cloud: its machines are Ray nodes with addresses of their own."""

@@ -1,1 +1,0 @@
-"""Secrets of a cluster, kept in a cloud's own store."""

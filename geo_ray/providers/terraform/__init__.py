@@ -1,1 +1,0 @@
-"""What Terraform made, read from its outputs."""

@@ -1,0 +1,1 @@
+"""Runs: directory, lease, configuration to objects, evaluation, resumption, plans and status."""

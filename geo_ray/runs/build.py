@@ -1,0 +1,456 @@
+"""Build the state machines of a run from its configuration, the same for runtime and simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+import torch
+from torch import Tensor, nn
+
+from geo_ray.base.errors import ConfigError, TaskStateError
+from geo_ray.base.memory import ReusedMemory
+from geo_ray.base.threads import in_turn
+from geo_ray.data.tasks.base import Task
+from geo_ray.data.tasks.checked_calls import checked_model, outlined_model
+from geo_ray.data.tasks.groups import GroupRun, group_runs
+from geo_ray.data.tasks.model_buffers import state_of
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.regions import RegionConfig
+from geo_ray.runs.evaluation import EvalBoard
+from geo_ray.strategies.state import AveragerState, nothing_carried
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.averager import Averager
+from geo_ray.training.config import why_fixed, why_nobody_joins
+from geo_ray.training.model_buffers import AveragerCarry, RegionCarry
+from geo_ray.training.optimizers import lasting
+from geo_ray.training.parameters import (
+    CarryLayout,
+    check_module,
+    count_parameters,
+    parameter_shapes,
+    read_parameters,
+    split_sizes,
+)
+from geo_ray.training.payload_encoding import AveragerWire, WirePlan
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Concurrently, Shard, ShardPort
+from geo_ray.training.state_guard import constants_of
+from geo_ray.training.stragglers import GradientCoding
+from geo_ray.training.worker import LocalSteps, Worker
+
+_INNER_RATE: Final = "optimizer.lr"
+_LEAST_REGIONS: Final = 2  # that a run begins with, if it does not say
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStart:
+    """What every region starts from.
+
+    Attributes:
+        params_P: the parameters, fp32 (P,).
+        layout: of what the model carries beside them.
+        carried_B: that, uint8 (B,).
+        constants: digests of all that is not trained.
+        groups: of parameters that have rates or decays of their own; empty if all are alike.
+    """
+
+    params_P: Tensor
+    layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
+    carried_B: Tensor = field(default_factory=nothing_carried)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[GroupRun, ...] = ()
+
+    def without_parameters(self) -> Self:
+        """The same for who needs them no more."""
+        return replace(self, params_P=torch.empty(0))
+
+    def buffer(self) -> Tensor:
+        """A worker's buffer: a copy of what is carried, then of the parameters, fp32."""
+        return torch.cat([self.carried_B.view(torch.float32), self.params_P])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """The same without parameters, for who only tells others of the model.
+
+    Attributes:
+        num_params: P.
+        layout: of what the model carries beside its parameters.
+        constants: digests of all that is not trained.
+        groups: of parameters.
+    """
+
+    num_params: int
+    layout: CarryLayout
+    constants: Mapping[str, str]
+    groups: tuple[GroupRun, ...]
+
+    @classmethod
+    def of(cls, task: Task, module: nn.Module) -> Self:
+        """The outline of a task's module."""
+        check_module(module)
+        layout, groups = CarryLayout.of(task, module), group_runs(task, module)
+        return cls(count_parameters(module), layout, constants_of(module), groups)
+
+
+def model_outline(task: Task, seed: int) -> ModelOutline:
+    """What every region starts from, without its parameters.
+
+    A task of the library makes its model only if that has frozen parameters or buffers, for their
+    digests.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+        TaskStateError: if the task's `carry` or `groups` do not fit its model.
+    """
+    module = outlined_model(task, seed)
+    if any(tensor.is_meta for tensor in state_of(module).values()):
+        module = checked_model(task, seed)
+    return ModelOutline.of(task, module)
+
+
+def model_start(task: Task, seed: int) -> ModelStart:
+    """What every region starts from.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+        TaskStateError: if the task's `carry` or `groups` do not fit its model.
+    """
+    module = checked_model(task, seed)
+    check_module(module)
+    layout = CarryLayout.of(task, module)
+    constants = constants_of(module)
+    params_P, groups = read_parameters(module), group_runs(task, module)
+    return ModelStart(params_P, layout, layout.read(module), constants, groups)
+
+
+def initial_parameters(task: Task, seed: int) -> Tensor:
+    """The parameters that every region starts from, fp32 (P,).
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+    """
+    module = checked_model(task, seed)
+    check_module(module)
+    return read_parameters(module)
+
+
+def parameter_count(task: Task, seed: int) -> int:
+    """P, the number of parameters that are trained; see `outlined_model`.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+    """
+    module = outlined_model(task, seed)
+    check_module(module)
+    return count_parameters(module)
+
+
+def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> ServerPlan:
+    """What the parameter server of ``region`` is to do."""
+    train, traits = experiment.train, experiment.strategy.traits
+    return ServerPlan(
+        region=region.name,
+        num_workers=region.workers,
+        batch_size=experiment.data.batch_size,
+        batch_sizes=region.batch_sizes,
+        steps=None if experiment.counts_together else train.steps,
+        mode=train.mode,
+        eval_every=train.eval_every,
+        eval_rows=experiment.eval_rows,
+        max_refused=train.max_refused_steps,
+        epoch=epoch,
+        alone=len(experiment.regions) == 1,
+        batches_per_push=max(1, experiment.worker_steps),
+        stragglers=train.stragglers,
+        elastic=train.elastic,
+        evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
+        goal=_goal(experiment),
+        noise_every=train.noise_every,
+        last_round_is_last_word=traits.exchange.last != "always" and wire_plan(experiment).owes,
+        has_last_word=traits.exchange.last == "always",
+        never_waits=traits.exchange.stands_still == "never",
+        round_steps=traits.round_steps,
+        clip_mean_norm=train.clip_mean_norm,
+        # What a codec or clipping takes away would be missing in the mean, and look like noise.
+        tells_norms=train.mode == "sync"
+        and train.clip_mean_norm is None
+        and traits.averager.mean_gradient
+        and (experiment.codec.up is None or not experiment.codec.up.traits.lossy),
+    )
+
+
+def build_shard(
+    experiment: Experiment,
+    region: RegionConfig,
+    index: int,
+    params_P: Tensor,
+    groups: Sequence[GroupRun] = (),
+    *,
+    given: bool = False,
+) -> Shard:
+    """Shard ``index`` of ``region``, over its slice of ``params_P``; see `Shard.cut`."""
+    train = experiment.train
+    steps = train.steps * (region.workers if train.mode == "async" else 1)
+    return Shard.cut(
+        params_P,
+        split_sizes(params_P.numel(), region.ps_shards)[index],
+        lasting(experiment.optimizer, steps),
+        experiment.strategy,
+        alone=len(experiment.regions) == 1,
+        groups=groups,
+        given=given,
+    )
+
+
+def build_server(
+    experiment: Experiment,
+    region: RegionConfig,
+    shards: Sequence[ShardPort],
+    num_params: int,
+    epoch: int = 1,
+    together: Concurrently = in_turn,
+    start: ModelStart | None = None,
+) -> Server:
+    """The parameter server of ``region`` over its shards in order, wherever they live.
+
+    Args:
+        experiment: the run.
+        region: which region.
+        shards: in order.
+        num_params: P.
+        epoch: incarnation of this server.
+        together: asks shards at the same time.
+        start: where the model may carry something beside its parameters.
+    """
+    plan = _server_plan(experiment, region, epoch)
+    carry = None
+    if start is not None and start.layout.entries:
+        carry = RegionCarry(start.layout, start.carried_B, region.workers, plan.alone)
+    return Server.over(shards, num_params, plan, wire_plan(experiment), together, carry)
+
+
+def build_worker(
+    experiment: Experiment,
+    region: str,
+    task: Task,
+    params_P: Tensor,
+    grad_P: Tensor,
+    module: nn.Module | None = None,
+) -> Worker | LocalSteps:
+    """A worker of ``region`` over its buffers, fp32 each: what is carried, then (P,).
+
+    Its replica is ``module``, fresh from the task, or made now.
+    """
+    worker = Worker(
+        task,
+        params_P,
+        grad_P,
+        region=region,
+        seed=experiment.seed,
+        device=experiment.device,
+        clip_norm=experiment.train.clip_norm,
+        module=module,
+    )
+    steps = experiment.worker_steps
+    if not steps:
+        return worker
+    optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
+    place = next(r for r in experiment.regions if r.name == region)
+    rows, groups = place.rows_per_step(experiment.data.batch_size), group_runs(task, worker.module)
+    return LocalSteps(worker, optimizer, steps, rows, groups)
+
+
+def build_averager(
+    experiment: Experiment,
+    num_params: int,
+    data_rows: Mapping[str, float],
+    layout: CarryLayout | None = None,
+) -> Averager:
+    """The averager over the regions that are there.
+
+    Args:
+        experiment: the run.
+        num_params: P.
+        data_rows: of all regions' data sets (`job.data.data_rows`).
+        layout: of what the model carries.
+    """
+    members = tuple(sorted(experiment.present_names))
+    wire = AveragerWire(wire_plan(experiment))
+    enough = experiment.rows if experiment.counts_together else None
+    reused, goal = ReusedMemory(), _goal(experiment)  # an answer lies where the one before lay
+    state = AveragerState(members, room=reused.tensor, data_rows=dict(data_rows))
+    carry = AveragerCarry() if layout is None else AveragerCarry(layout)
+    return Averager(
+        experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal, carry=carry
+    )
+
+
+def check_absent(experiment: Experiment) -> None:
+    """Refuse regions that are to join later where none can, or too many of them.
+
+    Fewer than two train only where `members.min` says so: nobody's update would meet another's.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    members, names = experiment.members, experiment.region_names
+    if not members.absent:
+        return
+    shards = {region.name: region.ps_shards for region in experiment.regions}
+    overlay, has_transfers = experiment.overlay.kind, experiment.transfers is not None
+    why = why_fixed(overlay, experiment.codec, has_transfers=has_transfers)
+    why = why or why_nobody_joins(shards)
+    least, present = members.min or _LEAST_REGIONS, len(experiment.present)
+    if why is None and present < least:
+        why = f"{present} of {', '.join(names)} would be there: leave at least {least}"
+        why += "" if members.min is not None else ", or set members.min"
+    if why is not None:
+        raise ConfigError(f"members.absent: {why}", fix="Change the named key.")
+
+
+def check_start(experiment: Experiment, start: ModelStart | ModelOutline) -> None:
+    """Refuse what a model asks for where it cannot be had.
+
+    Values are not carried where updates are summed on their way, or rows are coded; and there are
+    no groups where the averager trains, which knows none.
+
+    Raises:
+        TaskStateError: naming the key.
+    """
+    layout, traits = start.layout, experiment.strategy.traits
+    if start.groups and len(experiment.regions) > 1 and traits.region.rate_key != _INNER_RATE:
+        raise TaskStateError(
+            f"strategy.kind: '{experiment.strategy.kind}' trains with {traits.region.rate_key} in "
+            "the averager, which knows no groups of parameters, but the task has some",
+            fix="Take another strategy, or let `groups` return none.",
+        )
+    if not layout.entries:
+        return
+    coded = isinstance(experiment.train.stragglers, GradientCoding)
+    many = len(experiment.regions) > 1 and layout.exchanged_bytes > 0
+    keys = {
+        f"overlay.kind: {experiment.overlay.kind}": many and experiment.overlay.kind != "star",
+        "transfers": many and experiment.transfers is not None,
+        "train.stragglers.kind: gradient_coding": coded,
+    }
+    for key, refused in keys.items():
+        if refused:
+            raise TaskStateError(
+                f"{key} does not go with a model that carries {layout.entries[0].name!r}: sums of "
+                "several workers' or regions' values are not what they carry",
+                fix="Leave the key out, or give everything in the task's `carry` the rule region.",
+            )
+
+
+def _goal(experiment: Experiment) -> str:
+    """When the run is at its end, in words; see `ServerPlan.goal`."""
+    train = experiment.train
+    target = "none" if train.target is None else train.target.model_dump_json()
+    return f"steps {train.steps}, target {target}"
+
+
+def wire_plan(experiment: Experiment) -> WirePlan:
+    """How payloads are coded, for both ends of every exchange."""
+    codec, traits = experiment.codec, experiment.strategy.traits
+    return WirePlan(
+        codec.up,
+        codec.down,
+        traits.sends,
+        traits.in_rounds,
+        experiment.seed,
+        traits.exchange.fragments,
+        codec.last_error_of(experiment.strategy),
+    )
+
+
+def last_errors(experiment: Experiment) -> tuple[float, float]:
+    """Relative errors that updates and answers of the last exchange may have, if a codec is lossy.
+
+    Whatever codecs the run has, for who would choose others.
+    """
+    plan = wire_plan(experiment)
+    return plan.last_error, plan.last_reply_error
+
+
+def build_evals(experiment: Experiment, task: Task) -> EvalBoard:
+    """What combines the regions' evaluations; those of asynchronous regions are near, not equal."""
+    train = experiment.train
+    per_step = {r.name: 1 if train.mode == "sync" else r.workers for r in experiment.regions}
+    intervals = {name: train.eval_every * pushes for name, pushes in per_step.items()}
+    count = len(experiment.present_names)
+    if experiment.eval_rows is not None:
+        return EvalBoard(task, count, newest=True)
+    return EvalBoard(task, count, intervals if train.eval_every else {})
+
+
+def use_one_thread() -> None:
+    """Let torch compute on one thread, so that processes do not fight over cores.
+
+    It also fixes the order of sums, which bit-equality between runs rests on.
+    """
+    torch.set_num_threads(1)
+
+
+def use_cpus(experiment: Experiment, cpus: float) -> None:
+    """Let torch compute on as many threads as the process has CPUs reserved.
+
+    One for less than two, and in emulated runs on this machine: what is reserved there does not
+    exist, and the simulator, which computes on one thread, is to find the same bits.
+
+    Args:
+        experiment: the run.
+        cpus: `cpus_per_worker` or `cpus_per_server` of the process's region.
+    """
+    emulated = experiment.emulate is not None and experiment.cluster.kind == "local"
+    torch.set_num_threads(1 if emulated else max(1, int(cpus)))
+
+
+def check_device(experiment: Experiment) -> None:
+    """Refuse a device that this machine does not have; for runs that compute on it.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    device = experiment.device
+    if device == "cpu":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = int(device.partition(":")[2] or 0)
+    if number < count:
+        return
+    build = "" if torch.version.cuda is not None else ", and this PyTorch is built without CUDA"
+    found = f"GPUs 0 to {count - 1}" if count else f"no GPU{build}"
+    raise ConfigError(
+        f"device: {device}, but PyTorch finds {found} on this machine",
+        fix="Compute on the CPU: `--set device=cpu`; or start it on a machine with a GPU.",
+    )
+
+
+def with_shapes(experiment: Experiment, task: Task) -> Experiment:
+    """The experiment, with the shapes of the task's model where a codec was given none.
+
+    Raises:
+        ConfigError: if a codec was given shapes of another model.
+    """
+    both = {"up": experiment.codec.up, "down": experiment.codec.down}
+    told = {
+        direction: codec.traits.with_shapes
+        for direction, codec in both.items()
+        if codec is not None and codec.traits.with_shapes is not None
+    }
+    if not told:
+        return experiment
+    shapes = parameter_shapes(outlined_model(task, experiment.seed))
+    filled = {}
+    for direction, with_shapes_of in told.items():
+        try:
+            filled[direction] = with_shapes_of(shapes)
+        except ValueError as error:
+            raise ConfigError(
+                f"codec.{direction}.{error}",
+                fix="Leave `shapes` out: they are taken from the model.",
+            ) from error
+    return experiment.model_copy(update={"codec": experiment.codec.model_copy(update=filled)})

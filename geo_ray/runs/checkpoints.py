@@ -1,0 +1,71 @@
+"""Where the checkpoints of a run lie, by its configuration: in its directory, or in stores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from geo_ray.base.errors import CheckpointError, GeoRayError, StoreError
+from geo_ray.experiment.recorded import CheckpointConfig
+from geo_ray.experiment.regions import RegionConfig
+from geo_ray.runs.directory import RunDirectory, look
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import shard_part_name
+from geo_ray.storage.places import CheckpointPlaces
+from geo_ray.storage.uri import join
+
+
+def places_of(run: RunDirectory, config: CheckpointConfig) -> CheckpointPlaces:
+    """Where checkpoints of ``run`` go; in a store, in a folder of the name of its directory."""
+    if config.store is None and run.address is not None:
+        return CheckpointPlaces(join(run.address, "checkpoints"))
+    if config.store is None:
+        return CheckpointPlaces(str(run.checkpoints))
+    name = run.path.name
+    regions = {region: join(uri, name) for region, uri in config.region_stores.items()}
+    return CheckpointPlaces(join(config.store, name), regions)
+
+
+def store_of(run: RunDirectory, config: CheckpointConfig) -> CheckpointStore:
+    """The checkpoints of ``run``."""
+    return CheckpointStore(places_of(run, config).root(), config.keep)
+
+
+def regions_in(parts: Collection[str], regions: Sequence[RegionConfig]) -> list[str]:
+    """The regions all of whose parts are among those of a checkpoint.
+
+    A region that was lost before the checkpoint has none in there.
+    """
+    return [
+        region.name
+        for region in regions
+        if all(shard_part_name(region.name, i) in parts for i in range(region.ps_shards))
+    ]
+
+
+def check_unused(store: CheckpointStore) -> None:
+    """Refuse to begin a run where another has saved.
+
+    Raises:
+        CheckpointError: there are checkpoints.
+        StoreError: the store does not answer or refuses.
+    """
+    ids = store.ids()
+    if ids:
+        raise CheckpointError(
+            f"{store} has {len(ids)} checkpoints of another run, and this one would remove them",
+            fix="Resume that run, or choose another `name` or `checkpoint.store`.",
+        )
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether there is one to resume from; True where a store does not tell."""
+    try:
+        run, config = look(run_dir)
+        store = store_of(run, config.checkpoint)
+    except GeoRayError:  # no run, or none that can be read
+        store = CheckpointStore(run_dir / "checkpoints")
+    try:
+        return bool(store.ids())
+    except StoreError:
+        return True

@@ -1,0 +1,228 @@
+"""The trained model as a file that PyTorch users expect: names of the module, no code in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from hashlib import file_digest
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+from geo_ray.base.errors import ConfigError, RunDirectoryError, TaskOutputError
+from geo_ray.base.files import TEMPORARY_SUFFIX, sync_directory, unwritable, write_atomic
+from geo_ray.data.tasks.base import Task
+from geo_ray.data.tasks.checked_calls import checked_model
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.training.parameters import CarryLayout, write_parameters
+
+_DIGEST = "data_sha256"
+"""Key of a file's metadata: the SHA-256 of all its tensors' bytes."""
+
+
+def about_model(
+    experiment: Experiment, step: int, metrics: Mapping[str, float | None]
+) -> dict[str, str]:
+    """What a file of a model says about itself: task, options, step, metrics.
+
+    Args:
+        experiment: the run that trained it.
+        step: after which.
+        metrics: of the newest evaluation of all regions.
+    """
+    return {
+        "format": "pt",
+        "task": experiment.task.use,
+        "options": json.dumps(experiment.task.options, sort_keys=True),
+        "seed": str(experiment.seed),
+        "step": str(step),
+        "metrics": json.dumps(dict(metrics), sort_keys=True),
+    }
+
+
+def save_trained(
+    task: Task,
+    seed: int,
+    params_P: Tensor,
+    path: Path,
+    about: Mapping[str, str] | None = None,
+    carried_B: Tensor | None = None,
+) -> None:
+    """Write the parameters as a state dictionary of the task's module.
+
+    Load it with ``safetensors.torch.load_model(module, path)``.
+
+    Args:
+        task: gives the module.
+        seed: of the run.
+        params_P: fp32 (P,).
+        path: the file.
+        about: its metadata, as `about_model` gives it.
+        carried_B: what the model carries beside them, uint8 (B,); None: as at the start.
+
+    Raises:
+        RunDirectoryError: if it cannot be written.
+    """
+    _save(module_with(task, seed, [params_P], carried_B), path, about or {})
+
+
+def keep_longer(path: Path, step: int) -> Path | None:
+    """Put a model aside that was trained for longer than the one that is to be written there.
+
+    A run that goes on from an older checkpoint may end after fewer steps than it had before.
+
+    Args:
+        path: where the new model goes.
+        step: after which it was taken.
+
+    Returns:
+        Where the older file is now; None if there was none of more steps.
+
+    Raises:
+        RunDirectoryError: it cannot be moved.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            there = int((file.metadata() or {})["step"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None  # there is none, or nothing that says how long it was trained
+    if there <= step:
+        return None
+    aside = path.with_name(f"{path.stem}-{there}{path.suffix}")
+    try:
+        path.replace(aside)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return aside
+
+
+def module_with(
+    task: Task, seed: int, slices: Sequence[Tensor], carried_B: Tensor | None = None
+) -> nn.Module:
+    """The task's module with these parameters.
+
+    Args:
+        task: gives the module.
+        seed: of the run.
+        slices: fp32, together (P,), in the order of the flat vector.
+        carried_B: what the model carries beside them, uint8 (B,); None: as at the start.
+
+    Raises:
+        TaskOutputError: the module has another number of parameters.
+    """
+    module = checked_model(task, seed)
+    write_parameters(module, torch.cat(list(slices)) if len(slices) > 1 else slices[0])
+    if carried_B is not None:
+        CarryLayout.of(task, module).write(carried_B, module)
+    return module
+
+
+def load_trained(task: Task, seed: int, path: Path) -> nn.Module:
+    """The task's module with the parameters of a file that `save_trained` wrote.
+
+    Raises:
+        RunDirectoryError: there is no such file, it cannot be read, or its tensors are not those
+            that were written.
+        TaskOutputError: the task's module has other parameters.
+    """
+    if not path.exists():
+        raise RunDirectoryError(
+            f"{path} does not exist: the run has no final model",
+            fix="Let the run come to its end, or name one of its checkpoints.",
+        )
+    module = checked_model(task, seed)
+    try:
+        _check_digest(path)
+        load_model(module, path)
+    except (OSError, SafetensorError) as error:
+        raise RunDirectoryError(f"cannot read {path}: {error}") from error
+    except RuntimeError as error:
+        raise TaskOutputError(
+            f"{path} is not of this task's model: {error}",
+            fix="Use the task and options that the file names in its metadata.",
+        ) from error
+    return module
+
+
+def export_model(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
+    """Write a module's state dictionary for plain PyTorch.
+
+    Args:
+        module: with its parameters.
+        path: ``.safetensors``; or ``.pt``, which ``torch.load(path, weights_only=True)`` reads and
+            which holds tensors only.
+        about: metadata; only ``.safetensors`` has any.
+
+    Raises:
+        ConfigError: the file has another ending.
+        RunDirectoryError: it cannot be written.
+    """
+    if path.suffix == ".safetensors":
+        _save(module, path, about)
+    elif path.suffix in (".pt", ".pth"):
+        buffer = io.BytesIO()
+        torch.save({name: t.detach().clone() for name, t in module.state_dict().items()}, buffer)
+        try:
+            write_atomic(path, buffer.getvalue())
+        except OSError as error:
+            raise unwritable(path, error) from error
+    else:
+        raise ConfigError(
+            f"{path}: not the name of a model's file",
+            fix="Let it end in .safetensors or .pt.",
+        )
+
+
+def _save(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    try:
+        save_model(module, str(temporary), {**about, _DIGEST: "0" * 64})
+        _complete_metadata(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    except SafetensorError as error:  # which does not tell the system's errors from its own
+        failure = OSError(str(error)) if path.parent.exists() else FileNotFoundError(str(error))
+        raise unwritable(path, failure) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _complete_metadata(path: Path) -> None:
+    """Fill in the digest, and sort the metadata, whose order in the library differs by file."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"][_DIGEST] = file_digest(file, "sha256").hexdigest()
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > size:
+            raise OSError(f"the header of {path} takes {len(text)} bytes and has {size}")
+        file.seek(8)
+        file.write(text.ljust(size))
+
+
+def _check_digest(path: Path) -> None:
+    with safe_open(path, framework="pt") as opened:  # checks the header
+        wanted = (opened.metadata() or {}).get(_DIGEST)
+    with path.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        found = file_digest(file, "sha256").hexdigest()
+    if found != wanted:
+        raise RunDirectoryError(
+            f"{path} is damaged: its tensors are not those that were written",
+            fix="Restore the file, or take the model of a checkpoint: `geo-ray export RUN --from "
+            "ID`; `geo-ray checkpoints RUN` lists them.",
+        )

@@ -1,0 +1,630 @@
+"""Build a planning request from configuration, prices, links and measurements.
+
+Model size, memory, the machines of each region, and the job.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from geo_ray.base.errors import ConfigError, PriceBookError, ProfileError
+from geo_ray.base.random_state import generators_restored
+from geo_ray.base.text import age_text
+from geo_ray.data.tasks.base import Task
+from geo_ray.data.tasks.checked_calls import outlined_model
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.config import (
+    MachineConfig,
+    PlanConfig,
+    RegionOffer,
+    allowed_averagers,
+    no_plan_section,
+)
+from geo_ray.planner.exchange import Limits
+from geo_ray.planner.fleet import ANY_ROWS
+from geo_ray.planner.loss import BITS_PER_PARAM, AssumedLoss, LossProfile, MeasuredLoss
+from geo_ray.planner.policies import Counts
+from geo_ray.planner.profile import Profile, StartModel, StepModel, fit_start, fit_steps
+from geo_ray.planner.request import Rental, RentalPrice, Request, Site
+from geo_ray.planner.timing import HOUR_S, JobWork, Pattern
+from geo_ray.prices.price import INTERNET, PriceRecord
+from geo_ray.prices.price_book import Instance, PriceBook, instance_of
+from geo_ray.runs.build import last_errors
+from geo_ray.training.parameters import check_module, count_parameters
+from geo_ray.transport.links import LinkTable
+
+_MOST_PARAMS: Final = 50_000_000  # of a model that computes a few rows to be measured
+_SCHEMA: Final = re.compile(r"(\w+?)(?:\[(\d+)\])?")
+_FEW, _MORE = 2, 4  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The size of a model.
+
+    Attributes:
+        num_params: trainable parameters.
+        row_bytes: that the backward pass needs of the forward pass, for each row; None if that
+            cannot be told without computing.
+    """
+
+    num_params: int
+    row_bytes: float | None
+
+
+def model_size(task: Task, seed: int) -> ModelSize:
+    """Return the size; see `outlined_model` for where the model is made.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+    """
+    module = outlined_model(task, seed)
+    check_module(module)
+    num_params = count_parameters(module)
+    is_real = not any(parameter.is_meta for parameter in module.parameters())
+    if is_real and num_params > _MOST_PARAMS:
+        return ModelSize(num_params, None)
+    device = torch.device("cpu" if is_real else "meta")
+    try:
+        with generators_restored():
+            few, more = (_kept_bytes(task, module, rows, device) for rows in (_FEW, _MORE))
+    except Exception:  # a loss may refuse rows of zeros
+        return ModelSize(num_params, None)
+    return ModelSize(num_params, max(0.0, (more - few) / (_MORE - _FEW)))
+
+
+def _kept_bytes(task: Task, module: nn.Module, rows: int, device: torch.device) -> int:
+    """What autograd keeps of a forward pass over so many rows, parameters left out."""
+    module = copy.deepcopy(module)  # the pass may change what the task uses again, to train
+    known = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    kept: dict[int, Tensor] = {}  # held, so that no storage takes the place of another
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in known:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with device, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = task.loss(module, task.collate(_rows_of(task.columns, rows), device))
+    size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    del loss
+    return size
+
+
+def _rows_of(columns: Mapping[str, str], rows: int) -> dict[str, np.ndarray]:
+    found = {}
+    for name, schema in columns.items():
+        match = _SCHEMA.fullmatch(schema)
+        if match is None:
+            raise ValueError(schema)
+        length = (int(match[2]),) if match[2] else ()
+        found[name] = np.zeros((rows, *length), dtype=match[1])
+    return found
+
+
+_GB: Final = 1e9
+_FP32_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model needs of the machines' memory, and how many rows fit beside it.
+
+    Counted in copies of the model, 4 bytes a parameter:
+
+    - a worker: parameters and gradient, and the optimizer's values where workers take steps of
+      their own, on its accelerator if it has one; there its host keeps two more, which it shares
+      with its parameter server
+    - a region's parameter server and bridge: parameters, the sum of gradients, the optimizer's
+      values, the strategy's two (where the region stood at the last exchange, and what is being
+      sent) and, with several regions, an update and an answer on their way
+
+    and, for every row, what the backward pass needs of the forward pass. It is the least that is
+    needed: the averager's region needs more, and nothing is said of the memory of other programs.
+
+    Attributes:
+        num_params: of the model.
+        states: values per parameter that the optimizer keeps.
+        local: whether workers take steps of their own.
+        regions: of the job.
+        row_bytes: that a row needs; None: not known, and not counted.
+    """
+
+    num_params: int
+    states: int = 0
+    local: bool = False
+    regions: int = 1
+    row_bytes: float | None = None
+
+    @property
+    def worker_bytes(self) -> float:
+        """What a worker needs where it computes."""
+        return self._copies(2 + (self.states if self.local else 0))
+
+    @property
+    def server_bytes(self) -> float:
+        """What a region's parameter server and bridge need."""
+        return self._copies(4 + self.states + (2 if self.regions > 1 else 0))
+
+    def room(self, machine: Instance, *, serves: bool) -> tuple[float, str]:
+        """Return the rows of a step that a machine has room for, and why there is none.
+
+        Args:
+            machine: what it has.
+            serves: whether the parameter server may be on it.
+        """
+        accelerators = machine.accelerators or 0
+        workers = max(1, accelerators)
+        host_bytes = (self.server_bytes if serves else 0.0) + workers * (
+            self._copies(2) if accelerators else self.worker_bytes
+        )
+        row_bytes = self.row_bytes or 0.0
+        rooms = []
+        if accelerators and machine.accelerator_gb is not None:
+            rooms.append(("an accelerator", machine.accelerator_gb, self.worker_bytes, workers))
+        if machine.host_gb is not None:
+            rows_there = 0 if accelerators else 1
+            rooms.append(("the machine", machine.host_gb, host_bytes, rows_there))
+        most = math.inf
+        for what, has_gb, needs_bytes, shares in rooms:
+            left = has_gb * _GB - needs_bytes
+            if left < (row_bytes if shares else 0.0):
+                beside = f", and {row_bytes / _GB:.2g} GB for a row" if shares and row_bytes else ""
+                return 0, (
+                    f"{what} has {has_gb:g} GB of memory and {needs_bytes / _GB:.3g} GB are needed "
+                    f"for model, gradients and optimizer{beside}"
+                )
+            if shares and row_bytes:
+                most = min(most, shares * math.floor(left / row_bytes))
+        return most, ""
+
+    def _copies(self, number: float) -> float:
+        return number * _FP32_BYTES * self.num_params
+
+
+_MONTH_H: Final = 730.0
+_STATES: Final = {"sgd": 0, "momentum": 1, "adamw": 2}
+"""Values per parameter that an optimizer keeps."""
+
+
+def section_of(experiment: Experiment) -> PlanConfig:
+    """The section `plan`.
+
+    Raises:
+        ConfigError: there is none, or its regions are not those of the run.
+    """
+    plan = experiment.plan
+    if plan is None:
+        raise no_plan_section(experiment.region_names)
+    missing = [name for name in experiment.region_names if name not in plan.regions]
+    unknown = [name for name in plan.regions if name not in experiment.region_names]
+    if missing or unknown:
+        raise ConfigError(
+            f"plan.regions: they are not those of the run; {', '.join(missing + unknown)} is in "
+            "one only",
+            fix=f"Say there what could be rented in {', '.join(experiment.region_names)}.",
+        )
+    return plan
+
+
+def site_of(
+    name: str, experiment: Experiment, book: PriceBook, measured: StepModel | None, size: ModelSize
+) -> Site:
+    """A region of the run as the planner sees it; errors as for `inputs.request_of`."""
+    plan = section_of(experiment)
+    offer = plan.regions[name]
+    footprint = _footprint(experiment, size)
+    lacks = _server_lacks(offer, footprint)
+    counts_lan = _lan_is_counted(plan, measured)
+    rentals, edges_h = [], _edges_h_of_server(offer, book)
+    for machine in offer.machines:
+        has = _facts(offer, machine)
+        room, why = footprint.room(has, serves=offer.server is None)
+        for market in machine.markets:
+            record = book.instance(offer.cloud, offer.at, machine.type, market)
+            edges_h |= {tier.after_h for tier in record.age_tiers}
+            is_spot = market == "spot"
+            lost = plan.spot.preemptions_per_h * plan.spot.lost_s / HOUR_S if is_spot else 0.0
+            rentals.append(
+                Rental(
+                    machine.type,
+                    market,
+                    _hourly(book, record),
+                    _speed(name, machine, measured),
+                    0 if record.stock == "none" or not room or lacks else machine.cap,
+                    min(lost, 0.9),
+                    _lan_s(experiment, has, measured, footprint),
+                    max(1, has.accelerators or 0),
+                    int(min(room, ANY_ROWS)),
+                    lacks or why,
+                )
+            )
+    return Site(
+        name,
+        rentals,
+        _standing(offer, book),
+        fixed_s=_fixed_s(experiment, measured),
+        one_is_free=offer.server is None and counts_lan,
+        counts_lan=counts_lan,
+        server=offer.server,
+        edges_h=frozenset(edges_h),
+    )
+
+
+def machine_notes(experiment: Experiment, sites: Sequence[Site], size: ModelSize) -> list[str]:
+    """What is to be said of machines that were left out, and of what is not counted."""
+    plan = section_of(experiment)
+    found = [
+        f"{site.name}: no {rental.type}: {rental.left_out}"
+        for site in sites
+        for rental in site.rentals
+        if rental.left_out
+    ]
+    has = {
+        machine.type: _facts(offer, machine)
+        for offer in plan.regions.values()
+        for machine in offer.machines
+    }
+    nets = sorted(kind for kind, facts in has.items() if facts.network_gbps is None)
+    if nets and any(site.counts_lan for site in sites):
+        found.append(
+            f"what machines send each other inside a region is not counted for {', '.join(nets)}: "
+            "give network_gbps, or plan.lan_s_per_machine"
+        )
+    hosts = sorted(kind for kind, facts in has.items() if facts.host_gb is None)
+    if hosts:
+        found.append(f"nobody knows whether the memory of {', '.join(hosts)} suffices: host_gb")
+    elif size.row_bytes is None and plan.activation_mb_per_row is None:
+        found.append("memory for rows was not counted: give plan.activation_mb_per_row")
+    if plan.step_overhead_s is None and not any(site.fixed_s for site in sites):
+        found.append(
+            "the parameter server's own work, sums and optimizer, is not counted: profile the job, "
+            "or give plan.step_overhead_s"
+        )
+    if any(offer.disk is None for offer in plan.regions.values()):
+        found.append("disks are not counted where plan.regions.*.disk names none")
+    return list(dict.fromkeys(found))
+
+
+def _facts(offer: RegionOffer, machine: MachineConfig) -> Instance:
+    """What a type of machine has: as the configuration says, else as known."""
+    known = instance_of(offer.cloud, machine.type)
+    own = {field.name: getattr(machine, field.name) for field in fields(Instance)}
+    return replace(known, **{name: value for name, value in own.items() if value is not None})
+
+
+def _footprint(experiment: Experiment, size: ModelSize) -> Footprint:
+    given_mb = section_of(experiment).activation_mb_per_row
+    return Footprint(
+        size.num_params,
+        _STATES[experiment.optimizer.kind],
+        experiment.worker_steps > 0,
+        len(experiment.regions),
+        size.row_bytes if given_mb is None else given_mb * 1e6,
+    )
+
+
+def _server_lacks(offer: RegionOffer, footprint: Footprint) -> str:
+    """Why a parameter server by itself does not fit its machine."""
+    has_gb = None if offer.server is None else instance_of(offer.cloud, offer.server).host_gb
+    if has_gb is None or has_gb * 1e9 >= footprint.server_bytes:
+        return ""
+    return (
+        f"the server {offer.server} has {has_gb:g} GB of memory, and the parameter server needs "
+        f"{footprint.server_bytes / 1e9:.3g} GB"
+    )
+
+
+def _fixed_s(experiment: Experiment, measured: StepModel | None) -> float:
+    """What every local step takes beside computing; a profile measures it per local step."""
+    given_s = section_of(experiment).step_overhead_s
+    if given_s is not None:
+        return given_s / max(1, experiment.worker_steps)
+    return 0.0 if measured is None else measured.fixed_s
+
+
+def _lan_is_counted(plan: PlanConfig, measured: StepModel | None) -> bool:
+    """Whether nobody says what the network inside a region adds."""
+    return plan.lan_s_per_machine is None and (measured is None or measured.workers[1] == 1)
+
+
+def _lan_s(
+    experiment: Experiment, has: Instance, measured: StepModel | None, footprint: Footprint
+) -> float:
+    """What a machine adds to a local step: gradients to the parameter server, parameters back."""
+    plan, workers = section_of(experiment), max(1, has.accelerators or 0)
+    local = max(1, experiment.worker_steps)
+    if plan.lan_s_per_machine is not None:
+        return plan.lan_s_per_machine / local
+    if measured is not None and not _lan_is_counted(plan, measured):
+        return measured.lan_s * workers
+    if has.network_gbps is None:
+        return 0.0  # a note says so
+    sent_gbit = 2 * 32e-9 * footprint.num_params * workers
+    return sent_gbit / has.network_gbps / local
+
+
+def _speed(name: str, machine: MachineConfig, measured: StepModel | None) -> float:
+    if machine.rows_per_s is not None:
+        return machine.rows_per_s
+    row_s = None if measured is None else measured.row_s.get(machine.type)
+    if row_s is None:
+        raise ConfigError(
+            f"plan.regions.{name}: nothing is known of the speed of {machine.type}",
+            fix=f"Give its rows_per_s, or measure it: geo-ray profile --machine "
+            f"{name}={machine.type}.",
+        )
+    if row_s <= 0:
+        raise ProfileError(
+            f"region '{name}': in the profile a step on {machine.type} takes no longer with more "
+            "rows",
+            fix="Measure batches that differ more: geo-ray profile --batch-sizes.",
+        )
+    return 1 / row_s
+
+
+def _edges_h_of_server(offer: RegionOffer, book: PriceBook) -> set[float]:
+    if offer.server is None:
+        return set()
+    record = book.instance(offer.cloud, offer.at, offer.server)
+    return {tier.after_h for tier in record.age_tiers}
+
+
+def _hourly(book: PriceBook, record: PriceRecord) -> RentalPrice:
+    book.usd_of_hours(record, 1.0)  # a currency without a rate is told now
+    return partial(book.usd_of_hours, record)
+
+
+def _standing(offer: RegionOffer, book: PriceBook) -> RentalPrice:
+    parts: list[RentalPrice] = []
+    if offer.server is not None:
+        parts.append(_hourly(book, book.instance(offer.cloud, offer.at, offer.server)))
+    if offer.disk is not None:
+        monthly = book.usd_of_volume(book.disk(offer.cloud, offer.at, offer.disk), offer.disk_gb)
+        parts.append(lambda hours, age_h=0.0: monthly * hours / _MONTH_H)
+    return lambda hours, age_h=0.0: sum(part(hours, age_h) for part in parts)
+
+
+_INTERVALS: Final = tuple(2**n for n in range(10))
+
+
+def request_of(
+    experiment: Experiment,
+    size: ModelSize,
+    rows: Mapping[str, float],
+    book: PriceBook,
+    links: LinkTable,
+    profile: Profile | None = None,
+    loss: LossProfile | None = None,
+) -> Request:
+    """The question.
+
+    Args:
+        experiment: the run; has a section `plan`.
+        size: of its model.
+        rows: of training data by region.
+        book: prices.
+        links: of every pair of regions.
+        profile: what was measured; the configuration's own numbers count more.
+        loss: what intervals and codecs cost as measured; else as assumed.
+
+    Raises:
+        ConfigError: there is no section `plan`, or it lacks a region or a machine's speed, or the
+            strategy cannot be planned.
+        ProfileError: the profile has no steps of a region.
+        PriceUnknownError: something has no price.
+        CurrencyError: a price's currency has no rate.
+        PlanInfeasibleError: residency rules contradict each other.
+    """
+    plan = section_of(experiment)
+    check_strategy(experiment)
+    names = list(experiment.region_names)
+    start = _start(plan, profile)
+    intervals = _intervals(experiment, plan)
+    work = JobWork(
+        steps=experiment.train.steps * max(1, experiment.worker_steps),
+        rows_per_step=sum(r.rows_per_step(experiment.data.batch_size) for r in experiment.regions),
+        rows={name: plan.regions[name].rows or rows[name] for name in names},
+        num_params=size.num_params,
+        pattern=_pattern(experiment, intervals),
+        startup_s=start.fixed_s,
+        worker_start_s=start.worker_s,
+        evaluations_s=evaluations_s(experiment, profile),
+    )
+    measured = {} if profile is None else {name: fit_steps(name, profile.steps) for name in names}
+    hosts = allowed_averagers(plan.residency, names)
+    preferred = experiment.averager_region
+    return Request(
+        work=work,
+        sites=[site_of(name, experiment, book, measured.get(name), size) for name in names],
+        links=links,
+        usd_per_gb=_egress(plan, names, book),
+        averagers=sorted(hosts, key=lambda name: name != preferred),
+        intervals=intervals,
+        codecs=codecs_of(experiment, plan.codecs),
+        loss=AssumedLoss() if loss is None else MeasuredLoss.of(loss),
+        loss_budget=plan.loss_budget,
+        objective=plan.objective,
+        limits=Limits(
+            math.inf if plan.deadline_h is None else plan.deadline_h * HOUR_S,
+            math.inf if plan.budget_usd is None else plan.budget_usd,
+        ),
+        overhead_s={} if profile is None else {p.codec: p.overhead_s for p in profile.exchanges},
+        last_errors=last_errors(experiment),
+        first_in_full=experiment.strategy.traits.sends == "model",
+    )
+
+
+def stale_notes(experiment: Experiment, book: PriceBook, now_unix_s: float) -> list[str]:
+    """What is to be said of prices that are older than they are to be believed."""
+    plan = section_of(experiment)
+    used = {record.key: record for record in _records(plan, book)}.values()
+    old = [record for record in used if record.is_stale(now_unix_s)]
+    if not old:
+        return []
+    oldest = age_text(max(record.age_s(now_unix_s) for record in old))
+    return [f"{len(old)} prices are stale, the oldest of {oldest} ago: `geo-ray prices refresh`"]
+
+
+def _records(plan: PlanConfig, book: PriceBook) -> Iterator[PriceRecord]:
+    """Every price that a plan may use: machines, servers, disks, traffic."""
+    for name, region in plan.regions.items():
+        for machine in region.machines:
+            for market in machine.markets:
+                yield book.instance(region.cloud, region.at, machine.type, market)
+        if region.server is not None:
+            yield book.instance(region.cloud, region.at, region.server)
+        if region.disk is not None:
+            yield book.disk(region.cloud, region.at, region.disk)
+        for other, there in plan.regions.items():
+            if other != name:
+                to = there.at if region.cloud == there.cloud else INTERNET
+                yield book.egress(region.cloud, region.at, to)
+
+
+def check_strategy(experiment: Experiment) -> None:
+    """Refuse strategies that the model of `JobWork` is wrong for.
+
+    Raises:
+        ConfigError: regions take unequal numbers of steps until all have seen enough rows.
+    """
+    if len(experiment.regions) > 1 and experiment.strategy.traits.region.ends_together:
+        raise ConfigError(
+            f"strategy {experiment.strategy.kind} cannot be planned: its regions take unequal "
+            "numbers of steps, and a plan's model gives all of them the same",
+            fix="Predict it with `geo-ray simulate`, or plan with another strategy.",
+        )
+
+
+def counts_of(plan: PlanConfig) -> Counts:
+    """The machines that policy `fixed` is about."""
+    return {
+        name: {(m.type, m.markets[0]): m.count for m in region.machines if m.count}
+        for name, region in plan.regions.items()
+    }
+
+
+def _start(plan: PlanConfig, profile: Profile | None) -> StartModel:
+    if plan.startup_s is not None:
+        return StartModel(plan.startup_s)
+    if profile is None or not profile.starts:
+        raise ConfigError(
+            "plan.startup_s: null stands for what a profile has measured, and there is none",
+            fix="Give the seconds from renting to the first step, or run `geo-ray profile`.",
+        )
+    return fit_start(profile.starts)
+
+
+def evaluations_s(experiment: Experiment, profile: Profile | None, done: int = 0) -> float:
+    """Seconds of all evaluations that are to come; the last one is after the last step.
+
+    Args:
+        experiment: the run.
+        profile: what was measured.
+        done: steps that a region has taken.
+    """
+    every, last = experiment.train.eval_every, experiment.train.steps - 1
+    if profile is None:
+        return 0.0
+    between = last // every - min(done, last) // every if every else 0
+    return (between + 1) * profile.evaluation_s
+
+
+def _egress(
+    plan: PlanConfig, names: Sequence[str], book: PriceBook
+) -> dict[tuple[str, str], float]:
+    found = {}
+    for src in names:
+        for dst in names:
+            here, there = plan.regions[src], plan.regions[dst]
+            if src == dst:
+                continue
+            if (here.cloud, here.at) == (there.cloud, there.at):
+                raise PriceBookError(
+                    f"plan.regions: '{src}' and '{dst}' are both in {here.cloud} {here.at}, and "
+                    "traffic inside a region has no price here",
+                    fix="Give each region of the run a region of its own, or join the two.",
+                )
+            to = there.at if here.cloud == there.cloud else INTERNET
+            # Of the first tier: the account's month is not the job's to know.
+            found[src, dst] = book.usd_of_volume(book.egress(here.cloud, here.at, to), 1.0)
+    return found
+
+
+def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
+    """In local steps; the option counts those of a region, each of which may be several."""
+    exchange, local = experiment.strategy.traits.exchange, max(1, experiment.worker_steps)
+    present = exchange.interval
+    if present is None:
+        return [max(1, round(exchange.every * local))]
+    choices = [present, *_INTERVALS] if plan.intervals is None else plan.intervals
+    return [each * local for each in dict.fromkeys(choices)]
+
+
+def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
+    """How the strategy exchanges, as it says itself for each interval; in local steps."""
+    strategy, local = experiment.strategy, max(1, experiment.worker_steps)
+    present = strategy.traits
+    every, hidden = {}, {}
+    own = present.exchange.interval  # a run may go on with it, whatever a new plan could choose
+    for interval in [*intervals, *([] if own is None else [own * local])]:
+        exchange = present.exchange
+        if exchange.interval is not None and isinstance(strategy, BaseModel):
+            changed = {"interval": max(1, interval // local)}
+            exchange = strategy.model_copy(update=changed).traits.exchange
+        every[interval] = exchange.every * local
+        if exchange.hidden_steps is not None:
+            hidden[interval] = min(exchange.hidden_steps, exchange.every) * local
+    return Pattern(
+        present.exchange.stands_still,
+        present.exchange.last,
+        present.exchange.fragments,
+        present.averager.bound,
+        present.exchange.by_speed,
+        present.in_rounds or present.averager.bound is not None,
+        local,
+        every,
+        hidden,
+    )
+
+
+def codecs_of(experiment: Experiment, named: Sequence[str | None] | None) -> list[str | None]:
+    """The codecs that a plan chooses among.
+
+    Args:
+        experiment: the run.
+        named: by the user; None: the configured one and the usual.
+
+    Raises:
+        ConfigError: nobody knows how small one of them makes an update.
+    """
+    if named is not None:
+        unknown = [codec for codec in named if codec not in BITS_PER_PARAM]
+        if unknown:
+            known = ", ".join(str(codec) for codec in BITS_PER_PARAM)
+            raise ConfigError(
+                f"plan.codecs: it is not known how small {unknown[0]} makes an update",
+                fix=f"Choose among {known}.",
+            )
+        return list(named)
+    up = experiment.codec.up
+    present = None if up is None else up.kind
+    if present not in BITS_PER_PARAM:
+        known = ", ".join(str(codec or "null") for codec in BITS_PER_PARAM)
+        raise ConfigError(
+            f"codec {present} cannot be planned: nobody knows how small it makes an update and "
+            "what it costs in loss",
+            fix=f"Name plan.codecs, to choose among {known}; or ask `geo-ray simulate`.",
+        )
+    return list(dict.fromkeys([present, *BITS_PER_PARAM]))

@@ -1,0 +1,471 @@
+"""Plans of a configuration, as `geo-ray plan` makes them.
+
+Also finds the step and loss profiles that plans use.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from geo_ray.base.canonical import canonical_json, sha256_hex
+from geo_ray.base.errors import (
+    ConfigError,
+    GeoRayError,
+    OtherModelError,
+    PlanInfeasibleError,
+    ProfileError,
+)
+from geo_ray.data.manifest import load_manifest
+from geo_ray.data.tasks.load import load_task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.loss import LossProfile, LossSubject, MeasuredLoss, load_loss_profile
+from geo_ray.planner.plan import ModelId, Plan
+from geo_ray.planner.policies import check_limits, cloudless, everything, fixed, front, optimal
+from geo_ray.planner.predict import Unsure, link_error, with_range
+from geo_ray.planner.profile import Profile, StepModel, fit_steps, load_profile
+from geo_ray.planner.progress import Noise
+from geo_ray.planner.request import Request
+from geo_ray.prices.price_book import known_book, own_files
+from geo_ray.runs.build import parameter_count
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.runs.directory import local_root
+from geo_ray.runs.follow_plan import model_id
+from geo_ray.runs.plan_inputs import (
+    counts_of,
+    machine_notes,
+    model_size,
+    request_of,
+    section_of,
+    stale_notes,
+)
+from geo_ray.transport.links import LinkTable, load_links, table_of
+
+HERE = "here"
+"""The machine type of a region that the section `plan` does not name any for."""
+
+
+def default_profile_path(experiment: Experiment) -> Path:
+    """Where the profile of a configuration lies if nobody says otherwise."""
+    return local_root(experiment) / "profiles" / f"{experiment.name}.json"
+
+
+def find_profile(experiment: Experiment, model: ModelId) -> Path | None:
+    """The profile that a plan of this model goes by if nobody names one.
+
+    The configuration's own, or the newest beside it that is of the same model: another
+    configuration may have measured the task.
+    """
+    own = default_profile_path(experiment)
+    others = sorted(own.parent.glob("*.json"), key=lambda path: -path.stat().st_mtime)
+    for path in [own, *(other for other in others if other != own)]:
+        if path.exists() and _is_profile_of(path, model):
+            return path
+    return None
+
+
+def _is_profile_of(path: Path, model: ModelId) -> bool:
+    try:
+        return load_profile(path).model.differs(model) is None
+    except ProfileError:
+        return False
+
+
+def begin_profile(experiment: Experiment, base_dir: Path, path: Path, hardware: str) -> Profile:
+    """The profile to add to: the one at ``path`` if it is of this model and hardware, or a new one.
+
+    Raises:
+        ProfileError: the file there is no profile.
+        TaskLoadError: the task cannot be loaded.
+    """
+    task = load_task(experiment.task, base_dir)
+    num_params = parameter_count(task, experiment.seed)
+    new = Profile(model=model_id(experiment, base_dir, num_params), hardware=hardware)
+    if not path.exists():
+        return new
+    known = load_profile(path)
+    try:
+        known.check_model(new.model)
+    except OtherModelError:
+        return new
+    return known if known.hardware == hardware else new
+
+
+def machine_types_of(experiment: Experiment, named: Sequence[str]) -> dict[str, str]:
+    """The instance type of each region's workers.
+
+    Args:
+        experiment: the configuration; a region for which its `plan` has one type needs no name.
+        named: ``REGION=TYPE`` each.
+
+    Raises:
+        ConfigError: a word makes no sense, or a region could rent several types.
+    """
+    found = {}
+    for word in named:
+        region, equals, kind = word.partition("=")
+        if not equals or not kind or region not in experiment.region_names:
+            raise ConfigError(
+                f"--machine {word}: not REGION=TYPE with a region of the run",
+                fix=f"Write REGION=TYPE; regions are {', '.join(experiment.region_names)}.",
+            )
+        found[region] = kind
+    offers = {} if experiment.plan is None else experiment.plan.regions
+    for region in experiment.region_names:
+        types = [each.type for each in offers[region].machines] if region in offers else []
+        if region not in found and len(types) > 1:
+            raise ConfigError(
+                f"region '{region}' could rent {', '.join(types)}: which of them is it now?",
+                fix=f"Say --machine {region}=TYPE.",
+            )
+        found.setdefault(region, types[0] if types else HERE)
+    return found
+
+
+_OF_TRAINING = ("mode", "clip_norm", "clip_mean_norm", "stragglers")
+
+
+def subject_of(experiment: Experiment, base_dir: Path, model: ModelId) -> LossSubject:
+    """What tells the task from others, and what else its loss depends on.
+
+    Args:
+        experiment: the configuration.
+        base_dir: where a relative path to its manifest starts.
+        model: that it trains.
+
+    Raises:
+        ManifestError: the data have none, or it is wrong.
+    """
+    tree = experiment.model_dump(mode="json")
+    traits = experiment.strategy.traits
+    strategy = {key: value for key, value in tree["strategy"].items() if key != "interval"}
+    sections = {
+        "strategy": strategy,
+        "codec": tree["codec"],
+        "optimizer": tree["optimizer"],
+        "data.batch_size": tree["data"]["batch_size"],
+        "regions": [[r["workers"], r["batch_sizes"]] for r in tree["regions"]],
+        "train": {key: tree["train"][key] for key in _OF_TRAINING},
+        "overlay": tree["overlay"],
+        "transfers": tree["transfers"],
+        # In rounds the order of updates does not depend on links.
+        "emulate": None if traits.in_rounds else tree["emulate"],
+    }
+    return LossSubject(
+        model=model,
+        data=_data(experiment, base_dir),
+        regions=experiment.region_names,
+        strategy=experiment.strategy.kind,
+        settings={name: sha256_hex(canonical_json(value)) for name, value in sections.items()},
+    )
+
+
+def _data(experiment: Experiment, base_dir: Path) -> str:
+    generate = experiment.data.generate
+    if generate is not None:
+        return sha256_hex(canonical_json({"generate": generate.model_dump(mode="json")}))
+    address = str(experiment.data.manifest)
+    if "://" not in address:
+        address = str(base_dir / address)
+    found = load_manifest(address).model_dump(mode="json")
+    return sha256_hex(canonical_json({**found, "stores": None}))  # copies are the same data
+
+
+def default_loss_path(experiment: Experiment) -> Path:
+    """Where the measured loss of a configuration lies if nobody says otherwise."""
+    return local_root(experiment) / "profiles" / "loss" / f"{experiment.name}.json"
+
+
+def has_loss_profiles(experiment: Experiment) -> bool:
+    """Whether there is anything to look through."""
+    return any(default_loss_path(experiment).parent.glob("*.json"))
+
+
+def find_loss_profile(experiment: Experiment, subject: LossSubject) -> Path | None:
+    """The measurement that a plan goes by if nobody names one.
+
+    The configuration's own, or the newest beside it, of the same task, data, strategy and model.
+    """
+    own = default_loss_path(experiment)
+    others = sorted(own.parent.glob("*.json"), key=lambda path: -path.stat().st_mtime)
+    for path in [own, *(other for other in others if other != own)]:
+        if path.exists() and _is_loss_of(path, subject):
+            return path
+    return None
+
+
+def loss_notes(profile: LossProfile, path: Path, subject: LossSubject, steps: float) -> list[str]:
+    """What to know before believing a measured loss.
+
+    Args:
+        profile: the measurement.
+        path: its file.
+        subject: of the plan.
+        steps: of the plan.
+    """
+    notes = [
+        f"loss as measured in {path}: {profile.steps} steps with {len(profile.seeds)} seeds, where "
+        f"the job has {steps:g} steps"
+    ]
+    varied = profile.subject.varies(subject)
+    if varied:
+        notes.append(f"the loss was measured with other {', '.join(varied)}")
+    return notes
+
+
+def unread_loss_notes(experiment: Experiment) -> list[str]:
+    """What to know of a measurement that lies where the configuration's own does."""
+    own = default_loss_path(experiment)
+    if not own.exists():
+        return []
+    try:
+        load_loss_profile(own)
+    except ProfileError as error:
+        return [f"passed over: {error.message}"]
+    return []
+
+
+def plan_loss_notes(profile: LossProfile, interval: int, codec: str | None) -> list[str]:
+    """What of a plan's loss is not measured."""
+    notes = beyond_loss_note(profile, interval)
+    if codec not in MeasuredLoss.of(profile).codecs:
+        notes.append(f"the loss of {codec} is assumed: it was not measured")
+    return notes
+
+
+def beyond_loss_note(profile: LossProfile, interval: int) -> list[str]:
+    """What to know of a plan's interval."""
+    longest = max(point.interval for point in profile.points if point.codec is None)
+    if interval <= longest:
+        return []
+    return [f"the loss of {interval} steps is partly assumed: the longest measured is {longest}"]
+
+
+def _is_loss_of(path: Path, subject: LossSubject) -> bool:
+    try:
+        found = load_loss_profile(path).subject
+    except ProfileError:
+        return False
+    return found.differs(subject) is None and found.model.differs(subject.model) is None
+
+
+Policy = Literal["optimal", "cloudless", "everything", "fixed"]
+_POLICIES = {"optimal": optimal, "cloudless": cloudless, "everything": everything}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """What came of it.
+
+    Attributes:
+        plan: the one to follow.
+        request: what was asked.
+        front: plans that nothing beats in both time and money; empty unless asked for.
+    """
+
+    plan: Plan
+    request: Request
+    front: Sequence[Plan] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a plan's numbers come from, beside the configuration.
+
+    Attributes:
+        prices: the user's files of prices; the default ones if there are none.
+        links: a measured link table; the emulated links, or the profile's, if None.
+        profile: a file of `geo-ray profile`; if None, the one that `profiles.find` finds.
+        extrapolate: go beyond what the profile has measured.
+        loss: a file of `geo-ray profile --loss`; if None, the one that `loss.files.find` finds.
+    """
+
+    prices: Sequence[Path] = ()
+    links: Path | None = None
+    profile: Path | None = None
+    extrapolate: bool = False
+    loss: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What planning goes by.
+
+    Attributes:
+        request: the question, with the configured batch.
+        model: what it is for.
+        profile: what was measured, if anything.
+        notes: what to know before believing a plan.
+        emulates_links: whether links are the configuration's own, and not measured.
+        loss: what intervals and codecs cost as measured, if anything.
+    """
+
+    request: Request
+    model: ModelId
+    profile: Profile | None
+    notes: tuple[str, ...]
+    emulates_links: bool
+    loss: LossProfile | None = None
+
+
+def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Inputs:
+    """Bring together what a plan needs; arguments and errors as for `make_plan`."""
+    section = section_of(experiment)
+    book = known_book(sources.prices or own_files())
+    task = load_task(experiment.task, base_dir)
+    size = model_size(task, experiment.seed)
+    model = model_id(experiment, base_dir, size.num_params)
+    path = sources.profile or find_profile(experiment, model)
+    profile = None if path is None else load_profile(path)
+    if profile is not None:
+        profile.check_model(model)
+    rows = {name: float(offer.rows) for name, offer in section.regions.items() if offer.rows}
+    if any(name not in rows for name in experiment.region_names):
+        with tempfile.TemporaryDirectory() as scratch:
+            manifest, _ = prepare_manifest(experiment, task, base_dir, Path(scratch))
+        for name in experiment.region_names:
+            rows[name] = float(manifest.rows(name, "train"))
+    links = _links(experiment, sources.links, profile)
+    loss, loss_notes = _loss(experiment, base_dir, model, sources.loss)
+    request = request_of(experiment, size, rows, book, links, profile, loss)
+    notes = [
+        *stale_notes(experiment, book, time.time()),
+        *machine_notes(experiment, request.sites, size),
+    ]
+    if path is not None:
+        notes.append(f"steps as measured in {path}")
+    notes += loss_notes
+    return Inputs(
+        request,
+        model,
+        profile,
+        tuple(notes),
+        sources.links is None and bool(experiment.links()),
+        loss,
+    )
+
+
+def make_plan(
+    experiment: Experiment,
+    base_dir: Path,
+    policy: Policy,
+    sources: Sources,
+    *,
+    with_front: bool = False,
+) -> PlannedJob:
+    """Plan the run of a configuration; nothing is rented or started.
+
+    Args:
+        experiment: the configuration.
+        base_dir: where relative paths in it start.
+        policy: who decides.
+        sources: of prices, links and measured steps.
+        with_front: make the front, too.
+
+    Raises:
+        GeoRayError: whatever keeps a plan from being made.
+    """
+    inputs = inputs_of(experiment, base_dir, sources)
+    base, profile = inputs.request, inputs.profile
+    plan, request = _best(experiment, base, policy, profile)
+    fits = {}
+    if profile is not None:
+        fits = {name: fit_steps(name, profile.steps) for name in experiment.region_names}
+    if not sources.extrapolate:
+        _check_range(plan, fits, experiment)
+    notes = inputs.notes
+    if inputs.loss is not None:
+        notes += tuple(plan_loss_notes(inputs.loss, plan.interval, plan.codec))
+    plan = plan.model_copy(
+        update={"notes": notes, "model": inputs.model, "base_steps": base.work.steps}
+    )
+    error = max((fit.error for fit in fits.values()), default=None)
+    plan = with_range(plan, Unsure(error, link_error(base.links, plan.averager)))
+    return PlannedJob(plan, request, front(request) if with_front else ())
+
+
+def _best(
+    experiment: Experiment, base: Request, policy: Policy, profile: Profile | None
+) -> tuple[Plan, Request]:
+    """The best plan over all batches that are allowed.
+
+    Raises:
+        PlanInfeasibleError: no plan keeps every constraint, whatever the batch.
+    """
+    section, base_rows = section_of(experiment), round(base.work.rows_per_step)
+    noise = None
+    if profile is not None and profile.noise is not None:
+        noise = Noise(**profile.noise.model_dump())
+    found: list[tuple[Plan, Request]] = []
+    last_error: PlanInfeasibleError | None = None
+    for rows in section.batch_sizes or (base_rows,):
+        request, gain = base, 1.0
+        if rows != base_rows:
+            steps = section.progress.steps(base.work.steps, base_rows, rows, noise)
+            gain = section.progress.gain(base_rows, rows, noise)
+            request = replace(base, work=replace(base.work, steps=steps, rows_per_step=rows))
+        try:
+            if policy == "fixed":
+                plan = fixed(request, counts_of(section))
+            else:
+                plan = _POLICIES[policy](request)
+            if policy != "optimal":
+                check_limits(plan, request.limits)
+        except PlanInfeasibleError as error:  # another batch may do
+            last_error = error
+            continue
+        found.append((plan.model_copy(update={"lr_gain": gain}), request))
+    if not found and last_error is not None:
+        raise last_error
+    is_money = section.objective == "cost"
+    return min(found, key=lambda pair: pair[0].total_usd if is_money else pair[0].total_s)
+
+
+def _check_range(plan: Plan, fits: Mapping[str, StepModel], experiment: Experiment) -> None:
+    offers = section_of(experiment).regions
+    for region in plan.regions:
+        given = {m.type for m in offers[region.region].machines if m.rows_per_s is not None}
+        for machines in region.machines:
+            if region.region in fits and machines.type not in given:
+                fits[region.region].check(machines.type, region.workers, machines.rows)
+
+
+def _loss(
+    experiment: Experiment, base_dir: Path, model: ModelId, named: Path | None
+) -> tuple[LossProfile | None, list[str]]:
+    """What intervals and codecs cost as measured, and what to know of it.
+
+    Raises:
+        OtherModelError: the file that is named is of another task.
+        ProfileError: it is none.
+        GeoRayError: whose data these are cannot be told, for want of the manifest.
+    """
+    if len(experiment.regions) < 2 or (named is None and not has_loss_profiles(experiment)):
+        return None, []
+    try:
+        subject = subject_of(experiment, base_dir, model)
+    except GeoRayError as error:
+        if named is not None:
+            raise
+        return None, [f"no measured loss was looked for: {error.message}"]
+    unread = [] if named is not None else unread_loss_notes(experiment)
+    path = named or find_loss_profile(experiment, subject)
+    if path is None:
+        return None, unread
+    found = load_loss_profile(path)
+    found.check_subject(subject)
+    steps = experiment.train.steps * max(1, experiment.worker_steps)
+    return found, [*unread, *loss_notes(found, path, subject, steps)]
+
+
+def _links(experiment: Experiment, path: Path | None, profile: Profile | None) -> LinkTable:
+    if path is not None:
+        return load_links(path)
+    specs = experiment.links()
+    if specs or profile is None:
+        return table_of(specs)
+    return profile.links

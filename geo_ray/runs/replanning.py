@@ -1,0 +1,374 @@
+"""Decide whether another plan is better for the rest of a run, with hysteresis.
+
+Also when only some regions take part.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from geo_ray.base.errors import PlanError, PlanInfeasibleError
+from geo_ray.base.text import age_text
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import Plan, RegionPlan
+from geo_ray.planner.policies import fixed, optimal
+from geo_ray.planner.replan import Decision, counts_of, replan, with_running
+from geo_ray.planner.request import Request, Site
+from geo_ray.planner.timing import HOUR_S, JobWork
+from geo_ray.runs import directory, planning
+from geo_ray.runs.build import wire_plan
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.plan_inputs import evaluations_s
+from geo_ray.runs.planning import Inputs, Sources, inputs_of
+from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.totals import RunTotals
+from geo_ray.transport.links import load_links
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a run has come, and how fast.
+
+    Attributes:
+        steps: that every region has taken.
+        step_s: median of its steps, from their rows to their being taken in, by region. That is
+            what a plan's `step_s` counts: computing, the exchange inside the region, the server.
+        run_h: how old its first machines are.
+    """
+
+    steps: int
+    step_s: Mapping[str, float]
+    run_h: float = 0.0
+
+
+def state_of(events: Iterable[Event]) -> State:
+    """Fold a run's events.
+
+    Raises:
+        PlanError: it has no step yet.
+    """
+    steps: dict[str, int] = {}
+    times_s: dict[str, list[float]] = {}
+    totals = RunTotals()
+    for event in events:
+        totals.feed(event)
+        if event.kind == "step":
+            steps[event["region"]] = max(event["step"], steps.get(event["region"], 0))
+            # Asynchronous workers begin at different times, so the step's own is of the last one.
+            whole_s = max(event.t_s - event.number("start_s"), event.number("compute_s"))
+            times_s.setdefault(event["region"], []).append(whole_s)
+    if not steps:
+        raise PlanError("the run has not taken a step yet", fix="Ask again later.")
+    middle = {region: statistics.median(values) for region, values in times_s.items()}
+    lasted_s = (totals.startup_s or 0.0) + totals.elapsed_s
+    return State(min(steps.values()), middle, lasted_s / HOUR_S)
+
+
+def decide(
+    experiment: Experiment,
+    base_dir: Path,
+    run_dir: Path,
+    sources: Sources,
+    age_h: float | None = None,
+) -> Decision:
+    """Whether the run in a directory should go on as it is; see `replanned`.
+
+    Args:
+        experiment: the configuration.
+        base_dir: where relative paths in it start.
+        run_dir: of the run.
+        sources: of prices, links and measured steps.
+        age_h: of the run's first machines; None: the seconds that its starts and it have lasted.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        PlanError: it follows no plan, or as for `replanned`.
+    """
+    run, _ = directory.reopen(run_dir, to_look_at=True)
+    present = directory.followed_plan(run)
+    if present is None:
+        raise PlanError(
+            f"{run_dir} follows no plan", fix="Begin a run with `geo-ray train --plan`."
+        )
+    state = state_of(read_events(run.path / EVENTS_FILE))
+    if age_h is not None:
+        state = replace(state, run_h=age_h)
+    return replanned(experiment, base_dir, present, state, run.links, sources)
+
+
+def replanned(
+    experiment: Experiment,
+    base_dir: Path,
+    present: Plan,
+    state: State,
+    run_links: Path,
+    sources: Sources,
+) -> Decision:
+    """Decide whether to go on as it is.
+
+    Args:
+        experiment: the configuration, its prices and limits as they are today; deadline and budget
+            are those of what is left.
+        base_dir: where relative paths in it start.
+        present: the plan that the run follows.
+        state: of the run.
+        run_links: what it has learned about its links; need not exist.
+        sources: of prices, links and measured steps.
+
+    Raises:
+        PlanError: nothing is left, or the plan is of other regions.
+        GeoRayError: whatever keeps a plan from being made.
+    """
+    inputs, request = _asked(experiment, base_dir, present, state, run_links, sources)
+    going_on = _with_interval(request, present, present.interval)
+    limits = request.limits
+    best = None
+    try:
+        best = optimal(request)
+    except PlanInfeasibleError:
+        if not limits.keeps(going_on.total_s, going_on.total_usd):
+            raise
+    decision = replan(going_on, best, request.objective, limits)
+    age = age_text(state.run_h * HOUR_S)
+    notes = inputs.notes
+    if inputs.loss is not None:
+        chosen = decision.plan
+        notes += tuple(planning.plan_loss_notes(inputs.loss, chosen.interval, chosen.codec))
+    # Who follows it counts all steps of the run.
+    whole = {
+        "steps": present.steps,
+        "base_steps": present.base_steps,
+        "lr_gain": present.lr_gain,
+        "from_step": state.steps,
+        "model": inputs.model,
+        "notes": (*notes, f"machines that run are priced from an age of {age} on"),
+    }
+    return replace(decision, plan=decision.plan.model_copy(update=whole))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChange:
+    """What can change of a run that goes on.
+
+    Attributes:
+        interval: whether its interval can.
+        averagers: regions that its averager can move to.
+    """
+
+    interval: bool
+    averagers: Collection[str] = ()
+
+    def __bool__(self) -> bool:
+        return self.interval or bool(self.averagers)
+
+
+def changed_as_it_goes(
+    experiment: Experiment,
+    base_dir: Path,
+    present: Plan,
+    state: State,
+    run_links: Path,
+    sources: Sources,
+    free: PlanChange,
+) -> Decision:
+    """Decide whether another interval or averager's region is better; machines and codec stay.
+
+    It costs nothing to change. Other arguments, and errors, are as for `replanned`.
+    """
+    _, request = _asked(experiment, base_dir, present, state, run_links, sources)
+    going_on = _with_interval(request, present, present.interval)
+    found = []
+    intervals = request.intervals if free.interval else [present.interval]
+    for averager in (present.averager, *free.averagers):
+        moved = present.model_copy(update={"averager": averager})
+        for interval in intervals:
+            try:
+                found.append(_with_interval(request, moved, interval, request.loss_budget))
+            except PlanInfeasibleError:
+                continue  # it costs more loss than was allowed
+    kept = [plan for plan in found if request.limits.keeps(plan.total_s, plan.total_usd)]
+    key = "total_s" if request.objective == "time" else "total_usd"
+    best = min(kept, key=lambda plan: float(getattr(plan, key)), default=None)
+    return replan(going_on, best, request.objective, request.limits)
+
+
+def _asked(
+    experiment: Experiment,
+    base_dir: Path,
+    present: Plan,
+    state: State,
+    run_links: Path,
+    sources: Sources,
+) -> tuple[Inputs, Request]:
+    local = max(1, experiment.worker_steps)
+    left = present.steps - state.steps * local
+    if left < 1:
+        raise PlanError("the run has no steps left", fix="There is nothing to plan.")
+    inputs = inputs_of(experiment, base_dir, sources)
+    evals_s = evaluations_s(experiment, inputs.profile, state.steps)
+    work = replace(inputs.request.work, steps=left, evaluations_s=evals_s)
+    return inputs, _of_the_rest(inputs, work, present, state, local, run_links)
+
+
+def _with_interval(
+    request: Request, present: Plan, interval: int, loss_budget: float = math.inf
+) -> Plan:
+    """The rest with the present plan's machines and averager, which run already."""
+    as_it_is = replace(
+        request,
+        averagers=[present.averager],
+        intervals=[interval],
+        loss_budget=loss_budget,
+        work=replace(request.work, startup_s=0.0, worker_start_s=0.0),
+    )
+    return fixed(as_it_is, {region.region: counts_of(region) for region in present.regions})
+
+
+def _of_the_rest(
+    inputs: Inputs, work: JobWork, present: Plan, state: State, local: int, run_links: Path
+) -> Request:
+    """The question for what is left, at the speeds and links that the run has seen."""
+    request = inputs.request
+    plans = {region.region: region for region in present.regions}
+    if set(plans) != {site.name for site in request.sites}:
+        raise PlanError(
+            f"the run's plan is for regions {', '.join(plans)}, CONFIG has others",
+            fix="Plan with the configuration of the run: its config.lock.yaml.",
+        )
+    links = request.links
+    if run_links.exists() and not inputs.emulates_links:
+        links = links.with_records(load_links(run_links).links)
+    return replace(
+        request,
+        work=work,
+        sites=[
+            with_running(_as_seen(s, plans[s.name], state, local), plans[s.name], state.run_h)
+            for s in request.sites
+        ],
+        links=links,
+        codecs=[present.codec],  # a checkpoint holds what codecs keep for the next update
+    )
+
+
+def _as_seen(site: Site, plan: RegionPlan, state: State, local: int) -> Site:
+    """The site with its present types as fast as they were."""
+    measured_s = state.step_s.get(plan.region, 0.0) / local
+    if not measured_s > 0:
+        return site
+    if measured_s > plan.fixed_s:
+        factor = (plan.step_s - plan.fixed_s) / (measured_s - plan.fixed_s)
+    else:  # what is fixed was taken to be too long, so it does not tell how fast rows are
+        factor = plan.step_s / measured_s
+    used = {machines.type for machines in plan.machines}
+    rentals = [
+        replace(each, rows_per_s=each.rows_per_s * factor) if each.type in used else each
+        for each in site.rentals
+    ]
+    return replace(site, rentals=rentals)
+
+
+def only_of(experiment: Experiment, members: Collection[str], home: str) -> Experiment:
+    """The configuration as if there were no other regions.
+
+    Args:
+        experiment: of the run.
+        members: who takes part.
+        home: where the averager lives.
+    """
+    plan = experiment.plan
+    offers = {} if plan is None else {n: o for n, o in plan.regions.items() if n in members}
+    return experiment.model_copy(
+        update={
+            "regions": tuple(r for r in experiment.regions if r.name in members),
+            "plan": None if plan is None else plan.model_copy(update={"regions": offers}),
+            "averager": experiment.averager.model_copy(update={"region": home}),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MembersPlan:
+    """What is best for the rest of a run, for those who take part.
+
+    Attributes:
+        present: the plan that it follows, of these regions only.
+        decision: what to do, if machines and averager could change as well.
+        as_it_goes: whether to change the interval and the averager's region alone, which a run can
+            do as it goes; None: it can do neither.
+    """
+
+    present: Plan
+    decision: Decision
+    as_it_goes: Decision | None
+
+
+def free_of(experiment: Experiment, standby: str | None) -> PlanChange:
+    """What may change of a run as it goes.
+
+    Args:
+        experiment: its configuration.
+        standby: the region that stands by for the averager; None: nobody does.
+    """
+    may_move = experiment.members.follow_plan and experiment.averager.max_divergence == 0
+    averagers = () if standby is None or not may_move else (standby,)
+    return PlanChange(can_follow(experiment), averagers)
+
+
+def can_follow(experiment: Experiment) -> bool:
+    """Whether a run's interval may change as it goes.
+
+    Not where regions evaluate the same parameters at steps that it decides about; nor where a round
+    is told before that it is the last one, by the rows of the round before, to pay what codecs owe.
+    """
+    follows = experiment.members.follow_plan and experiment.train.keep_best is None
+    is_told = experiment.counts_together and wire_plan(experiment).owes
+    return follows and not is_told and experiment.strategy.traits.exchange.paced
+
+
+def plan_of_members(
+    run: RunDirectory,
+    experiment: Experiment,
+    members: Collection[str],
+    home: str,
+    interval: int | None = None,
+    standby: str | None = None,
+) -> MembersPlan:
+    """What is best for the rest of a run, for those who take part.
+
+    Args:
+        run: its directory.
+        experiment: its configuration.
+        members: who takes part.
+        home: where the averager lives.
+        interval: that the run has by now; None: that of its plan.
+        standby: the region that stands by for the averager; None: nobody does.
+
+    Raises:
+        PlanError: it follows none, or one without some of them.
+        GeoRayError: whatever else keeps a plan from being made.
+    """
+    followed = directory.followed_plan(run)
+    if followed is None:
+        raise PlanError("the run follows no plan", fix="Begin it with `geo-ray train --plan`.")
+    regions = tuple(each for each in followed.regions if each.region in members)
+    missing = set(members) - {each.region for each in regions}
+    if missing:
+        raise PlanError(
+            f"the run's plan has nothing for {', '.join(sorted(missing))}",
+            fix="Make a plan with all regions of the configuration.",
+        )
+    now = {"averager": home, "interval": interval or followed.interval}
+    present = followed.model_copy(update={"regions": regions} | now)
+    events = read_events(run.path / EVENTS_FILE)
+    # Who is gone has taken no step since: what is left is left to the others.
+    state = state_of(e for e in events if e.kind != "step" or e["region"] in members)
+    asked = only_of(experiment, members, home)
+    question = (asked, run.base_dir, present, state, run.links, Sources())
+    free = free_of(experiment, standby if standby in members else None)
+    as_it_goes = changed_as_it_goes(*question, free) if free else None
+    return MembersPlan(present, replanned(*question), as_it_goes)

@@ -1,0 +1,272 @@
+"""What is shown of a run: report page, machines, bill and live updates."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from geo_ray.base.errors import GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, _noted
+from geo_ray.cloud.autoscaler.state import decode_memory
+from geo_ray.planner.bill import Spent, held_against
+from geo_ray.planner.plan import Plan, load_plan
+from geo_ray.runs.directory import FOLLOWED_FILE, RunDirectory, followed_plan
+from geo_ray.runs.status import Beside, StatusReader
+from geo_ray.storage.conditional_store import ConditionalStore, LocalConditionalStore
+from geo_ray.telemetry.columns import RunRecord
+from geo_ray.telemetry.event_log import EVENTS_FILE, has_begun
+from geo_ray.telemetry.report import write_report
+from geo_ray.telemetry.run_map import MOST_LINKS
+from geo_ray.telemetry.summary import Cost, save_cost
+from geo_ray.telemetry.totals import Link, RunTotals
+from geo_ray.telemetry.view import (
+    HistoryFold,
+    MachineRow,
+    MachinesView,
+    PlannedTotals,
+    RunView,
+    map_of,
+)
+
+
+def account(run: RunDirectory, totals: RunTotals) -> float | None:
+    """Write `cost.json` of a run that follows a plan.
+
+    Args:
+        run: its directory.
+        totals: of all its events.
+
+    Returns:
+        What it cost in dollars; None if that is not known, or it follows no plan.
+
+    Raises:
+        PlanError: the plan that it follows cannot be read.
+        RunDirectoryError: the file cannot be written.
+    """
+    plan = followed_plan(run)
+    if plan is None:
+        return None
+    cost = held_against(plan, Spent.of(totals))
+    save_cost(cost, run.path)
+    total = cost.total("USD")
+    return None if total is None else total.actual
+
+
+def machines_of(
+    store: ConditionalStore, plan: Plan | None, now_unix_s: float
+) -> MachinesView | None:
+    """Give the machines of a run; None where nothing is known of them.
+
+    Args:
+        store: where the autoscaler's journal lies, if there is one.
+        plan: that the run follows, for a run without an autoscaler.
+        now_unix_s: time of day.
+
+    Raises:
+        RunDirectoryError: the journal cannot be read.
+        StoreError: the bucket does not answer or refuses.
+    """
+    found = store.read(JOURNAL_KEY)
+    if found is not None:
+        return _noted(decode_memory(found.data), now_unix_s)
+    return None if plan is None else _planned(plan)
+
+
+def _planned(plan: Plan) -> MachinesView:
+    rows = [
+        MachineRow(
+            region=region.region,
+            machine=f"{each.count} x",
+            type=f"{each.type} {each.market.replace('_', '-')}",
+            state="planned",
+            usd_per_hour=each.count * each.usd_per_h,
+        )
+        for region in plan.regions
+        for each in region.machines
+    ]
+    return MachinesView("plan", tuple(rows))
+
+
+_log = logging.getLogger(__name__)
+
+
+def write_run_report(run_dir: Path, out: Path | None = None, run: RunRecord | None = None) -> Path:
+    """Write the page of a run; see `write_report`.
+
+    Raises:
+        RunDirectoryError: as for `write_report`.
+    """
+    return write_report(run_dir, out, run, _machines(run_dir))
+
+
+@contextmanager
+def reported(run_dir: Path) -> Iterator[None]:
+    """Write the page of a run once the block has ended it, in whatever way.
+
+    The page is not written of a run that has not begun, or that is another process's by now. A page
+    that cannot be written is logged: it can be made later.
+    """
+    try:
+        yield
+    except (LeaseLostError, RunHeldError):
+        raise
+    except BaseException:
+        _write_or_log(run_dir)
+        raise
+    _write_or_log(run_dir)
+
+
+def _write_or_log(run_dir: Path) -> None:
+    if not has_begun(run_dir):
+        return
+    try:
+        write_run_report(run_dir)
+    except GeoRayError as error:
+        _log.warning("no report was written: %s", error.message)
+
+
+def _machines(run_dir: Path) -> MachinesView | None:
+    """None also where a file of them cannot be read: the rest is worth its page."""
+    with suppress(GeoRayError):
+        followed = run_dir / FOLLOWED_FILE
+        plan = load_plan(followed) if followed.exists() else None
+        return machines_of(LocalConditionalStore(run_dir), plan, time.time())
+    return None
+
+
+# Steps that a resumption may take back (see `RunTotals.forget`): of all regions, of each at least.
+_ALL_STEPS: Final = 200_000
+_EACH_STEPS: Final = 2_000
+_PROBLEMS: Final = 5
+_MORE_EVENTS: Final = 10_000
+
+
+class LiveReader:
+    """Reads a run again and again, each time what is new. Changes nothing in it.
+
+    Args:
+        find: gives the run's directory; raises while there is none.
+        machines: where the autoscaler's journal lies; None: where the run's lease does.
+        now_unix_s: time of day, by which ages are told.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Path],
+        machines: ConditionalStore | None = None,
+        now_unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._find = find
+        self._journal = machines
+        self._now_unix_s = now_unix_s
+        self._path: Path | None = None
+        self._reader: StatusReader | None = None
+        self._history = HistoryFold()
+        self._limits: dict[Link, float] = {}
+        self._problems: deque[str] = deque(maxlen=_PROBLEMS)
+
+    def read(self, most_events: int) -> float:
+        """Read on.
+
+        Args:
+            most_events: read no more than so many.
+
+        Returns:
+            Which part of the log was read, 1 if all of it was.
+
+        Raises:
+            RunDirectoryError: there is no run (yet, or any more).
+            StoreError: the bucket does not answer or refuses.
+        """
+        reader = self._opened()
+        reader.feed(most_events)
+        totals = reader.totals
+        totals.forget(max(_EACH_STEPS, _ALL_STEPS // max(1, len(totals.regions))))
+        self._history.prune()
+        return reader.read_share
+
+    def view(self) -> RunView:
+        """Give all that is shown of the run, as far as it was read.
+
+        Raises:
+            RunDirectoryError: as for `read`, or its lease cannot be read.
+            StoreError: as for `read`.
+        """
+        reader = self._opened()
+        # Some events more: whoever ends a run writes those before it gives the lease back.
+        status = reader.read(_MORE_EVENTS)
+        cost = self._cost(reader.totals)
+        plan = reader.plan
+        return RunView(
+            status=status,
+            map=map_of(status, self._history.links(self._limits, MOST_LINKS + 1)),
+            history=self._history.history(),
+            machines=self._machines(reader),
+            cost=cost,
+            planned=None if plan is None else PlannedTotals(plan.total_s, plan.total_usd),
+            problems=(*reader.problems, *self._problems),
+        )
+
+    @property
+    def is_far(self) -> bool:
+        """Whether every look asks a bucket."""
+        return self._reader is not None and self._reader.is_far
+
+    def _opened(self) -> StatusReader:
+        if self._reader is not None and not self._is_same():
+            self._reader = None
+        if self._reader is None:
+            self._path = self._find()
+            self._problems.clear()
+            self._reader = StatusReader(self._path, beside=self._beside)
+            links = self._reader.config.links()
+            self._limits = {
+                link: spec.rate_mbps for link, spec in links.items() if spec.rate_mbps is not None
+            }
+        return self._reader
+
+    def _is_same(self) -> bool:
+        """Whether it is still the run that was opened: its log only grows, but for a torn line."""
+        if self._path is None or self._reader is None or not self._path.is_dir():
+            return False
+        if self._reader.is_far:
+            return True  # whose copy says itself what has become of it
+        log = self._path / EVENTS_FILE
+        try:
+            return log.stat().st_size >= self._reader.read_bytes
+        except OSError:
+            return self._reader.read_bytes == 0
+
+    def _beside(self) -> Beside:
+        """Begin anew: the log is one that was not read yet."""
+        self._history = HistoryFold(self._usd)
+        return lambda event, totals: self._history.feed(event, totals)
+
+    def _usd(self, totals: RunTotals) -> float | None:
+        cost = self._cost(totals)
+        total = None if cost is None else cost.total("USD")
+        return None if total is None else total.actual
+
+    def _cost(self, totals: RunTotals) -> Cost | None:
+        plan = None if self._reader is None else self._reader.plan
+        if plan is None or totals.started is None:
+            return None
+        return held_against(plan, Spent.of(totals))
+
+    def _machines(self, reader: StatusReader) -> MachinesView | None:
+        try:
+            store = self._journal or reader.leases
+            return machines_of(store, reader.plan, self._now_unix_s())
+        except GeoRayError as error:
+            self._note(error)
+            return None
+
+    def _note(self, error: GeoRayError) -> None:
+        text = f"{error.code}: {error.message}"
+        if text not in self._problems:
+            self._problems.append(text)

@@ -1,0 +1,323 @@
+"""The status of a run, read from its directory by another process.
+
+Also tells for how long workers wait without a driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from shlex import quote
+from typing import TypeAlias
+
+from geo_ray.base.clock import Clock, SystemClock
+from geo_ray.base.errors import CheckpointError, StoreError
+from geo_ray.experiment.cluster import ClusterConfig
+from geo_ray.experiment.recorded import RecordedConfig, RunConfig
+from geo_ray.planner.bill import Spent, held_against
+from geo_ray.planner.plan import Plan
+from geo_ray.runs import directory
+from geo_ray.runs.checkpoints import store_of
+from geo_ray.runs.lease import LEASE_KEY, LeaseRecord, LeaseWatch, decode_record, has_ended
+from geo_ray.runs.remote import Copy, RunObjects
+from geo_ray.storage.conditional_store import ConditionalStore, LocalConditionalStore
+from geo_ray.telemetry.event_log import EVENTS_FILE, Ending, EventTail, being_written, ending_of
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.status import (
+    CheckpointStatus,
+    DriverStatus,
+    RunStatus,
+    SpentStatus,
+    StatusFold,
+    left_s,
+    mean_loss,
+)
+from geo_ray.telemetry.totals import RunTotals
+
+
+def patience_s(cluster: ClusterConfig, run: RunConfig) -> float | None:
+    """For how long processes of a run wait for another driver; None: they end with theirs."""
+    return None if cluster.kind == "local" else run.driverless_s
+
+
+def waits_s(patience_s: float | None, totals: RunTotals, silent_s: float | None) -> float | None:
+    """For how long the processes of a run that nobody drives train on and wait for a driver.
+
+    Args:
+        patience_s: for how long they wait at most, as `patience_s` gives it.
+        totals: the fold over its events.
+        silent_s: since its driver was last heard; None if not known.
+
+    Returns:
+        Seconds from now; None if they do not: they have ended, end, or never trained.
+    """
+    if patience_s is None or silent_s is None or totals.started is None:
+        return None
+    if totals.finished is not None or totals.failed is not None or totals.stop_cause is not None:
+        return None
+    left_s = patience_s - silent_s
+    return left_s if left_s > 0 else None
+
+
+Beside: TypeAlias = Callable[[Event, RunTotals], None]
+"""Given every event, and what the run amounts to with it."""
+
+
+def _nobody() -> Beside:
+    return lambda event, totals: None
+
+
+class StatusReader:
+    """Reads a run again and again, each time only what is new. Changes nothing in it.
+
+    Args:
+        path: the run's directory.
+        clock: by which a silent driver is judged; the machine's if None.
+        beside: makes who is given the events, too; anew if the run's log is another one.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        ConfigError: its configuration cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock | None = None,
+        beside: Callable[[], Beside] = _nobody,
+    ) -> None:
+        self._run, self._config = directory.look(path)
+        self._shown = self._run.shown if self._run.address is not None else str(path)
+        self._copy: Copy | None = None
+        self._leases: ConditionalStore = LocalConditionalStore(self._run.path)
+        if self._run.address is not None:
+            objects = RunObjects(self._run.address)
+            self._leases, self._copy = objects.lease(), Copy(objects, self._run.path)
+        self._clock = clock or SystemClock()
+        self._tail = EventTail(self._run.path / EVENTS_FILE)
+        self._fold = StatusFold(self._config.train.target)
+        self._store = store_of(self._run, self._config.checkpoint)
+        self._watch = LeaseWatch()
+        self._plan = directory.followed_plan(self._run)
+        self._make_beside = beside
+        self._beside = beside()
+        self._caught_up = False
+
+    @property
+    def config(self) -> RecordedConfig:
+        """As much of the run's configuration as can be read without importing its classes."""
+        return self._config
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that the run follows; None: none."""
+        return self._plan
+
+    @property
+    def leases(self) -> ConditionalStore:
+        """Where the run's lease lies."""
+        return self._leases
+
+    @property
+    def totals(self) -> RunTotals:
+        """What the run amounts to, as far as it was read."""
+        return self._fold.totals
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the run's directory is in a bucket."""
+        return self._copy is not None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The first damaged lines of the log, which were passed over."""
+        return self._tail.problems
+
+    @property
+    def read_bytes(self) -> int:
+        """How much of the log was read."""
+        return self._tail.read_bytes
+
+    @property
+    def read_share(self) -> float:
+        """Which part of the log was read; a torn last line counts as read."""
+        read_bytes, left_bytes = self._tail.read_bytes, self._tail.left_bytes
+        return 1.0 if self._caught_up else read_bytes / max(1, read_bytes + left_bytes)
+
+    def read(self, most_events: int | None = None) -> RunStatus:
+        """How it stands now; who drives it may not be known at the first call.
+
+        Args:
+            most_events: read no more than so many lines of the log; None: all.
+
+        Raises:
+            RunDirectoryError: its events or its lease cannot be read.
+        """
+        self._pull()
+        lease = self._leases.read(LEASE_KEY)  # before the events: who ends writes those first
+        record = None if lease is None else decode_record(lease.data)
+        driver = None if record is None else self._driver(record)
+        self._feed(most_events)
+        totals = self._fold.totals
+        ending = ending_of(self._run.path, totals)
+        is_going = driver.alive if driver is not None else _goes(ending)
+        waits = None
+        if lease is not None and record is not None and not record.released and is_going is False:
+            patience = patience_s(self._config.cluster, self._config.run)
+            waits = waits_s(patience, totals, lease.age_s)
+        regions = self._fold.regions(is_going=is_going is not False, trains_on=waits is not None)
+        newest = totals.newest_eval
+        checkpoint = self._checkpoint()
+        phase = self._phase(ending, driver, waits, is_going=is_going)
+        code, message, fix = self._why(phase, checkpoint, waits, is_going=is_going)
+        return RunStatus(
+            run=self._shown,
+            phase=phase,
+            is_going=is_going,
+            waits_s=waits,
+            strategy=None if totals.started is None else totals.started["strategy"],
+            averager=self._fold.averager,
+            regions=regions,
+            refused=self._fold.refused,
+            round=self._fold.round,
+            loss=mean_loss(regions),
+            samples_per_s=sum(each.samples_per_s for each in regions),
+            left_s=left_s(regions) if is_going else None,
+            eval_step=None if newest is None else newest["step"],
+            eval={} if newest is None else newest["metrics"],
+            target=self._fold.target(),
+            checkpoint=checkpoint,
+            spent=self._spent(),
+            driver=driver,
+            code=code,
+            message=message,
+            fix=fix,
+        )
+
+    def feed(self, most_events: int) -> None:
+        """Read what is new of the events, and nothing else; see `read`."""
+        self._pull()
+        self._feed(most_events)
+
+    def _pull(self) -> None:
+        if self._copy is not None and self._copy.pull(models=False):
+            self._tail = EventTail(self._run.path / EVENTS_FILE)  # another driver went on earlier
+            self._fold = StatusFold(self._config.train.target)
+            self._beside = self._make_beside()
+
+    def _feed(self, most_events: int | None) -> None:
+        before = self._tail.lines
+        for event in self._tail.new(most_events):
+            self._fold.feed(event)
+            self._beside(event, self._fold.totals)
+        self._caught_up = most_events is None or self._tail.lines - before < most_events
+
+    def _driver(self, record: LeaseRecord) -> DriverStatus:
+        alive, how = self._alive(record)
+        owner = record.owner
+        return DriverStatus(
+            host=owner.host,
+            pid=owner.pid,
+            since=owner.since,
+            epoch=record.epoch,
+            alive=alive,
+            how=how,
+            doing=record.doing,
+        )
+
+    def _alive(self, record: LeaseRecord) -> tuple[bool | None, str]:
+        if record.released:
+            return False, "it has ended"
+        gone = has_ended(record.owner)
+        if gone:
+            return False, "its process is gone, it was killed"
+        now_s = self._clock.now_s()
+        is_heard = self._watch.see(record, now_s)
+        if is_heard is False:
+            return False, f"it has not been heard for {record.lives_s:g} s"
+        if is_heard or gone is False or being_written(self._run.path / EVENTS_FILE):
+            return True, "alive"
+        return None, f"not heard yet, known within {self._watch.left_s(now_s):.0f} s"
+
+    def _why(
+        self,
+        phase: str,
+        checkpoint: CheckpointStatus | None,
+        waits: float | None,
+        *,
+        is_going: bool | None,
+    ) -> tuple[str | None, str | None, str | None]:
+        """The code of the error that ended the run, why it stops, ended, or waits; what to do."""
+        totals, run = self._fold.totals, quote(self._shown)
+        failed = totals.failed if not is_going else None
+        if failed is not None:
+            return failed["code"], failed["message"], failed["fix"].replace(" RUN", f" {run}")
+        resume = f"`geo-ray train --resume {run}` goes on"
+        if waits is not None:
+            return None, totals.stop_cause, f"{resume} with it."
+        simulated = totals.started is not None and totals.started["simulated"]
+        if simulated or not phase.startswith(Ending.CUT_OFF.value):
+            return None, totals.stop_cause, None
+        patience = patience_s(self._config.cluster, self._config.run)
+        why = totals.stop_cause
+        if patience is not None and not self.is_far:
+            why = why or f"nobody drove it for {patience:g} s, so its processes have ended"
+        if checkpoint is None:
+            return None, why, "It has no checkpoint: begin again with `geo-ray train CONFIG`."
+        return None, why, f"{resume} from checkpoint {checkpoint.id} at step {checkpoint.step:,}."
+
+    def _phase(
+        self,
+        ending: Ending,
+        driver: DriverStatus | None,
+        waits: float | None,
+        *,
+        is_going: bool | None,
+    ) -> str:
+        if waits is not None:
+            return f"trains on without a driver, waits {waits:.0f} s for one"
+        if driver is None:
+            return ending.value
+        if is_going:
+            return driver.doing or "starting"
+        if is_going is None:
+            return f"last heard: {driver.doing or 'starting'}"
+        if ending in (Ending.GOING, Ending.UNKNOWN):
+            return f"{Ending.CUT_OFF.value}, or its driver stands still"
+        return str(ending.value)
+
+    def _checkpoint(self) -> CheckpointStatus | None:
+        try:
+            return self._newest_checkpoint()
+        except StoreError:
+            return None  # the rest is worth knowing, too
+
+    def _newest_checkpoint(self) -> CheckpointStatus | None:
+        for id in reversed(self._store.ids()):
+            try:
+                manifest = self._store.manifest(id)
+            except CheckpointError:
+                continue  # a damaged one, or one that was just removed
+            saved_s = self._fold.saved_s.get(id)
+            age_s = None if saved_s is None else self._fold.totals.elapsed_s - saved_s
+            return CheckpointStatus(
+                id=id,
+                step=manifest.step,
+                age_s=age_s,
+                bytes=sum(part.bytes for part in manifest.parts),
+                healthy=manifest.healthy,
+            )
+        return None
+
+    def _spent(self) -> SpentStatus:
+        totals = self._fold.totals
+        usd = None
+        if self._plan is not None and totals.started is not None:
+            total = held_against(self._plan, Spent.of(totals)).total("USD")
+            usd = None if total is None else total.actual
+        wan_bytes = sum(totals.wan.by_class().values())
+        return SpentStatus(seconds=totals.elapsed_s, wan_bytes=wan_bytes, usd=usd)
+
+
+def _goes(ending: Ending) -> bool | None:
+    return None if ending is Ending.UNKNOWN else ending is Ending.GOING

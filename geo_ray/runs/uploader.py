@@ -1,0 +1,243 @@
+"""Copies what a driver writes to the bucket of its run, every few seconds and at the end.
+
+Rule: nothing is written unless the lease is held a moment before; and what is written late all the
+same names an epoch that counts no more (`geo_ray.runs.remote`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from geo_ray.base.errors import (
+    GeoRayError,
+    LeaseLostError,
+    RunDirectoryError,
+    RunHeldError,
+    StoreError,
+)
+from geo_ray.base.files import save_chunks
+from geo_ray.base.output import RateLimitedLog
+from geo_ray.runs.directory import MODEL_FILE
+from geo_ray.runs.remote import (
+    REQUESTS,
+    FileVersion,
+    RunObjects,
+    Segment,
+    chain,
+    digest_of_file,
+    length_of,
+)
+from geo_ray.telemetry.event_log import EVENTS_FILE
+
+_EVERY_S: Final = 2.0
+_MOST_BYTES: Final = 8 << 20  # of one piece of the log
+_TOGETHER: Final = 64
+_MOST_PAUSE_S: Final = 30.0
+_APART: Final = ("checkpoints", "data", REQUESTS, EVENTS_FILE)
+_log = logging.getLogger(__name__)
+
+
+class Mirror:
+    """See the module's docstring.
+
+    Args:
+        objects: where to.
+        path: of the run's directory on this machine.
+        epoch: of the lease.
+        check: raises if the lease is not held.
+    """
+
+    def __init__(
+        self, objects: RunObjects, path: Path, epoch: int, check: Callable[[], None]
+    ) -> None:
+        self._objects, self._path = objects, path
+        self._epoch, self._check = epoch, check
+        self._sent = 0
+        self._version = 0
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._known: dict[str, FileVersion] = {}  # those that count
+        self._own: list[Segment] = []  # not put together yet
+        self._failing_s: float | None = None  # since when the bucket takes nothing
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            RunHeldError: somebody has driven the run since it was copied.
+            StoreError: the bucket does not answer or refuses.
+        """
+        pieces = chain(self._objects.segments())
+        self._sent = length_of(pieces)
+        if not self._objects.is_beginning(pieces, self._path / EVENTS_FILE):
+            raise RunHeldError(
+                f"{self._objects.name} was driven by somebody else just now",
+                fix="Look how it stands with `geo-ray status RUN`, and resume it again.",
+            )
+        self._known = self._objects.files()
+        self._objects.take_requests()  # they were made of a run that is over
+        self._check()
+        self._send_files()  # before the first event: a reader of events also has the configuration
+        self.tick()
+        self._thread.start()
+
+    def tick(self) -> None:
+        """Copy what is new, and fetch what users ask.
+
+        Raises:
+            LeaseLostError: the run is another's.
+            StoreError: the bucket does not answer or refuses.
+        """
+        self._check()
+        for name, data in self._objects.take_requests().items():  # first: `stop` must be heard
+            (self._path / REQUESTS).mkdir(exist_ok=True)
+            save_chunks(self._path / REQUESTS / name, [data])
+        self._send_events()
+        self._send_files()
+
+    def close(self, retry_s: float = 0.0, tell: Callable[[str], None] = _log.warning) -> None:
+        """Copy the rest.
+
+        Args:
+            retry_s: for so long a bucket that takes nothing is tried again, counted from when it
+                began to.
+            tell: told that it is.
+
+        Raises:
+            LeaseLostError: the run is another's.
+            StoreError: the bucket does not answer or refuses; the rest is on this machine.
+        """
+        self._ended.set()
+        self._thread.join()
+        began_s, pause_s = self._failing_s or time.monotonic(), 1.0
+        try:
+            while not self._is_copied(began_s + retry_s, tell):
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+        except (StoreError, RunDirectoryError, KeyboardInterrupt) as error:
+            why = error.message if isinstance(error, GeoRayError) else "interrupted"
+            model = self._path / MODEL_FILE
+            has_model = f", with its model {model}" if model.exists() else ""
+            raise StoreError(
+                f"{why}; the end of {self._objects.name} is in {self._path} only{has_model}",
+                fix=f"Mend that, then `geo-ray train --resume '{self._objects.uri}'` on this "
+                "machine, which copies it.",
+            ) from error
+
+    def _is_copied(self, until_s: float, tell: Callable[[str], None]) -> bool:
+        """Copy the rest; False: that is to be tried again."""
+        try:
+            self.tick()
+        except (StoreError, RunDirectoryError) as error:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise
+            tell(f"copying the run is tried again for {left_s:.0f} s: {error.message}")
+            return False
+        return True
+
+    def _run(self) -> None:
+        told = RateLimitedLog(_log, 30.0)
+        while not self._ended.wait(_EVERY_S):
+            try:
+                self.tick()
+                self._failing_s = None
+            except LeaseLostError:
+                return  # who writes next is told
+            except (GeoRayError, OSError) as error:
+                self._failing_s = self._failing_s or time.monotonic()
+                told.warning("mirror", f"{self._objects.name} is not up to date: {error}")
+
+    def _send_events(self) -> None:
+        log = self._path / EVENTS_FILE
+        if not log.exists():
+            return
+        with log.open("rb") as file:
+            file.seek(self._sent)
+            while data := _whole_lines(file.read(_MOST_BYTES)):
+                self._own.append(self._objects.put_segment(self._epoch, self._sent, data))
+                self._sent += len(data)
+                file.seek(self._sent)
+        if len(self._own) >= _TOGETHER:
+            self._put_together()
+
+    def _put_together(self) -> None:
+        few = self._own
+        with (self._path / EVENTS_FILE).open("rb") as file:
+            file.seek(few[0].start)
+            data = file.read(few[-1].end - few[0].start)
+        self._objects.put_segment(self._epoch, few[0].start, data)
+        self._own = []  # only now: else they would never be put together
+        self._objects.drop_segments(few)
+
+    def _send_files(self) -> None:
+        for path in sorted(self._path.rglob("*")):
+            name = path.relative_to(self._path)
+            is_apart = name.parts[0] in _APART or any(part.startswith(".") for part in name.parts)
+            if is_apart or not path.is_file():
+                continue
+            with suppress(FileNotFoundError):  # it was removed, or renamed, since
+                about = path.stat()
+                stamp = (about.st_mtime_ns, about.st_size)
+                if self._stamps.get(name.as_posix()) != stamp:
+                    self._send_file(name.as_posix(), path)
+                    self._stamps[name.as_posix()] = stamp
+
+    def _send_file(self, name: str, path: Path) -> None:
+        known = self._known.get(name)
+        if known is not None and known.digest == digest_of_file(path):
+            return
+        self._version += 1
+        self._known[name] = self._objects.put_file(self._epoch, self._version, name, path)
+        if known is not None:
+            self._objects.drop_file(known)
+
+
+@contextmanager
+def mirrored(
+    address: str | None,
+    path: Path,
+    epoch: int,
+    check: Callable[[], None],
+    *,
+    retry_s: float = 0.0,
+    tell: Callable[[str], None] = _log.warning,
+) -> Iterator[None]:
+    """Copy a run to its bucket while the block runs, and once more behind it.
+
+    Args:
+        address: of the run in a bucket; None: it has none, and nothing happens.
+        path: of its directory on this machine.
+        epoch: of its lease.
+        check: raises if the lease is not held.
+        retry_s: as for `Mirror.close`, if the block ends well.
+        tell: as for `Mirror.close`.
+
+    Raises:
+        RunHeldError, StoreError: as for `Mirror`.
+    """
+    if address is None:
+        yield
+        return
+    mirror = Mirror(RunObjects(address), path, epoch, check)
+    mirror.start()
+    try:
+        yield
+    except BaseException:
+        try:
+            mirror.close()
+        except GeoRayError as error:  # what ended the run matters more
+            _log.warning("%s", error.message)
+        raise
+    mirror.close(retry_s, tell)
+
+
+def _whole_lines(data: bytes) -> bytes:
+    return data[: data.rfind(b"\n") + 1]

@@ -1,0 +1,600 @@
+"""All actors of a run: starts them on their reserved places, wires them, and ends them.
+
+Includes termination notices: Ray drains a node that a cloud will take away and tells no actor,
+so Ray is polled for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import ray
+
+from geo_ray.experiment.regions import RegionConfig
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.calls import Handle, RayThreads, Tell, collect, kill, tell_nobody
+from geo_ray.ray_cluster.connect import head_answers
+from geo_ray.ray_cluster.demand import Role
+from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
+from geo_ray.ray_cluster.placement import PlacedRegion, server_nodes
+from geo_ray.runs.start_checks import check_metric_names
+from geo_ray.runtime.checkpoint_upload import PartDesk
+from geo_ray.runtime.exchange import build
+from geo_ray.runtime.launcher import (
+    GoneRegions,
+    Kept,
+    OwnProcesses,
+    ProcessKind,
+    ProcessMaker,
+    ProcessOrder,
+    RunBook,
+    Whereabouts,
+)
+from geo_ray.runtime.member_policies import MemberPolicy
+from geo_ray.runtime.spec import RunSpec
+from geo_ray.training.membership import AveragerHome
+from geo_ray.transport.security.process_keys import SignedCertificate
+from geo_ray.transport.wire.sockets import Address
+
+Key = TypeVar("Key")
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Nodes that are being drained, and when servers of regions will be gone with them."""
+
+    nodes: Collection[str] = ()
+    regions: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class DrainNotices:
+    """What is on machines that are about to be taken away, as far as Ray knows.
+
+    A cloud gives notice before it takes a spot instance; what hears it tells Ray to drain the node.
+    Ray starts nothing there any more and tells no actor, so it has to be asked.
+
+    Attributes:
+        ask: gives when nodes that are being drained will be gone, in unix ms (0: nobody knows), by
+            their ids.
+        where: gives the ids of the nodes of each region's servers and bridge.
+        threads: starts the thread that asks.
+    """
+
+    ask: Callable[[], Mapping[str, int]]
+    where: Callable[[], Mapping[str, Collection[str]]] = dict
+    threads: RayThreads = field(default_factory=RayThreads)
+    _told: _Told = _Told()
+    _asked_s: float | None = None
+    _asking: Future[None] | None = None
+
+    def concern(self, nodes: Mapping[Key, str], now_s: float) -> list[Key]:
+        """Those of ``nodes`` that are being drained, as far as Ray has told.
+
+        It is asked every few seconds, and not waited for: its control service may be gone.
+
+        Args:
+            nodes: ids of nodes, by whatever lives there.
+            now_s: the present time.
+        """
+        due = self._asked_s is None or now_s - self._asked_s >= EVERY_S
+        if due and (self._asking is None or self._asking.done()):
+            self._asked_s = now_s
+            self._asking = self.threads.submit("drain-notices", self._ask)
+        return [key for key, node in nodes.items() if node in self._told.nodes]
+
+    @property
+    def regions(self) -> Mapping[str, float]:
+        """When servers or bridges of regions will be gone, in unix s, as far as Ray has told."""
+        return self._told.regions
+
+    def _ask(self) -> None:
+        try:
+            until_ms = self.ask()
+            where = self.where() if until_ms else {}
+        except Exception as error:  # whatever it is: training goes on without notices
+            log.warning("no notice of drains: %s", error)
+            return
+        until_s = {node: at_ms / 1e3 if at_ms else math.inf for node, at_ms in until_ms.items()}
+        regions = {
+            region: min(until_s[node] for node in nodes if node in until_s)
+            for region, nodes in where.items()
+            if any(node in until_s for node in nodes)
+        }
+        self._told = _Told(frozenset(until_ms), regions)
+
+
+Ref = Any
+
+
+@dataclass(slots=True)
+class GroupWorker:
+    """One worker's place in the run.
+
+    Attributes:
+        region: its region.
+        rank: its number there.
+        epoch: its incarnation, from 1.
+        handle: the actor.
+        ref: the end of its work; None before it begins, and while it is not replaced.
+        steps: steps it computed, once it has come home.
+        node: where it runs, or what will tell.
+    """
+
+    region: str
+    rank: int
+    epoch: int
+    handle: Handle
+    ref: Ref = None
+    steps: int | None = None
+    node: str | Ref | None = None
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it works, or will as soon as it has a place."""
+        return self.steps is None and self.ref is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it works: it has a place, as far as is known."""
+        return self.node_id() is not None
+
+    def node_id(self) -> str | None:
+        """The node that it runs on; None if that is not known yet, or it does not work."""
+        if not self.is_out or self.node is None:
+            return None
+        if isinstance(self.node, str):
+            return self.node
+        if not ray.wait([self.node], timeout=0)[0]:
+            return None
+        try:
+            self.node = str(ray.get(self.node))
+        except ray.exceptions.RayError:  # it is lost, which is heard of by its work
+            self.node = None
+        return self.node
+
+
+class Keys(Protocol):
+    """See `RunKeys`, which may be in another process."""
+
+    def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
+        """What the bridge of a region is given."""
+        ...
+
+    def for_server(self, region: str, introduction: Introduction) -> bytes:
+        """The region's key, sealed for one of its processes."""
+        ...
+
+    def sign(self, region: str, request_pem: bytes) -> SignedCertificate | None:
+        """Answer a region's request for a certificate."""
+        ...
+
+
+@dataclass(slots=True)
+class ActorGroup:
+    """The actors of a run by region.
+
+    Attributes:
+        spec: what they were given.
+        placed: their reserved places.
+        bridges: by region; empty if there is one region only.
+        primaries: by region.
+        shard_servers: by region, in order.
+        workers: by region and rank.
+        shard_addresses: where workers connect, by region, the primary shard's first.
+        bridge_addresses: where other regions, and the own one, reach each bridge.
+        home: where the averager lives at present, as far as is known.
+        standby: who says that it may take over from there; None if nobody does.
+        former_homes: where the averager lived before it moved, and moved again.
+        keys: of the run.
+        maker: makes its processes, and owns them.
+        driver: who commands them: epoch of its lease.
+        desk: takes parts of checkpoints in.
+        threads: start every thread of this process that calls them.
+    """
+
+    spec: RunSpec
+    placed: dict[str, PlacedRegion]
+    keys: Keys = field(repr=False)
+    maker: ProcessMaker = field(default_factory=OwnProcesses, repr=False)
+    driver: int = 0
+    desk: PartDesk | None = None
+    threads: RayThreads = field(default_factory=RayThreads, repr=False)
+    bridges: dict[str, Handle] = field(default_factory=dict)
+    primaries: dict[str, Handle] = field(default_factory=dict)
+    shard_servers: dict[str, list[Handle]] = field(default_factory=dict)
+    workers: dict[tuple[str, int], GroupWorker] = field(default_factory=dict)
+    shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
+    bridge_addresses: dict[str, tuple[Address, Address]] = field(default_factory=dict)
+    home: AveragerHome = field(init=False)
+    standby: str | None = field(init=False)
+    former_homes: set[str] = field(default_factory=set)
+    _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
+    _newest_epoch: int = field(init=False)
+    _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
+    _epochs: dict[tuple[str, int], int] = field(default_factory=dict)  # of workers made before
+    _noted: RunBook | None = None
+
+    def __post_init__(self) -> None:
+        self._newest_epoch = self.spec.epoch
+        self.home = AveragerHome(self.spec.experiment.averager_region)
+        self.standby = self.spec.experiment.first_standby
+
+    def servers(self) -> dict[tuple[str, str], Handle]:
+        """Every actor that is not replaced when it dies, by (role, region)."""
+        found: dict[tuple[str, str], Handle] = {("ps", r): h for r, h in self.primaries.items()}
+        for region, shard_servers in self.shard_servers.items():
+            found |= {(f"ps {i}", region): handle for i, handle in enumerate(shard_servers, 1)}
+        return found | {("bridge", r): h for r, h in self.bridges.items()}
+
+    def create(self, regions: Sequence[RegionConfig]) -> None:
+        """Begin to start all actors of some regions at once; nothing is waited for."""
+        experiment = self.spec.experiment
+        for region in regions:
+            if len(experiment.regions) > 1:
+                self.bridges[region.name] = self.create_bridge(region.name)
+            arguments = self.spec, region.name
+            indices = range(1, region.ps_shards)
+            orders = [self._server("primary", "ps", 0, region, arguments)]
+            orders += [self._server("shard", "ps", i, region, (*arguments, i)) for i in indices]
+            self.primaries[region.name], *self.shard_servers[region.name] = self.maker.make(orders)
+            for rank in range(region.workers):
+                if (region.name, rank) not in self.workers:
+                    self._create_worker(region.name, rank, epoch=1)
+
+    def create_bridge(self, region: str, epoch: int | None = None) -> Handle:
+        """Begin to start the bridge of a region.
+
+        Args:
+            region: which.
+            epoch: of one that is to take the place of a bridge that died; None for the first one.
+        """
+        spec = self.spec
+        if epoch is not None:
+            spec = replace(spec, resume=None, epoch=epoch)
+        arguments = spec, region, epoch is not None
+        order = self._server("bridge", "bridge", 0, spec.region(region), arguments, spec.epoch)
+        return self.maker.make([order])[0]
+
+    def next_epoch(self) -> int:
+        """Of processes that are started now: later than all before in this run."""
+        self._newest_epoch += 1
+        return self._newest_epoch
+
+    def await_ready(self, timeout_s: float, tell: Tell = tell_nobody) -> None:
+        """Wait until every actor is built.
+
+        Args:
+            timeout_s: longest wait.
+            tell: hears who is awaited.
+
+        Raises:
+            RegionLostError: if one died or took too long.
+            ConfigError: the run goes by a metric that no region has.
+            GeoRayError: what an actor found wrong (task, data, checkpoint).
+        """
+        workers = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
+        calls = {name: actor.ready.remote() for name, actor in workers.items()}
+        servers = {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
+        self.admit(servers, timeout_s, tell)
+        calls |= {name: actor.ready.remote() for name, actor in servers.items()}
+        told = collect(calls, timeout_s, partial(tell, "starting processes")).values()
+        found = [names for names in told if names is not None]  # by who tried an evaluation
+        if found:
+            check_metric_names(self.spec.experiment, set().union(*found))
+
+    def admit(
+        self, servers: Mapping[str, Handle], timeout_s: float, tell: Tell = tell_nobody
+    ) -> None:
+        """Let servers and bridges that do not see the run's directory send parts to the driver."""
+        if self.desk is not None:
+            heard = partial(tell, "starting servers and bridges")
+            self.desk.admit(servers, partial(collect, timeout_s=timeout_s, heard=heard))
+
+    def wire(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
+        """Connect bridges with each other and each region's parts; then let workers begin.
+
+        Args:
+            origin_unix_s: time of day at which the run's clock is 0.
+            timeout_s: longest wait for each of the rounds of calls.
+            tell: hears who is awaited.
+
+        Raises:
+            RegionLostError: if an actor died while starting.
+            GeoRayError: what an actor found wrong (task, data, checkpoint, ports).
+        """
+        self.open(origin_unix_s, timeout_s, tell)
+        connects = {
+            f"{a} to {b}": self.bridges[a].connect.remote(b, self.bridge_addresses[b][0])
+            for a, b in self.dials()
+        }
+        # A resumed averager may have an answer for a region whose bridge has not got through yet.
+        connects |= {f"{b} to {a}": self.bridges[b].expect.remote(a) for a, b in self.dials()}
+        collect(connects, timeout_s, partial(tell, "connecting regions"))
+        self.start(origin_unix_s, timeout_s, tell)
+
+    def open(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
+        """Let bridges, and shards beside the primary ones, listen; see `wire`."""
+        servers = self.servers()
+        self._known = collect({k: h.introduce.remote() for k, h in servers.items()}, timeout_s)
+        given = {r: self.keys.for_bridge(r, self._known["bridge", r]) for r in self.bridges}
+        self.bridge_addresses = collect(
+            {r: b.open.remote(origin_unix_s, given[r]) for r, b in self.bridges.items()},
+            timeout_s,
+            partial(tell, "opening bridges"),
+        )
+        slices = collect(
+            {
+                (r, i): held.open.remote(self.keys.for_server(r, self._known[f"ps {i}", r]))
+                for r, each in self.shard_servers.items()
+                for i, held in enumerate(each, 1)
+            },
+            timeout_s,
+        )
+        for region, each in self.shard_servers.items():
+            self.shard_addresses[region] = [slices[region, i] for i, _ in enumerate(each, 1)]
+
+    def start(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
+        """Let primary shards connect to the rest of their regions, and workers begin."""
+        starts = {}
+        for region, primary in self.primaries.items():
+            lan = self.bridge_addresses[region][1] if self.bridges else None
+            lan_key = self.keys.for_server(region, self._known["ps", region])
+            others = self.shard_addresses[region]
+            starts[region] = primary.start.remote(origin_unix_s, lan, others, lan_key)
+        for region, address in collect(
+            starts, timeout_s, partial(tell, "starting parameter servers")
+        ).items():
+            self.shard_addresses[region].insert(0, address)
+        for worker in self.workers.values():
+            self._begin(worker)
+
+    def replace_worker(self, worker: GroupWorker) -> GroupWorker:
+        """Start a new incarnation of a lost worker in its place."""
+        kill(worker.handle)
+        newest = max(worker.epoch, self._epochs.get((worker.region, worker.rank), 0))
+        fresh = self._create_worker(worker.region, worker.rank, newest + 1)
+        self._begin(fresh)
+        return fresh
+
+    def tell_lost(self, worker: GroupWorker) -> None:
+        """Let its server know, whose connection to it may be the last to notice."""
+        if self.spec.experiment.train.elastic is not None:
+            self.primaries[worker.region].lose_worker.remote(worker.rank, worker.epoch)
+
+    def send_away(self, worker: GroupWorker) -> None:
+        """Let it come home with what it has computed."""
+        self.primaries[worker.region].dismiss_worker.remote(worker.rank)
+
+    def dismiss_workers(self) -> None:
+        """All are home: end them, with the memory that each shares with its shards."""
+        for worker in self.workers.values():
+            kill(worker.handle)
+
+    def renew_certificate(self, region: str, request_pem: bytes) -> None:
+        """Answer a bridge whose certificate ends soon; nothing is waited for.
+
+        Raises:
+            CertificateError: the request makes no sense.
+        """
+        signed, bridge = self.keys.sign(region, request_pem), self.bridges.get(region)
+        if signed is not None and bridge is not None:
+            bridge.use_certificate.remote(signed)
+
+    def follow(self, home: AveragerHome) -> bool:
+        """The averager says that it lives at ``home``; whether that is news."""
+        is_news = home.epoch > self.home.epoch and home.region in self.bridges
+        if is_news:
+            self._move(home)
+        return is_news
+
+    def note_standby(self, region: str, home: AveragerHome, *, stands_by: bool) -> None:
+        """A region says whether it may take over from ``home``."""
+        is_news = stands_by or region == self.standby
+        if is_news and home == self.home and region in self.bridges:
+            self.standby = region if stands_by else None
+
+    def can_lose(self, region: str) -> bool:
+        """Whether the run can go on without ``region``; the averager's own: if one stands by."""
+        if region == self.home.region:
+            return self.standby in self.bridges
+        experiment = self.spec.experiment
+        may_change = experiment.members.min is not None or MemberPolicy(experiment).brings_back
+        return may_change or region in self.former_homes
+
+    def lose(self, region: str, *, keep_workers: bool = False) -> None:
+        """Go on without a region; what is left of it is ended, but workers that are kept."""
+        ranks = [key for key in self.workers if key[0] == region]
+        workers = [self.workers.pop(key) for key in ranks]
+        self.end_idle(region)
+        if keep_workers:
+            self._idle[region] = workers
+        gone = [] if keep_workers else [worker.handle for worker in workers]
+        gone += [
+            self.primaries.pop(region),
+            self.bridges.pop(region, None),  # none while it is being replaced
+            *self.shard_servers.pop(region, []),
+        ]
+        for handle in gone:
+            kill(handle)
+        if region == self.standby:
+            self.standby = None
+        elif region == self.home.region:
+            self.expect_takeover()
+
+    def expect_takeover(self) -> None:
+        """The averager's bridge is gone: its standby, if there is one, hosts it now."""
+        if self.standby is not None:
+            self._move(AveragerHome(self.standby, self.home.epoch))  # it tells its own epoch soon
+
+    def _move(self, home: AveragerHome) -> None:
+        if home.region != self.home.region:
+            self.former_homes |= {self.home.region}
+        self.former_homes -= {home.region}
+        self.home, self.standby = home, None
+
+    def release(self, region: str) -> None:
+        """Give a region's places back: it is to have others; what is left there ends."""
+        placed = self.placed.pop(region, None)
+        if placed is not None:
+            self.maker.remove({region: placed})
+
+    def take_idle(self, region: str, wait_s: float) -> list[GroupWorker]:
+        """Workers of a lost region whose processes live, and which have nothing to do any more."""
+        found = []
+        for worker in self._idle.pop(region, []):
+            try:
+                if worker.ref is not None and not ray.wait([worker.ref], timeout=wait_s)[0]:
+                    raise ray.exceptions.GetTimeoutError
+                ray.get(worker.handle.process_id.remote(), timeout=wait_s)
+                found.append(GroupWorker(region, worker.rank, worker.epoch, worker.handle))
+            except ray.exceptions.RayError:  # it is dead, or busy with what nobody waits for
+                kill(worker.handle)
+        return found
+
+    def end_idle(self, region: str) -> None:
+        """Nobody needs the workers any more that were kept of a lost region."""
+        for worker in self._idle.pop(region, []):
+            kill(worker.handle)
+
+    def adopt(self, newcomers: ActorGroup) -> None:
+        """What were the actors of regions on their way in are this run's."""
+        self.placed |= newcomers.placed
+        self.bridges |= newcomers.bridges
+        self.primaries |= newcomers.primaries
+        self.shard_servers |= newcomers.shard_servers
+        self.workers |= newcomers.workers
+        self.shard_addresses |= newcomers.shard_addresses
+        self.bridge_addresses |= newcomers.bridge_addresses
+
+    def note(self, origin_unix_s: float, gone: GoneRegions, *, is_changing: bool) -> None:
+        """Let whoever owns the processes have what the next driver must know, if it has changed.
+
+        Args:
+            origin_unix_s: when the run's clock was 0.
+            gone: regions that take no part.
+            is_changing: whether a region is on its way in or out.
+        """
+        shards = {region: tuple(each) for region, each in self.shard_addresses.items()}
+        homes = self.home, self.standby, tuple(sorted(self.former_homes))
+        book = RunBook(
+            self.spec,
+            origin_unix_s,
+            self.servers(),
+            {place: (worker.epoch, worker.handle) for place, worker in self.workers.items()},
+            dict(self.placed),
+            Whereabouts(*homes, shards, dict(self.bridge_addresses)),
+            gone,
+            is_changing,
+            self.desk is not None and self.desk.is_open,
+        )
+        if book != self._noted:
+            self._noted = book
+            self.maker.note(book)
+
+    def go_on_as(self, kept: Kept, book: RunBook) -> None:
+        """Be the group that another driver has noted, which goes on.
+
+        Args:
+            kept: what the steward has.
+            book: the same, of which the processes are.
+        """
+        for (role, region), handle in book.servers.items():
+            if role == "bridge":
+                self.bridges[region] = handle
+            elif role == "ps":
+                self.primaries[region] = handle
+        for region in self.primaries:
+            shards = range(1, self.spec.region(region).ps_shards)
+            self.shard_servers[region] = [book.servers[f"ps {i}", region] for i in shards]
+        for (region, rank), (epoch, handle) in book.workers.items():
+            outcome = handle.outcome.remote(self.driver)
+            node = handle.node_id.remote()
+            worker = GroupWorker(region, rank, epoch, handle, outcome, node=node)
+            self.workers[region, rank] = worker
+        self.shard_addresses = {name: list(each) for name, each in book.where.shards.items()}
+        self.bridge_addresses = dict(book.where.bridges)
+        self.home, self.standby = book.where.home, book.where.standby
+        self.former_homes = set(book.where.former_homes)
+        self._epochs, self._newest_epoch = dict(kept.epochs), kept.newest_epoch
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Let actors close their sockets, then end them, if they are ours; never raises."""
+        self.threads.close()
+        if not self.maker.is_ours():
+            return
+        servers = list(self.servers().values())
+        for region in list(self._idle):
+            self.end_idle(region)
+        try:
+            ray.wait(
+                [s.close.remote() for s in servers], num_returns=len(servers), timeout=timeout_s
+            )
+        except Exception:  # a dead cluster must not stop us from cleaning up the rest
+            return
+        if head_answers():  # one that does not would be waited for
+            for handle in [*servers, *(w.handle for w in self.workers.values())]:
+                kill(handle)
+
+    def dials(self) -> list[tuple[str, str]]:
+        """Which bridge dials which: all that of the averager, and each other where it is needed."""
+        experiment = self.spec.experiment
+        home, names = experiment.averager_region, sorted(self.primaries)
+        if experiment.averager.standby is not None:  # it may come to live anywhere
+            return [(a, b) for a in names for b in names if b < a]
+        dials = [(region, home) for region in names if region != home]
+        return dials + build.dials(experiment)
+
+    def _server(
+        self,
+        kind: ProcessKind,
+        role: Role,
+        index: int,
+        region: RegionConfig,
+        arguments: tuple[object, ...],
+        epoch: int = 0,
+    ) -> ProcessOrder:
+        strategy = self.placed[region.name].strategy(role, index)
+        cpus = region.cpus_per_server
+        return ProcessOrder(kind, arguments, cpus, 0.0, strategy, None, epoch or self.spec.epoch)
+
+    def _create_worker(self, region: str, rank: int, epoch: int) -> GroupWorker:
+        config = self.spec.region(region)
+        order = ProcessOrder(
+            "worker",
+            (self.spec, region, rank, epoch),
+            config.cpus_per_worker,
+            config.gpus_per_worker,
+            self.placed[region].strategy("worker", rank),
+            (region, rank),
+            epoch,
+        )
+        handle = self.maker.make([order])[0]
+        worker = GroupWorker(region, rank, epoch, handle)
+        self.workers[region, rank] = worker
+        return worker
+
+    def _begin(self, worker: GroupWorker) -> None:
+        # The primary shard seals the key for it: nothing is waited for here.
+        key = self.primaries[worker.region].seal_key.remote(worker.handle.introduce.remote())
+        worker.ref = worker.handle.run.remote(self.shard_addresses[worker.region], key)
+        worker.node = worker.handle.node_id.remote()
+
+
+def notices_of(actors: ActorGroup) -> DrainNotices:
+    """Hears which machines of a run's actors will be gone."""
+
+    def where() -> dict[str, set[str]]:
+        placed = dict(actors.placed)  # others change it meanwhile
+        return {region: server_nodes(placed[region]) for region in placed}
+
+    return DrainNotices(ray_internals.draining_nodes, where, actors.threads)

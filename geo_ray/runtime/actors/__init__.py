@@ -1,1 +1,0 @@
-"""The processes of a region as Ray actors, and what they carry out."""

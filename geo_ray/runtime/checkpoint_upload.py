@@ -1,0 +1,558 @@
+"""Uploads checkpoint parts from processes that do not share the run's directory to the driver.
+
+Opened when the first such process is found (a marker file in the directory tells). A part
+arrives in pieces, becomes a file when the last one is synced, and counts only with the
+manifest, for which it is read and hashed. On resume parts are served the other way.
+
+    server or bridge -- CarriedFolder --> PartDesk of the driver --> the run's directory
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import ray
+from pydantic import ValidationError
+
+from geo_ray.base.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    DeadlineExceededError,
+    FrameError,
+    LinkDownError,
+    RunDirectoryError,
+)
+from geo_ray.base.files import AtomicFile, Failpoint, no_failpoint, save_text, unwritable
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.labels import REGION_LABEL
+from geo_ray.runs.checkpoints import places_of
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runtime.spec import RunSpec
+from geo_ray.runtime.state_transfer import CarriedParts
+from geo_ray.storage.folders import directory_of
+from geo_ray.storage.manifest import MANIFEST_FILE, PART_SUFFIX, PartInfo
+from geo_ray.storage.places import Crossed
+from geo_ray.transport.config import LanConfig
+from geo_ray.transport.lan import LanClient, LanConnection, LanServer
+from geo_ray.transport.security.process_keys import SecretReceiver, seal_secret
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.sockets import Address
+
+SIGHT_FILE: Final = "run_id"
+
+
+def write_run_marker(run_dir: Path, run_id: str) -> None:
+    """Let those who see the directory find that it is this run's, and not one of the same name.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    save_text(run_dir / SIGHT_FILE, run_id)
+
+
+def sees_run_directory(run_dir: Path, run_id: str) -> bool:
+    """Whether this process sees the directory that the driver of the run sees."""
+    try:
+        return (run_dir / SIGHT_FILE).read_text() == run_id
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def address_here() -> str:
+    """The address at which the other nodes reach this one."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def region_here() -> str | None:
+    """The region of this process's node; None for a node of none."""
+    own = ray.get_runtime_context().get_node_id()
+    labels = [node["Labels"] for node in ray_internals.nodes() if node["NodeID"] == own]
+    return labels[0].get(REGION_LABEL) if labels else None
+
+
+DESK_KEY: Final = "desk"
+PIECE_BYTES: Final = 4 << 20
+MODEL: Final = "model"
+"""The folder of final models, which is the run's directory itself."""
+DESK_LAN: Final = LanConfig(
+    encrypt_payload=True, shared_memory=False, max_payload_bytes=PIECE_BYTES
+)
+_KEY_BYTES: Final = 32
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class DeskGrant:
+    """What a process is given that does not see the run's directory.
+
+    Attributes:
+        address: where the desk listens.
+        key: the desk's, sealed for this process.
+    """
+
+    address: Address
+    key: bytes
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A file of which some has come.
+
+    Attributes:
+        upload: its sender's number for it.
+        file: what has come.
+        come: its bytes.
+        lock: held by who uses or closes the file: two connections may bring it.
+    """
+
+    upload: str
+    file: AtomicFile
+    come: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def discard(self) -> None:
+        """Remove what has come, unless it is committed."""
+        with self.lock:
+            self.file.discard()
+
+
+class PartDesk:
+    """Takes in parts of checkpoints from processes that do not see the run's directory.
+
+    It opens when the first such process is found. A part comes in pieces, is a file only when the
+    last one is synced, and counts only with the manifest, for which it is read and hashed like any
+    other. At a resume parts are given out the other way.
+
+        server or bridge ── CarriedFolder ──▶ PartDesk of the driver ──▶ the run's directory It
+        cannot be pickled.
+
+    Args:
+        checkpoints: the directory of the run's checkpoints.
+        run_dir: the run's directory.
+        region: where both are, for the bill.
+        host: tells where to listen; asked when the desk opens.
+    """
+
+    def __init__(
+        self, checkpoints: Path, run_dir: Path, region: str, host: Callable[[], str]
+    ) -> None:
+        self.region = region
+        self._checkpoints, self._run_dir, self._host = checkpoints, run_dir, host
+        self._key = secrets.token_bytes(_KEY_BYTES)
+        self._lock = threading.Lock()
+        self._server: LanServer | None = None
+        self._coming: dict[Path, _Coming] = {}
+        self._done: dict[Path, str] = {}  # the upload that a file is of
+        self._crossed: Counter[tuple[str, str]] = Counter()
+        self._told: Counter[tuple[str, str]] = Counter()
+
+    # -------------------------------------------------------------- who is let in
+
+    def admit(
+        self,
+        servers: Mapping[Key, Any],
+        collect: Callable[[Mapping[Key, Any]], Mapping[Key, Any]],
+    ) -> None:
+        """Let those use the desk, of some actors, that do not see the run's directory.
+
+        Args:
+            servers: actors, by whatever key.
+            collect: waits for their answers.
+        """
+        told = collect({key: actor.sight.remote() for key, actor in servers.items()})
+        blind = {key: public for key, public in told.items() if public is not None}
+        if blind:
+            grants = {key: self.grant(public) for key, public in blind.items()}
+            collect({key: servers[key].use_desk.remote(grants[key]) for key in blind})
+
+    def grant(self, public: bytes) -> DeskGrant:
+        """What a process is given that has told ``public``; opens the desk."""
+        with self._lock:
+            if self._server is None:
+                self._server = LanServer(self._host(), self._key, self.handle, config=DESK_LAN)
+            return DeskGrant(self._server.address, seal_secret(self._key, public, DESK_KEY))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any process was let in."""
+        with self._lock:
+            return self._server is not None
+
+    def close(self) -> None:
+        """Nothing is taken or given any more; what has not come whole is removed."""
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        with self._lock:
+            left, self._coming = self._coming, {}
+        for coming in left.values():
+            coming.discard()
+
+    def __reduce__(self) -> str:
+        raise TypeError("the desk of a run does not leave the driver")
+
+    # -------------------------------------------------------------- what crosses regions
+
+    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+        """What has moved between regions since this was asked last, whatever the parts were."""
+        with self._lock:
+            news, self._told = self._crossed - self._told, self._crossed.copy()
+            return dict(news)
+
+    resumed = saved
+
+    def crossed(self) -> Crossed:
+        """All that has moved between regions so far."""
+        with self._lock:
+            return dict(self._crossed)
+
+    # -------------------------------------------------------------- requests
+
+    def handle(
+        self, connection: LanConnection, meta: Meta, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
+        """Answer one request, on the thread of its connection."""
+        path, operation = self._path(meta), fields.text(meta, "op")
+        region = str(connection.hello.get("region"))
+        if operation == "has":
+            return {"there": path.exists()}, None
+        if operation == "read":
+            size = min(fields.count(meta, "bytes"), PIECE_BYTES)
+            piece = connection.room(size)
+            read = _read(path, fields.count(meta, "offset"), piece)
+            self._count(self.region, region, read)
+            return {}, piece[:read]
+        if operation != "write" or payload is None:
+            raise FrameError(f"the desk knows no '{operation}'")
+        offset, whole = fields.count(meta, "offset"), fields.count(meta, "whole")
+        self._take(path, fields.text(meta, "upload"), offset, payload, whole)
+        self._count(region, self.region, payload.nbytes)
+        return {}, None
+
+    def _path(self, meta: Meta) -> Path:
+        """A file of the run that a process may ask for: the manifest, a part, or the model."""
+        folder, file = meta.get("folder"), fields.text(meta, "file")
+        directory = self._run_dir
+        if folder != MODEL:
+            directory = directory_of(self._checkpoints, fields.count(meta, "folder"))
+        if file == MANIFEST_FILE and meta.get("op") == "has":
+            return directory / file
+        try:
+            name = file.removesuffix(PART_SUFFIX)
+            PartInfo(name=name, file=file, bytes=0, sha256="0" * 64)
+        except ValidationError as error:
+            raise CheckpointError(f"{file!r} is no name of a part") from error
+        if folder == MODEL and not name.startswith("model-"):
+            raise CheckpointError(f"{file!r} is no model")
+        return directory / file
+
+    def _take(self, path: Path, upload: str, offset: int, piece: memoryview, whole: int) -> None:
+        with self._lock:
+            if self._done.get(path) == upload:  # the answer to the last piece got lost
+                return
+            coming = self._coming.get(path)
+        try:
+            if coming is None or coming.upload != upload:
+                coming = self._begin(path, upload, offset, coming)
+            with coming.lock:
+                is_whole = _append(path, coming, offset, piece, whole)
+        except OSError as error:
+            self._end(path, None)
+            raise unwritable(path, error) from error
+        if is_whole:
+            self._end(path, upload)
+
+    def _begin(self, path: Path, upload: str, offset: int, before: _Coming | None) -> _Coming:
+        if before is not None:
+            before.discard()
+        if offset:
+            raise RunDirectoryError(f"{path}: its beginning is not here")
+        _refuse_late(path)
+        coming = _Coming(upload, AtomicFile(path))
+        with self._lock:
+            self._coming[path] = coming
+        return coming
+
+    def _end(self, path: Path, done: str | None) -> None:
+        with self._lock:
+            coming = self._coming.pop(path, None)
+            if done is not None:
+                self._done = {p: u for p, u in self._done.items() if p.parent == path.parent}
+                self._done[path] = done
+        if coming is not None:
+            coming.discard()
+
+    def _count(self, src: str, dst: str, num_bytes: int) -> None:
+        if src != dst:
+            with self._lock:
+                self._crossed[src, dst] += num_bytes
+
+
+def _append(path: Path, coming: _Coming, offset: int, piece: memoryview, whole: int) -> bool:
+    """Take a piece of a file, unless it has come before; whether the file is there by now."""
+    if offset + piece.nbytes == coming.come:  # its sender has not heard that it has come
+        return False
+    if offset != coming.come or offset + piece.nbytes > whole:
+        raise FrameError(f"{path.name}: {offset} follows {coming.come} of {whole} bytes")
+    coming.file.write(piece)
+    coming.come += piece.nbytes
+    if coming.come < whole:
+        return False
+    _refuse_late(path)
+    coming.file.commit()
+    return True
+
+
+def _refuse_late(path: Path) -> None:
+    if (path.parent / MANIFEST_FILE).exists():
+        raise CheckpointError(f"{path.parent} is committed already; {path.name} comes too late")
+
+
+def _read(path: Path, offset: int, room: memoryview) -> int:
+    """Bytes of a part from ``offset`` on; how many there were."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            read = 0
+            while read < room.nbytes and (
+                size := os.preadv(descriptor, [room[read:]], offset + read)
+            ):
+                read += size
+            return read
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise CheckpointCorruptError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+log = logging.getLogger(__name__)
+_SILENT_S: Final = 60.0
+_ATTEMPTS: Final = 6
+_WAIT_S: Final = 0.5  # before the second attempt; twice as long before each further one
+
+
+class DeskEntry:
+    """A process's way to the desk of its run, if it needs one.
+
+    Args:
+        spec: the run.
+        region: the process's.
+    """
+
+    def __init__(self, spec: RunSpec, region: str) -> None:
+        self._spec, self._region = spec, region
+        self._receiver = SecretReceiver()
+
+    def sight(self) -> bytes | None:
+        """None if this process sees where parts go; else the public half of its key."""
+        spec = self._spec
+        if spec.places.far or sees_run_directory(Path(spec.run_dir), spec.run_id):
+            return None
+        return self._receiver.public
+
+    def spec(self, grant: DeskGrant) -> RunSpec:
+        """The run as this process goes on with it, whose parts go to the desk."""
+        key = self._receiver.open(grant.key, DESK_KEY)
+        places = CarriedPlaces(DeskLine(grant.address, key, self._region), str(self._spec.places))
+        resume = self._spec.resume
+        if resume is not None:
+            resume = replace(resume, places=places)
+        return replace(self._spec, places=places, resume=resume)
+
+
+@dataclass(frozen=True, slots=True)
+class DeskLine:
+    """Asks the desk, on a connection for each file; asks again where one is lost.
+
+    Attributes:
+        address: the desk's.
+        key: the desk's.
+        region: this process's.
+    """
+
+    address: Address
+    key: bytes
+    region: str
+
+    def ask(self, client: LanClient | None, meta: Meta, payload: memoryview | None = None) -> _Told:
+        """One answer, and the connection to go on with.
+
+        Raises:
+            LinkDownError, DeadlineExceededError: there was none, also not after some attempts.
+            GeoRayError: what the desk raised.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                if client is None or client.is_closed:
+                    hello: Meta = {"peer": f"{self.region}/part", "region": self.region}
+                    client = LanClient(self.address, self.key, hello, config=DESK_LAN)
+                _, answer = told = client.request(meta, payload, timeout_s=_SILENT_S)
+                return _Told(client, told[0], answer)
+            except (LinkDownError, DeadlineExceededError) as error:
+                if client is not None:
+                    client.close()
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                log.warning("the driver's machine does not answer: %s", error.message)
+                time.sleep(_WAIT_S * 2**attempt)
+        raise AssertionError("not reached")
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    client: LanClient
+    meta: Meta
+    payload: memoryview | None
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedPlaces:
+    """A `PartPlaces` on the driver's machine.
+
+    Attributes:
+        line: the way there.
+        name: what they are called there.
+    """
+
+    line: DeskLine
+    name: str
+
+    @property
+    def far(self) -> bool:
+        """See `Root.far`."""
+        return True
+
+    def __str__(self) -> str:
+        return f"{self.name} of the driver's machine"
+
+    def folder(self, id: int) -> CarriedFolder:
+        """See `PartPlaces.folder`."""
+        return CarriedFolder(self.line, id, str(self))
+
+    def model_folder(self, run_dir: str) -> CarriedFolder:
+        """See `PartPlaces.model_folder`."""
+        return CarriedFolder(self.line, MODEL, f"{run_dir} of the driver's machine")
+
+    def prepare(self, region: str | None) -> None:
+        """See `PartPlaces.prepare`; there is nothing to load."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedFolder:
+    """A `PartFolder` on the driver's machine.
+
+    Attributes:
+        line: the way there.
+        folder: a checkpoint's id, or ``"model"``.
+        name: of the folder, for messages.
+    """
+
+    line: DeskLine
+    folder: int | str
+    name: str
+
+    def name_of(self, file: str) -> str:
+        """See `PartTarget.name_of`."""
+        return f"{file} in {self.name}"
+
+    def has(self, file: str) -> bool:
+        """See `PartTarget.has`."""
+        told = self.line.ask(None, self._about("has", file))
+        told.client.close()
+        return told.meta.get("there") is True
+
+    def write(
+        self,
+        file: str,
+        chunks: Iterable[memoryview | bytes],
+        num_bytes: int,
+        failpoint: Failpoint = no_failpoint,
+    ) -> None:
+        """See `PartTarget.write`; a piece is sent when it is whole, and waited for."""
+        client: LanClient | None = None
+        about = self._about("write", file)
+        about |= {"upload": secrets.token_hex(8), "whole": num_bytes}
+        offset = 0
+        try:
+            for piece in _in_pieces(chunks):
+                client = self.line.ask(client, about | {"offset": offset}, piece).client
+                offset += piece.nbytes
+                failpoint("piece_sent")
+        finally:
+            if client is not None:
+                client.close()
+
+    def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
+        """See `PartSource.open`."""
+        client: LanClient | None = None
+
+        def read(file: str, offset: int, size: int) -> bytes:
+            nonlocal client
+            about = self._about("read", file) | {"offset": offset, "bytes": size}
+            told = self.line.ask(client, about)
+            client = told.client
+            return b"" if told.payload is None else bytes(told.payload)
+
+        def close() -> None:
+            if client is not None:
+                client.close()
+
+        return CarriedParts(self.name, _later(read), 1, close).open(file, num_bytes)
+
+    def _about(self, operation: str, file: str) -> Meta:
+        return {"op": operation, "folder": self.folder, "file": file}
+
+
+def _later(
+    read: Callable[[str, int, int], bytes],
+) -> Callable[[str, int, int], Callable[[], bytes]]:
+    return lambda file, offset, size: partial(read, file, offset, size)
+
+
+def _in_pieces(chunks: Iterable[memoryview | bytes]) -> Iterator[memoryview]:
+    """The same bytes in pieces of one size, but the last; each is valid until the next."""
+    room, held = bytearray(PIECE_BYTES), 0
+    view = memoryview(room)
+    for chunk in chunks:
+        rest = memoryview(chunk).cast("B")
+        while rest:
+            size = min(len(rest), PIECE_BYTES - held)
+            view[held : held + size] = rest[:size]
+            held, rest = held + size, rest[size:]
+            if held == PIECE_BYTES:
+                yield view
+                held = 0
+    if held:
+        yield view[:held]
+
+
+def desk_of(run: RunDirectory, experiment: Experiment) -> PartDesk | None:
+    """What takes parts in here, from machines that do not see the run's directory.
+
+    Args:
+        run: its directory.
+        experiment: the run.
+
+    Returns:
+        The desk; None if its checkpoints go to stores.
+    """
+    if places_of(run, experiment.checkpoint).far:
+        return None
+    here = region_here()
+    near = here if here in experiment.region_names else experiment.averager_region
+    region = experiment.checkpoint.store_region or near
+    return PartDesk(run.checkpoints, run.path, region, address_here)

@@ -1,0 +1,495 @@
+"""Checkpoints of a run: starts them, collects all parts, commits them and counts bytes.
+
+`RunPolicy` decides when. A commit reads and hashes every part again, on a low priority thread.
+Bytes that cross regions are reported as `wan` events of the class ``checkpoint``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, cast
+
+import ray
+from pydantic import JsonValue
+
+from geo_ray.base.errors import CheckpointConflictError, GeoRayError, RegionLostError
+from geo_ray.base.threads import give_way
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.calls import collect
+from geo_ray.runs.resume import LOST, ROWS, codecs_of
+from geo_ray.runtime.actor_group import ActorGroup
+from geo_ray.runtime.policies import LossHealth, RunPolicy
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.manifest import AVERAGER_PART, CheckpointManifest, PartInfo, shard_part_name
+from geo_ray.storage.places import Crossed, StoreRegions
+from geo_ray.training.checkpoint_parts import typed
+
+log = logging.getLogger(__name__)
+_CLOSE_S: Final = 10.0
+"""For a store to be told that a save is given up."""
+
+
+class Saver:
+    """One open checkpoint at a time.
+
+    Args:
+        store: where checkpoints go.
+        experiment: names the parts that belong to a checkpoint.
+        config_digest: of the configuration.
+        epoch: incarnation of the run, kept so that a resume takes the next.
+        health: follows the loss; it is judged when a checkpoint begins.
+        lease_epoch: the how manieth holder of the run's lease saves; kept for people.
+
+    Raises:
+        StoreError: the store does not answer or refuses.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        experiment: Experiment,
+        config_digest: str,
+        epoch: int,
+        health: LossHealth,
+        lease_epoch: int = 1,
+    ) -> None:
+        self._store = store
+        self._expected = part_names(experiment)
+        self._config_digest = config_digest
+        self._extra: dict[str, JsonValue] = {
+            "epoch": epoch,
+            "lease_epoch": lease_epoch,
+            "codecs": codecs_of(experiment),
+        }
+        self.health = health
+        self._is_healthy = True
+        self._id: int | None = None
+        self._newest = store.next_id() - 1 if store.far else -1
+        self._refused: dict[int, GeoRayError] = {}  # saves that the store did not begin
+        self._asking: threading.Thread | None = None  # what asks a far store last
+        self._parts: dict[str, PartInfo] = {}
+        self._step = 0
+        self._commit: Future[int] | None = None
+
+    @property
+    def open_id(self) -> int | None:
+        """The checkpoint whose parts or commit are awaited, or None."""
+        return self._id
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether all parts of the open checkpoint are there."""
+        return self._commit is not None
+
+    def go_on(self, parts: set[str], newest: int) -> None:
+        """Go on where another driver has saved until now.
+
+        Args:
+            parts: names of those that regions write.
+            newest: id of the newest checkpoint that it has begun.
+        """
+        self._expected = parts | (self._expected & {AVERAGER_PART})
+        self._newest = max(self._newest, newest)
+
+    def expect(self, parts: set[str], epoch: int) -> None:
+        """A region has joined, which writes ``parts`` of every checkpoint from now on.
+
+        Args:
+            parts: their names.
+            epoch: of the newcomer; a resume takes a later one than that of any.
+        """
+        self._expected = self._expected | parts
+        self._extra["epoch"] = max(int(str(self._extra["epoch"])), epoch)
+
+    def note_lost(self, regions: Sequence[str], rows: Mapping[str, Mapping[str, object]]) -> None:
+        """What a resume must know of regions that take no part.
+
+        Args:
+            regions: those that are lost, and were not asked to leave; a resume brings them back.
+            rows: the books of rows of all that were there before.
+        """
+        self._extra[LOST] = list(regions)
+        self._extra[ROWS] = cast(JsonValue, {name: dict(each) for name, each in rows.items()})
+
+    def forget(self, parts: set[str]) -> None:
+        """Go on without the process that would have written ``parts``; abandons the open one."""
+        self.abandon()
+        self._expected = self._expected - parts
+
+    def begin(self) -> int:
+        """Open the next checkpoint.
+
+        Raises:
+            RunDirectoryError: if its directory cannot be made. What a far store says against it is
+                told when it is committed.
+        """
+        # Never an id twice, or late parts of an abandoned checkpoint would pass for the next one's.
+        checkpoint = self._newest + 1
+        if self._store.far:
+            self._ask(lambda: self._begin_far(checkpoint))
+        else:
+            checkpoint = max(self._store.next_id(), checkpoint)
+            self._store.begin(checkpoint)
+        self._newest = checkpoint
+        self._id, self._parts, self._step = checkpoint, {}, 0
+        self._is_healthy = self.health.judge()
+        return checkpoint
+
+    def add(self, checkpoint: int, parts: Sequence[PartInfo], step: int) -> None:
+        """Take in parts; begins to commit when the last one is there, see `committed`."""
+        if checkpoint != self._id or self._commit is not None:
+            return
+        self._parts.update({part.name: part for part in parts})
+        self._step = max(self._step, step)
+        if set(self._parts) != self._expected:
+            return
+        manifest = CheckpointManifest(
+            id=checkpoint,
+            step=self._step,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            config_digest=self._config_digest,
+            parts=tuple(self._parts[name] for name in sorted(self._parts)),
+            healthy=self._is_healthy and all(part.finite for part in self._parts.values()),
+            extra=self._extra | {"loss": dict(self.health.export())},
+        )
+        told: Future[int] = Future()
+        self._commit = told
+        self._ask(lambda: self._commit_one(manifest, told))
+
+    def committed(self, wait_s: float = 0.0) -> int | None:
+        """Whether the open checkpoint counts by now.
+
+        Args:
+            wait_s: for its commit, if that has begun.
+
+        Returns:
+            Size of the checkpoint in bytes, once; None if there is none, or not yet.
+
+        Raises:
+            GeoRayError: if it cannot be committed.
+        """
+        commit = self._commit
+        if commit is None:
+            return None
+        try:
+            error = commit.exception(wait_s)
+        except TimeoutError:
+            return None
+        self._commit = None
+        if error is not None:
+            raise error
+        self._id = None
+        return commit.result()
+
+    @property
+    def parts(self) -> tuple[PartInfo, ...]:
+        """Those of the checkpoint that was added to last."""
+        return tuple(self._parts.values())
+
+    @property
+    def step(self) -> int:
+        """Most steps of any region in the checkpoint that was added to last."""
+        return self._step
+
+    def abandon(self) -> None:
+        """Give the open checkpoint up and remove its files, unless it has all its parts.
+
+        Files that cannot be removed do no harm: without a manifest nobody reads them.
+        """
+        if self._id is None or self._commit is not None:
+            return
+        given_up, self._id = self._id, None
+        if self._store.far:
+            self._ask(lambda: self._abandon_one(given_up))
+        else:
+            self._abandon_one(given_up)
+
+    def close(self) -> None:
+        """Wait for a commit that has begun."""
+        if self._commit is not None:
+            self._commit.exception()
+        if self._asking is not None:
+            self._asking.join(_CLOSE_S)
+
+    # -------------------------------------------------------------- on threads
+
+    def _ask(self, work: Callable[[], None]) -> None:
+        """Do ``work`` on a thread, after all that was asked before."""
+        before = self._asking
+
+        def in_turn() -> None:
+            if before is not None:
+                before.join()
+            give_way()
+            work()
+
+        self._asking = threading.Thread(target=in_turn, name="saver", daemon=True)
+        self._asking.start()
+
+    def _begin_far(self, checkpoint: int) -> None:
+        try:
+            self._store.begin(checkpoint)
+        except Exception as error:  # whatever it is: who commits gets it
+            log.warning("checkpoint %d was not begun: %s", checkpoint, error)
+            self._refused[checkpoint] = typed(error)
+
+    def _abandon_one(self, checkpoint: int) -> None:
+        try:
+            self._store.abandon(checkpoint)
+        except GeoRayError as error:
+            log.warning("files of checkpoint %d stay: %s", checkpoint, error.message)
+
+    def _commit_one(self, manifest: CheckpointManifest, told: Future[int]) -> None:
+        try:
+            if manifest.id in self._refused:
+                raise self._refused[manifest.id]
+            self._store.commit(manifest.id, manifest)
+        except Exception as error:  # whatever it is: who asked must get it
+            if isinstance(error, CheckpointConflictError) or not self._counts(manifest):
+                told.set_exception(typed(error))
+                return
+            log.warning("checkpoint %d counts, but: %s", manifest.id, error)
+        told.set_result(sum(part.bytes for part in manifest.parts))
+
+    def _counts(self, manifest: CheckpointManifest) -> bool:
+        """Whether a commit that failed has come so far that its checkpoint counts."""
+        try:
+            return self._store.manifest(manifest.id) == manifest
+        except GeoRayError:
+            return False
+
+
+def part_names(experiment: Experiment) -> set[str]:
+    """Names of all parts of a checkpoint of ``experiment``."""
+    names = {shard_part_name(r.name, i) for r in experiment.present for i in range(r.ps_shards)}
+    return names | ({AVERAGER_PART} if len(experiment.regions) > 1 else set())
+
+
+_CLASS: Final = "checkpoint"
+
+
+class TrafficSource(Protocol):
+    """Tells what checkpoints have moved between regions; see `StoreRegions`."""
+
+    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+        """By one that was written."""
+
+    def resumed(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+        """By one that was read."""
+
+
+def crossing_of(actors: ActorGroup) -> TrafficSource | None:
+    """What tells it of a run, whose parts go to stores, or to its directory."""
+    spec = actors.spec
+    if not spec.places.far:
+        return actors.desk
+    checkpoint, home = spec.experiment.checkpoint, spec.experiment.averager_region
+    return StoreRegions(checkpoint.store_region or home, checkpoint.region_stores)
+
+
+@dataclass(slots=True)
+class StoreTraffic:
+    """Counts the bytes of checkpoints that cross regions, through stores or to the driver.
+
+    It is told like what bridges send each other, as events `wan` of the class ``checkpoint``, so
+    that summary, report and bill have it.
+
+    Attributes:
+        stores: tells what has crossed; None: nothing does.
+        emit: takes events of now: a kind, and its fields by name.
+    """
+
+    stores: TrafficSource | None
+    emit: Callable[..., None]
+    _total: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+        """Count on from what was told before, by link and class."""
+        self._total = Counter({link: told.get(_CLASS, 0) for link, told in sums.items()})
+
+    def saved(self, parts: Iterable[PartInfo], home: str) -> None:
+        """A checkpoint was written, with the averager in ``home``."""
+        if self.stores is not None:
+            self._add(self.stores.saved(parts, home))
+
+    def resumed(self, parts: Iterable[PartInfo], home: str) -> None:
+        """The run goes on from a checkpoint, with the averager in ``home``."""
+        if self.stores is not None:
+            self._add(self.stores.resumed(parts, home))
+
+    def _add(self, crossed: Crossed) -> None:
+        for (src, dst), count in sorted(crossed.items()):
+            self._total[src, dst] += count
+            # Events have sums so far; others of the same link have other classes.
+            self.emit("wan", src=src, dst=dst, bytes_by_class={_CLASS: self._total[src, dst]})
+
+
+_ANSWER_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A checkpoint that the averager was asked to begin.
+
+    Attributes:
+        id: its id.
+        answer: whether it has begun, once the averager answers; None where there is no averager.
+        tells: whether the regions are told, too.
+        halt: whether they stand still afterwards.
+    """
+
+    id: int
+    answer: Any
+    tells: bool
+    halt: bool
+
+
+@dataclass(slots=True)
+class CheckpointWatch:
+    """Has checkpoints made: tells the averager and the regions, and notes the outcome.
+
+    `RunPolicy` decides when, and `Saver` commits.
+
+    Attributes:
+        experiment: the run.
+        actors: its actors.
+        policy: decides.
+        saver: commits.
+        emit: takes events of now: a kind, and its fields by name.
+        now_s: of the run's clock.
+        phases: what the regions told last, by name; it is kept up to date.
+        traffic: counts what crosses regions.
+    """
+
+    experiment: Experiment
+    actors: ActorGroup
+    policy: RunPolicy
+    saver: Saver
+    emit: Callable[..., None]
+    now_s: Callable[[], float]
+    phases: Mapping[str, str]
+    traffic: StoreTraffic
+    _begun: _Begun | None = None
+    _began_s: float = 0.0
+
+    def keep_time(self, *, may_begin: bool) -> None:
+        """Give up the open one if its parts do not come, and begin one that is due.
+
+        Raises:
+            GeoRayError: the regions were to stand still, and did not in time.
+        """
+        now_s, saver = time.monotonic(), self.saver
+        awaits_parts = saver.open_id is not None and not saver.is_committing
+        late = self.policy.overdue(now_s, awaits_parts=awaits_parts)
+        if late is not None:
+            self.give_up(f"checkpoint {saver.open_id} is given up: {late}")
+        save = self.policy.due(now_s, is_open=saver.open_id is not None)
+        if save is not None and may_begin:
+            self.begin(halt=save.halt)
+
+    def begin(self, *, halt: bool, is_over: bool = False) -> None:
+        """Let the averager copy its state, then tell the regions, which may hear it later, too.
+
+        The averager's next answer says it, too, so a region that is not told here, or late, copies
+        its state in time.
+
+        Args:
+            halt: whether the regions stand still afterwards.
+            is_over: whether they have nothing more to do.
+        """
+        try:
+            checkpoint = self.saver.begin()
+        except GeoRayError as error:
+            self.failed(error)
+            return
+        self._began_s = self.now_s()
+        answer = None
+        if self.actors.bridges:
+            bridge = self.actors.bridges[self.actors.home.region]
+            answer = bridge.request_checkpoint.remote(checkpoint, halt)
+        self._begun = _Begun(checkpoint, answer, is_over or self._may_tell(), halt)
+        self._tell()
+
+    def tick(self) -> None:
+        """Tell the regions of one that has begun, and take note of one that counts by now."""
+        self._tell()
+        self._note_commit()
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Parts of a checkpoint are written."""
+        self.saver.add(event["id"], event["parts"], event["step"])
+        if event["id"] == self.saver.open_id:
+            self.policy.on_part(time.monotonic())
+
+    def give_up(self, cause: str) -> None:
+        """Nothing will come of the open one."""
+        log.warning("%s", cause)
+        self.emit("checkpoint_failed", cause=cause)
+        self.saver.abandon()
+
+    def failed(self, error: GeoRayError) -> None:
+        """One was not written.
+
+        Raises:
+            GeoRayError: the run must end.
+        """
+        pause_s = self.policy.save_failed(error, time.monotonic())
+        log.error("checkpoint %s failed: %s", self.saver.open_id, error)
+        again = f"; the run goes on, and saves again in {pause_s:g} s or later"
+        self.emit("checkpoint_failed", cause=error.message + again)
+        self.saver.abandon()
+
+    def _tell(self) -> None:
+        """Once the averager has begun the checkpoint, tell the regions."""
+        begun = self._begun
+        if begun is None:
+            return
+        if begun.answer is not None and not ray.wait([begun.answer], timeout=0)[0]:
+            return
+        self._begun = None
+        if begun.id != self.saver.open_id:
+            return
+        if begun.answer is not None and not _has_begun(begun.answer):
+            # The averager is new, and does not know yet what each region has; or it is lost.
+            self.saver.abandon()
+            return
+        for region, primary in self.actors.primaries.items():
+            # Who stands still gets no answer any more that would say it.
+            if begun.tells or self.phases.get(region) == "halted":
+                primary.cut.remote(begun.id, begun.halt)
+
+    def _may_tell(self) -> bool:
+        """Whether regions may hear of a checkpoint before their next answer.
+
+        Not where answers go from region to region, or where an averager before the present one has
+        given some: one that is on its way still must be merged first.
+        """
+        return self.experiment.overlay.kind == "star" and self.actors.home.epoch == 1
+
+    def _note_commit(self) -> None:
+        """Take note of the open checkpoint if it has come to count."""
+        checkpoint = self.saver.open_id
+        try:
+            size_bytes = self.saver.committed()
+        except GeoRayError as error:
+            self.failed(error)
+            return
+        if checkpoint is not None and size_bytes is not None:
+            self.policy.saved(checkpoint)
+            step, began_s = self.saver.step, self._began_s
+            self.emit("checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s)
+            self.traffic.saved(self.saver.parts, self.actors.home.region)
+
+
+def _has_begun(answer: Any) -> bool:
+    try:
+        return bool(collect({0: answer}, _ANSWER_S)[0])
+    except RegionLostError:  # the next poll finds out whether the run can go on
+        return False

@@ -1,1 +1,0 @@
-"""The driver: starts a run, watches it, saves, stops."""

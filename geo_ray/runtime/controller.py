@@ -1,0 +1,586 @@
+"""Watches over a run: writes its events and carries out what `RunPolicy` decides.
+
+It makes no training decisions, and every wait has a deadline. `Skews` maps times of other
+machines to the driver's clock where they differ by more than `TOLERATED_S`, by the smallest
+observed delay, as in NTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from geo_ray.base.errors import GeoRayError, InvariantError, RegionLostError
+from geo_ray.base.restarts import Restarts
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.calls import Polls, collect
+from geo_ray.runs.evaluation import EvalNotes, Evaluation
+from geo_ray.runs.recorder import Recorder
+from geo_ray.runs.requests import Interruption, MemberRequest
+from geo_ray.runtime.actor_group import ActorGroup, notices_of
+from geo_ray.runtime.checkpoints import CheckpointWatch, Saver, StoreTraffic, crossing_of
+from geo_ray.runtime.joining import MemberHooks
+from geo_ray.runtime.member_policies import MemberPolicy
+from geo_ray.runtime.members import Members
+from geo_ray.runtime.policies import HALT_DEADLINE_S, Hangs, Quorum, RunLimits, RunPolicy
+from geo_ray.runtime.process_watch import BridgeWatch, HangWatch, WorkerWatch
+from geo_ray.runtime.replanning import HomeNow, LinkNotes, PlanFor, PlanWatch, ReplanPolicy
+from geo_ray.storage.manifest import shard_part_name
+from geo_ray.training.worker import StatisticsBoard
+
+log = logging.getLogger(__name__)
+
+TOLERATED_S: Final = 90.0  # more than an answer may be late
+_TIMES: Final = ("t_s", "start_s")
+
+
+@dataclass(slots=True)
+class Skews:
+    """Puts the times that processes report onto the driver's clock. Pure.
+
+    Idea: each process counts from the time of day that its machine believes in. Nothing is ordered
+        by
+    these times, but the time line of a run is made of them.
+
+    Rule: what a process says of the present arrives later by what the message took, so the largest
+    difference seen is the nearest one. Less than `TOLERATED_S` is left as it is: clocks that are
+    set over the network agree better than this can tell.
+
+    Source: ours; the least delay tells most about a clock, as in NTP.
+    """
+
+    _ahead_s: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def events(
+        self, answers: Mapping[tuple[str, str], Mapping[str, Any]], now_s: float
+    ) -> list[dict[str, Any]]:
+        """All events of some answers, with times of the driver's clock.
+
+        Args:
+            answers: by (role, region); ``now_s`` in one is what its process took for the present.
+            now_s: the present.
+        """
+        found = []
+        for key, answer in answers.items():
+            ahead_s = self._skew(key, answer.get("now_s"), now_s)
+            for event in answer["events"]:
+                moved = {t: event[t] - ahead_s for t in _TIMES if ahead_s and t in event}
+                found.append({**event, **moved})
+        return found
+
+    def _skew(self, key: tuple[str, str], told_s: float | None, now_s: float) -> float:
+        """Seconds that a process is ahead; 0 if that is none to speak of."""
+        if told_s is None:
+            return 0.0
+        before_s, ahead_s = self._ahead_s.get(key), told_s - now_s
+        if before_s is not None and ahead_s < before_s - TOLERATED_S:
+            before_s = None  # another process, on another machine
+        self._ahead_s[key] = ahead_s = ahead_s if before_s is None else max(before_s, ahead_s)
+        if abs(ahead_s) < TOLERATED_S:
+            return 0.0
+        if before_s is None:
+            side = "ahead of" if ahead_s > 0 else "behind"
+            log.warning(
+                "the clock of the machine of region '%s' (%s) is %.0f s %s the driver's: times of "
+                "its events are corrected; set it, since certificates go by it",
+                key[1], key[0], abs(ahead_s), side,
+            )  # fmt: skip
+        return ahead_s
+
+
+_TICK_S = 0.2
+_POLL_TIMEOUT_S = 60.0
+_ANSWER_S = 0.5  # that the others wait for one that is slow to answer
+_PROGRESS = frozenset({"step", "exchange", "stats", "update_dropped"})
+
+Answers = Mapping[tuple[str, str], dict[str, Any]]
+"""What servers and bridges told in one round of polling, by (role, region)."""
+
+
+@dataclass(slots=True)
+class Controller:
+    """Watches a run: writes its events, and carries out what `RunPolicy` decides.
+
+    It decides nothing about training. Everything that it waits for has a deadline.
+
+    Attributes:
+        experiment: the run.
+        actors: its actors.
+        recorder: takes events.
+        evals: combines evaluations, and keeps the best model.
+        saver: commits checkpoints.
+        origin_unix_s: time of day at which the run's clock was 0.
+        links: what is learned about links.
+        users: what they have asked for of members since the last call.
+        status: shows a phase to the user.
+        interrupted: set from outside (a signal) to save and stop.
+        plan_for: plans anew for those who take part; None: the run follows no plan.
+        policy: decides what is done about trouble.
+        checkpoints: has them made.
+        workers: watches over them.
+        hang_watch: finds processes that have stopped or hang.
+        bridges: replaces those that die.
+        members: changes which regions take part.
+        quorum: decides when the run pauses.
+        plans: has it planned anew when others take part.
+    """
+
+    experiment: Experiment
+    actors: ActorGroup
+    recorder: Recorder
+    evals: EvalNotes
+    saver: Saver
+    origin_unix_s: float
+    links: LinkNotes
+    users: Callable[[], list[MemberRequest]] = lambda: []
+    status: Callable[[str], None] = lambda text: None
+    interrupted: Interruption = field(default_factory=Interruption)
+    plan_for: PlanFor | None = None
+    policy: RunPolicy = field(init=False)
+    checkpoints: CheckpointWatch = field(init=False)
+    workers: WorkerWatch = field(init=False)
+    bridges: BridgeWatch = field(init=False)
+    members: Members = field(init=False)
+    quorum: Quorum = field(init=False)
+    plans: PlanWatch = field(init=False)
+    _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
+    _statistics: StatisticsBoard = field(init=False)
+    _skews: Skews = field(default_factory=Skews)
+    hang_watch: HangWatch = field(init=False)
+    _phases: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        train, checkpoint = self.experiment.train, self.experiment.checkpoint
+        members = MemberPolicy(self.experiment)
+        self.quorum = Quorum(members.least, self.experiment.members.wait_s)
+        limits = RunLimits(
+            train.max_worker_restarts,
+            train.max_refused_steps,
+            checkpoint.every_s,
+            1 if members.brings_back else self.experiment.members.min or 1,
+            train.restart_window_s,
+            checkpoint.part_timeout_s,
+            checkpoint.retry_s,
+        )
+        self.policy = RunPolicy(limits, time.monotonic())
+        self.checkpoints = CheckpointWatch(
+            self.experiment,
+            self.actors,
+            self.policy,
+            self.saver,
+            self._emit,
+            self._now_s,
+            self._phases,
+            StoreTraffic(crossing_of(self.actors), self._emit),
+        )
+        hooks = MemberHooks(
+            self._admit,
+            self._drop,
+            self._go_on_without,
+            self._ask_averager,
+            self._emit,
+            self.status,
+            lambda: self.policy.is_halting or self.policy.stopping is not None,
+        )
+        notices = notices_of(self.actors)
+        self.members = Members(self.actors, members, self.users, hooks, self.origin_unix_s, notices)
+        leaves = self.members.leaves_on_notice
+        self.workers = WorkerWatch(
+            self.actors, self.policy, self._emit, self._hear_all, notices, leaves
+        )
+        self.hang_watch = HangWatch(
+            self.actors, Hangs(train.step_timeout_s), self._emit, self.status
+        )
+        self.bridges = BridgeWatch(
+            self.actors,
+            Restarts(train.max_worker_restarts, train.restart_window_s),
+            self.origin_unix_s,
+            self._emit,
+            self.status,
+            self._go_on_without,
+        )
+        self.plans = PlanWatch(
+            ReplanPolicy(),
+            self.plan_for,
+            self._emit,
+            self.status,
+            self._pace,
+            self.members.move_averager,
+        )
+        spec = self.actors.spec
+        self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
+        self._polls.driver = self.actors.driver
+
+    def _pace(self, interval: int) -> None:
+        """Regions are to exchange after so many local steps."""
+        steps = max(1, interval // max(1, self.experiment.worker_steps))
+        self._ask_averager(lambda bridge: bridge.pace.remote(steps))
+
+    def run(self) -> None:
+        """Watch until all workers are home and all they did is written down.
+
+        Raises:
+            InterruptedRunError: after a checkpoint, if `interrupted` was set in time.
+            NonFiniteError: after a checkpoint, if too many steps in a row were refused.
+            WorkerLostError: if workers die more often than allowed.
+            RegionLostError: if a server or bridge died, and its region is needed.
+            RunDirectoryError: if nothing can be saved.
+            LeaseLostError: if another process has taken the run over.
+            GeoRayError: what a worker found wrong with task or data.
+        """
+        resumed = self.actors.spec.resume
+        if resumed is not None:
+            parts = resumed.parts.values()
+            self.checkpoints.traffic.resumed(parts, self.actors.home.region)
+        while self.workers.are_out:
+            self.workers.collect(_TICK_S)
+            answers = self._poll()
+            self._handle_all(answers)
+            self._replace_hung(answers)
+            self._keep_time()
+        answers = self._drain()
+        if not self.policy.is_halting and self.experiment.checkpoint.every_s is not None:
+            answers = self._save_end()
+        self._note_wan(answers, force=True)
+        self.policy.check_end(_phases(answers))
+
+    def _replace_hung(self, answers: Answers) -> None:
+        """Name processes that do not go on; replace workers among them after a while."""
+        if self.quorum.is_paused:
+            return
+        statuses = {r: a["status"] for (role, r), a in answers.items() if role == "ps"}
+        silent_s = {(_named(role), r): s for (role, r), s in self._polls.silent_s().items()}
+        for worker, cause in self.hang_watch.look(statuses, silent_s):
+            self.workers.replace_hung(worker, cause)
+
+    def close(self) -> None:
+        """End what this has begun; afterwards no other thread of this process calls Ray."""
+        self.bridges.close()
+        self.members.close()
+        self.plans.close()
+        self.actors.threads.close()
+
+    def _drain(self) -> Answers:
+        """Take in the last events; wait for the parts of an open checkpoint that will come."""
+        longest_s = max(HALT_DEADLINE_S, self.experiment.checkpoint.retry_s)
+        deadline_s = time.monotonic() + longest_s
+        while True:
+            answers = self._poll(_POLL_TIMEOUT_S)
+            more = self._handle_all(answers)
+            if "halted" in _phases(answers) and not self.policy.is_halt_saved:
+                self._keep_time()  # a checkpoint that came to nothing is made again
+            halted = self.saver.open_id is not None and "halted" in _phases(answers)
+            awaited = halted or self.saver.is_committing
+            if not more and not awaited:
+                break
+            if time.monotonic() > deadline_s:
+                raise self.policy.not_saved(f"its parts were not there after {longest_s:g} s")
+            if not more:
+                time.sleep(0.05)
+        self.saver.abandon()
+        return answers
+
+    def _save_end(self) -> Answers:
+        """One last checkpoint: whoever trains further later goes on from the very end."""
+        self.status("saving the last checkpoint")
+        before, began_s = self.policy.newest_saved, time.monotonic()
+        is_failing = False
+        while True:
+            now_s, is_open = time.monotonic(), self.saver.open_id is not None
+            if not is_open and not self.members.is_leaving and self.policy.may_retry(now_s):
+                self.checkpoints.begin(halt=False, is_over=True)
+            answers = self._poll(_POLL_TIMEOUT_S)
+            self._handle_all(answers)
+            if self.policy.newest_saved != before:
+                return answers
+            if self.policy.is_failing and not is_failing:
+                is_failing = True
+                self.status("saving the last checkpoint again and again (Ctrl-C: without it)")
+            least_s = 0.0 if is_failing and self.interrupted.is_set() else HALT_DEADLINE_S
+            until_s = self.policy.saves_until_s(began_s) if least_s else 0.0
+            if time.monotonic() > max(began_s + least_s, until_s):
+                self.checkpoints.give_up("the last checkpoint could not be saved in time")
+                return answers
+            time.sleep(0.02 if self.saver.open_id is not None else 0.3)
+
+    # -------------------------------------------------------------- servers and bridges
+
+    def _hear_all(self) -> None:
+        """What was on its way when an actor was last asked, and what it has to say since."""
+        for _ in range(2):
+            self._handle_all(self._poll(_POLL_TIMEOUT_S))
+
+    def _poll(self, wait_s: float = _ANSWER_S) -> Answers:
+        """Ask all servers and bridges for news; who does not answer in time is heard later.
+
+        Raises:
+            RegionLostError: if one is lost.
+            GeoRayError: the reason why a region cannot go on.
+        """
+        self.recorder.check()  # whose are lost may be another's by now
+        servers = self.actors.servers()
+        answers, silent = self._polls.ask(servers, wait_s)
+        if silent and not self.actors.maker.is_ours():
+            raise RegionLostError(
+                "the process that owns the run's processes was ended, and they ended with it"
+            )
+        lost: dict[str, str] = {}
+        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent, answers)}
+        for (role, region), cause in silent.items():
+            if region in replaced:
+                continue
+            lost.setdefault(region, f"the {_named(role)} of region '{region}' is lost: {cause}")
+        failures = {
+            region: failure
+            for (_, region), answer in answers.items()
+            if isinstance(failure := answer["status"].get("failure"), GeoRayError)
+        }
+        present = {region: self.actors.can_lose(region) for _, region in servers}
+        gone = self.policy.regions_lost(lost, failures, present, self.actors.former_homes)
+        # The averager first: who is reported lost is reported to where it is then.
+        for region in sorted(gone, key=lambda name: name != self.actors.home.region):
+            if not self.actors.can_lose(region):  # who was to take over is lost as well
+                raise RegionLostError(gone[region])
+            self._go_on_without(region, gone[region])
+        return {key: answer for key, answer in answers.items() if key[1] not in gone}
+
+    def _go_on_without(self, region: str, cause: str) -> None:
+        """A region is gone; if it was the averager's, the standby takes over."""
+        log.warning("%s; the run goes on without the data of region '%s'", cause, region)
+        self._emit("region_lost", region=region, cause=cause)
+        self._drop(region, keep_workers=self.members.keeps_workers(region))
+        self.members.report_lost(region)
+
+    def _drop(self, region: str, *, keep_workers: bool = False) -> None:
+        """Nobody waits for a region any more."""
+        shards = self.actors.spec.region(region).ps_shards
+        self.saver.forget({shard_part_name(region, index) for index in range(shards)})
+        self.actors.lose(region, keep_workers=keep_workers)
+        for bridge in self.actors.bridges.values():
+            bridge.forget.remote(region)
+        self._phases.pop(region, None)
+        self._note_evals(self.evals.board.forget(region), self._now_s())
+        self._share_statistics()
+
+    def _admit(self, region: str, step: int, epoch: int) -> None:
+        """A region is a member from now on."""
+        shards = self.actors.spec.region(region).ps_shards
+        self.saver.expect({shard_part_name(region, index) for index in range(shards)}, epoch)
+        self.evals.board.admit(region, step)
+
+    def _follow_averager(self, answers: Answers) -> None:
+        """The averager may have moved by itself; what was asked of it is asked again."""
+        bridges = {r: a["status"] for (role, r), a in answers.items() if role == "bridge"}
+        for region, status in bridges.items():
+            stands_by = bool(status.get("stands_by"))
+            self.actors.note_standby(region, status["home"], stands_by=stands_by)
+            if not self.actors.follow(status["home"]):
+                continue
+            self.saver.abandon()  # the old averager's part of it will not come
+            self.members.home_moved()
+            self.plans.home_moved()
+            if self.policy.stopping is not None:
+                self._ask_averager(lambda bridge: bridge.request_stop.remote())
+
+    def _handle_all(self, answers: Answers) -> int:
+        """Take in what was told; gives the number of events."""
+        self.saver.note_lost(self.members.lost, self.members.gone.rows)
+        events = self._skews.events(answers, self._now_s())
+        if any(event["kind"] in _PROGRESS for event in events):
+            self.policy.on_progress(time.monotonic())
+        for event in sorted(events, key=lambda e: float(e["t_s"])):
+            self._handle(dict(event))
+        for (_, region), answer in answers.items():
+            request_pem = answer["status"].get("certificate_request")
+            if request_pem is not None:
+                self.actors.renew_certificate(region, request_pem)
+        self._phases |= {
+            r: str(a["status"]["phase"]) for (role, r), a in answers.items() if role == "ps"
+        }
+        for (role, region), answer in answers.items():
+            if role == "ps":
+                self.workers.note(region, answer["status"])
+        self._follow_averager(answers)
+        self.bridges.tick()
+        self.members.tick({key: answer["status"] for key, answer in answers.items()})
+        self._keep_quorum()
+        gone, is_changing = self.members.gone, self.members.are_changing
+        self.actors.note(self.origin_unix_s, gone, is_changing=is_changing)
+        region = self.actors.home.region
+        home = answers.get(("bridge", region))
+        pace = None if home is None else home["status"].get("pace")
+        interval = None if pace is None else pace * max(1, self.experiment.worker_steps)
+        lives = HomeNow(region, self.actors.standby)
+        self.plans.tick(self.actors.primaries, lives, time.monotonic(), interval)
+        self.checkpoints.tick()
+        if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
+            self._check_goes_on(answers)
+        exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
+        why = self.policy.exhausted(exhausted[0], time.monotonic()) if exhausted else None
+        if why is not None:
+            self._emit("stop_requested", cause=why.message)
+        self._note_wan(answers)
+        return len(events)
+
+    def _keep_quorum(self) -> None:
+        """Pause while too few regions are there."""
+        quorum, now_s, was_paused = self.quorum, time.monotonic(), self.quorum.is_paused
+        missing = quorum.see(
+            self.actors.primaries,
+            self.members.waited_for,
+            is_joining=self.members.is_joining,
+            is_ending=self.policy.is_halting or self.policy.stopping is not None,
+            now_s=now_s,
+        )
+        if quorum.is_paused != was_paused:
+            for primary in self.actors.primaries.values():
+                primary.pause.remote(quorum.is_paused)
+            if quorum.is_paused:
+                self._emit("run_paused", cause=missing)
+                self.status(f"paused: {missing}")
+            else:
+                self.status("")
+                self._emit("run_went_on")
+        why = None if missing is None else quorum.overdue(missing, now_s)
+        if why is not None and self.policy.halt(why, now_s):
+            self._share_statistics()
+            self._emit("stop_requested", cause=why.message)
+
+    def _check_goes_on(self, answers: Answers) -> None:
+        if self.quorum.is_paused:
+            return
+        home = answers.get(("bridge", self.actors.home.region))
+        still = {
+            region: answer["status"].get("stands_still_for")
+            for (role, region), answer in answers.items()
+            if role == "ps" and answer["status"]["phase"] != "done"
+        }
+        unanswered = None if home is None else home["status"].get("open")
+        self.policy.check_goes_on(time.monotonic(), still, unanswered)
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        kind = event.pop("kind")
+        t_s = event.pop("t_s")
+        region = event.pop("region")
+        if kind == "stats":
+            self._evaluate(region, t_s, event)
+        elif kind == "parts":
+            self.checkpoints.add(event)
+        elif kind == "precise":
+            told = bytearray(event["carried"])
+            self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
+            self._share_statistics()
+        elif kind == "handed":
+            self.members.on_handed(region, event)
+        elif kind == "hand_over_failed":
+            self.members.on_hand_over_failed(event["error"])
+        elif kind == "part_failed":
+            if event["id"] == self.saver.open_id:
+                self.checkpoints.failed(event["error"])
+        else:
+            if kind == "step":
+                self.saver.health.on_step(event["loss"])
+            self.recorder.emit(kind, t_s, region=region, **event)
+
+    def _evaluate(self, region: str, t_s: float, event: dict[str, Any]) -> None:
+        stats = {name: _array(values) for name, values in event["stats"].items()}
+        finished = self.evals.board.add(
+            region,
+            event["step"],
+            stats,
+            event["rows"],
+            final=event["final"],
+            model=event["model"],
+        )
+        self._note_evals(finished, t_s)
+
+    def _share_statistics(self) -> None:
+        """Tell every region those over all regions, once they are there.
+
+        Who stands still for a checkpoint makes none; then everybody has its own.
+        """
+        board = self._statistics
+        found = board.give_up() if self.policy.is_halting else board.take(self.actors.primaries)
+        for region, carried_B in found.items():
+            self.actors.primaries[region].use_statistics.remote(carried_B.numpy().tobytes())
+
+    def _note_evals(self, finished: list[Evaluation], t_s: float) -> None:
+        cause = self.evals.take(finished, t_s, self.actors.home.region)
+        if cause is not None:
+            self._stop(cause)
+
+    # -------------------------------------------------------------- saving and stopping
+
+    def _keep_time(self) -> None:
+        now_s = time.monotonic()
+        self.recorder.check()
+        self.evals.settle(time.time() - self.origin_unix_s)
+        if self.interrupted.is_set() and not self.policy.is_halting:
+            self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
+            why = self.interrupted.why
+            self.policy.halt(why, now_s)
+            self._share_statistics()
+            self._emit("stop_requested", cause=why.message)
+        still_s = self.policy.stalled(now_s)
+        if still_s is not None:
+            what = ", ".join(f"{region} is {phase}" for region, phase in self._phases.items())
+            self.status(f"no step and no exchange for {still_s:.0f} s: {what}")
+        self.checkpoints.keep_time(may_begin=not self.members.is_leaving)
+
+    def _stop(self, cause: str) -> None:
+        if not self.policy.stop(cause):
+            return
+        self._emit("stop_requested", cause=cause)
+        if self.actors.bridges:
+            self._ask_averager(lambda bridge: bridge.request_stop.remote())
+        else:
+            self._ask(next(iter(self.actors.primaries.values())).stop.remote())
+
+    # -------------------------------------------------------------- small things
+
+    def _ask(self, call: Any) -> Any:
+        return collect({0: call}, _POLL_TIMEOUT_S)[0]
+
+    def _ask_averager(self, ask: Callable[[Any], Any]) -> Any:
+        """Ask the averager; None if it is lost and will be replaced, or what is asked is past."""
+        try:
+            return self._ask(ask(self.actors.bridges[self.actors.home.region]))
+        except InvariantError as error:
+            # A border has come, or the averager has moved, since it was looked at.
+            log.warning("what the averager was asked is past: %s", error.message)
+            return None
+        except RegionLostError:
+            if not self.actors.can_lose(self.actors.home.region):
+                raise
+            return None  # the next poll finds out, too
+
+    def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
+        told = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
+        self.links.hear(told, self._emit, force=force)
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self.recorder.emit(kind, self._now_s(), **fields)
+
+    def _now_s(self) -> float:
+        """Of the run's clock."""
+        return time.time() - self.origin_unix_s
+
+
+def _phases(answers: Answers) -> set[str]:
+    return {str(a["status"]["phase"]) for (role, _), a in answers.items() if role == "ps"}
+
+
+def _array(values: list[float]) -> Any:
+    import numpy as np
+
+    return np.asarray(values, dtype=np.float64)
+
+
+def _named(role: str) -> str:
+    """A role in the words of the glossary."""
+    return "parameter server" if role == "ps" else role.replace("ps", "shard server")

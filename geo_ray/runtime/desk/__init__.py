@@ -1,1 +1,0 @@
-"""Parts of checkpoints from and to machines that do not see the run's directory."""

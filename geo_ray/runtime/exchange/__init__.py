@@ -1,0 +1,1 @@
+"""Transports of an update from a bridge to the averager and of the answer back."""

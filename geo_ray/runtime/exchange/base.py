@@ -1,0 +1,350 @@
+"""Interface of exchange transports, pending replies and failures of a bridge.
+
+A bridge has one `UpdatePath`, chosen by `runtime.exchange.build`: direct (one averager),
+standby (the averager can move) or overlay (updates are summed on their way). Its `UpdateStage`
+decides when an update leaves and when it is applied: at once, scheduled (`upload_scheduling`),
+or in a reliable and a lossy part (`differential`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from torch import Tensor
+
+from geo_ray.base.errors import (
+    AveragerFailedError,
+    DeadlineExceededError,
+    GeoRayError,
+    InvariantError,
+    LinkDownError,
+)
+from geo_ray.base.user_code import error_summary
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.command_log import Begun, ChangeMembers, ChangePace
+from geo_ray.training.config import UNREACHABLE_S
+from geo_ray.training.membership import AveragerHome
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.message import Message
+from geo_ray.transport.wire.sockets import Address
+
+log = logging.getLogger(__name__)
+
+Hear = Callable[[GeoRayError], None]
+
+
+class BridgeFailure:
+    """The first failure of a bridge; those that follow from it are logged only.
+
+    A message counts as received before it is handled. So an error in a handler, or in a thread that
+    nobody waits for, would be lost, and with it the answer to an update: here it ends the run.
+
+    Args:
+        region: of the bridge.
+    """
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._lock = threading.Lock()
+        self._hearers: list[Hear] = []
+        self._first: GeoRayError | None = None
+
+    @property
+    def first(self) -> GeoRayError | None:
+        """The failure; None while all goes well."""
+        return self._first
+
+    def listen(self, hear: Hear) -> None:
+        """Let ``hear`` be told: later, or now if there is a failure already."""
+        with self._lock:
+            self._hearers.append(hear)
+            first = self._first
+        if first is not None:
+            hear(first)
+
+    def note(self, error: Exception, doing: str) -> GeoRayError:
+        """Something failed.
+
+        Args:
+            error: an error of geo_ray's tree as it is; any other becomes one that names its line.
+            doing: what failed, for people.
+
+        Returns:
+            The typed error.
+        """
+        typed = self._typed(error, doing)
+        if typed is not error:
+            log.error("%s", typed.message, exc_info=error)
+        with self._lock:
+            if self._first is not None:
+                return typed
+            self._first = typed
+            hearers = list(self._hearers)
+        log.error("the bridge of region '%s' failed: %s", self._region, typed)
+        for hear in hearers:
+            hear(typed)
+        return typed
+
+    def _typed(self, error: Exception, doing: str) -> GeoRayError:
+        if isinstance(error, GeoRayError):
+            return error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return AveragerFailedError(
+            f"the bridge of region '{self._region}' failed at {doing}: {error_summary(error)} "
+            f"({frame.filename}:{frame.lineno})"
+        )
+
+
+_LOOK_S: Final = 0.5  # between two looks at whether the averager's region is there
+
+
+class Answers:
+    """Passes answers, by the number of their update, from receiving threads to the waiting one.
+
+    Args:
+        region: this region.
+        timeout_s: longest wait.
+        is_reachable: whether there is a connection to a region at present.
+        unreachable_s: how long the averager's region may be out of reach.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        timeout_s: float,
+        is_reachable: Callable[[str], bool] = lambda region: True,
+        unreachable_s: float = UNREACHABLE_S,
+    ) -> None:
+        self._region = region
+        self._timeout_s = timeout_s
+        self._is_reachable = is_reachable
+        self._unreachable_s = unreachable_s
+        self._changed = threading.Condition()
+        self._here: dict[int, Reply | GeoRayError] = {}
+        self._end: GeoRayError | None = None
+
+    def give(self, reply: Reply) -> None:
+        """Store the averager's answer for the thread that waits for it."""
+        self._put(reply.seq, reply)
+
+    def fail(self, seq: int, error: GeoRayError) -> None:
+        """Let the wait for update ``seq``, which the averager refused, raise ``error``."""
+        self._put(seq, error)
+
+    def wait(self, seq: int, home: Callable[[], str]) -> Reply:
+        """Return the answer to update ``seq`` once it is here.
+
+        Args:
+            seq: its number.
+            home: gives the averager's region, which may change.
+
+        Raises:
+            DeadlineExceededError: it did not come in time.
+            LinkDownError: the averager's region is out of reach, or the bridge is closing.
+            GeoRayError: the update was refused, or what `end` was given.
+        """
+        began_s = reached_s = time.monotonic()
+        while (answer := self._look(seq)) is None:
+            now_s, peer = time.monotonic(), home()
+            if peer == self._region or self._is_reachable(peer):
+                reached_s = now_s
+            elif now_s - reached_s > self._unreachable_s:
+                raise LinkDownError(
+                    f"region '{self._region}': the averager's region '{peer}' is out of reach "
+                    f"since {self._unreachable_s:g} s; update {seq} is not answered"
+                )
+            if now_s - began_s > self._timeout_s:
+                raise DeadlineExceededError(
+                    f"region '{self._region}': the averager in '{peer}' did not answer update "
+                    f"{seq} within train.step_timeout_s = {self._timeout_s:g} s; on a slow link a "
+                    "large model may need longer"
+                )
+        if isinstance(answer, GeoRayError):
+            raise answer
+        return answer
+
+    def _look(self, seq: int) -> Reply | GeoRayError | None:
+        """Wait a little; the answer, if it is here. What is older is of no use to anybody."""
+        with self._changed:
+            if seq not in self._here and self._end is None:
+                self._changed.wait(min(_LOOK_S, self._timeout_s))
+            for old in [number for number in self._here if number < seq]:
+                del self._here[old]
+            if seq in self._here:
+                return self._here.pop(seq)
+            if self._end is not None:
+                raise self._end
+        return None
+
+    def close(self) -> None:
+        """Let every present and later `wait` fail because the bridge is closing."""
+        self.end(LinkDownError(f"the bridge of region '{self._region}' is closing"))
+
+    def end(self, error: GeoRayError) -> None:
+        """Let every present and later `wait` raise ``error``; the first one counts."""
+        with self._changed:
+            self._end = self._end or error
+            self._changed.notify_all()
+
+    def _put(self, seq: int, answer: Reply | GeoRayError) -> None:
+        with self._changed:
+            self._here[seq] = answer
+            self._changed.notify_all()
+
+
+Route = Callable[[str, Message], None]
+"""Takes a message of another region: (its sender, the message)."""
+
+Routes = Mapping[str, Route]
+"""Handlers by kind of message."""
+
+Pass = Callable[[Update], None]
+"""Takes an update that a stage lets pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStage:
+    """When an update leaves its region and is taken in; the defaults are the plain stage.
+
+    Attributes:
+        depart: (update, ship, again) in its region: ship it when it may leave, if ever. Its payload
+            stays as it is until it is answered. Again: an earlier home had answered it already.
+        answered: an answer is in its region; gives it as the region shall see it.
+        recall: stop sending what is left of the last update; gives what did not leave, as a header.
+        arrive: (update, take, again) at the averager's home: take it in when it is its turn.
+        beside: an answer leaves the averager's home; gives it with all that goes beside it.
+        on_moved: the averager has moved: nobody at its new home knows what was asked before.
+        on_address: (region, address): where a region's endpoint is.
+        routes: handlers of the stage's messages.
+        export: (last) what the averager's part of a checkpoint must hold of the stage, as plain
+            values; ``last(region)`` is the newest update that the averager has taken in.
+        status: (links) adds traffic beside the endpoint's to its counters; gives its own.
+        close: end all threads.
+    """
+
+    depart: Callable[[Update, Pass, bool], None] = lambda update, ship, again: ship(update)
+    answered: Callable[[Reply], Reply] = lambda reply: reply
+    recall: Callable[[], Meta] = lambda: {"seq": None}
+    arrive: Callable[[Update, Pass, bool], None] = lambda update, take, again: take(update)
+    beside: Callable[[Reply], Reply] = lambda reply: reply
+    on_moved: Callable[[], None] = lambda: None
+    on_address: Callable[[str, Address], None] = lambda region, address: None
+    routes: Routes = field(default_factory=dict)
+    export: Callable[[Callable[[str], tuple[int, int]]], dict[str, object]] = lambda last: {}
+    status: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda links: {}
+    close: Callable[[], None] = lambda: None
+
+
+class UpdatePath(Protocol):
+    """How one region's updates get to the averager; see the module's docstring."""
+
+    @property
+    def home(self) -> AveragerHome:
+        """Where the averager lives at present."""
+
+    @property
+    def stage(self) -> UpdateStage:
+        """Its stage; the bridge hands messages, addresses and the end on to it."""
+
+    def exchange(self, update: Update) -> Reply:
+        """Bring an update of the own region to the averager; blocks until it is answered.
+
+        Returns:
+            The answer.
+
+        Raises:
+            GeoRayError: it was refused, not answered in time, or the path closes.
+        """
+
+    def routes(self) -> Routes:
+        """Handlers of its own messages."""
+
+    def request_stop(self) -> None:
+        """Let the averager, which is here, tell all regions to finish."""
+
+    def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
+        """Let the averager, which is here, begin a checkpoint; False if it cannot be now."""
+
+    def report_dead(self, region: str, *, comes_back: bool = False) -> None:
+        """The controller has seen that ``region`` is dead.
+
+        Args:
+            region: which.
+            comes_back: only its bridge is, and there will be another: the averager that lived there
+                moves, and the region is waited for.
+        """
+
+    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
+        """What the controller has to tell the averager, which is here, of its members.
+
+        Raises:
+            InvariantError: members cannot change here (`why_fixed`, `why_nobody_joins`).
+            GeoRayError: the averager refuses it.
+        """
+
+    def status(self) -> dict[str, Any]:
+        """The averager's version and open requests if it is here, and counters: plain values."""
+
+    def close(self) -> None:
+        """End all threads; whoever waits for an answer is told."""
+
+
+class StagedPath(Protocol):
+    """What a stage may ask of its path; all but the first three at the averager's home only."""
+
+    @property
+    def home(self) -> AveragerHome:
+        """Where the averager lives at present."""
+
+    def send(self, to: str, message: Message) -> None:
+        """Send a message to another region."""
+
+    def give(self, reply: Reply) -> None:
+        """Hand an answer to the own region, which waits for it."""
+
+    def version(self) -> int:
+        """Commits so far, and those that are bound to come."""
+
+    def skip(self, region: str, epoch: int, seq: int) -> None:
+        """Answer an update without taking it in."""
+
+    def take_sum(self, parts: tuple[Update, ...], total_P: Tensor) -> list[Reply] | None:
+        """Take in a sum of updates; None if it must come in parts.
+
+        Raises:
+            GeoRayError: the averager refuses it.
+        """
+
+    def deliver(self, reply: Reply) -> None:
+        """Send an answer on its way."""
+
+    def refuse(self, update: Update, error: GeoRayError) -> None:
+        """Tell an update's region that it was refused."""
+
+    def fail(self, error: Exception, doing: str) -> None:
+        """A thread of the stage has met an error of which nobody else would hear."""
+
+
+StageMaker = Callable[[StagedPath], UpdateStage]
+"""Builds a path's stage; the path calls it in its constructor."""
+
+
+def joined(*tables: Routes) -> dict[str, Route]:
+    """One table of handlers.
+
+    Raises:
+        InvariantError: two of them handle messages of one kind.
+    """
+    found: dict[str, Route] = {}
+    for table in tables:
+        twice = sorted(found.keys() & table.keys())
+        if twice:
+            raise InvariantError(f"messages of the kinds {twice} have two handlers")
+        found |= table
+    return found

@@ -1,0 +1,229 @@
+"""Chooses the path of a bridge's updates, as the experiment says, and builds it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from torch import Tensor
+
+from geo_ray.base.errors import GeoRayError, InvariantError
+from geo_ray.codecs.base import DifferentialCodec
+from geo_ray.codecs.feedback import open_coded
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.build import wire_plan
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runtime.exchange.base import (
+    Answers,
+    BridgeFailure,
+    StagedPath,
+    UpdatePath,
+    UpdateStage,
+)
+from geo_ray.runtime.exchange.differential import Differential, EndpointSite
+from geo_ray.runtime.exchange.direct import DirectPath
+from geo_ray.runtime.exchange.local_averager import AveragerOutput
+from geo_ray.runtime.exchange.overlay import OverlayPath, OverlaySetting
+from geo_ray.runtime.exchange.standby import StandbyPath
+from geo_ray.runtime.exchange.upload_scheduling import Transfers
+from geo_ray.storage.places import PartPlaces
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.telemetry.event_buffer import EventBuffer
+from geo_ray.training.averager import Averager
+from geo_ray.training.failover import Caller, LivenessWatch, StandbyNode
+from geo_ray.training.membership import AveragerHome
+from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.links import load_links
+
+log = logging.getLogger(__name__)
+
+PathKind = Literal["direct", "standby", "overlay"]
+StageKind = Literal["plain", "transfers", "differential"]
+
+COMBINE: Final[dict[PathKind, tuple[StageKind, ...]]] = {
+    "direct": ("plain", "transfers", "differential"),
+    "standby": ("plain", "transfers"),
+    "overlay": ("plain",),
+}
+"""Which stages go with which path; `Experiment` refuses all other combinations, with reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathChoice:
+    """The path of all updates of a run, and its stage."""
+
+    path: PathKind
+    stage: StageKind
+
+
+@dataclass(frozen=True, slots=True)
+class PathSetting:
+    """What a bridge's path is made for.
+
+    Attributes:
+        experiment: the run.
+        num_params: P.
+        averager: if `averager_lives_in` this region.
+        event_buffer: takes events for the controller.
+        places: where parts of checkpoints go.
+        timeout_s: longest wait of the region for an answer.
+        saved: what the path's stage has left in the checkpoint from which the run goes on.
+        run_dir: the run's directory.
+        home: where the averager lives; None: where the configuration says, at the start.
+        make: builds an averager that has done nothing yet, for who is to stand by.
+    """
+
+    experiment: Experiment
+    num_params: int
+    averager: Averager | None
+    event_buffer: EventBuffer
+    places: PartPlaces
+    timeout_s: float
+    saved: Mapping[str, Any] = field(default_factory=dict)
+    run_dir: str = ""
+    home: AveragerHome | None = None
+    make: Callable[[], Averager] | None = None
+
+
+def choose_path(experiment: Experiment) -> PathChoice:
+    """The path that an experiment asks for.
+
+    Raises:
+        InvariantError: it asks for what does not go together.
+    """
+    path: PathKind = "direct"
+    if experiment.overlay.kind != "star":
+        path = "overlay"
+    elif experiment.averager.standby is not None:
+        path = "standby"
+    stages: list[StageKind] = []
+    if _differential(experiment) is not None:
+        stages.append("differential")
+    if experiment.transfers is not None:
+        stages.append("transfers")
+    choice = PathChoice(path, stages[0] if stages else "plain")
+    if len(stages) > 1 or choice.stage not in COMBINE[path]:
+        raise InvariantError(f"updates cannot take path {path} with {stages}")
+    return choice
+
+
+def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure) -> UpdatePath:
+    """The path of the updates of one bridge.
+
+    Args:
+        setting: what it is made for.
+        site: the bridge's endpoint, which listens.
+        failure: of the bridge.
+    """
+    experiment = setting.experiment
+    endpoint, region = site.endpoint, site.endpoint.identity.region
+    choice = choose_path(experiment)
+    home = setting.home or AveragerHome(experiment.averager_region)
+    own = setting.averager if region == home.region else None
+    output = AveragerOutput(setting.event_buffer, setting.places, failure)
+    answers = Answers(region, setting.timeout_s, lambda peer: _is_connected(endpoint, peer))
+    failure.listen(answers.end)
+
+    def stage(path: StagedPath) -> UpdateStage:
+        codec = _differential(experiment)
+        if choice.stage == "differential" and codec is not None:
+            return Differential(codec, setting.num_params, site, path, setting.saved).stage
+        if choice.stage == "transfers" and experiment.transfers is not None:
+            return Transfers(region, experiment.transfers, path, lambda: _rtts_s(endpoint)).stage
+        return UpdateStage()
+
+    match choice.path:
+        case "direct":
+            return DirectPath(endpoint, home, own, output, answers, stage)
+        case "standby":
+            node = _standby_node(setting, region, home)
+            return StandbyPath(node, endpoint, output, answers, setting.event_buffer, stage)
+        case "overlay":
+            overlay = OverlaySetting(
+                region=region,
+                regions=experiment.present_names,
+                home=home.region,
+                config=experiment.overlay,
+                num_params=setting.num_params,
+                seed=experiment.seed,
+                links_mbps=_known_links_mbps(Path(setting.run_dir)),
+            )
+            return OverlayPath(
+                overlay, experiment.strategy, own, output, endpoint, setting.timeout_s
+            )
+
+
+def _is_connected(endpoint: Endpoint, peer: str) -> bool:
+    stats = endpoint.stats().get(peer)
+    return stats is not None and bool(stats["connected"])
+
+
+def averager_lives_in(experiment: Experiment, region: str) -> bool:
+    """Whether the bridge of ``region`` needs an averager: as its home, or as its standby."""
+    return region in (experiment.averager_region, experiment.first_standby)
+
+
+def dials(experiment: Experiment) -> list[tuple[str, str]]:
+    """Which region's bridge dials which, beside the averager's: (who, whom), each pair once."""
+    home, names = experiment.averager_region, sorted(experiment.present_names)
+    others = [name for name in names if name != home]
+    sums_on_the_way = experiment.transfers is not None and experiment.transfers.aggregate
+    may_move = experiment.averager.standby is not None
+    if may_move or sums_on_the_way or experiment.overlay.kind != "star":
+        return [(a, b) for a in others for b in others if b < a]
+    return []
+
+
+def _differential(experiment: Experiment) -> DifferentialCodec | None:
+    """The codec for updates, if parts of what it encodes may get lost on the way."""
+    codec = experiment.codec.up
+    return None if codec is None else codec.traits.differential
+
+
+def _standby_node(setting: PathSetting, region: str, home: AveragerHome) -> StandbyNode:
+    """The part of ``region`` in an averager that may move."""
+    experiment, averager = setting.experiment, setting.averager
+    config, plan, standby = experiment.averager, wire_plan(experiment), experiment.first_standby
+    if setting.make is None:
+        raise InvariantError(f"'{region}' could not stand by: nothing builds an averager there")
+
+    def vector(message: Update | Reply) -> Tensor:
+        if message.coded is None:
+            return message.payload_P
+        codec = plan.up if isinstance(message, Update) else plan.down
+        return open_coded(codec, message.coded, setting.num_params)
+
+    keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
+    watch = LivenessWatch(region, home, config.takeover_s, config.rejoin_s)
+    preferred, bound = config.named_standbys, config.max_divergence
+    node = StandbyNode(region, Caller(vector, keeps), watch, setting.make, preferred, bound)
+    if averager is not None and region == home.region:
+        has_standby = standby is not None
+        node.primary = ReplicatedAverager(averager, bound, has_standby=has_standby)
+        node.standby = standby
+    elif averager is not None and setting.home is None and region == standby:
+        node.shadow = ShadowAverager(averager)
+    return node
+
+
+def _known_links_mbps(run_dir: Path) -> dict[tuple[str, str], float]:
+    """Goodput of ordered pairs, from the run's link table; nothing if there is none."""
+    path = RunDirectory(run_dir, run_dir).links
+    if not path.exists():
+        return {}
+    try:
+        table = load_links(path)
+    except GeoRayError as error:
+        log.warning("the overlay begins without what was measured: %s", error)
+        return {}
+    return {record.pair: record.goodput_mbps for record in table.links}
+
+
+def _rtts_s(endpoint: Endpoint) -> dict[str, float]:
+    """Shortest round trips by region, as far as there was one."""
+    found = {peer: stats["rtt_min_s"] for peer, stats in endpoint.stats().items()}
+    return {peer: rtt_s for peer, rtt_s in found.items() if rtt_s is not None}

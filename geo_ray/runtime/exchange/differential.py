@@ -1,0 +1,448 @@
+"""Differential transmission: lossy blocks travel as datagrams next to the reliable part.
+
+A region's bridge sends the reliable part, then the lossy blocks until the next update comes.
+The averager's bridge completes updates with the blocks that have arrived, and answers with the
+blocks it applied. Keys, ports and reports go over the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from geo_ray.base.clock import Clock, SystemClock
+from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownError
+from geo_ray.codecs.base import DifferentialCodec
+from geo_ray.runtime.exchange.base import Pass, StagedPath, UpdateStage
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.lossy_blocks import LossyReceiver
+from geo_ray.transport.datagrams import MOST_UNDER_ONE_KEY, BlockGroup, Secret, Seen, new_session
+from geo_ray.transport.emulation import DatagramShaper, LinkModel
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.udp import LossyLoad, UdpChannel, UdpSender
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.message import CONTROL, Message
+from geo_ray.transport.wire.sockets import Address
+
+log = logging.getLogger(__name__)
+
+DATAGRAMS = b"datagrams"
+"""What the key of a connection is derived for."""
+
+
+def notify(endpoint: Endpoint, peer: str, kind: str, meta: Meta) -> None:
+    """Send a small message ahead of all data; one that finds no room is not worth waiting for."""
+    try:
+        endpoint.send(peer, Message(kind, meta, b"", "control", CONTROL), deadline_s=0.0)
+    except (DeadlineExceededError, LinkDownError) as error:
+        log.debug("region %s was not sent %s: %s", peer, kind, error.message)
+
+
+_SILENCE_S: Final = 5.0  # without a report for so long, a session is asked for anew
+_GUESS_MBPS: Final = 10.0  # where nothing is known of a link
+
+
+class DifferentialSender:
+    """A region's end: sends lossy blocks to the averager's region.
+
+    Args:
+        codec: what the run is configured with.
+        endpoint: this region's.
+        channel: this region's.
+        home: the averager's region.
+        address: of the averager's endpoint; datagrams go to the same host.
+        clock: for pacing.
+        emulated: the link model of the way there and the clock's time at its 0; None for none.
+    """
+
+    def __init__(
+        self,
+        codec: DifferentialCodec,
+        endpoint: Endpoint,
+        channel: UdpChannel,
+        home: str,
+        address: Address,
+        clock: Clock,
+        emulated: tuple[LinkModel, float] | None = None,
+    ) -> None:
+        self._codec = codec
+        self._endpoint = endpoint
+        self._channel = channel
+        self._home = home
+        self._host = address[0]
+        self._clock = clock
+        self._target: Address | None = None
+        self._asked_s = self._heard_s = clock.now_s()
+        self._shaper = None
+        if emulated is not None:
+            self._shaper = DatagramShaper(self._release, emulated[0], clock, emulated[1])
+        self.sender = UdpSender(
+            self._send, self._is_drained, self._start_mbps, codec.rate_mbps, clock
+        )
+        self._ask()
+
+    def depart(self, update: Update) -> tuple[Update, LossyLoad | None]:
+        """Take the lossy blocks off an update; those of the last one leave no more."""
+        self.sender.stop()
+        coded = update.coded
+        if coded is None or coded.lossy is None:
+            return update, None
+        lossy = coded.lossy
+        # A copy: what the update came in is used again for the next request.
+        data = memoryview(lossy.blocks_LK.numpy().tobytes())
+        size = lossy.blocks_LK.shape[1]
+        ids = tuple(lossy.ids_L.tolist())
+        load = LossyLoad(update.epoch, update.seq, ids, data, size, lossy.bands)
+        return replace(update, coded=replace(coded, lossy=None)), load
+
+    def follow(self, load: LossyLoad | None) -> None:
+        """The reliable part is on its way: let the blocks follow."""
+        if load is None or not load.ids:
+            return
+        now_s = self._clock.now_s()
+        if now_s - max(self._heard_s, self._asked_s) > _SILENCE_S:
+            self._ask()  # the other end may have begun anew, and knows no session
+        elif self.sender.sealed > MOST_UNDER_ONE_KEY:
+            self._ask()  # another session, and with it another key
+        if self._codec.loose == "drop":
+            load = replace(load, seq=load.seq, ids=())
+        self.sender.start(load)
+
+    def recall(self) -> tuple[int, int] | None:
+        """See `UdpSender.stop`."""
+        return self.sender.stop()
+
+    def on_offer(self, message: Message) -> None:
+        """The averager's bridge offers a session."""
+        session, link_id = fields.data(message.meta, "session"), fields.text(message.meta, "link")
+        port = fields.count(message.meta, "port")
+        try:
+            _, key = self._endpoint.link_key(self._home, DATAGRAMS, outgoing=True, link_id=link_id)
+        except LinkDownError:  # the offer was for a connection that is no more
+            self._ask()
+            return
+        self._heard_s = self._clock.now_s()
+        self._target = self._channel.resolve((self._host, port))
+        self.sender.use(Secret.derived(session, key))
+
+    def on_seen(self, message: Message) -> None:
+        """The averager's bridge reports what arrived."""
+        meta = message.meta
+        self._heard_s = self._clock.now_s()
+        highest, received = fields.count(meta, "highest"), fields.count(meta, "received")
+        seen = Seen(highest, received, fields.number(meta, "delay_s"))
+        self.sender.on_seen(fields.data(meta, "session"), seen)
+
+    def close(self) -> None:
+        """End all threads."""
+        self.sender.close()
+        if self._shaper is not None:
+            self._shaper.close()
+
+    def _ask(self) -> None:
+        self._asked_s = self._clock.now_s()
+        notify(self._endpoint, self._home, "loose_ask", {})
+
+    def _send(self, datagram: bytes, band: int, bands: int) -> None:
+        if self._shaper is not None:
+            self._shaper.send(datagram)
+        else:
+            self._release(datagram, (bands - 1 - band) * 32 if self._codec.dscp else 0)
+
+    def _release(self, datagram: bytes, tos: int = 0) -> None:
+        if self._target is not None and not self._endpoint.is_revoked(self._home):
+            self._channel.send(datagram, self._target, tos)
+
+    def _is_drained(self, timeout_s: float) -> bool:
+        try:
+            self._endpoint.flush(self._home, timeout_s)
+        except DeadlineExceededError:
+            return False
+        except LinkDownError:
+            time.sleep(timeout_s)
+            return False
+        return True
+
+    def _start_mbps(self) -> float:
+        stats = self._endpoint.stats().get(self._home)
+        known_mbps = None if stats is None else stats["estimate"].get("goodput_mbps")
+        return known_mbps / 2 if known_mbps else _GUESS_MBPS
+
+
+@dataclass(slots=True)
+class _Held:
+    """An update that waits for its lossy blocks, until they are here or its grace is over."""
+
+    update: Update
+    missing: int
+    go_on: Callable[[Update], None]
+    timer: threading.Timer
+
+
+class DifferentialReceiver:
+    """The averager's end: takes in every region's lossy blocks.
+
+    Args:
+        codec: what the run is configured with.
+        num_params: P.
+        endpoint: this region's.
+        path: tells a region that its update makes no sense, and the controller of what fails here.
+        saved: what `export` gave for the checkpoint from which the run goes on, by region.
+    """
+
+    def __init__(
+        self,
+        codec: DifferentialCodec,
+        num_params: int,
+        endpoint: Endpoint,
+        path: StagedPath,
+        saved: Mapping[str, Any],
+    ) -> None:
+        self._codec = codec
+        self._num_params = num_params
+        self._endpoint = endpoint
+        self._path = path
+        self._lock = threading.Lock()
+        self._received: dict[str, LossyReceiver] = {}
+        self._held: dict[str, _Held] = {}
+        for region, state in saved.items():
+            self._of(region).restore(state)
+
+    def on_ask(self, peer: str, channel: UdpChannel) -> None:
+        """A region wants to send datagrams."""
+        try:
+            link_id, key = self._endpoint.link_key(peer, DATAGRAMS, outgoing=False)
+        except LinkDownError:
+            return  # it asks again
+        session = new_session()
+        channel.expect(peer, Secret.derived(session, key))
+        offer: Meta = {"session": session, "link": link_id, "port": channel.port}
+        notify(self._endpoint, peer, "loose_offer", offer)
+
+    def on_group(self, peer: str, group: BlockGroup) -> None:
+        """Lossy blocks have come; perhaps an update waits for them."""
+        due = None
+        with self._lock:
+            received = self._of(peer)
+            new = received.on_blocks(
+                group.epoch, group.seq, group.first_rank, group.ids, group.blocks
+            )
+            held = self._held.get(peer)
+            if held is not None and held.update.seq == group.seq:
+                held.missing -= new
+                due = held if held.missing <= 0 else None
+        if due is not None:
+            self._release(peer, due)
+
+    def on_report(self, peer: str, session: bytes, seen: Seen) -> None:
+        """Report to a sender what has arrived."""
+        meta: Meta = {"session": session, **asdict(seen)}
+        notify(self._endpoint, peer, "loose_seen", meta)
+
+    def arrive(self, update: Update, go_on: Callable[[Update], None]) -> None:
+        """Complete an update, now or when its grace is over, and go on with it."""
+        try:
+            with self._lock:
+                received = self._of(update.region)
+                missing = received.begin(update) if self._codec.grace_s else 0
+                if missing > 0:
+                    held = self._hold(update, missing, go_on)
+                    self._held[update.region] = held
+                    held.timer.start()
+                    return
+                update = received.complete(update)
+        except GeoRayError as error:
+            self._path.refuse(update, error)
+        else:
+            go_on(update)
+
+    def beside(self, reply: Reply) -> Reply:
+        """The reply with the lossy blocks that were taken in."""
+        with self._lock:
+            received = self._of(reply.to)
+            if reply.dropped:
+                received.void(reply.seq)
+                return reply
+            return replace(reply, lossy=received.report(reply.seq))
+
+    def export(self, last: Callable[[str], tuple[int, int]]) -> dict[str, object]:
+        """What a checkpoint must know of the books, by region; see `LossyReceiver.export`."""
+        with self._lock:
+            found = {region: books.export(last(region)) for region, books in self._received.items()}
+        return {region: state for region, state in found.items() if state is not None}
+
+    def counts(self) -> dict[str, int]:
+        """What became of lossy blocks, over all regions."""
+        total: Counter[str] = Counter()
+        with self._lock:
+            for received in self._received.values():
+                total.update(asdict(received.counts))
+        return dict(total)
+
+    def close(self) -> None:
+        """Let go of what waits."""
+        with self._lock:
+            held, self._held = self._held, {}
+        for one in held.values():
+            one.timer.cancel()
+
+    def _of(self, region: str) -> LossyReceiver:
+        return self._received.setdefault(region, LossyReceiver(self._codec, self._num_params))
+
+    def _hold(self, update: Update, missing: int, go_on: Callable[[Update], None]) -> _Held:
+        release = partial(self._on_timer, update.region, update.seq)
+        timer = threading.Timer(self._codec.grace_s, release)
+        timer.daemon = True
+        return _Held(update, missing, go_on, timer)
+
+    def _on_timer(self, region: str, seq: int) -> None:
+        with self._lock:
+            held = self._held.get(region)
+        if held is not None and held.update.seq == seq:
+            self._release(region, held)
+
+    def _release(self, region: str, held: _Held) -> None:
+        with self._lock:
+            if self._held.get(region) is not held:
+                return  # the timer and the last block came together
+            del self._held[region]
+        held.timer.cancel()
+        try:  # in a thread of the datagrams or of the timer: nobody else hears of an error
+            try:
+                with self._lock:
+                    update = self._of(region).complete(held.update)
+            except GeoRayError as error:
+                self._path.refuse(held.update, error)
+            else:
+                held.go_on(update)
+        except Exception as error:
+            what = f"update {held.update.seq} of region '{region}'"
+            self._path.fail(error, f"{what}, which waited for datagrams")
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSite:
+    """An endpoint that listens, and the links that lead away from it.
+
+    Attributes:
+        endpoint: the endpoint.
+        address: that it listens on.
+        run_start_s: the machine's clock's time at which the link models' time is 0.
+        links: its link models by destination.
+    """
+
+    endpoint: Endpoint
+    address: Address
+    run_start_s: float
+    links: Mapping[str, LinkModel]
+
+
+class Differential:
+    """Both ends in one bridge; the averager's region itself sends no lossy blocks.
+
+    Args:
+        codec: what the run is configured with.
+        num_params: P.
+        site: the endpoint beside which datagrams go.
+        path: that this is a stage of.
+        saved: what the stage has left in the checkpoint from which the run goes on.
+    """
+
+    def __init__(
+        self,
+        codec: DifferentialCodec,
+        num_params: int,
+        site: EndpointSite,
+        path: StagedPath,
+        saved: Mapping[str, Any],
+    ) -> None:
+        self._codec = codec
+        self._site = site
+        self._home = path.home.region
+        self._clock = SystemClock()
+        self._receiver = DifferentialReceiver(codec, num_params, site.endpoint, path, saved)
+        self._sender: DifferentialSender | None = None
+        self._channel = UdpChannel(
+            site.address,
+            self._receiver.on_group,
+            self._receiver.on_report,
+            self._clock,
+            site.endpoint.is_revoked,
+        )
+
+    @property
+    def stage(self) -> UpdateStage:
+        """What the path calls."""
+        return UpdateStage(
+            depart=self._depart,
+            recall=self._recall,
+            arrive=lambda update, take, again: self._receiver.arrive(update, take),
+            beside=self._receiver.beside,
+            on_address=self._on_address,
+            routes={
+                "loose_ask": lambda peer, _: self._receiver.on_ask(peer, self._channel),
+                "loose_offer": self._on_offer,
+                "loose_seen": self._on_seen,
+            },
+            export=self._receiver.export,
+            status=self._status,
+            close=self._close,
+        )
+
+    def _on_address(self, peer: str, address: Address) -> None:
+        """Lossy blocks go to the averager's region."""
+        if peer != self._home:
+            return
+        model = self._site.links.get(peer)
+        emulated = None if model is None else (model, self._site.run_start_s)
+        self._sender = DifferentialSender(
+            self._codec, self._site.endpoint, self._channel, peer, address, self._clock, emulated
+        )
+
+    def _depart(self, update: Update, ship: Pass, again: bool) -> None:
+        if self._sender is None:
+            raise LinkDownError("there is no region to send lossy blocks to")
+        rest, load = self._sender.depart(update)
+        ship(rest)
+        self._sender.follow(load)
+
+    def _recall(self) -> Meta:
+        stopped = None if self._sender is None else self._sender.recall()
+        if stopped is None:
+            return {"seq": None}
+        return {"seq": stopped[0], "first_rank": stopped[1]}
+
+    def _status(self, links: Mapping[str, Any]) -> dict[str, Any]:
+        """Counts of both ends; bytes of datagrams are a class of their own in ``links``."""
+        counts = self._channel.counts
+        found: dict[str, Any] = {"blocks": self._receiver.counts(), "strange": counts.strange}
+        for peer, num_bytes in counts.bytes_in.items():
+            if peer in links:
+                links[peer]["bytes_in"]["loose"] = num_bytes
+        if self._sender is not None:
+            sender = self._sender.sender
+            found |= {"sent": asdict(sender.counts), "mbps": sender.mbps, "loss": sender.loss}
+            if self._home in links:
+                links[self._home]["bytes_out"]["loose"] = sender.counts.bytes_out
+        return {"loose": found}
+
+    def _close(self) -> None:
+        self._receiver.close()
+        if self._sender is not None:
+            self._sender.close()
+        self._channel.close()
+
+    def _on_offer(self, peer: str, message: Message) -> None:
+        if self._sender is not None and peer == self._home:
+            self._sender.on_offer(message)
+
+    def _on_seen(self, peer: str, message: Message) -> None:
+        if self._sender is not None and peer == self._home:
+            self._sender.on_seen(message)

@@ -1,0 +1,327 @@
+"""Updates, replies and work items as message headers and payloads; input is checked before use.
+
+A coded payload is the codec's data, then the numbers of the lossy blocks (int32, little-
+endian), then the blocks; lost blocks are absent.
+
+Shape legend: P = elements of the vector; B = bytes; L = lossy blocks; K = bytes of one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import FrameError, GeoRayError, from_code
+from geo_ray.base.types import CodedShare, Span, StepReport
+from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport
+from geo_ray.data.tasks.base import Stats
+from geo_ray.strategies.state import Border, Reply, Update
+from geo_ray.training.effects import Assignment
+from geo_ray.training.shard import Contribution, Pull
+from geo_ray.transport.wire.fields import (
+    Meta,
+    count,
+    flag,
+    number,
+    optional_count,
+    optional_text,
+    text,
+)
+from geo_ray.transport.wire.frames import Buffer
+from geo_ray.transport.wire.record import Field, Known, Record, Rows
+
+_ID_BYTES: Final = 4
+
+
+class CodedSizes(NamedTuple):
+    """Sizes of a coded payload: P, B, L, K, and rank bands of the lossy blocks (0: has none)."""
+
+    num: int
+    data_bytes: int
+    blocks: int
+    block_bytes: int
+    bands: int
+
+
+SIZES: Final = Record(
+    CodedSizes,
+    "num data_bytes blocks=loose_blocks block_bytes=loose_block_bytes bands=loose_bands",
+)
+LOSSY: Final = Record(LossyReport, "now=loose_now late_seq=loose_late_seq late=loose_late")
+
+
+def sizes_of(coded: Coded) -> CodedSizes:
+    """What a header tells of a payload's sizes."""
+    lossy = coded.lossy
+    shape = (0, 0, 0) if lossy is None else (*lossy.blocks_LK.shape, lossy.bands)
+    return CodedSizes(coded.num, coded.data_B.numel(), *shape)
+
+
+def coded_bytes(coded: Coded) -> memoryview:
+    """The bytes of a coded payload; without a copy if it has no lossy blocks."""
+    lossy = coded.lossy
+    if lossy is None or not len(lossy.ids_L):  # torch cannot view empty ids as bytes
+        return _view(coded.data_B)
+    parts = [coded.data_B, lossy.ids_L.contiguous().view(torch.uint8), lossy.blocks_LK.reshape(-1)]
+    return _view(torch.cat([part.cpu() for part in parts]))
+
+
+def read_coded(kind: str, sizes: CodedSizes, payload: Buffer | None) -> Coded:
+    """The coded payload of a header and bytes.
+
+    Tensors share memory with ``payload`` where that can be written.
+
+    Raises:
+        FrameError: if the sizes do not fit together.
+    """
+    view = memoryview(b"" if payload is None else payload)
+    num, num_data, blocks, block_bytes, bands = sizes
+    fits = view.nbytes == num_data + blocks * (_ID_BYTES + block_bytes)
+    if not fits or (not bands and (blocks or block_bytes)):
+        raise FrameError(
+            f"a payload coded as {kind!r} has {view.nbytes} bytes; its header says {num_data} "
+            f"('data_bytes') and {blocks} blocks of {block_bytes} in {bands} bands"
+        )
+    data_B = _tensor(view)
+    lossy = None
+    if bands:
+        ids_end = num_data + _ID_BYTES * blocks
+        ids_L = np.frombuffer(view[num_data:ids_end], dtype="<i4").astype(np.int32)
+        blocks_LK = data_B[ids_end:].view(blocks, block_bytes)
+        lossy = LossyBlocks(torch.from_numpy(ids_L), blocks_LK, bands)
+    return Coded(kind, num, data_B[:num_data], lossy)
+
+
+def _view(data_B: Tensor) -> memoryview:
+    return memoryview(data_B.detach().contiguous().cpu().numpy().data).cast("B")
+
+
+def _tensor(view: memoryview) -> Tensor:
+    if view.nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+
+
+def as_bytes(payload_P: Tensor) -> memoryview:
+    """A fp32 CPU tensor (P,), or one of bytes, as bytes, without a copy."""
+    return memoryview(payload_P.detach().contiguous().cpu().numpy().data).cast("B")
+
+
+def as_tensor(buffer: memoryview | bytearray | bytes | None, count: int | None = None) -> Tensor:
+    """Bytes as a fp32 tensor (P,), without a copy; shares memory with ``buffer``.
+
+    Raises:
+        FrameError: if the size is not that of ``count`` floats.
+    """
+    view = memoryview(b"" if buffer is None else buffer)
+    if view.nbytes % 4 or (count is not None and view.nbytes != 4 * count):
+        raise FrameError(f"payload of {view.nbytes} bytes, {count} fp32 values were expected")
+    if view.nbytes == 0:
+        return torch.empty(0)
+    if view.readonly:
+        view = memoryview(bytearray(view))
+    return torch.frombuffer(view, dtype=torch.float32)
+
+
+def payload_bytes(message: Update | Reply) -> memoryview:
+    """The payload of an update or a reply as it goes on the wire, without a copy if it can be.
+
+    What models carry stands behind it.
+    """
+    coded = message.coded
+    own = as_bytes(message.payload_P) if coded is None else coded_bytes(coded)
+    if not message.carried_E.numel():
+        return own
+    both = bytearray(own.nbytes + message.carried_E.numel())
+    both[: own.nbytes] = own
+    both[own.nbytes :] = message.carried_E.contiguous().numpy().data
+    return memoryview(both)
+
+
+_CARRIED: Final = "carried_bytes"
+_SHARE_OF_OWN: Final = "carried_share"
+
+
+class _Payload:
+    """The codec of a message's payload: fp32, or coded with its sizes in the header.
+
+    Behind it may stand what models carry; only then the header speaks of that.
+    """
+
+    names = ("coded", "against", *SIZES.names, _CARRIED, _SHARE_OF_OWN)
+
+    def write(self, value: Update | Reply) -> Meta:
+        """See `ValueCodec`."""
+        told: Meta = {"coded": None, "against": value.against}
+        if value.coded is not None:
+            told = {"coded": value.coded.kind, "against": value.against}
+            told |= SIZES.write(sizes_of(value.coded))
+        if value.carried_E.numel():
+            told[_CARRIED] = value.carried_E.numel()
+            if isinstance(value, Reply):
+                told[_SHARE_OF_OWN] = value.carried_share
+        return told
+
+    def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> dict[str, Any]:
+        """See `ValueCodec`."""
+        carried, payload = self._carried(meta, payload)
+        return carried | self._own(meta, payload)
+
+    @staticmethod
+    def _carried(meta: Meta, payload: Buffer | None) -> tuple[dict[str, Any], Buffer | None]:
+        """What models carry, and the payload before it."""
+        if _CARRIED not in meta:
+            return {}, payload
+        size, view = count(meta, _CARRIED), memoryview(b"" if payload is None else payload)
+        if not 0 < size <= view.nbytes:
+            raise FrameError(f"'{_CARRIED}' of a header is {size}, the payload is {view.nbytes}")
+        start = view.nbytes - size
+        found: dict[str, Any] = {
+            "carried_E": torch.frombuffer(bytearray(view[start:]), dtype=torch.uint8)
+        }
+        if _SHARE_OF_OWN in meta:
+            found["carried_share"] = number(meta, _SHARE_OF_OWN)
+        return found, view[:start]
+
+    @staticmethod
+    def _own(meta: Meta, payload: Buffer | None) -> dict[str, Any]:
+        kind = optional_text(meta, "coded")
+        found = {"coded": None, "against": optional_count(meta, "against")}
+        if kind is not None:
+            coded = read_coded(kind, SIZES.read(meta), payload)
+            return found | {"coded": coded, "payload_P": torch.empty(0)}
+        if told := [name for name in SIZES.names if name in meta]:
+            raise FrameError(f"nothing is 'coded' says a header that has {', '.join(told)}")
+        return found | {"payload_P": as_tensor(payload)}
+
+
+class Refusal(NamedTuple):
+    """The averager's refusal of update ``seq``."""
+
+    seq: int
+    error: GeoRayError
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    version: int
+    rows: int
+    final: bool
+    names: list[str]
+    sizes: list[int]
+    model: str | None
+
+
+UPDATE: Final = Record(
+    Update,
+    "region epoch seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
+    Field("view", count, default=0),
+    Field("", _Payload()),
+)
+REPLY: Final = Record(
+    Reply,
+    "to seq version num_samples final stop checkpoint halt dropped=skipped own fragment share",
+    "steps held_s seen reliable",
+    Field("closing", flag, default=False),
+    Field("gather", flag, default=False),
+    Field("border", Record(Border, "view=border donates leaves"), default=None),
+    Field("view", count, default=0),
+    Field("lossy", LOSSY, default=None),
+    Field("", _Payload()),
+)
+ERROR: Final = Field("error", Record(from_code, "code message", Field("fix", text)))
+_REFUSAL: Final = Record(Refusal, "seq", ERROR)
+_SPAN: Final = Record(Span, "start count")
+_SHARE: Final = Record(
+    CodedShare,
+    Field("span", Record(Span, "start=part_starts count=part_counts")),
+    "weight=part_weights",
+)
+_ASSIGNMENT: Final = Record(
+    Assignment,
+    Known("worker"),
+    "version",
+    Field("span", _SPAN, null=True),
+    "evaluate eval_params=judged",
+    Field("parts", Rows(_SHARE)),
+    "done",
+    Field("share", optional_count, default=None),
+)
+_PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
+_REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")
+_EVALUATION: Final = Record(_Evaluation, "version rows final names sizes model")
+_CONTRIBUTIONS: Final = Rows(
+    Record(Contribution, "worker=workers num_samples=samples weight=weights"), sparse="weights"
+)
+
+update_meta, read_update = UPDATE.write, UPDATE.read
+reply_meta, read_reply = REPLY.write, REPLY.read
+answer_meta = _ASSIGNMENT.write
+pull_meta = _PULL.write
+read_report = _REPORT.read
+read_refusal = _REFUSAL.read
+read_contributions = _CONTRIBUTIONS.read
+
+
+def read_answer(worker: int, meta: Meta) -> Assignment:
+    """A worker's next work."""
+    return _ASSIGNMENT.read(meta, worker=worker)
+
+
+def read_pull(worker: int, meta: Meta) -> Pull:
+    """What a worker may fetch from every shard."""
+    return _PULL.read(meta, worker=worker)
+
+
+def report_meta(report: StepReport) -> Meta:
+    """What a worker reports beside its gradient, as a request's header."""
+    return {"op": "push", **_REPORT.write(report)}
+
+
+def contributions_meta(contributions: Sequence[Contribution]) -> Meta:
+    """A step's contributions as a request's header; all have a weight of their own, or none."""
+    return {"op": "apply", **_CONTRIBUTIONS.write(contributions)}
+
+
+def refusal_meta(seq: int, error: GeoRayError) -> Meta:
+    """The averager's refusal of update ``seq`` as a header."""
+    return _REFUSAL.write(Refusal(seq, error))
+
+
+def stats_message(
+    version: int, stats: Stats, rows: int, *, final: bool, model: str | None = None
+) -> tuple[Meta, memoryview]:
+    """A worker's evaluation: names and sizes in the header, the float64 sums as payload.
+
+    ``model`` is the digest of the evaluated parameters, where it is told.
+    """
+    names = sorted(stats)
+    arrays = [np.ascontiguousarray(stats[name], dtype=np.float64).reshape(-1) for name in names]
+    told = _Evaluation(version, rows, final, names, [array.size for array in arrays], model)
+    return {"op": "stats", **_EVALUATION.write(told)}, memoryview(np.concatenate(arrays).data).cast(
+        "B"
+    )
+
+
+def read_stats(meta: Meta, payload: Buffer | None) -> dict[str, list[float]]:
+    """The sums of `stats_message` by name.
+
+    Raises:
+        FrameError: if a field is missing or wrong, or names, sizes and payload do not fit together.
+    """
+    found = _EVALUATION.read(meta)
+    names, sizes = found.names, found.sizes
+    data = memoryview(b"" if payload is None else payload)
+    if len(names) != len(sizes) or data.nbytes != 8 * sum(sizes):
+        raise FrameError(f"statistics {names} of sizes {sizes} came with {data.nbytes} bytes")
+    flat = np.frombuffer(data, dtype=np.float64)
+    edges = pairwise(np.cumsum([0, *sizes]))
+    return {
+        name: flat[start:stop].tolist() for name, (start, stop) in zip(names, edges, strict=True)
+    }

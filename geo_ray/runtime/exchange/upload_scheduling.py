@@ -1,0 +1,588 @@
+"""Scheduled uploads: a region asks before it sends, and regions help each other to sum.
+
+    region --ask--> upload coordinator     small, or no contention: the update follows at once
+           <-grant-                        otherwise it waits for this
+           <-gather- and --part--> helper --ask_sum, sum--> upload coordinator
+                     <--bundled-- helper <----bundle-----
+
+Every bridge has an upload coordinator; the one in the averager's region is asked. One lock
+covers a decision and its commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import GeoRayError, LinkDownError
+from geo_ray.runtime.exchange.base import Pass, Route, StagedPath, UpdateStage
+from geo_ray.runtime.exchange.messages import (
+    UPDATE,
+    as_bytes,
+    as_tensor,
+    payload_bytes,
+    read_reply,
+    reply_meta,
+)
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.transport.upload_helpers import HelperScheduler
+from geo_ray.transport.uploads import (
+    Decision,
+    Dissolve,
+    Drop,
+    Gather,
+    Grant,
+    Take,
+    TransfersConfig,
+    UploadRequest,
+)
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Kind, Meta, below, count, flag, number, optional_count
+from geo_ray.transport.wire.frames import view_of
+from geo_ray.transport.wire.message import CONTROL, DATA, Message
+from geo_ray.transport.wire.record import Field, Known, Record, Rows
+
+MOST_PARTS: Final = 1024
+MOST_BYTES: Final = 1 << 40
+
+
+class Asked(NamedTuple):
+    """A region's request; ``sent`` says that the update is on its way already."""
+
+    ask: UploadRequest
+    sent: bool
+
+
+class Summed(NamedTuple):
+    """A helper's sum: its number, and the updates that make it, in their order."""
+
+    group: int
+    parts: tuple[UploadRequest, ...]
+
+
+class GroupPart(NamedTuple):
+    """An update for a helper to sum, with the number of the sum."""
+
+    group: int
+    update: Update
+
+
+_SIZE: Final = Field("size_bytes", below(MOST_BYTES + 1))
+# A norm that cannot be counts as none; NaN as well.
+_NORM: Final = Kind("a number", number.fits, lambda norm: float(norm) if norm >= 0 else 0.0)
+_REQUEST: Final = Record(
+    UploadRequest,
+    Known("region"),
+    "epoch seq",
+    _SIZE,
+    "base_version",
+    Field("norm", _NORM),
+    "final again",
+)
+_PART: Final = Record(
+    UploadRequest,
+    "region=regions epoch=epochs seq=seqs base_version=base_versions",
+    Known("size_bytes"),
+)
+_COMMON: Final = ("version", "stop", "checkpoint", "halt", "payload_P")
+_BUNDLED: Final = Record(Reply, "to=tos seq=seqs", *map(Known, _COMMON), num_samples=0, own=True)
+ASK: Final = Record(Asked, Field("ask", _REQUEST), "sent")
+PARTS: Final = Rows(_PART, _SIZE, least=1, most=MOST_PARTS, distinct="regions")
+SUM: Final = Record(Summed, "group", Field("parts", PARTS))
+GATHER: Final = Record(Gather, "group helper", Field("asks", PARTS))
+GROUP_PART: Final = Record(GroupPart, "group", Field("update", UPDATE))
+BUNDLE: Final = Rows(
+    _BUNDLED,
+    Field("version", count),
+    Field("stop", flag),
+    Field("checkpoint", optional_count),
+    Field("halt", flag),
+    least=1,
+    most=MOST_PARTS,
+)
+
+bundle_meta = BUNDLE.write
+
+
+def ask_meta(ask: UploadRequest, *, sent: bool) -> Meta:
+    """A region's request; ``sent`` says that the update is on its way already."""
+    return ASK.write(Asked(ask, sent))
+
+
+def read_ask(peer: str, meta: Meta) -> Asked:
+    """The inverse of `ask_meta`; a region asks for itself only."""
+    return ASK.read(meta, region=peer)
+
+
+def ask_of(update: Update, *, norm: float = 0.0, again: bool = False) -> UploadRequest:
+    """What would be asked for an update."""
+    return UploadRequest(
+        update.region,
+        update.epoch,
+        update.seq,
+        update.size_bytes,
+        update.base_version,
+        norm,
+        update.final,
+        again,
+    )
+
+
+def headers_of(parts: Sequence[UploadRequest]) -> tuple[Update, ...]:
+    """The updates of a sum without their payloads."""
+    empty = torch.empty(0)
+    return tuple(Update(a.region, a.epoch, a.seq, a.base_version, 0, empty) for a in parts)
+
+
+def read_bundle(meta: Meta, payload_P: Tensor) -> tuple[Reply, ...]:
+    """The answers of `bundle_meta`, which share one payload."""
+    return BUNDLE.read(meta, payload_P=payload_P)
+
+
+def can_bundle(replies: Sequence[Reply]) -> bool:
+    """Whether these differ in nothing but whom they are for."""
+    first = replies[0]
+    same = {(r.version, r.stop, r.checkpoint, r.halt, r.own, r.final) for r in replies}
+    payloads = {r.payload_P.data_ptr() for r in replies}
+    return len(same) == 1 and len(payloads) == 1 and first.own and first.coded is None
+
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 1.0  # between looks at round trip times
+_SHORTEST_S: Final = 0.001
+
+
+@dataclass(slots=True)
+class _Here:
+    """What has arrived and waits for its turn: an update, or a sum with its helper."""
+
+    take: Callable[[], None]
+    total_P: Tensor | None = None
+    helper: str = ""
+
+
+class UploadCoordinator:
+    """Runs the scheduler of uploads to the averager and carries out its decisions.
+
+    Whatever the averager takes in passes here, in the order of the decisions: one lock covers a
+    decision and the commit that follows from it.
+
+    Args:
+        config: how transfers take turns.
+        path: the way to the averager, and at its home the averager.
+        rtts_s: round trip times by region, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        config: TransfersConfig,
+        path: StagedPath,
+        rtts_s: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._first_home = path.home.region
+        self._path = path
+        self._rtts_s = rtts_s
+        self._looked_s = float("-inf")
+        self._line = HelperScheduler(config, self._first_home)
+        self._here: dict[tuple[str, bool], _Here] = {}
+        self._newest: dict[str, tuple[int, int]] = {}
+        self._gates: dict[str, bool] = {}
+        self._changed = threading.Condition()  # guards all of it; its lock may be taken again
+        self._closed = False
+        self._timer: threading.Thread | None = None
+
+    def seed(self, mbps_by_region: Mapping[str, float]) -> None:
+        """Begin with rates of paths to the averager that were measured elsewhere."""
+        with self._changed:
+            self._line.line.rates.paths |= dict(mbps_by_region)
+
+    def close(self) -> None:
+        """Decide nothing more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._timer is not None:
+            self._timer.join(5.0)
+
+    # ------------------------------------------------------------------ events
+
+    def on_ask(self, peer: str, message: Message) -> None:
+        """A region wants to send, or has begun to."""
+        ask, sent = read_ask(peer, message.meta)
+        with self._changed:
+            now_s = self._look()
+            if (ask.epoch, ask.seq) <= self._newest.get(peer, (0, 0)) and not ask.again:
+                return  # its update has overtaken it
+            if sent:
+                self._decide(self._line.began(now_s, ask))
+            else:
+                self._decide(self._line.ask(now_s, self._path.version(), ask))
+
+    def on_ask_sum(self, peer: str, message: Message) -> None:
+        """A helper has all parts of a sum."""
+        ask = self._read_sum(peer, message.meta)
+        with self._changed:
+            self._decide(self._line.ask(self._look(), self._path.version(), ask))
+
+    def arrived(self, update: Update, take: Callable[[], None], *, again: bool) -> None:
+        """An update is here.
+
+        Args:
+            update: which.
+            take: commits it; called when it is its turn, if ever.
+            again: an earlier home of the averager had answered it already.
+        """
+        ask = ask_of(update, again=again)
+        with self._changed:
+            if not again:
+                self._newest[ask.region] = (ask.epoch, ask.seq)
+            self._here[ask.key] = _Here(take)
+            self._decide(self._line.arrived(self._look(), self._path.version(), ask))
+
+    def on_sum(self, peer: str, message: Message) -> None:
+        """A sum of updates is here."""
+        ask = self._read_sum(peer, message.meta)
+        total_P = as_tensor(view_of(message.payload))
+        with self._changed:
+            self._here[ask.key] = _Here(lambda: None, total_P, peer)
+            self._decide(self._line.arrived(self._look(), self._path.version(), ask))
+
+    @staticmethod
+    def _read_sum(peer: str, meta: Meta) -> UploadRequest:
+        group, parts = SUM.read(meta)
+        oldest = min(part.base_version for part in parts)
+        return UploadRequest(peer, 0, group, parts[0].size_bytes, oldest, parts=parts)
+
+    # ------------------------------------------------------------------ decisions
+
+    def _decide(self, decisions: list[Decision]) -> None:
+        todo = deque(decisions)
+        while todo:
+            decision = todo.popleft()
+            match decision:
+                case Take(ask):
+                    todo.extend(self._take(ask))
+                case Drop(ask):
+                    self._here.pop(ask.key, None)
+                    self._path.skip(ask.region, ask.epoch, ask.seq)
+                    self._tell_gate(ask.region)
+                case Grant(ask):
+                    kind = "grant_sum" if ask.parts else "grant"
+                    self._tell(ask.region, kind, {"seq": ask.seq})
+                case Gather():
+                    for ask in decision.asks:
+                        self._tell(ask.region, "gather", GATHER.write(decision))
+                case Dissolve(group):
+                    self._forget(group)
+        self._start_timer()
+        self._changed.notify_all()
+
+    def _take(self, ask: UploadRequest) -> list[Decision]:
+        here = self._here.pop(ask.key, None)
+        if here is None:
+            log.error("nothing is here of what region '%s' sent", ask.region)
+            return []
+        if here.total_P is None:
+            here.take()
+            self._tell_gate(ask.region)
+            return []
+        return self._take_sum(ask, here.total_P, here.helper)
+
+    def _take_sum(self, ask: UploadRequest, total_P: Tensor, helper: str) -> list[Decision]:
+        group = ask.seq
+        try:
+            replies = self._path.take_sum(headers_of(ask.parts), total_P)
+        except GeoRayError as error:  # then its parts are asked for, and refused by themselves
+            log.error("the sum %d of region '%s' was refused: %s", group, helper, error)
+            replies = None
+        if replies is None:
+            return self._line.refuse(time.monotonic(), self._path.version(), group)
+        self._line.committed(group)
+        for part in ask.parts:
+            self._newest[part.region] = (part.epoch, part.seq)
+        if len(replies) > 1 and can_bundle(replies):
+            payload = as_bytes(replies[0].payload_P)
+            self._tell(helper, "bundle", bundle_meta(replies), payload)
+        else:
+            for reply in replies:
+                self._path.deliver(reply)
+        for part in ask.parts:
+            self._tell_gate(part.region)
+        return []
+
+    def _forget(self, group: int) -> None:
+        for key, here in list(self._here.items()):
+            if here.helper and key[0] == f"{here.helper}/{group}":
+                del self._here[key]
+
+    def _tell_gate(self, region: str) -> None:
+        """Whether a region need not wait for its next grant, if that is news for it."""
+        is_open = self._line.is_quiet
+        if region != self._first_home and self._gates.get(region, True) != is_open:
+            self._gates[region] = is_open
+            self._tell(region, "gate", {"open": is_open})
+
+    def _tell(self, region: str, kind: str, meta: Meta, payload: memoryview | None = None) -> None:
+        lane, traffic = (CONTROL, "control") if payload is None else (DATA, "reply")
+        try:
+            self._path.send(region, Message(kind, meta, payload or b"", traffic, lane))
+        except LinkDownError as error:  # it will ask again, or is gone
+            log.warning("%s for region '%s' was not sent: %s", kind, region, error)
+
+    # ------------------------------------------------------------------ time
+
+    def _look(self) -> float:
+        """The time; and every so often, how far away regions are."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self._line.line.rates.latency_s |= dict(self._rtts_s())
+        return now_s
+
+    def _start_timer(self) -> None:
+        if self._timer is None and not self._closed:
+            self._timer = threading.Thread(target=self._run, name="transfers", daemon=True)
+            self._timer.start()
+
+    def _run(self) -> None:
+        try:
+            self._keep_time()
+        except Exception as error:
+            self._path.fail(error, "the transfers' time line")
+
+    def _keep_time(self) -> None:
+        with self._changed:
+            while not self._closed:
+                due_s = self._line.next_deadline_s()
+                now_s = time.monotonic()
+                if due_s is None or due_s > now_s:
+                    self._changed.wait(None if due_s is None else max(_SHORTEST_S, due_s - now_s))
+                    continue
+                self._decide(self._line.tick(now_s, self._path.version()))
+                self._changed.wait(_SHORTEST_S)
+
+
+_MOST_GROUPS: Final = 8
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An update of the own region that is not answered yet."""
+
+    update: Update
+    ship: Pass
+    shipped: bool
+    helper: str | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """A sum in the making at this region."""
+
+    asks: tuple[UploadRequest, ...] = ()
+    arrived: dict[str, Update] = field(default_factory=dict)
+    total_P: Tensor | None = None
+
+
+class Transfers:
+    """One bridge's part; see the module's docstring.
+
+    Args:
+        region: this region.
+        config: how transfers take turns.
+        path: that this is a stage of.
+        rtts_s: round trip times by region, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        config: TransfersConfig,
+        path: StagedPath,
+        rtts_s: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._region = region
+        self._config = config
+        self._path = path
+        self.uploads = UploadCoordinator(config, path, rtts_s)
+        self._lock = threading.Lock()
+        self._open = True
+        self._pending: dict[int, _Pending] = {}
+        self._groups: dict[int, _Group] = {}
+
+    @property
+    def stage(self) -> UpdateStage:
+        """What the path calls."""
+        return UpdateStage(
+            depart=self._depart,
+            answered=self._answered,
+            arrive=lambda update, take, again: self.uploads.arrived(
+                update, lambda: take(update), again=again
+            ),
+            on_moved=self._on_moved,
+            routes={
+                "ask": self.uploads.on_ask,
+                "ask_sum": self.uploads.on_ask_sum,
+                "sum": self.uploads.on_sum,
+                "grant": self._from_home(self._on_grant),
+                "gate": self._from_home(self._on_gate),
+                "gather": self._from_home(self._on_gather),
+                "grant_sum": self._from_home(self._on_grant_sum),
+                "bundle": self._from_home(self._on_bundle),
+                "transfer_part": self._on_part,
+                "bundled": self._on_bundled,
+            },
+            close=self.uploads.close,
+        )
+
+    # ------------------------------------------------------------------ as a region
+
+    def _depart(self, update: Update, ship: Pass, again: bool) -> None:
+        norm = 0.0
+        if self._config.max_staleness is not None and update.coded is None:
+            norm = float(torch.linalg.vector_norm(update.payload_P))
+        with self._lock:
+            at_once = self._open or update.size_bytes <= self._config.small_bytes
+            self._pending[update.seq] = _Pending(update, ship, at_once)
+        meta = ask_meta(ask_of(update, norm=norm, again=again), sent=at_once)
+        self._send_home(Message("ask", meta, b"", "control", CONTROL))
+        if at_once:
+            ship(update)
+
+    def _on_moved(self) -> None:
+        with self._lock:
+            self._open = True
+            self._groups.clear()
+
+    def _answered(self, reply: Reply) -> Reply:
+        """An answer for the own region; one to a sum without the own part of it."""
+        with self._lock:
+            pending = self._pending.pop(reply.seq, None)
+            own = (self._region, reply.seq)  # a sum that it was in is over
+            self._groups = {
+                number: group
+                for number, group in self._groups.items()
+                if own not in [(ask.region, ask.seq) for ask in group.asks]
+            }
+        if pending is None or not reply.own:
+            return reply
+        return replace(reply, payload_P=reply.payload_P - pending.update.payload_P, own=False)
+
+    def _on_gate(self, meta: Meta, message: Message) -> None:
+        self._open = fields.flag(meta, "open")
+
+    def _on_grant(self, meta: Meta, message: Message) -> None:
+        with self._lock:
+            pending = self._pending.get(fields.count(meta, "seq"))
+            if pending is None or pending.shipped:
+                return
+            pending.shipped = True
+        pending.ship(pending.update)
+
+    def _on_gather(self, meta: Meta, message: Message) -> None:
+        """The own update goes into a sum; perhaps it is summed here."""
+        gather = GATHER.read(meta)
+        own = next((ask for ask in gather.asks if ask.region == self._region), None)
+        with self._lock:
+            pending = None if own is None else self._pending.get(own.seq)
+            if pending is None or pending.shipped or pending.update.coded is not None:
+                return
+            pending.helper = gather.helper
+        if gather.helper == self._region:
+            self._join(gather.group, pending.update, gather.asks)
+            return
+        update = pending.update
+        part = GROUP_PART.write(GroupPart(gather.group, update))
+        self._try(gather.helper, Message("transfer_part", part, payload_bytes(update), "update"))
+
+    def _on_bundled(self, peer: str, message: Message) -> None:
+        reply = read_reply(message.meta, view_of(message.payload))
+        with self._lock:
+            pending = self._pending.get(reply.seq)
+        if pending is not None and pending.helper == peer and reply.to == self._region:
+            self._path.give(reply)
+
+    # ------------------------------------------------------------------ as a helper
+
+    def _on_part(self, peer: str, message: Message) -> None:
+        group, update = GROUP_PART.read(message.meta, view_of(message.payload))
+        if update.region == peer and update.coded is None:
+            self._join(group, update)
+
+    def _join(self, group: int, update: Update, asks: tuple[UploadRequest, ...] = ()) -> None:
+        """One more part is here; it may come before the message that this is a group."""
+        with self._lock:
+            found = self._groups.setdefault(group, _Group())
+            found.asks = found.asks or asks
+            found.arrived.setdefault(update.region, update)
+            while len(self._groups) > _MOST_GROUPS:
+                self._groups.pop(min(self._groups))
+            if not found.asks or found.total_P is not None:
+                return
+            parts = [found.arrived.get(ask.region) for ask in found.asks]
+            present = [part for part in parts if part is not None]
+            if len(present) < len(found.asks) or not _fit(present, found.asks):
+                return
+            total_P = present[0].payload_P.clone()
+            for part in present[1:]:
+                total_P.add_(part.payload_P)
+            found.total_P = total_P
+            found.arrived.clear()
+        meta = SUM.write(Summed(group, found.asks))
+        self._try(self._path.home.region, Message("ask_sum", meta, b"", "control", CONTROL))
+
+    def _on_grant_sum(self, meta: Meta, message: Message) -> None:
+        group = fields.count(meta, "seq")
+        with self._lock:
+            found = self._groups.get(group)
+        if found is not None and found.total_P is not None:
+            parts = SUM.write(Summed(group, found.asks))
+            self._send_home(Message("sum", parts, as_bytes(found.total_P), "update"))
+
+    def _on_bundle(self, meta: Meta, message: Message) -> None:
+        """One answer for all who were in a sum; what is in it is their business."""
+        payload_P = as_tensor(view_of(message.payload))
+        for reply in read_bundle(meta, payload_P):
+            if reply.to == self._region:
+                self._path.give(reply)
+            else:
+                body = as_bytes(payload_P)
+                self._try(reply.to, Message("bundled", reply_meta(reply), body, "reply"))
+
+    # ------------------------------------------------------------------ small things
+
+    def _from_home(self, handler: Callable[[Meta, Message], None]) -> Route:
+        def checked(peer: str, message: Message) -> None:
+            if peer == self._path.home.region:
+                handler(message.meta, message)
+
+        return checked
+
+    def _send_home(self, message: Message) -> None:
+        self._path.send(self._path.home.region, message)
+
+    def _try(self, peer: str, message: Message) -> None:
+        """A helper out of reach delays a sum until the upload coordinator gives it up; no more."""
+        try:
+            self._path.send(peer, message)
+        except LinkDownError as error:
+            log.warning("%s for region '%s' was not sent: %s", message.kind, peer, error)
+
+
+def _fit(parts: list[Update], asks: tuple[UploadRequest, ...]) -> bool:
+    """Whether these are the updates that were asked for, and can be added up."""
+    sizes = {part.payload_P.numel() for part in parts}
+    named = all(
+        (part.epoch, part.seq) == (ask.epoch, ask.seq)
+        for part, ask in zip(parts, asks, strict=True)
+    )
+    return named and len(sizes) == 1

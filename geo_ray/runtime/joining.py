@@ -1,0 +1,482 @@
+"""Starts the actors of joining regions and admits them at reconfiguration points.
+
+Each region starts on its own threads and blocks nobody; workers left over from a lost server
+are reused. The averager hears of a region only when all its processes are up. Regions that are
+up while none is being admitted enter together, as copies of one donor.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from geo_ray.base.errors import GeoRayError, InvariantError, RegionLostError
+from geo_ray.ray_cluster.calls import Handle, collect
+from geo_ray.ray_cluster.demand import RegionDemand
+from geo_ray.ray_cluster.placement import PlacedRegion
+from geo_ray.runtime.actor_group import ActorGroup
+from geo_ray.runtime.spec import demand_of
+from geo_ray.training.checkpoint_parts import Handed
+from geo_ray.training.membership import View
+from geo_ray.transport.wire.sockets import Address
+
+T = TypeVar("T")
+_PLACE_S: Final = 120.0
+_START_S: Final = 300.0
+_LINK_S: Final = 30.0
+_STATE_TRANSFER_S: Final = (
+    86400.0  # it is given up when nothing comes any more, not when it is slow
+)
+_IDLE_S: Final = 5.0  # for a worker of a server that has died to notice it
+
+
+@dataclass(slots=True)
+class Joining:
+    """A region on its way in.
+
+    Attributes:
+        region: its name.
+        epoch: of its processes, later than that of any before in this run.
+        actors: those of the run.
+        origin_unix_s: when the run's clock was 0.
+        asked_s: when it was asked for.
+        is_asked: whether the averager was told.
+        is_told: whether it was told that its processes run.
+    """
+
+    region: str
+    epoch: int
+    actors: ActorGroup
+    origin_unix_s: float
+    asked_s: float = field(default_factory=time.monotonic)
+    is_asked: bool = False
+    is_told: bool = False
+    _up: Future[ActorGroup] = field(init=False)
+    _begun: Future[int] | None = None
+    _own: dict[str, PlacedRegion] = field(default_factory=dict)
+    _linked: dict[str, Handle] = field(default_factory=dict)  # bridges, by region
+
+    def bring_up(self, placed: PlacedRegion | None, demand: RegionDemand) -> None:
+        """Begin to place and start its processes.
+
+        Args:
+            placed: its place, if it was here before.
+            demand: what it asks for.
+        """
+        self._up = self._submit(partial(self._bring_up, placed, demand))
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its processes are there, and linked to the averager's region.
+
+        Raises:
+            GeoRayError: they will not be.
+        """
+        if not self._up.done():
+            return False
+        self._up.result()
+        return True
+
+    @property
+    def has_come_up(self) -> bool:
+        """Whether they are, and nothing went wrong."""
+        up = self._up
+        return up.done() and not up.cancelled() and up.exception() is None
+
+    @property
+    def group(self) -> ActorGroup:
+        """Its actors, once they are up."""
+        return self._up.result()
+
+    def link(self, peer: str, bridge: Handle, address: Address) -> None:
+        """See that its bridge, which is up, dials another one; nothing is waited for.
+
+        Others may have come, or been replaced, since it was brought up.
+        """
+        if self._linked.get(peer) is not bridge:
+            self._linked[peer] = bridge
+            bridge.expect.remote(self.region)
+            self.bridge.connect.remote(peer, address)
+
+    def linked(self, peer: str, bridge: Handle) -> None:
+        """Another one dials it."""
+        self._linked[peer] = bridge
+
+    @property
+    def bridge(self) -> Handle:
+        """Its bridge, once it is up."""
+        return self.group.bridges[self.region]
+
+    def begin_as(self, handed: Handed) -> None:
+        """Begin, on a thread, to let it go on from a copy of another region."""
+        self._begun = self._submit(partial(self._begin_as, handed))
+
+    @property
+    def begun(self) -> int | None:
+        """Bytes of the copy once it trains; None before.
+
+        Raises:
+            GeoRayError: it will not.
+        """
+        if self._begun is None or not self._begun.done():
+            return None
+        return self._begun.result()
+
+    def give_up(self) -> None:
+        """End its processes, whatever they do."""
+        self._up.add_done_callback(self._end)
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        return self.actors.threads.submit(f"join-{self.region}", work)
+
+    def _bring_up(self, placed: PlacedRegion | None, demand: RegionDemand) -> ActorGroup:
+        actors = self.actors
+        where = actors.maker.place([demand], _PLACE_S) if placed is None else {self.region: placed}
+        own = where if placed is None else {}  # is given back if nothing comes of it
+        spec = replace(actors.spec, resume=None, epoch=self.epoch, home=actors.home)
+        group = ActorGroup(spec, where, actors.keys, actors.maker, actors.driver, actors.desk)
+        for worker in actors.take_idle(self.region, _IDLE_S):
+            group.workers[self.region, worker.rank] = worker
+        try:
+            group.create([spec.region(self.region)])
+            group.await_ready(_START_S)
+            group.open(self.origin_unix_s, _START_S)
+            calls = {}
+            for name, (bridge, reached) in self.peers().items():
+                self._linked[name] = bridge
+                calls["expect", name] = bridge.expect.remote(self.region)
+                calls["connect", name] = group.bridges[self.region].connect.remote(name, reached)
+            collect(calls, _START_S)
+            # Whoever is let in without a link is waited for by all others.
+            home = actors.home.region
+            collect({0: group.bridges[self.region].await_link.remote(home, _LINK_S)}, _START_S)
+        except BaseException:
+            group.close()
+            actors.maker.remove(own)
+            raise
+        self._own = own
+        return group
+
+    @property
+    def meets_all(self) -> bool:
+        """Whether everybody is linked to a newcomer, since the averager may move."""
+        return self.actors.spec.experiment.averager.standby is not None
+
+    def peers(self) -> dict[str, tuple[Handle, Address]]:
+        """Which of those that are there are linked to a newcomer, and where they are reached."""
+        actors = self.actors
+        bridges = dict(actors.bridges)  # others change it meanwhile
+        names = sorted(bridges) if self.meets_all else [actors.home.region]
+        return {n: (bridges[n], actors.bridge_addresses[n][0]) for n in names if n in bridges}
+
+    def _begin_as(self, handed: Handed) -> int:
+        group, giver, bridges = self.group, handed.giver, self.actors.bridges
+        bridge = group.bridges[self.region]
+        files = [part.file for part in handed.parts]
+        lenders = dict(zip(files, _servers(self.actors, giver), strict=True))
+        calls = {"lend": bridges[giver].lend.remote(lenders)}
+        is_stranger = giver not in self.peers()
+        if is_stranger:
+            calls["expect"] = bridges[giver].expect.remote(self.region)
+            reached, _ = self.actors.bridge_addresses[giver]
+            calls["connect"] = bridge.connect.remote(giver, reached)
+            calls["link"] = bridge.await_link.remote(giver, _LINK_S)
+        collect(calls, _START_S)
+        servers = _servers(group, self.region)
+        collect(
+            {i: s.begin_as.remote(handed, bridge) for i, s in enumerate(servers)}, _STATE_TRANSFER_S
+        )
+        if is_stranger:
+            ends = {giver: bridge, self.region: bridges[giver]}
+            collect({peer: end.forget.remote(peer) for peer, end in ends.items()}, _START_S)
+        group.start(self.origin_unix_s, _START_S)
+        return sum(part.bytes for part in handed.parts)
+
+    def _end(self, up: Future[ActorGroup]) -> None:
+        if up.cancelled() or up.exception() is not None:
+            return  # who brings it up cleans up
+        up.result().close()
+        self.actors.maker.remove(self._own)
+
+
+def end_lending(actors: ActorGroup, giver: str) -> None:
+    """The copy of a region's state is not needed any more; the region may be gone."""
+    for server in _servers(actors, giver):
+        server.end_lending.remote()
+
+
+def _servers(actors: ActorGroup, region: str) -> list[Handle]:
+    """What holds a region's state, in the order of its shards."""
+    if region not in actors.primaries:
+        return []
+    return [actors.primaries[region], *actors.shard_servers[region]]
+
+
+log = logging.getLogger(__name__)
+
+_COPY_S: Final = 120.0
+_ASK_S: Final = 5.0  # until it is asked for again
+_ENDING_S: Final = 20.0  # that a run which is to end waits for those that enter
+
+
+@dataclass(frozen=True, slots=True)
+class MemberHooks:
+    """What a change of members asks of the rest of the controller.
+
+    Attributes:
+        admit: a region is a member, with so many steps behind it, and such an epoch.
+        drop: go on without a region that has left.
+        lose: go on without a region, for a cause.
+        ask_home: asks the bridge of the averager's region.
+        emit: takes events of now: a kind, and its fields by name.
+        tell: shows a line to the user.
+        is_ending: whether the run is told to finish or to halt.
+    """
+
+    admit: Callable[[str, int, int], None]
+    drop: Callable[[str], None]
+    lose: Callable[[str, str], None]
+    ask_home: Callable[[Callable[[Any], Any]], Any]
+    emit: Callable[..., None]
+    tell: Callable[[str], None]
+    is_ending: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What newcomers begin as: whose, by which bridge, how far the others were, and since when."""
+
+    giver: str
+    bridge: Handle
+    step: int
+    round: int
+    at_s: float
+
+
+@dataclass(slots=True)
+class Newcomers:
+    """Regions on their way into a run: brought up side by side, and let in at borders.
+
+    Starting processes takes seconds to minutes, so each region is brought up by itself, and none
+    waits for another. Those that are up when nobody is on the way in enter together, at one border,
+    as copies of one region; who is up later enters at the next one. The averager decides when that
+    is (`geo_ray.training.membership`).
+
+    Attributes:
+        actors: of the run.
+        hooks: see `MemberHooks`.
+        origin_unix_s: when the run's clock was 0.
+        enter: asks the averager to let regions in.
+        over: hears which region has joined, or (False) has not.
+    """
+
+    actors: ActorGroup
+    hooks: MemberHooks
+    origin_unix_s: float
+    enter: Callable[[tuple[str, ...]], None]
+    over: Callable[[str, bool], None]
+    _open: dict[str, Joining] = field(default_factory=dict)
+    _copy: _Copy | None = None  # for those that enter now
+    _giver: str = ""  # whose copies they are to begin as, once they are members
+    _member_s: float = 0.0  # when they were not members yet
+    _asked_s: float = 0.0
+    _ending_s: float | None = None  # since when the run is to end
+
+    @property
+    def names(self) -> set[str]:
+        """The regions."""
+        return set(self._open)
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether the processes of some are there, and they enter at the next border."""
+        return bool(self._entering)
+
+    @property
+    def _entering(self) -> list[Joining]:
+        return [joining for joining in self._open.values() if joining.is_asked]
+
+    def begin(self, region: str) -> None:
+        """Begin to bring a region up."""
+        joining = Joining(region, self.actors.next_epoch(), self.actors, self.origin_unix_s)
+        self.hooks.tell(f"region '{region}' is joining: starting its processes")
+        spec = self.actors.spec
+        demand = demand_of(spec.experiment, spec.region(region))
+        joining.bring_up(self.actors.placed.get(region), demand)
+        self._open[region] = joining
+        self.hooks.emit("region_joining", region=region)
+
+    def note(self, view: View | None) -> None:
+        """What the averager says, if it has."""
+        self._giver = "" if view is None else view.giver
+
+    def go_on(self, view: View, *, may_enter: bool) -> None:
+        """Do what can be done now.
+
+        Args:
+            view: the averager's.
+            may_enter: whether no other change of members is on its way.
+        """
+        ready, now_s = [], time.monotonic()
+        self._ending_s = (self._ending_s or now_s) if self.hooks.is_ending() else None
+        is_late = self._ending_s is not None and now_s - self._ending_s > _ENDING_S
+        for region, joining in list(self._open.items()):
+            try:
+                if self._ending_s is not None and region not in view.members:
+                    self._forget(joining)
+                    joining.give_up()
+                elif is_late and joining.begun is None:  # no checkpoint begins meanwhile
+                    self.call_off(region, RegionLostError("the run ends before it was there"))
+                elif joining.is_up:
+                    self._note_started(joining, now_s)
+                    if not self._carry_on(joining, view):
+                        ready.append(joining)
+            except GeoRayError as error:
+                self.call_off(region, error)
+            except Exception as error:  # of this region alone: the run and the others go on
+                self.call_off(region, InvariantError(f"{type(error).__name__}: {error}"))
+        self._link()
+        entering = self._entering
+        if ready and may_enter and not entering:
+            for joining in ready:
+                joining.is_asked = True
+            self._member_s = now_s  # the border may be there before the next look
+            self._ask(ready)
+        elif entering and self._copy is None and now_s - self._asked_s >= _ASK_S:
+            # While another change was pending it came to nothing; asked twice, it is one.
+            self._ask([joining for joining in entering if joining.region not in view.members])
+
+    def on_handed(
+        self, giver: str, event: Mapping[str, Any], rows: Mapping[str, Mapping[str, object]]
+    ) -> None:
+        """The copy of a region's state that newcomers wait for is written.
+
+        Args:
+            giver: that region.
+            event: what it tells.
+            rows: the newcomers' own books, of those that were there before.
+        """
+        entering = self._entering
+        if not entering or giver not in self.actors.bridges:
+            end_lending(self.actors, giver)
+            return
+        bridge, now_s = self.actors.bridges[giver], time.monotonic()
+        self._copy = _Copy(giver, bridge, int(event["step"]), int(event["round"]), now_s)
+        for joining in entering:
+            joining.begin_as(Handed(giver, tuple(event["parts"]), rows.get(joining.region)))
+
+    def fail_all(self, error: GeoRayError) -> None:
+        """There is no copy of a region's state for those that enter now."""
+        for joining in self._entering:
+            self.call_off(joining.region, error)
+
+    def on_lost(self, region: str) -> None:
+        """The run goes on without a region: it may be the one whose copy is awaited."""
+        if region == self._giver and self._copy is None:
+            self.fail_all(
+                RegionLostError(f"region '{region}' was lost before it had handed its state over")
+            )
+
+    def home_moved(self) -> None:
+        """A new home may know nothing of them."""
+        self._asked_s = -_ASK_S
+
+    def call_off(self, region: str, error: GeoRayError) -> None:
+        """Nothing comes of it; the run goes on as before."""
+        joining = self._open[region]
+        log.warning("region '%s' does not join: %s", region, error)
+        joining.give_up()
+        self._forget(joining)
+        if joining.is_asked:
+            self.hooks.ask_home(partial(report_dead, region))
+        self.hooks.emit("join_failed", region=region, cause=error.message)
+        self.over(region, False)
+
+    def close(self) -> None:
+        """The run is over: nobody joins any more."""
+        for joining in list(self._open.values()):
+            joining.give_up()
+            self._forget(joining)
+
+    def _ask(self, those: list[Joining]) -> None:
+        self._asked_s = time.monotonic()
+        if those:
+            self.enter(tuple(joining.region for joining in those))
+
+    def _note_started(self, joining: Joining, now_s: float) -> None:
+        if not joining.is_told:
+            joining.is_told = True
+            took_s = now_s - joining.asked_s
+            self.hooks.emit("region_started", region=joining.region, took_s=took_s)
+
+    def _carry_on(self, joining: Joining, view: View) -> bool:
+        """Whether it was asked for; it is a member once it trains."""
+        if not joining.is_asked:
+            return False
+        region, copy = joining.region, self._copy
+        if copy is None:
+            self._await_copy(region, view)
+        elif (size_bytes := joining.begun) is not None:
+            self._admit(joining, copy, view, size_bytes)
+        elif self.actors.bridges.get(copy.giver) is not copy.bridge:
+            raise RegionLostError(
+                f"the bridge of region '{copy.giver}' was lost before it had handed its state over"
+            )
+        return True
+
+    def _admit(self, joining: Joining, copy: _Copy, view: View, size_bytes: int) -> None:
+        region = joining.region
+        self.actors.adopt(joining.group)
+        self.hooks.admit(region, copy.step, joining.epoch)
+        self.hooks.ask_home(partial(_tell_begun, region))
+        about = {"view": view.epoch, "round": copy.round, "step": copy.step}
+        took_s = time.monotonic() - copy.at_s
+        self.hooks.tell("")  # no longer on its way; the event says the rest
+        self.hooks.emit("region_joined", region=region, **about, bytes=size_bytes, took_s=took_s)
+        self._forget(joining)
+        self.over(region, True)
+
+    def _await_copy(self, region: str, view: View) -> None:
+        """Whoever was to hand its state over may be lost: the others do not wait for ever."""
+        now_s = time.monotonic()
+        if region not in view.members:
+            self._member_s = now_s
+        elif region in view.joining and view.giver not in view.members:
+            # As the averager moved nobody had told of it yet.
+            raise RegionLostError(f"region '{view.giver}' was lost before it handed its state over")
+        elif now_s - self._member_s > _COPY_S:
+            raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the border")
+
+    def _link(self) -> None:
+        """Let newcomers dial those that came, or were replaced, since they were brought up.
+
+        Each other as well, where the averager may move to any of them; then one of two dials.
+        """
+        up = {name: each for name, each in sorted(self._open.items()) if each.has_come_up}
+        for name, joining in up.items():
+            for peer, (bridge, address) in joining.peers().items():
+                joining.link(peer, bridge, address)
+            for other in [each for each in up if each < name and joining.meets_all]:
+                address, _ = up[other].group.bridge_addresses[other]
+                joining.link(other, up[other].bridge, address)
+                up[other].linked(name, joining.bridge)
+
+    def _forget(self, joining: Joining) -> None:
+        del self._open[joining.region]
+        if self._copy is not None and not self._entering:
+            end_lending(self.actors, self._copy.giver)
+            self._copy = None
+
+
+def report_dead(region: str, bridge: Any) -> Any:
+    """Tell an averager's bridge that the run goes on without a region."""
+    return bridge.report_dead.remote(region)
+
+
+def _tell_begun(region: str, bridge: Any) -> Any:
+    return bridge.begun.remote(region)

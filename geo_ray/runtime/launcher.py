@@ -1,0 +1,219 @@
+"""Starts the processes of a run, which end with their owner, and keeps its handoff record.
+
+The record (`RunBook`) is what a new driver needs to know about running processes: plain values
+and handles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from geo_ray.ray_cluster.calls import Handle
+from geo_ray.ray_cluster.demand import RegionDemand
+from geo_ray.ray_cluster.placement import PlacedRegion, place, remove
+from geo_ray.runtime.bridge_actor import BridgeActor
+from geo_ray.runtime.server_actors import PrimaryActor, ShardServerActor
+from geo_ray.runtime.spec import RunSpec
+from geo_ray.runtime.worker_actor import WorkerActor
+from geo_ray.training.membership import AveragerHome
+from geo_ray.transport.wire.sockets import Address
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where the averager lives and lived, and where servers and bridges listen.
+
+    Attributes:
+        home: of the averager.
+        standby: who may take over from there.
+        former_homes: where it lived before.
+        shards: by region, the primary shard's first.
+        bridges: where other regions, and the own one, reach each bridge.
+    """
+
+    home: AveragerHome
+    standby: str | None
+    former_homes: tuple[str, ...]
+    shards: Mapping[str, tuple[Address, ...]]
+    bridges: Mapping[str, tuple[Address, Address]]
+
+
+@dataclass(frozen=True, slots=True)
+class GoneRegions:
+    """What is known of regions that take no part.
+
+    Attributes:
+        awaited: lost ones that will be brought back.
+        away: those that were asked to leave, or are not to be there.
+        rows: the books of rows of those that were there before, by region.
+    """
+
+    awaited: tuple[str, ...] = ()
+    away: tuple[str, ...] = ()
+    rows: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    def but_for(self, regions: Collection[str]) -> GoneRegions:
+        """The same with regions that take no part and are not to come back by themselves."""
+        awaited = tuple(name for name in self.awaited if name not in regions)
+        return GoneRegions(awaited, tuple(sorted({*self.away, *regions})), self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RunBook:
+    """What a driver must know of a run that goes on: plain values and handles, kept by the steward.
+
+    Attributes:
+        spec: what the run's processes were given at its start.
+        origin_unix_s: time of day at which the run's clock was 0.
+        servers: servers and bridges, by (role, region).
+        workers: epoch and handle, by region and rank.
+        placed: reserved places by region.
+        where: where all that listens.
+        gone: regions that take no part.
+        is_changing: whether a region is on its way in or out.
+        uses_desk: whether any process sends its parts to the driver's machine.
+    """
+
+    spec: RunSpec
+    origin_unix_s: float
+    servers: Mapping[tuple[str, str], Handle]
+    workers: Mapping[tuple[str, int], tuple[int, Handle]]
+    placed: Mapping[str, PlacedRegion]
+    where: Whereabouts
+    gone: GoneRegions = GoneRegions()
+    is_changing: bool = False
+    uses_desk: bool = False
+
+    @property
+    def handles(self) -> list[Handle]:
+        """Of all processes."""
+        return [*self.servers.values(), *(handle for _, handle in self.workers.values())]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a steward has for a driver that comes.
+
+    Attributes:
+        book: what the driver before has noted last; None: it has not come so far.
+        epochs: the newest incarnation that was made of each worker, by region and rank.
+        newest_epoch: of bridges and servers.
+    """
+
+    book: RunBook | None
+    epochs: Mapping[tuple[str, int], int]
+    newest_epoch: int
+
+
+ProcessKind = Literal["bridge", "primary", "shard", "worker"]
+
+_CLASSES: Final[Mapping[ProcessKind, tuple[type, int]]] = {
+    "bridge": (BridgeActor, 12),
+    "primary": (PrimaryActor, 4),
+    "shard": (ShardServerActor, 2),
+    "worker": (WorkerActor, 6),
+}
+"""The actor, and how many calls of it may run at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOrder:
+    """A process that is wanted.
+
+    Attributes:
+        kind: what it is.
+        arguments: what its actor is made with.
+        cpus: that it asks for.
+        gpus: that it asks for.
+        strategy: its place.
+        place: region and number, of a worker; others have none.
+        epoch: its incarnation.
+    """
+
+    kind: ProcessKind
+    arguments: tuple[Any, ...]
+    cpus: float
+    gpus: float
+    strategy: PlacementGroupSchedulingStrategy
+    place: tuple[str, int] | None
+    epoch: int
+
+
+class ProcessMaker(Protocol):
+    """Makes processes and reserves their places; whoever does so owns both."""
+
+    def make(self, orders: Sequence[ProcessOrder]) -> list[Handle]:
+        """Begin to start processes; nothing is waited for."""
+        ...
+
+    def place(self, demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
+        """Reserve everything that ``demands`` ask for, or nothing."""
+        ...
+
+    def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
+        """Give reservations back; processes in them end."""
+        ...
+
+    def is_ours(self) -> bool:
+        """Whether this driver may still end them."""
+        ...
+
+    def note(self, book: Any) -> None:
+        """Keep for the next driver what this one knows of the run."""
+        ...
+
+
+class OwnProcesses:
+    """A `ProcessMaker` that owns them itself: they end with this process.
+
+    Args:
+        reserved: places that somebody has reserved for the run, and gives back; None: it asks for
+            places as they are needed.
+    """
+
+    def __init__(self, reserved: Mapping[str, PlacedRegion] | None = None) -> None:
+        self._reserved = reserved
+
+    def make(self, orders: Sequence[ProcessOrder]) -> list[Handle]:
+        """See `ProcessMaker.make`."""
+        return [_made(order) for order in orders]
+
+    def place(self, demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
+        """See `ProcessMaker.place`.
+
+        Raises:
+            PlacementError: if a region cannot be placed in time; nothing stays reserved.
+        """
+        return place(demands, timeout_s) if self._reserved is None else dict(self._reserved)
+
+    def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
+        """See `ProcessMaker.remove`."""
+        if self._reserved is None:
+            remove(placed)
+
+    def is_ours(self) -> bool:
+        """They are nobody else's."""
+        return True
+
+    def note(self, book: Any) -> None:
+        """There is nobody whom it would be kept for."""
+
+
+def _made(order: ProcessOrder) -> Handle:
+    kind, threads = _CLASSES[order.kind]
+    return (
+        ray.remote(kind)
+        .options(
+            num_cpus=order.cpus,
+            num_gpus=order.gpus,
+            scheduling_strategy=order.strategy,
+            max_concurrency=threads,
+            max_restarts=0,
+        )
+        .remote(*order.arguments)
+    )

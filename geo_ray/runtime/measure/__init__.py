@@ -1,1 +1,0 @@
-"""Measurements on a cluster before a run: its links, and how fast a job is there."""

@@ -1,1 +1,0 @@
-"""Records as message headers; what comes in is checked before it is used."""

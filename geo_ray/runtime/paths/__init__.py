@@ -1,1 +1,0 @@
-"""The ways of an update from its server to the averager and back."""

@@ -1,0 +1,615 @@
+"""Watches the processes of a run: replaces lost workers and bridges, and reports hung processes.
+
+`RunPolicy` and `Hangs` decide. A bridge holds nothing that its region's server or the
+averager's follower does not have, so a new one takes over its place and identity with a later
+attempt number, and the server repeats its open request. Where a bridge holds more
+(`is_replaceable`), the region is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import ray
+
+from geo_ray.base.errors import GeoRayError, RegionLostError
+from geo_ray.base.restarts import Restarts
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.calls import Handle, check_not_closing, collect, failure_of, kill
+from geo_ray.runtime.actor_group import ActorGroup, DrainNotices, GroupWorker
+from geo_ray.runtime.policies import NAMED_S, Hangs, RunPolicy
+from geo_ray.training.config import why_fixed
+from geo_ray.training.membership import AveragerHome
+from geo_ray.transport.wire.sockets import Address
+
+Place = tuple[str, int]
+"""Region and rank."""
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A replacement that was requested, and does not work yet.
+
+    Attributes:
+        worker: it.
+        asked_s: when it was requested.
+        has_started: whether its process runs.
+    """
+
+    worker: GroupWorker
+    asked_s: float = field(default_factory=time.monotonic)
+    has_started: bool = False
+
+
+@dataclass(slots=True)
+class WorkerWatch:
+    """Watches over the workers of a run: hears when one ends, replaces it, sends it away on notice.
+
+    What is done about a loss is decided by `RunPolicy`; how a region goes on meanwhile, by its
+    server.
+
+    Attributes:
+        actors: of the run.
+        policy: decides.
+        emit: takes events of now: a kind, and its fields by name.
+        hear_all: takes in what servers have to say, before a loss is judged.
+        notices: of machines that will be gone.
+        leaves: whether a region leaves as a whole for such a notice.
+    """
+
+    actors: ActorGroup
+    policy: RunPolicy
+    emit: Callable[..., None]
+    hear_all: Callable[[], None]
+    notices: DrainNotices
+    leaves: Callable[[str], bool] = lambda region: False
+    _status: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of servers, by region
+    _sent_away: dict[Place, GroupWorker] = field(default_factory=dict)
+    _coming: dict[Place, _Coming] = field(default_factory=dict)
+
+    def note(self, region: str, status: Mapping[str, Any]) -> None:
+        """What a region's server told of itself."""
+        self._status[region] = status
+
+    def go_on(self, requested: Collection[Place]) -> None:
+        """Another driver has requested replacements in these places, which do not work yet."""
+        for place in requested:
+            worker = self.actors.workers.get(place)
+            if worker is not None:
+                self._coming[place] = _Coming(worker)
+
+    def replace_hung(self, worker: GroupWorker, cause: str) -> None:
+        """End a worker that hangs, which counts as lost.
+
+        Raises:
+            WorkerLostError: workers are lost more often than allowed.
+        """
+        kill(worker.handle)
+        self._lost(worker, cause, None)
+
+    @property
+    def are_out(self) -> bool:
+        """Whether any worker is still to come home."""
+        return any(
+            worker.steps is None and not self._is_too_late(worker)
+            for worker in self.actors.workers.values()
+        )
+
+    def collect(self, timeout_s: float) -> None:
+        """Take in who has ended, and do what is due.
+
+        Args:
+            timeout_s: longest wait for somebody to end.
+
+        Raises:
+            WorkerLostError: if workers die more often than allowed.
+            GeoRayError: what a worker found wrong with task or data.
+        """
+        busy = {w.ref: w for w in self.actors.workers.values() if w.is_out}
+        if not busy:
+            time.sleep(timeout_s)
+        ready = ray.wait(list(busy), num_returns=1, timeout=timeout_s)[0] if busy else []
+        for ref in ready:
+            worker = busy[ref]
+            try:
+                steps = int(ray.get(ref))
+            except ray.exceptions.RayError as error:
+                self.hear_all()  # events that led to it; perhaps its whole region is lost
+                failure = failure_of(error)
+                self._lost(worker, failure.cause, None if failure.is_lost else failure.as_error())
+            else:
+                self._home(worker, steps)
+        now_s = time.monotonic()
+        for place in self.policy.replacements(now_s):
+            gone = self.actors.workers.get(place)
+            if gone is not None and gone.ref is None:  # not if its region has come back with it
+                self._replace(gone)
+        self._heed(now_s)
+        self._see_coming(now_s)
+
+    def _see_coming(self, now_s: float) -> None:
+        """Tell of replacements whose process runs, and of those that work."""
+        for place, coming in list(self._coming.items()):
+            region, rank = place
+            worker = coming.worker
+            if self.actors.workers.get(place) is not worker or worker.ref is None:
+                del self._coming[place]
+                continue
+            about = {"region": region, "worker": rank, "epoch": worker.epoch}
+            took_s = now_s - coming.asked_s
+            joined = self._status.get(region, {}).get("here", {}).get(rank) == worker.epoch
+            works = joined or worker.steps is not None
+            if not coming.has_started and (works or worker.has_begun):
+                coming.has_started = True
+                self.emit("worker_started", **about, took_s=took_s)
+            if works:
+                del self._coming[place]
+                self.emit("worker_replaced", **about, took_s=took_s)
+
+    def _is_too_late(self, worker: GroupWorker) -> bool:
+        """Whether it has not begun before its region was through: nobody waits for it."""
+        status = self._status.get(worker.region, {})
+        phase = status.get("phase")
+        if (worker.epoch == 1 and worker.is_out) or phase not in {"done", "halted"}:
+            return False
+        judged = phase == "halted" or bool(status.get("judged"))
+        return judged and worker.rank not in status.get("here", ())
+
+    def _lost(self, worker: GroupWorker, cause: str, error: GeoRayError | None) -> None:
+        place = (worker.region, worker.rank)
+        self._forget_sent(worker)
+        decision = self.policy.worker_lost(
+            place,
+            cause,
+            error,
+            is_present=self.actors.workers.get(place) is worker,
+            goes_on=self._goes_on_without(worker),
+            now_s=time.monotonic(),
+        )
+        if decision == "ignore":
+            return
+        if error is not None and decision is error:
+            raise error
+        self.emit("worker_lost", region=worker.region, worker=worker.rank, cause=cause)
+        if isinstance(decision, GeoRayError):
+            raise decision
+        worker.ref = None
+        self.actors.tell_lost(worker)
+        if decision == "replace":
+            self._replace(worker)
+
+    def _goes_on_without(self, worker: GroupWorker) -> bool:
+        """Whether enough others of its region are there."""
+        elastic = self.actors.spec.experiment.train.elastic
+        if elastic is None:
+            return False
+        ranks = self.actors.spec.region(worker.region).workers
+        others = [
+            other
+            for other in self.actors.workers.values()
+            if other.region == worker.region and other is not worker and other.is_out
+        ]
+        return len(others) >= elastic.least(ranks)
+
+    def _home(self, worker: GroupWorker, steps: int) -> None:
+        place = (worker.region, worker.rank)
+        was_sent = self._forget_sent(worker)
+        if not was_sent or self.actors.workers.get(place) is not worker:
+            worker.steps = steps
+            return
+        worker.ref = None
+        if self.policy.worker_left(place, time.monotonic()) == "replace":
+            self._replace(worker)
+
+    def _forget_sent(self, worker: GroupWorker) -> bool:
+        """Whether this very one was sent away; another may have come into its place since."""
+        place = (worker.region, worker.rank)
+        if self._sent_away.get(place) is not worker:
+            return False
+        del self._sent_away[place]
+        return True
+
+    def _replace(self, worker: GroupWorker) -> None:
+        fresh = self.actors.replace_worker(worker)
+        place = worker.region, worker.rank
+        self._coming[place] = _Coming(fresh)
+        self.emit("worker_requested", region=place[0], worker=place[1], epoch=fresh.epoch)
+
+    def _heed(self, now_s: float) -> None:
+        """Send away, with nothing lost, whoever is on a machine that will be gone."""
+        nodes = {
+            place: node
+            for place, worker in self.actors.workers.items()
+            if self._sent_away.get(place) is not worker and (node := worker.node_id()) is not None
+        }
+        for place in self.notices.concern(nodes, now_s):
+            region, rank = place
+            if self.leaves(region):  # they come home at its last border
+                continue
+            self._sent_away[place] = self.actors.workers[place]
+            cause = f"its node {nodes[place][:8]} is being drained"
+            self.emit("worker_left", region=region, worker=rank, cause=cause)
+            self.actors.send_away(self.actors.workers[place])
+
+
+_ASK_S: Final = 5.0
+_HEARD_S: Final = 15.0  # for how long an answer counts
+_TELL_AGAIN_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """A worker that is late.
+
+    Attributes:
+        worker: it.
+        asked: the open question; None: none is.
+        asked_s: when it was asked last.
+        doing: its newest answer.
+        heard_s: when that came.
+    """
+
+    worker: GroupWorker
+    asked: Any = None
+    asked_s: float = -_ASK_S
+    doing: str | None = None
+    heard_s: float = 0.0
+
+    def ask(self, now_s: float) -> str | None:
+        """What it is doing, as far as it has answered lately; nothing is waited for."""
+        if self.asked is not None and ray.wait([self.asked], timeout=0)[0]:
+            asked, self.asked = self.asked, None
+            try:
+                self.doing, self.heard_s = str(ray.get(asked)), now_s
+            except ray.exceptions.RayError:  # it is gone, which is heard of by its work
+                self.doing = None
+        if self.asked is None and now_s - self.asked_s >= _ASK_S:
+            self.asked, self.asked_s = self.worker.handle.doing.remote(), now_s
+        return self.doing if now_s - self.heard_s < _HEARD_S else None
+
+
+@dataclass(slots=True)
+class HangWatch:
+    """Finds processes of a run that have stopped or hang, and names them to the user.
+
+    `Hangs` decides from what servers tell of their workers. A worker that is late is asked what it
+    is doing; one that has stopped does not answer.
+
+    Attributes:
+        actors: of the run.
+        hangs: decides.
+        emit: takes events of now: a kind, and its fields by name.
+        tell: shows the user a line; an empty one when nothing is late any more.
+    """
+
+    actors: ActorGroup
+    hangs: Hangs
+    emit: Callable[..., None]
+    tell: Callable[[str], None]
+    _suspects: dict[tuple[str, int], _Suspect] = field(default_factory=dict)
+    _named: set[tuple[str, str]] = field(default_factory=set)  # region and process
+    _told_s: float = 0.0
+
+    def look(
+        self,
+        statuses: Mapping[str, Mapping[str, Any]],
+        silent_s: Mapping[tuple[str, str], float],
+    ) -> list[tuple[GroupWorker, str]]:
+        """Look at all processes.
+
+        Args:
+            statuses: what parameter servers told of themselves just now, by region.
+            silent_s: for how long servers and bridges have not answered, by (process, region).
+
+        Returns:
+            Workers to replace, with the cause.
+        """
+        now_s, hung = time.monotonic(), []
+        late = {
+            (region, process): f"the {process} of region '{region}' has not answered for {s:.0f} s"
+            for (process, region), s in silent_s.items()
+            if s >= NAMED_S
+        }
+        seconds = {(region, process): s for (process, region), s in silent_s.items()}
+        for region, status in statuses.items():
+            usual_s = status.get("usual_s")
+            for rank, computing in status.get("computing", {}).items():
+                place = region, rank
+                worker = self.actors.workers.get(place)
+                if worker is None or worker.epoch != computing.epoch or not worker.is_out:
+                    continue
+                is_late = self.hangs.judge(computing, usual_s, None) != "fine"
+                if not is_late:
+                    self._suspects.pop(place, None)
+                    continue
+                suspect = self._suspects.get(place)
+                if suspect is None or suspect.worker is not worker:
+                    suspect = self._suspects[place] = _Suspect(worker)
+                doing = suspect.ask(now_s)
+                cause = _cause(doing, computing.for_s, usual_s)
+                if self.hangs.judge(computing, usual_s, doing) == "replaced":
+                    del self._suspects[place]
+                    hung.append((worker, cause))
+                    continue
+                late[region, f"worker {rank}"] = f"worker {region}/{rank}: {cause}"
+                seconds[region, f"worker {rank}"] = computing.for_s
+        # A region whose server is silent says nothing of its workers: what was named stays so.
+        gone = {key for key in self._named - late.keys() if key[0] not in statuses}
+        self._name(late, seconds, gone, now_s)
+        return hung
+
+    def _name(
+        self,
+        late: Mapping[tuple[str, str], str],
+        seconds: Mapping[tuple[str, str], float],
+        unknown: set[tuple[str, str]],
+        now_s: float,
+    ) -> None:
+        fresh = late.keys() - self._named
+        for region, process in sorted(fresh):
+            self.emit(
+                "process_silent",
+                region=region,
+                process=process,
+                silent_s=seconds[region, process],
+            )
+        had_any, self._named = bool(self._named), {*late, *unknown}
+        if late and (fresh or now_s - self._told_s >= _TELL_AGAIN_S):
+            self._told_s = now_s
+            self.tell("; ".join(late[key] for key in sorted(late)))
+        elif had_any and not self._named:
+            self.tell("")
+
+
+def _cause(doing: str | None, for_s: float, usual_s: float | None) -> str:
+    usual = "" if usual_s is None else f" (usually {usual_s:.2g} s)"
+    what = "it does not answer" if doing is None else f"it is {doing}"
+    return f"its step takes {for_s:.0f} s{usual}, and {what}"
+
+
+log = logging.getLogger(__name__)
+
+_START_S: Final = 180.0
+_MOVE_S: Final = 30.0
+_LOOK_S: Final = 0.1
+AWAY_S: Final = 10.0
+"""How long a region's server dials its bridge in vain before that is taken for dead."""
+
+
+def is_replaceable(
+    experiment: Experiment, region: str, home: AveragerHome, standby: str | None
+) -> bool:
+    """Whether a bridge of ``region`` holds nothing that its successor would lack.
+
+    Not with an overlay, transfers or `dgt`: sums, turns and books of blocks are in bridges. Not if
+    it hosts the averager, unless that has a standby which has had every update that counts. With
+    the standby's its copy of the averager is gone: the averager chooses another one, or it again.
+
+    Args:
+        experiment: the run.
+        region: the bridge's.
+        home: where the averager lives, or lived in that bridge.
+        standby: who may take over from there.
+    """
+    keeps = why_fixed(
+        experiment.overlay.kind, experiment.codec, has_transfers=experiment.transfers is not None
+    )
+    if keeps is not None:
+        return False
+    if region == home.region:
+        return standby is not None and not experiment.averager.max_divergence
+    return True
+
+
+_Fresh = tuple[Handle, tuple[Address, Address]]
+"""A bridge that is up, and where other regions, and its own, reach it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Replacing:
+    """A bridge on its way, for a region's server, which follows the averager in ``host``."""
+
+    cause: str
+    primary: Handle
+    host: str
+    fresh: Future[_Fresh]
+    since_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class BridgeWatch:
+    """Replaces a region's bridge that has died, while the region's server and workers go on.
+
+    Idea: a bridge holds nothing of training that its region's server, or the averager's standby,
+        does
+    not have. So its successor takes over place and identity, with a later epoch, and the server
+    says its open request again: the averager knows by the number whether it has had it, and what it
+    said. Nothing is lost, and no other region notices more than a late update.
+
+    Rule: where the averager lived in that bridge, its standby takes over first, and the region goes
+        on
+    as one that is like all others. A bridge is not replaced where it holds more: `is_replaceable`.
+    Then the region is lost.
+
+    Source: ours.
+
+    Attributes:
+        actors: of the run.
+        restarts: how often there may be another one.
+        origin_unix_s: when the run's clock was 0.
+        emit: takes events of now: a kind, and its fields by name.
+        tell: shows the user what is going on; an empty text when it is over.
+        lose: goes on without a region, for a cause, or raises.
+    """
+
+    actors: ActorGroup
+    restarts: Restarts
+    origin_unix_s: float
+    emit: Callable[..., None]
+    tell: Callable[[str], None]
+    lose: Callable[[str, str], None]
+    _open: dict[str, _Replacing] = field(default_factory=dict)
+    _linked_s: dict[str, float] = field(default_factory=dict)  # since when others are there
+    _refused: set[str] = field(default_factory=set)  # that are out of reach, and stay
+
+    def replaced(
+        self,
+        silent: Mapping[tuple[str, str], str],
+        answers: Mapping[tuple[str, str], Mapping[str, Any]],
+    ) -> Iterator[str]:
+        """Begin to replace the bridges that are lost alone, as far as that can be done.
+
+        A bridge that lives, but that its region's server does not reach, is ended for it. One that
+        cannot be replaced is waited for: the server dials it on and on.
+
+        Args:
+            silent: why servers and bridges are lost, by (role, region).
+            answers: of the others.
+
+        Yields:
+            Their regions, which go on.
+        """
+        lost = {region for _, region in silent}
+        for (role, region), answer in answers.items():
+            if role == "ps" and region not in lost:
+                self._judge(region, answer["status"].get("bridge_away_s"))
+        for (role, region), cause in silent.items():
+            others = any(name == region and other != "bridge" for other, name in silent)
+            if role == "bridge" and not others and self._replace(region, cause):
+                yield region
+
+    def _judge(self, region: str, away_s: float | None) -> None:
+        if away_s is None:
+            self._refused.discard(region)
+            return
+        # An answer may be older than the bridge that is there now.
+        is_old = time.monotonic() - away_s < self._linked_s.get(region, 0.0)
+        if away_s < AWAY_S or is_old or region not in self.actors.bridges:
+            return
+        if region not in self._refused and not self._replace(
+            region, f"its region's server has not reached it for {away_s:.0f} s"
+        ):
+            self._refused.add(region)
+            log.warning("region '%s' does not reach its bridge, which nobody replaces", region)
+
+    def tick(self) -> None:
+        """Let regions go on whose next bridge is there."""
+        for region, found in list(self._open.items()):
+            if not found.fresh.done():
+                continue
+            del self._open[region]
+            if self.actors.primaries.get(region) is not found.primary:  # lost meanwhile
+                found.fresh.add_done_callback(_end)
+                continue
+            if found.host != self.actors.home.region:  # the averager has moved meanwhile
+                found.fresh.add_done_callback(_end)
+                if not self._replace(region, found.cause):
+                    self.lose(region, f"the bridge of region '{region}' is lost: {found.cause}")
+                continue
+            try:
+                bridge, addresses = found.fresh.result()
+            except GeoRayError as error:
+                self.lose(region, f"the bridge of region '{region}' is lost: {error.message}")
+                continue
+            self.actors.bridges[region] = bridge
+            self.actors.bridge_addresses[region] = addresses
+            self._linked_s[region] = time.monotonic()
+            took_s = time.monotonic() - found.since_s
+            self.tell("")  # no longer on its way; the event says the rest
+            self.emit("bridge_replaced", region=region, cause=found.cause, took_s=took_s)
+
+    def close(self) -> None:
+        """The run is over: what is on its way ends."""
+        for found in self._open.values():
+            found.fresh.add_done_callback(_end)
+
+    def _replace(self, region: str, cause: str) -> bool:
+        actors = self.actors
+        if not is_replaceable(actors.spec.experiment, region, actors.home, actors.standby):
+            return False
+        if not self.restarts.take(time.monotonic()):
+            log.warning("the bridge of region '%s' is not replaced: %s", region, self.restarts)
+            return False
+        kill(actors.bridges.pop(region, None))
+        log.warning("the bridge of region '%s' is lost: %s", region, cause)
+        self.tell(f"the bridge of region '{region}' is lost: starting another one")
+        self.emit("bridge_requested", region=region, cause=cause)
+        if region == actors.home.region:
+            actors.expect_takeover()
+            actors.bridges[actors.home.region].report_dead.remote(region, True)
+        elif region == actors.standby:
+            actors.standby = None
+            actors.bridges[actors.home.region].report_dead.remote(region, True)
+        primary, host = actors.primaries[region], actors.home.region
+        bring_up = partial(self._bring_up, region, primary, host, actors.next_epoch())
+        fresh = actors.threads.submit(f"bridge-{region}", bring_up)
+        self._open[region] = _Replacing(cause, primary, host, fresh)
+        return True
+
+    def _bring_up(self, region: str, primary: Handle, host: str, epoch: int) -> _Fresh:
+        actors = self.actors
+        bridge = actors.create_bridge(region, epoch)
+        try:
+            actors.admit({region: bridge}, _START_S)
+            _await(bridge.ready.remote())
+            keys = actors.keys.for_bridge(region, _await(bridge.introduce.remote()))
+            home = self._home_in(host)
+            addresses = _await(bridge.open.remote(self.origin_unix_s, keys, home))
+            self._link(region, bridge, addresses[0], host)
+            _await(primary.use_bridge.remote(addresses[1]))
+        except BaseException:
+            kill(bridge)
+            raise
+        return bridge, addresses
+
+    def _link(self, region: str, bridge: Handle, address: Address, host: str) -> None:
+        """Connect a bridge with those that its predecessor was connected with, and the averager's.
+
+        Only the latter is waited for: others may be lost, too.
+        """
+        actors = self.actors
+        for who, whom in {(region, host), *actors.dials()}:
+            if who == region and whom in actors.bridges:
+                bridge.connect.remote(whom, actors.bridge_addresses[whom][0])
+            elif whom == region and who in actors.bridges:
+                bridge.expect.remote(who)
+                actors.bridges[who].connect.remote(region, address)
+        _await(self._host(host).expect.remote(region))
+
+    def _host(self, name: str) -> Handle:
+        """The bridge of a region where the averager lives.
+
+        Raises:
+            RegionLostError: it is gone.
+        """
+        bridge = self.actors.bridges.get(name)
+        if bridge is None:
+            raise RegionLostError(f"the bridge of region '{name}' is lost")
+        return bridge
+
+    def _home_in(self, host: str) -> AveragerHome:
+        """Where the averager lives, once its bridge knows that it does."""
+        until_s = time.monotonic() + _MOVE_S
+        while True:
+            home: AveragerHome = _await(self._host(host).home.remote())
+            if home.region == host:
+                return home
+            check_not_closing()
+            if time.monotonic() > until_s:
+                raise RegionLostError(f"the averager has not moved to region '{host}'")
+            time.sleep(_LOOK_S)
+
+
+def _await(call: Any) -> Any:
+    return collect({0: call}, _START_S)[0]
+
+
+def _end(fresh: Future[_Fresh]) -> None:
+    if not fresh.cancelled() and fresh.exception() is None:
+        kill(fresh.result()[0])

@@ -1,0 +1,305 @@
+"""Shards in other processes: the operations on them, client, server and memory layout.
+
+One table names every operation on the wire, the method that carries it out, and how arguments
+and result travel. `RemoteShard` calls by it, `ShardServer` answers by it. Shared buffers start
+on a cache line, so vector code gives the same bits wherever they come from.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
+
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import InvariantError, LinkDownError
+from geo_ray.runtime.exchange.messages import (
+    as_bytes,
+    as_tensor,
+    contributions_meta,
+    read_contributions,
+    read_pull,
+    read_reply,
+    reply_meta,
+)
+from geo_ray.storage.manifest import PartInfo
+from geo_ray.strategies.state import Outgoing, Reply, Wait
+from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.shard import Change, Contribution, Pull, Shard
+from geo_ray.transport.lan import LanClient, LanConnection
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.record import Field, Record, Rows
+
+_LINE_BYTES = 64
+
+
+def shared_bytes(count: int) -> int:
+    """Size of the buffer for a slice of ``count`` parameters."""
+    return _offset_bytes(count) + 4 * count
+
+
+def shared_gradient(shared: memoryview, count: int) -> Tensor:
+    """The worker's gradient, fp32 (count,); written by the worker, read by the shard."""
+    return as_tensor(shared[: 4 * count], count)
+
+
+def shared_parameters(shared: memoryview, count: int) -> Tensor:
+    """The worker's parameters, fp32 (count,); written by the shard, read by the worker."""
+    start = _offset_bytes(count)
+    return as_tensor(shared[start : start + 4 * count], count)
+
+
+def pushed_gradient(conn: LanConnection, payload: memoryview | None, count: int) -> Tensor:
+    """The gradient that a worker pushed, fp32 (count,); `FrameError` if it has another size."""
+    return as_tensor(payload, count) if conn.shared is None else shared_gradient(conn.shared, count)
+
+
+def parameters_for(
+    conn: LanConnection,
+    params_S: Tensor,
+    room: memoryview | None = None,
+    carried_B: Tensor | None = None,
+) -> memoryview | None:
+    """A copy of a slice's parameters, fp32 (S,), for the answer; None if it is in shared memory.
+
+    ``room`` is a buffer of that size that is not in use any more; None allocates one. What the
+    model carries, uint8 (B,), goes before them.
+    """
+    before = 0 if carried_B is None else carried_B.numel() // 4
+    count = before + params_S.numel()
+    if conn.shared is not None:
+        into, answer = shared_parameters(conn.shared, count), None
+    elif room is None:
+        into = torch.empty(count)
+        answer = as_bytes(into)
+    else:
+        into, answer = as_tensor(room, count), room
+    if carried_B is not None:
+        into[:before].view(torch.uint8).copy_(carried_B)
+    into[before:].copy_(params_S)
+    return answer
+
+
+def slice_for(
+    conn: LanConnection, params_S: Tensor, carried_B: Tensor | None = None
+) -> memoryview | None:
+    """The same for a worker whose gradient was used: the buffer that it came in takes them."""
+    before_bytes = 0 if carried_B is None else carried_B.numel()
+    shared = conn.shared is not None
+    room = None if shared else conn.room(before_bytes + 4 * params_S.numel())
+    return parameters_for(conn, params_S, room, carried_B)
+
+
+def _offset_bytes(count: int) -> int:
+    return -(-4 * count // _LINE_BYTES) * _LINE_BYTES
+
+
+As = TypeVarTuple("As")
+H = TypeVar("H")
+R = TypeVar("R")
+Payload: TypeAlias = memoryview | None
+Packed: TypeAlias = tuple[Meta, Payload]
+Request: TypeAlias = tuple[
+    Callable[[str, *As], Packed],  # the operation's name and its arguments
+    Callable[[Meta, Payload], tuple[*As]],
+]
+Result: TypeAlias = tuple[Callable[[R], Packed], Callable[[Meta, Payload], R]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row of the list.
+
+    Attributes:
+        name: on the wire.
+        run: a method of `Shard` or `HeldShard`.
+        request: writes and reads the arguments.
+        result: writes and reads the result.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    request: Request[*tuple[Any, ...]]
+    result: Result[Any]
+
+
+def _row(
+    name: str, run: Callable[[H, *As], R], request: Request[*As], result: Result[R]
+) -> Operation:
+    """A row whose method, arguments and result fit together."""
+    return Operation(name, run, request, result)
+
+
+def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, float, float]:
+    measure = fields.flag(meta, "measure")
+    scale, rate = (fields.number(meta, k) if k in meta else 1.0 for k in ("scale", "rate"))
+    return read_contributions(meta), measure, scale, rate
+
+
+def _step(
+    name: str, parts: Sequence[Contribution], measure: bool, scale: float = 1.0, rate: float = 1.0
+) -> Packed:
+    told = contributions_meta(parts) | {"op": name, "measure": measure}
+    factors = {"scale": scale, "rate": rate}
+    return told | {key: factor for key, factor in factors.items() if factor != 1.0}, None
+
+
+def _outgoing(out: Outgoing | Wait | None) -> Packed:
+    if isinstance(out, Outgoing):
+        meta: Meta = {"said": "outgoing", "wait": out.wait, "fragment": out.fragment}
+        return meta, as_bytes(out.payload_P)
+    return {"said": "wait" if isinstance(out, Wait) else "nothing"}, None
+
+
+def _read_outgoing(meta: Meta, payload: Payload) -> Outgoing | Wait | None:
+    what = fields.text(meta, "said")
+    if what == "outgoing":
+        payload_S = torch.clone(as_tensor(payload))
+        return Outgoing(payload_S, fields.flag(meta, "wait"), fields.count(meta, "fragment"))
+    if what not in {"wait", "nothing"}:
+        raise InvariantError(f"a shard server answered {what!r}")
+    return Wait() if what == "wait" else None
+
+
+_NOTHING: Request[*tuple[()]] = (lambda name: ({"op": name}, None), lambda *_: ())
+_STEP: Request[Sequence[Contribution], bool, float, float] = (_step, _read_step)
+_MEAN: Request[Sequence[Contribution]] = (
+    lambda name, parts: (contributions_meta(parts) | {"op": name}, None),
+    lambda meta, _: (read_contributions(meta),),
+)
+_REPLY: Request[Reply] = (
+    lambda name, reply: (reply_meta(reply) | {"op": name}, as_bytes(reply.payload_P)),
+    lambda meta, payload: (read_reply(meta, payload),),
+)
+_CHECKPOINT: Request[int] = (
+    lambda name, checkpoint: ({"op": name, "id": checkpoint}, None),
+    lambda meta, _: (fields.count(meta, "id"),),
+)
+_SHARE: Request[int] = (
+    lambda name, share: ({"op": name, "share": share}, None),
+    lambda meta, _: (fields.count(meta, "share"),),
+)
+_DONE: Result[None] = (lambda _: ({}, None), lambda *_: None)
+_NORM: Result[float | None] = (
+    lambda mean_sq: ({"mean_sq": mean_sq}, None),
+    lambda meta, _: fields.optional_number(meta, "mean_sq"),
+)
+_OUTGOING: Result[Outgoing | Wait | None] = (_outgoing, _read_outgoing)
+_PARAMS: Result[Tensor] = (
+    lambda params_S: ({}, as_bytes(params_S.clone())),
+    lambda _, payload: as_tensor(payload),
+)
+_PART: Result[PartInfo] = (
+    lambda part: (dict(part.model_dump()), None),
+    lambda meta, _: PartInfo.model_validate(meta),
+)
+
+OPERATIONS: Final = (
+    _row("apply", Shard.apply, _STEP, _NORM),
+    _row("mean_sq", Shard.mean_sq, _MEAN, _NORM),
+    _row("keep", Shard.keep, _SHARE, _DONE),
+    _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
+    _row("finish", Shard.finish, _NOTHING, _OUTGOING),
+    _row("merge", Shard.merge, _REPLY, _DONE),
+    _row("snapshot", Shard.snapshot, _CHECKPOINT, _DONE),
+    _row("params", Shard.live_params, _NOTHING, _PARAMS),
+    _row("write_part", HeldShard.write_part, _CHECKPOINT, _PART),
+)
+"""What the primary shard may ask of the others. Workers push and pull slices beside it."""
+_CHANGE: Final = Record(
+    Change,
+    "version=change",
+    Field(
+        "pulls",
+        Rows(
+            Record(Pull, "worker=pullers ticket=tickets version=pull_versions judged=pulls_judged")
+        ),
+    ),
+)
+_BY_METHOD: Final = {operation.run: operation for operation in OPERATIONS}
+
+
+class RemoteShard:
+    """See `geo_ray.training.shard.ShardPort`.
+
+    Args:
+        client: connection to the shard's server.
+        timeout_s: longest wait for one answer.
+    """
+
+    def __init__(self, client: LanClient, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+
+    def ask(
+        self, operation: Callable[[H, *As], R], *arguments: *As, change: Change | None = None
+    ) -> R:
+        """Let the shard's server carry out one of `OPERATIONS`, which its method names."""
+        row = _BY_METHOD[operation]
+        (write, _), (_, read) = row.request, row.result
+        asked, payload = write(row.name, *arguments)
+        if change is not None:
+            asked |= _CHANGE.write(change)
+        answer: R = read(*self._client.request(asked, payload, timeout_s=self._timeout_s))
+        return answer
+
+
+def read_change(meta: Meta) -> Change | None:
+    """The change that a request of the primary shard makes; None if it makes none."""
+    return _CHANGE.read(meta) if "change" in meta else None
+
+
+_BY_NAME = {operation.name: operation for operation in OPERATIONS}
+(_WRITE,) = (operation for operation in OPERATIONS if operation.run is HeldShard.write_part)
+
+
+class ShardServer:
+    """Serves workers (push and fetch of a slice) and the primary shard (`OPERATIONS`).
+
+    Args:
+        held: the slice.
+    """
+
+    def __init__(self, held: HeldShard) -> None:
+        self._held = held
+        self._lock = threading.Lock()
+        self._epochs: dict[int, int] = {}  # of workers
+
+    def handle(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Packed:
+        """One request; only the one that writes a checkpoint's part takes long."""
+        if fields.text(meta, "op") == _WRITE.name and conn.hello.get("role") == "lead":
+            (_, read), (write, _) = _WRITE.request, _WRITE.result
+            return write(_WRITE.run(self._held, *read(meta, payload)))  # beside all others
+        with self._lock:
+            shard, region, name = self._held.shard, self._held.region, fields.text(meta, "op")
+            if name == "put":
+                worker = self._admit(conn)
+                grad_S = pushed_gradient(conn, payload, shard.params_S.numel())
+                shard.put(fields.count(meta, "share") if "share" in meta else worker, grad_S)
+                return {}, None
+            if name == "fetch":
+                pull = read_pull(self._admit(conn), meta)
+                return {}, slice_for(conn, shard.fetch(pull))
+            if conn.hello.get("role") != "lead":
+                raise InvariantError(f"'{name}' is for the primary shard of '{region}'")
+            operation = _BY_NAME.get(name)
+            if operation is None:
+                raise InvariantError(f"unknown operation '{name}' for a shard of '{region}'")
+            (_, read), (write, _) = operation.request, operation.result
+            arguments, change = read(meta, payload), read_change(meta)
+            return write(shard.ask(operation.run, *arguments, change=change))
+
+    def _admit(self, conn: LanConnection) -> int:
+        """The rank of a worker, of which a newer incarnation must not have been here."""
+        worker, epoch = fields.count(conn.hello, "worker"), fields.count(conn.hello, "epoch")
+        newest = self._epochs[worker] = max(epoch, self._epochs.get(worker, 0))
+        if epoch < newest:
+            raise LinkDownError(
+                f"worker {worker} of region '{self._held.region}' in epoch {epoch} was replaced: "
+                f"epoch {newest} is the present one"
+            )
+        return worker

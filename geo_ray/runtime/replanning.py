@@ -1,0 +1,316 @@
+"""Replans a run that follows a plan when its members change, and records its measured links.
+
+Rule: replan once the members differ from those planned for, have been stable for `settle_s`,
+and the last replan is `apart_s` ago (hysteresis as in the planner). The interval and the
+averager's location can change during the run; the rest is only reported. A thread plans, which
+may take seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from geo_ray.base.errors import GeoRayError
+from geo_ray.runs.replanning import MembersPlan
+from geo_ray.transport.links import LinkEstimate, LinkTable, load_links, record_of, save_links
+
+SETTLE_S = 60.0
+APART_S = 600.0
+
+
+@dataclass(slots=True)
+class ReplanPolicy:
+    """When a run that follows a plan is planned anew, because others take part in it. Pure.
+
+    Idea: a change of members changes what is best for the rest; one that is undone within minutes
+        does
+    not, and planning costs seconds of a core.
+
+    Rule: once others take part than those that the run was planned for last, and they have been the
+    same for `settle_s`, and it was not planned anew within `apart_s`. So a region that comes and
+    goes has the run planned at most once in `apart_s`. Whether the new plan is worth anything is
+    decided by its gain (`geo_ray.planner.replan`: 5 % of what is left, the change paid).
+
+    Source: ours; hysteresis as in `geo_ray.planner.replan`.
+
+    Attributes:
+        settle_s: how long others must have taken part.
+        apart_s: shortest time between two plans.
+    """
+
+    settle_s: float = SETTLE_S
+    apart_s: float = APART_S
+    _planned: frozenset[str] | None = None  # whom it was planned for last
+    _seen: frozenset[str] = frozenset()
+    _since_s: float = 0.0
+    _newest_s: float = -inf
+
+    def due(self, members: Collection[str], now_s: float) -> bool:
+        """Whether to plan anew for those who take part now; asked again and again.
+
+        The first time those are there that the run was planned for.
+        """
+        present = frozenset(members)
+        if present != self._seen:
+            self._seen, self._since_s = present, now_s
+        if self._planned is None or present == self._planned:
+            self._planned = present
+            return False
+        if now_s - self._since_s < self.settle_s or now_s - self._newest_s < self.apart_s:
+            return False
+        self._planned, self._newest_s = present, now_s
+        return True
+
+    def doubt(self) -> None:
+        """Whom the run was planned for is not known: plan once those who are there settle."""
+        self._planned = frozenset()
+
+
+log = logging.getLogger(__name__)
+PlanFor = Callable[[Collection[str], str, int | None, str | None], MembersPlan]
+"""``plan_for(members, averager's region, interval, standby)``; see `plan_of_members`."""
+
+
+class HomeNow(NamedTuple):
+    """Where the averager lives, and which region stands by for it, if one does."""
+
+    region: str
+    standby: str | None = None
+
+
+@dataclass(slots=True)
+class PlanWatch:
+    """Has a run that follows a plan planned anew when others take part in it.
+
+    What can be changed as it goes is: the interval, and where the averager lives, if that is the
+    region that stands by for it. The rest is told. `ReplanPolicy` decides when; a
+    thread plans, which may take seconds.
+
+    Attributes:
+        policy: decides when.
+        plan_for: plans; None: the run follows no plan.
+        emit: takes events of now: a kind, and its fields by name.
+        tell: shows a line to the user.
+        pace: has all regions exchange with another interval, in the plan's steps.
+        move: has the averager move to the region that stands by.
+    """
+
+    policy: ReplanPolicy
+    plan_for: PlanFor | None
+    emit: Callable[..., None]
+    tell: Callable[[str], None]
+    pace: Callable[[int], None]
+    move: Callable[[], None]
+    _interval: int | None = None
+    _has_planned: bool = False
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plan"))
+    _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
+    _asked_home: str = ""
+    _paced: int | None = None
+
+    def tick(
+        self, members: Collection[str], home: HomeNow, now_s: float, interval: int | None = None
+    ) -> None:
+        """Plan if it is time, and tell what has come of it.
+
+        Args:
+            members: who takes part.
+            home: see `HomeNow`.
+            now_s: of a clock that does not stand still.
+            interval: that the averager asks for, in the plan's steps; None: it asks for none, or
+                has not said.
+        """
+        if self.plan_for is None:
+            return
+        if interval is not None and self._interval is None and not self._has_planned:
+            self.policy.doubt()  # resumed, with what was best for those who were there then
+        self._interval = self._paced or interval or self._interval
+        if self._open is None and self.policy.due(members, now_s):
+            asked = tuple(sorted(members))
+            self._has_planned, self._asked_home = True, home.region
+            question = (asked, home.region, self._interval, home.standby)
+            self._open = asked, self._pool.submit(self.plan_for, *question)
+        if self._open is None or not self._open[1].done():
+            return
+        asked, found = self._open
+        self._open = None
+        if (asked, self._asked_home) != (tuple(sorted(members)), home.region):
+            self.policy.doubt()  # others are there by now, or the averager has moved
+            return
+        try:
+            planned = found.result()
+        except GeoRayError as error:
+            log.warning("no plan for %s: %s", ", ".join(asked), error.message)
+            return
+        except Exception:  # whatever it is: nobody's training ends for want of advice
+            log.exception("no plan for %s", ", ".join(asked))
+            return
+        self._note(asked, planned)
+
+    def _follow(self, members: tuple[str, ...], planned: MembersPlan) -> None:
+        """Change what can be changed as it goes, if that pays by itself."""
+        decision, present = planned.as_it_goes, planned.present
+        if decision is None or not decision.changed:
+            return
+        why, plan = decision.reason, decision.plan
+        about = {"regions": list(members), "cause": why, "gain": decision.gain}
+        if plan.interval != present.interval:
+            before, self._interval = present.interval, plan.interval
+            self._paced = self._interval
+            self.pace(self._interval)
+            self.emit("interval_changed", before=before, interval=self._interval, **about)
+            self.tell(f"the interval is {self._interval} instead of {before} from now on: {why}")
+        if plan.averager != present.averager:
+            self.move()
+            self.emit("averager_moves", before=present.averager, averager=plan.averager, **about)
+            self.tell(f"the averager moves from {present.averager} to {plan.averager}: {why}")
+
+    def home_moved(self) -> None:
+        """Ask the averager at its new home for the interval; its log may have ended before that."""
+        if self._paced is not None:
+            self.pace(self._paced)
+
+    def close(self) -> None:
+        """The run is over; a plan that is being made is waited for, as its thread reads the run."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _note(self, members: tuple[str, ...], planned: MembersPlan) -> None:
+        present, decision = planned.present, planned.decision
+        self._follow(members, planned)
+        best = decision.plan
+        self.emit(
+            "replanned",
+            regions=list(members),
+            changed=decision.changed,
+            cause=decision.reason,
+            gain=decision.gain,
+            interval=best.interval,
+            averager=best.averager,
+            seconds=best.total_s,
+            usd=best.total_usd,
+        )
+        names = ", ".join(members)
+        if not decision.changed:
+            self.tell(f"planned anew for {names}: {decision.reason}")
+            return
+        found = [
+            f"{r.region}: {r.workers} workers, {sum(r.batch_sizes)} rows a step"
+            for r in best.regions
+        ]
+        if best.interval != present.interval:
+            found.append(f"interval {best.interval} instead of {present.interval}")
+        if best.averager != present.averager:
+            found.append(f"the averager in {best.averager}")
+        self.tell(f"planned anew for {names}: {decision.reason}: {'; '.join(found)}")
+
+
+_LOGGER = logging.getLogger(__name__)
+_EVERY_S: Final = 1.0
+
+
+class LinkNotes:
+    """Keeps the table of one run.
+
+    Args:
+        path: the file; what a run that is resumed had learned is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._table = _known(path)
+        self._saving = threading.Thread()
+        self._heard_s = -_EVERY_S
+        self._newest: dict[tuple[str, str], Mapping[str, int]] = {}
+        self._before: dict[tuple[str, str], Counter[str]] = {}  # of bridges that are gone
+        self._told: dict[tuple[str, str], Mapping[str, int]] = {}  # by a driver that is gone
+
+    def hear(
+        self,
+        told: Mapping[str, Mapping[str, Any]],
+        emit: Callable[..., None],
+        *,
+        force: bool = False,
+    ) -> None:
+        """Take in what bridges tell of their links, and write it down, every second at most.
+
+        Args:
+            told: `PeerStats` by peer, by region.
+            emit: takes events.
+            force: now, and wait until it is written.
+        """
+        now_s = time.monotonic()
+        if not force and now_s - self._heard_s < _EVERY_S:
+            return
+        self._heard_s = now_s
+        for region, links in told.items():
+            for peer, link in links.items():
+                by_class = {k: int(v) for k, v in link["bytes_out"].items()}
+                emit("wan", src=region, dst=peer, bytes_by_class=self._sum(region, peer, by_class))
+            self.note(region, links)
+        self.save(wait=force)
+
+    def _sum(self, region: str, peer: str, sent: Mapping[str, int]) -> dict[str, int]:
+        """Bytes of a link over all bridges of a region so far: one that is new counts from 0."""
+        pair = region, peer
+        newest, before = self._newest.get(pair, {}), self._before.setdefault(pair, Counter())
+        for name, count in self._told.pop(pair, {}).items():  # more than it sent, others did
+            before[name] += max(0, count - sent.get(name, 0))
+        if any(sent.get(name, 0) < count for name, count in newest.items()):
+            before.update(newest)
+        self._newest[pair] = sent
+        return dict(sorted((before + Counter(sent)).items()))
+
+    def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+        """Count on from what a driver before this one told, by link and class."""
+        self._told = dict(sums)
+
+    def note(self, region: str, links: Mapping[str, Any]) -> None:
+        """Take in what the bridge of ``region`` tells of its links (`PeerStats` by peer)."""
+        now_unix_s = time.time()
+        found = [
+            record_of(region, peer, LinkEstimate(**link["estimate"]), now_unix_s)
+            for peer, link in links.items()
+        ]
+        self._table = self._table.with_records([record for record in found if record is not None])
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write the file; a full disk must not end a run for this.
+
+        On a thread: where a checkpoint is being written, the disk takes seconds for any file.
+
+        Args:
+            wait: until it is written. Without, it is left for later if the one before is not.
+        """
+        if wait and self._saving.ident is not None:
+            self._saving.join()
+        if not self._table.links or self._saving.is_alive():
+            return
+        self._saving = threading.Thread(target=self._write, args=(self._table,), daemon=True)
+        self._saving.start()
+        if wait:
+            self._saving.join()
+
+    def _write(self, table: LinkTable) -> None:
+        try:
+            save_links(table, self._path)
+        except GeoRayError as error:
+            _LOGGER.warning("%s", error)
+
+
+def _known(path: Path) -> LinkTable:
+    if not path.exists():
+        return LinkTable()
+    try:
+        return load_links(path)
+    except GeoRayError as error:
+        _LOGGER.warning("%s", error)
+        return LinkTable()

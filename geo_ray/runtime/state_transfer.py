@@ -1,0 +1,216 @@
+"""Carries the copy of a region's state to a newcomer, from bridge to bridge.
+
+The newcomer asks for one piece after the other, a few ahead, so nobody holds more of the copy than
+these; they go on the background lane, so whatever else the regions say overtakes them.
+
+    newcomer's server ── CarriedParts ──▶ its bridge ── copy_wanted ──▶ giver's bridge ──▶ giver's
+                      ◀──  piece  ────────────────── ◀── copy_piece ──────────────────── servers
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+import ray
+
+from geo_ray.base.errors import CheckpointCorruptError, GeoRayError, LinkDownError
+from geo_ray.ray_cluster.calls import failure_of
+from geo_ray.runtime.exchange.base import Routes
+from geo_ray.runtime.exchange.messages import read_refusal, refusal_meta
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.message import BACKGROUND, CONTROL, Message
+
+PIECE_BYTES: Final = 4 << 20
+PIECES_AHEAD: Final = 4  # for all shards of a region together
+_SILENT_S: Final = 60.0
+_WANTED, _PIECE, _REFUSED = "copy_wanted", "copy_piece", "copy_refused"
+_TRAFFIC: Final = "join"
+_log = logging.getLogger(__name__)
+
+Lent = Callable[[str, int, int], bytes]
+"""Gives a piece of a file: its name, an offset, and how many bytes at most."""
+
+Send = Callable[[str, Message], None]
+"""Sends a message to another region."""
+
+
+@dataclass(slots=True)
+class CopyTransfer:
+    """A bridge's part of it, for both sides.
+
+    Attributes:
+        send: see `Send`.
+    """
+
+    send: Send
+    _lent: Lent | None = None
+    _wanted: dict[int, tuple[str, Future[bytes]]] = field(default_factory=dict)  # by number
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _readers: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2, "lent-pieces")
+    )
+
+    def lend(self, lent: Lent) -> None:
+        """Give pieces of a copy to whoever asks from now on; what was lent before is not any more.
+
+        Args:
+            lent: raises a `GeoRayError` for what it does not have.
+        """
+        self._lent = lent
+
+    def fetch(self, giver: str, file: str, offset: int, num_bytes: int) -> bytes:
+        """A piece that another region lends; blocks.
+
+        Raises:
+            LinkDownError: it did not come within a minute.
+            GeoRayError: the other region cannot give it.
+        """
+        number, wanted = next(self._numbers), Future[bytes]()
+        self._wanted[number] = giver, wanted
+        meta: Meta = {"number": number, "file": file, "offset": offset, "bytes": num_bytes}
+        try:
+            self.send(giver, Message(_WANTED, meta, b"", _TRAFFIC, CONTROL))
+            return wanted.result(_SILENT_S)
+        except LateError as error:
+            raise LinkDownError(
+                f"region '{giver}' gave nothing of {file} for {_SILENT_S:g} s"
+            ) from error
+        finally:
+            self._wanted.pop(number, None)
+
+    def routes(self) -> Routes:
+        """Handlers of its messages."""
+        return {_WANTED: self._on_wanted, _PIECE: self._on_piece, _REFUSED: self._on_refused}
+
+    def close(self) -> None:
+        """Whoever waits for a piece is told."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        for _, wanted in list(self._wanted.values()):
+            with suppress(Exception):  # it is there by now
+                wanted.set_exception(LinkDownError("the bridge closes"))
+
+    def _on_wanted(self, peer: str, message: Message) -> None:
+        meta = message.meta
+        file, offset = fields.text(meta, "file"), fields.count(meta, "offset")
+        size_bytes = min(fields.count(meta, "bytes"), PIECE_BYTES)
+        about: Meta = {"number": fields.count(meta, "number")}
+        self._readers.submit(self._give, peer, about, (file, offset, size_bytes))
+
+    def _give(self, peer: str, about: Meta, which: tuple[str, int, int]) -> None:
+        file = which[0]
+        try:
+            if self._lent is None:
+                raise CheckpointCorruptError(f"{file}: nothing is lent here")
+            piece = self._lent(*which)
+            told = Message(_PIECE, about, piece, _TRAFFIC, BACKGROUND)
+        except GeoRayError as error:
+            told = Message(_REFUSED, refusal_meta(0, error) | about, b"", _TRAFFIC, CONTROL)
+        try:
+            self.send(peer, told)
+        except GeoRayError as error:  # then it asks no more
+            _log.warning("region '%s' was not given a piece of %s: %s", peer, file, error)
+
+    def _on_piece(self, peer: str, message: Message) -> None:
+        self._end(peer, message, bytes(message.payload))
+
+    def _on_refused(self, peer: str, message: Message) -> None:
+        self._end(peer, message, read_refusal(message.meta)[1])
+
+    def _end(self, peer: str, message: Message, told: bytes | GeoRayError) -> None:
+        giver, wanted = self._wanted.get(fields.count(message.meta, "number"), ("", None))
+        if wanted is None or wanted.done() or giver != peer:  # nobody waits for it any more
+            return
+        if isinstance(told, bytes):
+            wanted.set_result(told)
+        else:
+            wanted.set_exception(told)
+
+
+def answer_of(asked: Any, timeout_s: float | None = None) -> Any:
+    """What another actor answers.
+
+    Raises:
+        GeoRayError: what that raised.
+        LinkDownError: it is gone, or did not answer in time.
+    """
+    try:
+        return ray.get(asked, timeout=timeout_s)
+    except ray.exceptions.RayError as error:
+        failure = failure_of(error)
+        told = failure.raised or LinkDownError(f"an actor does not answer: {failure.cause}")
+        raise told from error
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedParts:
+    """A `PartSource` of what lies on another machine, and comes by pieces.
+
+    Attributes:
+        giver: who lends, for messages.
+        fetch: begins to fetch a piece (file, offset, bytes); calling what it gives waits for it.
+        ahead: how many are asked for at once.
+        close: called when a file is closed.
+    """
+
+    giver: str
+    fetch: Callable[[str, int, int], Callable[[], bytes]]
+    ahead: int
+    close: Callable[[], None] = lambda: None
+
+    def name_of(self, file: str) -> str:
+        """See `PartSource.name_of`."""
+        return f"{file} of {self.giver}"
+
+    def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
+        """See `PartSource.open`; pieces are asked for as they are read."""
+        if num_bytes is None:
+            raise CheckpointCorruptError(f"{self.name_of(file)}: its size is not known")
+        return _CarriedFile(self, file, num_bytes)
+
+
+class _CarriedFile(io.RawIOBase):
+    def __init__(self, parts: CarriedParts, file: str, num_bytes: int) -> None:
+        self._parts, self._file, self._left = parts, file, num_bytes
+        self._asked = 0
+        self._coming: deque[tuple[int, Callable[[], bytes]]] = deque()
+        self._piece = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self._parts.close()
+
+    def readinto(self, room: memoryview) -> int:  # type: ignore[override]
+        if not self._piece:
+            self._ask()
+            if not self._coming:
+                return 0
+            size, come = self._coming.popleft()
+            piece = come()
+            if len(piece) != size:
+                name = self._parts.name_of(self._file)
+                raise CheckpointCorruptError(f"{name}: it ends early")
+            self._piece = memoryview(piece)
+            self._ask()
+        size = min(len(room), len(self._piece))
+        room[:size] = self._piece[:size]
+        self._piece = self._piece[size:]
+        return size
+
+    def _ask(self) -> None:
+        while self._left and len(self._coming) < self._parts.ahead:
+            size = min(PIECE_BYTES, self._left)
+            self._coming.append((size, self._parts.fetch(self._file, self._asked, size)))
+            self._asked, self._left = self._asked + size, self._left - size

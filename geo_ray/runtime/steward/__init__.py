@@ -1,1 +1,0 @@
-"""Who owns a run's processes: its driver, or a steward, with which they outlive a driver."""

@@ -1,0 +1,1 @@
+"""Scheduling of many jobs on one shared cluster: admission, placement, prices and a live queue."""

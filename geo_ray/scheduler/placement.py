@@ -1,0 +1,344 @@
+"""Placement helpers that policies share: free capacity of sites, and where workers go.
+
+A job goes to one site if it fits on one (best fit). Else it goes to as few sites as it needs,
+those with the most capacity first, of one region if possible: workers by its data's shares,
+parameter servers next to its workers. Also here: adding workers one by one (DRF, Optimus), and
+choosing workers and batch of every job again in each slot (ONES, Pollux).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from geo_ray.scheduler.cluster import Allocation, Floats, SharedCluster, counts_of
+from geo_ray.scheduler.job import ClusterJob, LinkUsed
+from geo_ray.scheduler.policy import JobProgress, SlotView
+
+_EPS = 1e-9
+
+
+class SiteRoom:
+    """What is free in a slot; see the module's docstring."""
+
+    def __init__(self, cluster: SharedCluster, capacity_SR: Floats) -> None:
+        self.cluster = cluster
+        self.free_SR = capacity_SR.copy()
+        self.capacity_SR = capacity_SR
+
+    def take(self, job: ClusterJob, allocation: Allocation, times: int = 1) -> None:
+        """Take what an allocation needs; -1 times gives it back."""
+        for site, count in allocation.workers:
+            self.free_SR[site] -= times * count * job.demands.worker_R
+        for site, count in allocation.servers:
+            self.free_SR[site] -= times * count * job.demands.server_R
+
+    def fits(self, job: ClusterJob, allocation: Allocation) -> bool:
+        """Return whether there is room for an allocation as it is."""
+        need: dict[int, Floats] = {}
+        for site, count in allocation.workers:
+            need[site] = need.get(site, 0.0) + count * job.demands.worker_R
+        for site, count in allocation.servers:
+            need[site] = need.get(site, 0.0) + count * job.demands.server_R
+        return all((self.free_SR[site] + _EPS >= units_R).all() for site, units_R in need.items())
+
+    def place(self, job: ClusterJob, workers: int, batch: int | None = None) -> Allocation | None:
+        """Return where so many workers would go; None if they do not fit. Takes nothing.
+
+        Args:
+            job: whose.
+            workers: how many.
+            batch: of the allocation; None: the job's own.
+        """
+        batch = job.speed.batch.rows if batch is None else batch
+        split = split_workers(job, workers)
+        workers = sum(split.values())
+        if workers > min(job.demands.most_workers, batch):
+            return None
+        servers = job.demands.servers(workers)
+        allowed_S = job.may_work_S(self.cluster)
+        if len(job.data) < 2:
+            one = self._one_site(job, workers, servers, allowed_S)
+            if one is not None:
+                return Allocation(((one, workers),), ((one, servers),), batch)
+        if not job.data and len(self.cluster.net.names) > 1:
+            for region in self._emptiest_regions():
+                found = self._spread(job, {region: workers}, servers, batch)
+                if found is not None:
+                    return found
+        return self._spread(job, split, servers, batch)
+
+    def _emptiest_regions(self) -> list[int]:
+        regions = range(len(self.cluster.net.names))
+        share_S = _fullest(self.free_SR, self.capacity_SR)
+        free = [float(share_S[self.cluster.region_S == region].sum()) for region in regions]
+        return sorted(regions, key=lambda region: -free[region])
+
+    def most_that_fit(self, job: ClusterJob, workers: int) -> int:
+        """Return the workers that there is room for: as many, or half, or half of that; at least 1.
+
+        A job whose owner asked for more than a whole cluster has would wait for ever.
+        """
+        while workers > 1 and self.place(job, workers) is None:
+            workers //= 2
+        return workers
+
+    def _one_site(
+        self, job: ClusterJob, workers: int, servers: int, allowed_S: np.ndarray
+    ) -> int | None:
+        need_R = job.demands.units_R(workers, servers)
+        fits_S = allowed_S & (self.free_SR + _EPS >= need_R).all(axis=1)
+        if not fits_S.any():
+            return None
+        share_S = _fullest(self.free_SR - need_R, self.capacity_SR)
+        return int(np.where(fits_S, share_S, np.inf).argmin())
+
+    def _spread(
+        self, job: ClusterJob, wanted: Mapping[int | None, int], servers: int, batch: int
+    ) -> Allocation | None:
+        free_SR = self.free_SR.copy()
+        of_workers: dict[int, int] = {}
+        order = np.argsort(-_fullest(free_SR, self.capacity_SR), kind="stable")
+        for region, count in wanted.items():
+            there = order if region is None else order[self.cluster.region_S[order] == region]
+            rooms = rooms_of(free_SR[there], job.demands.worker_R)
+            if not fill(there, rooms, count, of_workers):
+                return None
+        for site, count in of_workers.items():
+            free_SR[site] -= count * job.demands.worker_R
+        own = np.array(sorted(of_workers, key=lambda site: -of_workers[site]), dtype=np.int64)
+        rest = order[~np.isin(order, own)]
+        is_near = np.isin(self.cluster.region_S[rest], self.cluster.region_S[own])
+        at = np.concatenate([own, rest[is_near], rest[~is_near]])
+        of_servers: dict[int, int] = {}
+        if not fill(at, rooms_of(free_SR[at], job.demands.server_R), servers, of_servers):
+            # Workers have filled their sites; leave room for the servers, which go first then.
+            return self._servers_first(job, wanted, servers, batch, order)
+        return Allocation(counts_of(of_workers), counts_of(of_servers), batch)
+
+    def _servers_first(
+        self,
+        job: ClusterJob,
+        wanted: Mapping[int | None, int],
+        servers: int,
+        batch: int,
+        order: np.ndarray,
+    ) -> Allocation | None:
+        free_SR = self.free_SR.copy()
+        wanted_regions = [region for region in wanted if region is not None]
+        is_near = np.isin(self.cluster.region_S[order], wanted_regions)
+        order = np.concatenate([order[is_near], order[~is_near]])
+        of_servers: dict[int, int] = {}
+        if not fill(order, rooms_of(free_SR[order], job.demands.server_R), servers, of_servers):
+            return None
+        for site, count in of_servers.items():
+            free_SR[site] -= count * job.demands.server_R
+        of_workers: dict[int, int] = {}
+        for region, count in wanted.items():
+            there = order if region is None else order[self.cluster.region_S[order] == region]
+            if not fill(there, rooms_of(free_SR[there], job.demands.worker_R), count, of_workers):
+                return None
+        return Allocation(counts_of(of_workers), counts_of(of_servers), batch)
+
+
+def split_workers(job: ClusterJob, workers: int) -> dict[int | None, int]:
+    """Return the workers of each region: by its data's shares, rounded up; None: anywhere.
+
+    At least one for each region that has data; rounding goes no further than the batch allows.
+    """
+    if not job.data:
+        return {None: workers}
+    if len(job.data) == 1:
+        return {next(iter(job.data)): workers}
+    return {region: max(1, math.ceil(share * workers - _EPS)) for region, share in job.data.items()}
+
+
+def rooms_of(free_SR: Floats, need_R: Floats) -> np.ndarray:
+    """Return how many of such a process each site has room for."""
+    asked = need_R > 0
+    if not asked.any():
+        return np.full(len(free_SR), 1_000_000)
+    rooms = np.floor((free_SR[:, asked] + _EPS) / need_R[asked]).min(axis=1)
+    return np.asarray(np.maximum(0, rooms).astype(np.int64))
+
+
+def fill(sites: np.ndarray, rooms: np.ndarray, count: int, into: dict[int, int]) -> bool:
+    """Put so many on sites in their order; return whether there was room for all."""
+    total = np.cumsum(rooms)
+    if count and (not len(total) or total[-1] < count):
+        return False
+    left = count
+    for place in range(int(np.searchsorted(total, count)) + 1 if count else 0):
+        here = int(min(left, rooms[place]))
+        if here:
+            site = int(sites[place])
+            into[site] = into.get(site, 0) + here
+            left -= here
+    return True
+
+
+def _fullest(free_SR: Floats, capacity_SR: Floats) -> Floats:
+    """Return the mean share that is free of what each site has."""
+    there_SR = capacity_SR > 0
+    share_SR = np.divide(free_SR, capacity_SR, out=np.zeros_like(free_SR), where=there_SR)
+    return np.asarray(share_SR.sum(axis=1) / np.maximum(1, there_SR.sum(axis=1)))
+
+
+class GrowingJob:
+    """A job that is given worker after worker, with the parameter servers that they need.
+
+    A worker goes where the job is already, if there is room, else to the site of the same region,
+    else of any, that has room for most of its workers; in a job with data in several regions, to
+    the region that lacks most.
+    """
+
+    def __init__(self, job: ClusterJob, room: SiteRoom) -> None:
+        self.job = job
+        self.workers = 0
+        self._room = room
+        self._of_workers: dict[int, int] = defaultdict(int)
+        self._of_servers: dict[int, int] = defaultdict(int)
+        self._servers = 0
+
+    @property
+    def allocation(self) -> Allocation:
+        """What it has been given."""
+        batch = self.job.speed.batch.rows
+        return Allocation(counts_of(self._of_workers), counts_of(self._of_servers), batch)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every region with data has a worker."""
+        return self.workers > 0 and all(self._there(region) for region in self.job.data)
+
+    def units_R(self) -> Floats:
+        """What it has of each resource."""
+        return self.job.demands.units_R(self.workers, self._servers)
+
+    def grow(self) -> bool:
+        """Give it one more worker; return whether there was room for it."""
+        if self.workers >= min(self.job.demands.most_workers, self.job.speed.batch.rows):
+            return False
+        demands = self.job.demands
+        site = self._site(demands.worker_R, for_worker=True)
+        if site is None:
+            return False
+        self._room.free_SR[site] -= demands.worker_R
+        if demands.servers(self.workers + 1) > self._servers:
+            other = self._site(demands.server_R, for_worker=False, near=site)
+            if other is None:
+                self._room.free_SR[site] += demands.worker_R
+                return False
+            self._room.free_SR[other] -= demands.server_R
+            self._of_servers[other] += 1
+            self._servers += 1
+        self._of_workers[site] += 1
+        self.workers += 1
+        return True
+
+    def give_back(self) -> None:
+        """Return all that it has."""
+        self._room.take(self.job, self.allocation, times=-1)
+        self.workers = self._servers = 0
+        self._of_workers.clear()
+        self._of_servers.clear()
+
+    def _there(self, region: int) -> int:
+        sites = self._room.cluster.sites
+        return sum(n for site, n in self._of_workers.items() if sites[site].region == region)
+
+    def _site(self, need_R: Floats, *, for_worker: bool, near: int | None = None) -> int | None:
+        own = [*([near] if near is not None else []), *self._of_workers, *self._of_servers]
+        region = self._lacking() if for_worker else None
+        sites = self._room.cluster.sites
+        for site in dict.fromkeys(own):
+            is_allowed = region is None or sites[site].region == region
+            if is_allowed and (self._room.free_SR[site] + 1e-9 >= need_R).all():
+                return site
+        rooms = rooms_of(self._room.free_SR, need_R)
+        if region is not None:
+            rooms = rooms * (self._room.cluster.region_S == region)
+        elif own:  # stay in the region, if there is room
+            here = rooms * (self._room.cluster.region_S == sites[own[0]].region)
+            rooms = here if here.any() else rooms
+        best = int(rooms.argmax())
+        return best if rooms[best] > 0 else None
+
+    def _lacking(self) -> int | None:
+        data = self.job.data
+        if not data:
+            return None
+        return min(data, key=lambda region: (self._there(region) / data[region], region))
+
+
+def whole(jobs: Mapping[str, GrowingJob]) -> dict[str, Allocation]:
+    """Return what those jobs have that can train."""
+    return {name: each.allocation for name, each in jobs.items() if each.is_whole}
+
+
+def most_workers(job: ClusterJob, batch: int) -> int:
+    """Return the most workers with a batch."""
+    return min(job.demands.most_workers, batch)
+
+
+def progress_curve(cluster: SharedCluster, job: ClusterJob, batch: int) -> Floats:
+    """Return progress per second by the number of workers, from 0 on, beside each other if few."""
+    most = most_workers(job, batch)
+    workers_W = np.arange(1, most + 1)
+    servers_W = -(-workers_W // job.demands.workers_per_server)
+    link = LinkUsed(float(np.median(cluster.net.mbps_GG.diagonal())), is_inside=False)
+    found_W = job.speed.rows_per_s(workers_W, servers_W, batch, link)
+    return np.concatenate([[0.0], found_W])
+
+
+def worker_shares(view: SlotView) -> Floats:
+    """Return the dominant share of all that there is, of a worker of each active job."""
+    total_R = np.maximum(1e-9, view.capacity_SR.sum(axis=0))
+    found = []
+    for each in view.active.values():
+        demands = each.job.demands
+        units_R = demands.units_R(1, 1 / demands.workers_per_server)
+        found.append(float((units_R / total_R).max()))
+    return np.array(found)
+
+
+def put(
+    cluster: SharedCluster,
+    view: SlotView,
+    wanted: Mapping[str, tuple[int, int]],
+) -> dict[str, Allocation]:
+    """Place jobs: those that keep what they have first, others by size, halved until they fit.
+
+    Args:
+        cluster: the cluster.
+        view: the slot.
+        wanted: workers and batch of each job that shall run.
+    """
+    room = SiteRoom(cluster, view.capacity_SR)
+    given: dict[str, Allocation] = {}
+    rest: list[tuple[int, JobProgress]] = []
+    for name, (workers, batch) in wanted.items():
+        each = view.active[name]
+        same = (
+            each.had is not None
+            and each.had.num_workers == workers
+            and room.fits(each.job, each.had)
+        )
+        if same and each.had is not None:
+            given[name] = Allocation(each.had.workers, each.had.servers, batch)
+            room.take(each.job, given[name])
+        else:
+            rest.append((workers, each))
+    for count, each in sorted(rest, key=lambda pair: -pair[0]):
+        workers, batch = count, wanted[each.job.id][1]
+        while workers > 0:
+            found = room.place(each.job, workers, batch)
+            if found is not None and found.num_workers <= most_workers(each.job, batch):
+                room.take(each.job, found)
+                given[each.job.id] = found
+                break
+            workers //= 2
+    return given

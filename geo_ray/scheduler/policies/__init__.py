@@ -1,0 +1,1 @@
+"""Scheduling policies, one per file; `registry` finds them by name."""

@@ -1,0 +1,440 @@
+"""Requests of tenants: signed, put into a tenant's inbox, and admitted or refused by the queue.
+
+A tenant's token signs its requests, and the queue has only the public half. An inbox is changed
+only as it was read, so two concurrent writers both succeed, and the queue removes only what its
+journal has. Inboxes are objects of their own, so a tenant can be given access to its own alone.
+A request counts once, by its id.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import secrets
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from geo_ray.base.errors import (
+    GeoRayError,
+    InvariantError,
+    QueueDeniedError,
+    QueueJournalError,
+    QueueRequestError,
+    TenantQuotaError,
+)
+from geo_ray.base.model import StrictModel
+from geo_ray.experiment.regions import RegionConfig
+from geo_ray.scheduler.queue.config import QueueConfig, TenantConfig
+from geo_ray.scheduler.queue.job_spec import (
+    AnyRequest,
+    CancelRequest,
+    JobRequest,
+    MoveRequest,
+    RegionNeeds,
+    SubmitRequest,
+)
+from geo_ray.scheduler.queue.journal import (
+    ENTRIES,
+    MOST_PACKED_BYTES,
+    AnyEntry,
+    EndedEntry,
+    LeaveEntry,
+    TakenEntry,
+    pack,
+    unpack,
+)
+from geo_ray.scheduler.queue.state import QueuedJob, QueueState
+from geo_ray.storage.conditional_store import ConditionalStore
+
+_MARK: Final = "geoq1-"
+
+
+def new_token() -> str:
+    """Make a token; whoever has it speaks for its tenant."""
+    return _MARK + base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
+
+
+def key_of(token: str) -> str:
+    """Return the public half of a token, for the queue's configuration.
+
+    Raises:
+        QueueDeniedError: it is no token.
+    """
+    return _private(token).public_key().public_bytes_raw().hex()
+
+
+def sign(token: str, queue_id: str, text: str) -> str:
+    """Sign a request for one queue, and for no other of the same name.
+
+    Raises:
+        QueueDeniedError: it is no token.
+    """
+    return _private(token).sign(_said(queue_id, text)).hex()
+
+
+def is_signed(key: str, queue_id: str, text: str, signature: str) -> bool:
+    """Whether the holder of the token of ``key`` signed this for this queue."""
+    try:
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        public.verify(bytes.fromhex(signature), _said(queue_id, text))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _said(queue_id: str, text: str) -> bytes:
+    return f"geo_ray-queue\n{queue_id}\n{text}".encode()
+
+
+def _private(token: str) -> Ed25519PrivateKey:
+    text = token.strip()
+    try:
+        if not text.startswith(_MARK):
+            raise ValueError("another beginning")
+        seed = base64.b64decode(text.removeprefix(_MARK) + "=", altchars=b"-_", validate=True)
+        return Ed25519PrivateKey.from_private_bytes(seed)
+    except (ValueError, binascii.Error):
+        raise QueueDeniedError(
+            "this is no token of a queue",
+            fix="Make one with `geo-ray queue token`; it begins with geoq1-.",
+        ) from None
+
+
+_TRIES: Final = 50
+_REQUEST: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
+
+
+class SignedRequest(StrictModel):
+    """A request as text, and who says so."""
+
+    id: str
+    text: str
+    signature: str
+
+
+_BOX: TypeAdapter[list[SignedRequest]] = TypeAdapter(list[SignedRequest])
+
+
+def box_key(tenant: str) -> str:
+    """Return the key of a tenant's box."""
+    return f"inbox-{tenant}.z"
+
+
+def signed(request: AnyRequest, queue_id: str, token: str) -> SignedRequest:
+    """Sign a request.
+
+    Args:
+        request: what is asked.
+        queue_id: identity of the queue that may hear it, as its journal has it.
+        token: of the tenant.
+
+    Raises:
+        QueueDeniedError: it is no token.
+    """
+    text = _REQUEST.dump_json(request).decode()
+    return SignedRequest(id=request.id, text=text, signature=sign(token, queue_id, text))
+
+
+def opened(found: SignedRequest, queue_id: str, key: str) -> AnyRequest | None:
+    """Return what is asked; None: it makes no sense, or the tenant did not say so."""
+    if not is_signed(key, queue_id, found.text, found.signature):
+        return None
+    try:
+        request = _REQUEST.validate_json(found.text)
+    except ValidationError:
+        return None
+    return request if request.id == found.id else None
+
+
+def post(store: ConditionalStore, tenant: str, request: SignedRequest) -> None:
+    """Put a request into a tenant's box.
+
+    Raises:
+        QueueRequestError: the box is full, as nobody empties it, or is fought over.
+    """
+
+    def put(box: list[SignedRequest]) -> list[SignedRequest]:
+        return [*box, request]
+
+    _change(store, tenant, put)
+
+
+def look(store: ConditionalStore, tenant: str) -> list[SignedRequest]:
+    """Return what is in a tenant's box; one that makes no sense is empty, see `remove`."""
+    found = store.read(box_key(tenant))
+    return [] if found is None else _read(found.data, tenant)
+
+
+def remove(store: ConditionalStore, tenant: str, known: Collection[str]) -> None:
+    """Take out what is written down elsewhere, and what makes no sense.
+
+    Raises:
+        QueueRequestError: the box is fought over.
+    """
+    _change(store, tenant, lambda box: [each for each in box if each.id not in known])
+
+
+def _change(
+    store: ConditionalStore,
+    tenant: str,
+    change: Callable[[list[SignedRequest]], list[SignedRequest]],
+) -> None:
+    for _ in range(_TRIES):
+        found = store.read(box_key(tenant))
+        box = [] if found is None else _read(found.data, tenant)
+        data = pack(_BOX, change(box))
+        if len(data) > MOST_PACKED_BYTES:
+            raise QueueRequestError(
+                f"the box of tenant {tenant} is full",
+                fix="See with `geo-ray queue list` whether the queue is served.",
+            )
+        tag = store.write(box_key(tenant), data, None if found is None else found.tag)
+        if tag is not None:
+            return
+    raise QueueRequestError(
+        f"the box of tenant {tenant} changes faster than it can be written",
+        fix="Try again.",
+    )
+
+
+def _read(data: bytes, tenant: str) -> list[SignedRequest]:
+    try:
+        return unpack(_BOX, data, box_key(tenant))
+    except QueueJournalError:  # whoever may write there has put nonsense in
+        return []
+
+
+MOST_JOB_BYTES: Final = MOST_PACKED_BYTES - 10_000
+"""Of a job as it is written down, packed; a snapshot adds what has become of it."""
+_MOST_AHEAD_S: Final = 3600.0
+_TOLD: Final = 500  # characters of a refusal
+
+
+def taken(
+    state: QueueState, config: QueueConfig, tenant: str, request: AnyRequest, unix_s: float
+) -> list[AnyEntry]:
+    """Return what becomes of a request whose signature was found right.
+
+    Args:
+        state: of the queue.
+        config: the queue.
+        tenant: who asks.
+        request: what.
+        unix_s: when.
+    """
+    entry = TakenEntry(unix_s=unix_s, tenant=tenant, request=request)
+    try:
+        if request.sent_unix_s > unix_s + _MOST_AHEAD_S:
+            raise QueueRequestError(
+                f"it was sent {request.sent_unix_s - unix_s:.0f} s from now",
+                fix="Set the clock of the computer that sends it.",
+            )
+        match request:
+            case SubmitRequest():
+                _check_submit(state, config, tenant, request)
+                _check_written(entry)
+            case CancelRequest():
+                job = _job_of(state, config, tenant, request.job)
+                return [entry, *_cancelled(job, tenant, unix_s)]
+            case MoveRequest():
+                _check_move(state, config, tenant, request)
+    except Exception as error:  # of this request alone, whatever it is
+        told = error if isinstance(error, GeoRayError) else InvariantError(repr(error))
+        refused = {"code": told.code, "refused": told.message[:_TOLD]}
+        return [entry.model_copy(update={**refused, "request": _named(request)})]
+    return [entry]
+
+
+def _named(request: AnyRequest) -> AnyRequest:
+    """What was asked, without what nobody will train: whoever is refused fills no journal."""
+    if not isinstance(request, SubmitRequest):
+        return request
+    spec = request.job.spec
+    one = spec.model_copy(update={"regions": dict([next(iter(spec.regions.items()))])})
+    bare: dict[str, object] = {"config": {}, "working_dir": None, "spec": one}
+    return request.model_copy(update={"job": request.job.model_copy(update=bare)})
+
+
+def _check_written(entry: TakenEntry) -> None:
+    """Refuse what could not be written down."""
+    entries: list[AnyEntry] = [entry]
+    if len(pack(ENTRIES, entries)) > MOST_JOB_BYTES:
+        raise QueueRequestError(
+            "its configuration is too large",
+            fix=f"A job as it is written down has at most {MOST_JOB_BYTES} bytes, packed.",
+        )
+
+
+def _check_submit(
+    state: QueueState, config: QueueConfig, tenant: str, request: SubmitRequest
+) -> None:
+    job, quota = request.job, config.tenants[tenant]
+    if job.name in state.jobs:
+        raise QueueRequestError(f"there is a job {job.name} already")
+    unknown = sorted(set(job.spec.regions) - set(config.regions))
+    if unknown:
+        raise QueueRequestError(
+            f"job {job.name} has data in {', '.join(unknown)}; the queue has "
+            f"{', '.join(config.regions)}"
+        )
+    _check_spec(job)
+    _check_code(job, tenant, quota)
+    living = sum(each.tenant == tenant for each in state.living())
+    if living >= quota.most_jobs:
+        raise TenantQuotaError(f"tenant {tenant} has {living} of {quota.most_jobs} jobs")
+    if quota.most_worth is not None and job.worth.worth > quota.most_worth:
+        raise TenantQuotaError(
+            f"tenant {tenant} may give a job a worth of {quota.most_worth:g}, not of "
+            f"{job.worth.worth:g}"
+        )
+    least = 1 if job.spec.anywhere else job.spec.least_regions
+    if quota.most_workers is not None and least > quota.most_workers:
+        raise TenantQuotaError(
+            f"job {job.name} needs {least} workers, and tenant {tenant} may have "
+            f"{quota.most_workers}"
+        )
+    _check_size(config, request)
+
+
+class _DataSize(BaseModel):
+    batch_size: int = Field(32, ge=1)
+
+
+class _Taken(BaseModel):
+    """The keys of a configuration that say what Ray is asked for."""
+
+    regions: tuple[RegionConfig, ...]
+    data: _DataSize = _DataSize()
+
+
+def _check_spec(job: JobRequest) -> None:
+    """Refuse a job that would take other resources than the schedulers are told.
+
+    The tenant writes both. What runs is the configuration, so room and quotas must go by that.
+    """
+    spec = job.spec
+    try:
+        config = _Taken.model_validate_json(json.dumps(job.config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise QueueRequestError(
+            f"the configuration of job {job.name} makes no sense: {where}: {first['msg']}"
+        ) from None
+    needs = {each.name: RegionNeeds.of(each, config.data.batch_size) for each in config.regions}
+    if any(each.copies > 1 or each.label != each.name for each in config.regions):
+        raise QueueRequestError(
+            f"job {job.name}: regions of a job in a queue are regions of its cluster, each once"
+        )
+    if needs.keys() != spec.regions.keys() or len(needs) < len(config.regions):
+        raise QueueRequestError(
+            f"job {job.name} says that its regions are {', '.join(spec.regions)}; those of its "
+            f"configuration are {', '.join(each.name for each in config.regions)}"
+        )
+    for name, real in needs.items():
+        for key, value in real.model_dump().items():
+            said = getattr(spec.regions[name], key)
+            if said != value:
+                raise QueueRequestError(
+                    f"job {job.name} says {key} {said:g} of region {name}, and its configuration "
+                    f"takes {value:g}",
+                    fix="Submit it with `geo-ray queue submit`, which derives these numbers.",
+                )
+
+
+def _check_code(job: JobRequest, tenant: str, quota: TenantConfig) -> None:
+    """Refuse code from anywhere but the tenant's own directory."""
+    path, root = job.working_dir, quota.working_dirs
+    if path is None:
+        return
+    if root is None:
+        raise QueueDeniedError(
+            f"jobs of tenant {tenant} may bring no code of their own",
+            fix="Let the queue's operator set tenants.NAME.working_dirs.",
+        )
+    if ".." in path.split("/") or not Path(path).is_relative_to(root):
+        raise QueueDeniedError(
+            f"the code of tenant {tenant} must lie below {root}, and {path} does not"
+        )
+
+
+def _check_size(config: QueueConfig, request: SubmitRequest) -> None:
+    """Refuse what would never fit, where the configuration says how much there is."""
+    spec = request.job.spec
+    for name in spec.regions if not spec.anywhere else ():
+        region, needs = config.regions[name], spec.regions[name]
+        cpus, gpus = region.cpus, region.gpus
+        if region.machines is not None:
+            cpus, gpus = region.machines.cpus * region.machines.cap, None
+        if cpus is not None and needs.cpus_of(1) > cpus:
+            raise QueueRequestError(
+                f"job {request.job.name} is larger than the cluster: a worker and the servers in "
+                f"{name} need {needs.cpus_of(1):g} CPUs, and the queue has {cpus:g} there"
+            )
+        if gpus is not None and needs.gpus > gpus:
+            raise QueueRequestError(
+                f"job {request.job.name} is larger than the cluster: a worker in {name} needs "
+                f"{needs.gpus:g} GPUs, and the queue has {gpus:g} there"
+            )
+
+
+def _job_of(state: QueueState, config: QueueConfig, tenant: str, name: str) -> QueuedJob:
+    job = state.jobs.get(name)
+    if job is None:
+        raise QueueRequestError(f"there is no job {name}")
+    if job.end is not None:
+        raise QueueRequestError(f"job {name} is over: {job.end.outcome}")
+    if job.tenant != tenant and not config.tenants[tenant].operator:
+        raise QueueDeniedError(f"job {name} is of tenant {job.tenant}, not of {tenant}")
+    return job
+
+
+def _check_move(state: QueueState, config: QueueConfig, tenant: str, request: MoveRequest) -> None:
+    job, who = _job_of(state, config, tenant, request.job), config.tenants[tenant]
+    most = config.tenants[job.tenant].most_worth if job.tenant in config.tenants else None
+    asked = None if request.worth is None else request.worth.worth
+    if asked is not None and most is not None and asked > most:
+        raise TenantQuotaError(f"tenant {job.tenant} may give a job a worth of {most:g}")
+    if request.place is None:
+        if request.worth is None:
+            raise QueueRequestError("neither a place nor a worth is named")
+        return
+    if request.place == "before" and request.before == request.job:
+        raise QueueRequestError(f"job {request.job} cannot be before itself")
+    if request.place == "before":
+        _living(state, request.before)
+    if who.operator or request.place == "last":
+        return
+    passed = [each for each in _passed(state, job, request) if each.tenant != job.tenant]
+    if passed:
+        raise QueueDeniedError(
+            f"job {job.name} would pass {passed[0].name} of tenant {passed[0].tenant}"
+        )
+
+
+def _living(state: QueueState, name: str | None) -> QueuedJob:
+    job = None if name is None else state.jobs.get(name)
+    if job is None or job.end is not None:
+        raise QueueRequestError(f"there is no job {name} that waits or runs")
+    return job
+
+
+def _passed(state: QueueState, job: QueuedJob, request: MoveRequest) -> list[QueuedJob]:
+    order = [each for each in state.living() if each.order < job.order]
+    if request.place == "first":
+        return order
+    target = _living(state, request.before)
+    return [each for each in order if each.order >= target.order]
+
+
+def _cancelled(job: QueuedJob, tenant: str, unix_s: float) -> list[AnyEntry]:
+    told = f"by tenant {tenant}"
+    if job.attempt is None:
+        return [EndedEntry(unix_s=unix_s, job=job.name, outcome="cancelled", told=told)]
+    return [LeaveEntry(unix_s=unix_s, job=job.name, why="cancelled", told=told)]

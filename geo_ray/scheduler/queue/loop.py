@@ -1,0 +1,574 @@
+"""The queue's reconcile loop: read requests, observe, decide, persist, act.
+
+May die at any point. Decisions are written before they are carried out, and each action may be
+repeated: the job server accepts a submission of a name once, a run is asked to stop or a region
+to join only while it has not, and a submission without an attempt in the journal is ended.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
+
+from geo_ray.base.errors import (
+    GeoRayError,
+    InvariantError,
+    JobFailedError,
+    LeaseLostError,
+    QueueJournalError,
+    QueueRequestError,
+    RunDirectoryError,
+)
+from geo_ray.base.text import printable
+from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.scheduler.queue import inbox
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.inbox import taken
+from geo_ray.scheduler.queue.job_spec import AnyRequest, JobRequest
+from geo_ray.scheduler.queue.journal import (
+    AnyEntry,
+    EndedEntry,
+    EraEntry,
+    GoneEntry,
+    OpenedEntry,
+    QueueJournal,
+    SeenEntry,
+)
+from geo_ray.scheduler.queue.model import QueueSeen
+from geo_ray.scheduler.queue.monitor import JobProgressSeen, impatience, over, progress, starts
+from geo_ray.scheduler.queue.state import EraState, QueuedJob, QueueState
+from geo_ray.scheduler.queue.tick import ERA_SLOTS, NowSeen, QueueSlots, begun_slot
+from geo_ray.storage.conditional_store import ConditionalStore
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Give a job's attempt to the job server, which takes each of a name once.
+
+    Attributes:
+        id: of the job.
+        tenant: whose it is.
+        request: the job.
+        attempt: its number.
+        workers: by region.
+        averager: its region.
+    """
+
+    id: str
+    tenant: str
+    request: JobRequest
+    attempt: int
+    workers: Mapping[str, int]
+    averager: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskStop:
+    """Ask a run to save and end.
+
+    Attributes:
+        job: its name.
+    """
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndSubmission:
+    """End a submission whatever becomes of it.
+
+    Attributes:
+        submission: its name.
+    """
+
+    submission: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMember:
+    """Let a region join a run, or leave it.
+
+    Attributes:
+        job: its name.
+        verb: which.
+        region: of the run.
+    """
+
+    job: str
+    verb: Literal["add", "drain", "remove"]
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskMachines:
+    """Let an autoscaler follow another target.
+
+    Attributes:
+        target: what should run.
+    """
+
+    target: ClusterTarget
+
+
+Action = Submit | AskStop | EndSubmission | ChangeMember | AskMachines
+
+
+def submission_name(queue: str, job: str, attempt: int) -> str:
+    """Return the job server's name of an attempt.
+
+    Args:
+        queue: its name.
+        job: id of the job.
+        attempt: its number.
+    """
+    return f"geoq-{queue}.{job}.{attempt}"
+
+
+def is_submission_of(queue: str, name: str) -> bool:
+    """Whether a submission is one of a queue, and not of one whose name only begins like it."""
+    return re.fullmatch(rf"geoq-{re.escape(queue)}\.[^.]+\.[0-9a-f]{{8}}\.\d+", name) is not None
+
+
+def actions_of(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[Action]:
+    """Return what must be done now for a job.
+
+    Args:
+        job: which.
+        config: the queue.
+        seen: what is seen.
+    """
+    attempt, one = job.attempt, seen.attempts.get(job.name)
+    if attempt is None or one is None:
+        return []
+    name = submission_name(config.name, job.id, attempt.number)
+    if attempt.leave is not None:
+        if one.state != "going":
+            return []
+        late = seen.unix_s - attempt.leave_unix_s > config.patience.save_s
+        return [AskStop(job.name) if one.trains and not late else EndSubmission(name)]
+    if one.state == "unknown":
+        return [
+            Submit(
+                job.id, job.tenant, job.request, attempt.number, attempt.workers, attempt.averager
+            )
+        ]
+    found: list[Action] = []
+    for region, stands in one.members.items() if one.trains else ():
+        if region in attempt.workers and stands in ("absent", "left", "did not join"):
+            found.append(ChangeMember(job.name, "add", region))
+        elif region not in attempt.workers and stands == "member":
+            found.append(ChangeMember(job.name, "drain", region))
+        elif region not in attempt.workers and stands == "lost":
+            found.append(ChangeMember(job.name, "remove", region))  # it must not come back
+    return found
+
+
+def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
+    """Return the machines that the jobs which were given something need, by region."""
+    gpus = dict.fromkeys(config.regions, 0.0)
+    cpus = dict.fromkeys(config.regions, 0.0)
+    slot = state.era.slots[-1] if state.era.slots else None
+    for job in state.living():
+        if job.attempt is not None:
+            workers = job.attempt.workers
+        elif slot is not None and job.name in slot.given and job.name not in slot.held:
+            workers = slot.given[job.name].workers
+        else:
+            continue
+        for region, count in workers.items():
+            if region not in config.regions:
+                continue  # the queue has it no more, and rents nothing there
+            needs = job.request.spec.needs(region)
+            gpus[region] += needs.gpus * count
+            cpus[region] += needs.cpus_of(count)
+    regions = []
+    for name, about in config.regions.items():
+        machine = about.machines
+        if machine is None:
+            continue
+        count = math.ceil(cpus[name] / machine.cpus - 1e-9)
+        if machine.gpus:
+            count = max(count, math.ceil(gpus[name] / machine.gpus - 1e-9))
+        kind = MachineKind(
+            machine.type, 1.0, machine.cap, machine.markets, (), machine.usd_per_hour
+        )
+        rows_per_s = float(min(count, machine.cap))
+        regions.append(RegionTarget(name, machine.at, rows_per_s, (kind,), None, (None,), 0))
+    return ClusterTarget(tuple(regions))
+
+
+_SEEN_EVERY_S: Final = 30.0
+_GAP_S: Final = 120.0  # between two looks, after which nothing is known of the time between
+_COMPACT_AGAIN_S: Final = 600.0
+_MOST_TOLD: Final = 300  # characters of what went wrong with a job
+_BACK_S: Final = 1.0  # that clocks are set back all the time
+_log = logging.getLogger(__name__)
+
+
+class QueueWorld(Protocol):
+    """The cluster and its job server."""
+
+    def see(self, state: QueueState, unix_s: float) -> QueueSeen:
+        """Look at nodes, submissions and runs.
+
+        Raises:
+            GeoRayError: something does not answer; nothing is decided then.
+        """
+
+    def act(self, action: Action) -> None:
+        """Do something.
+
+        Raises:
+            GeoRayError: it cannot be done; it is tried again.
+        """
+
+
+@dataclass(slots=True)
+class QueueLoop:
+    """See the module.
+
+    Attributes:
+        config: the queue.
+        store: its folder.
+        world: the cluster.
+        epoch: how manieth holder of the queue's lease this is.
+        fence: raises `LeaseLostError` if another one may act.
+        new_id: identity that the queue gets if it was never served before.
+    """
+
+    config: QueueConfig
+    store: ConditionalStore
+    world: QueueWorld
+    epoch: int
+    fence: Callable[[], None]
+    new_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    state: QueueState = field(default_factory=QueueState)
+    _journal: QueueJournal | None = None
+    _slots: QueueSlots | None = None
+    _looked_unix_s: float = 0.0
+    _told_unix_s: float = -math.inf
+    _compacts_unix_s: float = -math.inf
+
+    def tick(self, unix_s: float) -> tuple[str, ...]:
+        """Look once; return what could not be done.
+
+        Args:
+            unix_s: the present time.
+
+        Raises:
+            LeaseLostError: another process serves the queue.
+            RunDirectoryError, QueueJournalError: the journal cannot be read or written; nothing
+                was done.
+        """
+        self.fence()
+        if self._journal is None:
+            self._open(unix_s)
+        self._note_time(unix_s)
+        errors: list[str] = []
+        self._take(unix_s, errors)
+        try:
+            seen = self.world.see(self.state, unix_s)
+        except LeaseLostError:
+            raise
+        except GeoRayError as error:
+            return (*errors, str(error))
+        problems = {name: one.problem for name, one in seen.attempts.items() if one.problem}
+        for job in self.state.living():
+            with _contained(job, problems):
+                self._add(over(job, self.config, seen))
+        is_border = self._is_border(seen)
+        self._observe(seen, problems, is_border=is_border)
+        for job in self.state.living():
+            with _contained(job, problems):
+                self._add(impatience(job, self.config, seen))
+        if is_border:
+            self._border(seen)
+        self._add(starts(self.state, self.config, seen))
+        for name in seen.strays:
+            self._act(EndSubmission(name), errors)
+        for job in self.state.living():
+            with _contained(job, problems):
+                for action in actions_of(job, self.config, seen):
+                    self._act_for(job, action, unix_s, problems)
+        if self.config.autoscaler is not None:
+            self._act(AskMachines(target_of(self.state, self.config)), errors)
+        self._note_problems(problems, unix_s)
+        self._compact(unix_s, errors)
+        return (*errors, *(f"job {name}: {problem}" for name, problem in problems.items()))
+
+    # ------------------------------------------------------------------ its parts
+
+    def _open(self, unix_s: float) -> None:
+        journal, state = QueueJournal(self.store), QueueState()
+        state.feed(journal.read())
+        before = state.config
+        self._journal, self.state, self._slots = journal, state, None
+        entries: list[AnyEntry] = []
+        if before != self.config or state.epoch != self.epoch:
+            entries.append(self._opened(unix_s))
+        if before is None or not _same_slots(before, self.config):
+            entries.append(EraEntry(unix_s=unix_s, number=state.era.number + 1))
+        self._add(entries)
+        self._looked_unix_s = unix_s
+
+    def _opened(self, unix_s: float) -> OpenedEntry:
+        return OpenedEntry(
+            unix_s=unix_s,
+            epoch=self.epoch,
+            queue_id=self.state.queue_id or self.new_id,
+            config=self.config,
+        )
+
+    def _note_time(self, unix_s: float) -> None:
+        """Note a time in which nobody looked: it was suspended, or its clock was set.
+
+        Nothing is known of such a time, and no job is to blame for it. A clock that was set back
+        begins an era, as the slots of this one would not come for long.
+        """
+        gap_s, self._looked_unix_s = unix_s - self._looked_unix_s, unix_s
+        entries: list[AnyEntry] = []
+        if not -_BACK_S <= gap_s <= _GAP_S:
+            entries.append(self._opened(unix_s))
+        era = self.state.era
+        if unix_s < self._began_unix_s(era) - _BACK_S:
+            entries.append(EraEntry(unix_s=unix_s, number=era.number + 1))
+        self._add(entries)
+
+    def _began_unix_s(self, era: EraState) -> float:
+        """When the newest slot began, or its era."""
+        newest = era.slots[-1].slot if era.slots else 0
+        return era.began_unix_s + newest * self.config.slot_s
+
+    def _take(self, unix_s: float, errors: list[str]) -> None:
+        """Take in what the boxes have: what was sent first, first."""
+        boxes = {tenant: self._box(tenant, errors) for tenant in self.config.tenants}
+        found: list[tuple[str, AnyRequest]] = []
+        for tenant, box in boxes.items():
+            for each in box:
+                key = self.config.tenants[tenant].key
+                request = inbox.opened(each, self.state.queue_id, key)
+                if request is None:
+                    errors.append(
+                        f"a request of tenant {tenant} is not signed by its token, or makes no "
+                        "sense"
+                    )
+                elif not self.state.was_heard(tenant, request):
+                    found.append((tenant, request))
+        for tenant, request in sorted(found, key=lambda each: each[1].sent_unix_s):
+            if request.id not in self.state.answers:
+                self._add(taken(self.state, self.config, tenant, request, unix_s))
+        for tenant, box in boxes.items():
+            try:
+                if box:
+                    inbox.remove(self.store, tenant, {each.id for each in box})
+            except Exception as error:  # what is left there counts once all the same
+                errors.append(f"the box of tenant {tenant}: {_told(error)}")
+
+    def _box(self, tenant: str, errors: list[str]) -> list[inbox.SignedRequest]:
+        """What is in a box; it is its tenant's, who may have seen to it that it is of no use."""
+        try:
+            return inbox.look(self.store, tenant)
+        except Exception as error:  # of this tenant alone
+            errors.append(f"the box of tenant {tenant}: {_told(error)}")
+            return []
+
+    def _observe(self, seen: QueueSeen, problems: dict[str, str], *, is_border: bool) -> None:
+        found: dict[str, JobProgressSeen] = {}
+        for job in self.state.living():
+            with _contained(job, problems):
+                one = progress(job, self.config, seen)
+                if one is not None:
+                    found[job.name] = one
+        if not found:
+            return
+        courses = {name: self.state.jobs[name].course for name in found}
+        first = any(
+            courses[name].mark is None and one.done > courses[name].done
+            for name, one in found.items()
+        )
+        every_s = min(_SEEN_EVERY_S, self.config.slot_s)
+        if is_border or first or seen.unix_s - self.state.seen_unix_s >= every_s:
+            entry = SeenEntry(
+                unix_s=seen.unix_s,
+                done={name: one.done for name, one in found.items()},
+                factors={n: one.factor for n, one in found.items() if one.factor is not None},
+                expected={n: one.expected for n, one in found.items() if one.expected is not None},
+            )
+            self._add([entry])
+
+    def _act(self, action: Action, errors: list[str]) -> None:
+        """Do what is of no single job; what fails is tried again at the next look."""
+        self.fence()
+        try:
+            self.world.act(action)
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            errors.append(_told(error))
+            _log.warning("queue: %s", errors[-1])
+
+    def _act_for(
+        self, job: QueuedJob, action: Action, unix_s: float, problems: dict[str, str]
+    ) -> None:
+        """Do something for a job: what fails is tried again, but for a start that is refused."""
+        self.fence()
+        try:
+            self.world.act(action)
+        except LeaseLostError:
+            raise
+        except QueueRequestError as error:
+            problems[job.name] = _told(error)
+            if isinstance(action, Submit):
+                self._add(_refused(job, error, unix_s))
+        except Exception as error:
+            problems[job.name] = _told(error)
+            _log.warning("queue: job %s: %s", job.name, problems[job.name])
+
+    def _note_problems(self, problems: dict[str, str], unix_s: float) -> None:
+        """Write down what goes wrong with single jobs, for `geo-ray queue list`.
+
+        A message that changes all the time is written as seldom as progress is.
+        """
+        changed = {}
+        for job in self.state.living():
+            text = problems.get(job.name, "")[:_MOST_TOLD]
+            before = job.course.problem
+            if text != before and (not text or not before or self._is_time_to_tell(unix_s)):
+                changed[job.name] = text
+        if changed:
+            self._told_unix_s = unix_s
+            self._add([SeenEntry(unix_s=unix_s, problems=changed)])
+
+    def _is_time_to_tell(self, unix_s: float) -> bool:
+        return not 0 <= unix_s - self._told_unix_s < _SEEN_EVERY_S
+
+    def _is_border(self, seen: QueueSeen) -> bool:
+        if not any(any(units) for units in seen.room.values()) and not self.state.era.slots:
+            return False  # no machine is there yet
+        slots = self.state.era.slots
+        return not slots or self._slot_of(seen.unix_s) > slots[-1].slot
+
+    def _border(self, seen: QueueSeen) -> None:
+        if self._slot_of(seen.unix_s) >= ERA_SLOTS:
+            self._add([EraEntry(unix_s=seen.unix_s, number=self.state.era.number + 1)])
+        slot, now = self._slot_of(seen.unix_s), NowSeen(seen.unix_s, seen.room)
+        try:
+            self._add(self._decided(slot, now))
+        except (LeaseLostError, RunDirectoryError):
+            raise
+        except Exception as error:  # of one job that has just come, as all others were decided on
+            culprits = self._culprits(slot, now)
+            if not culprits:
+                raise
+            _log.exception("queue: no decision with %s", ", ".join(culprits))
+            for name in culprits:
+                problem = InvariantError(f"the policy fails on it: {error!r}")
+                self._add(_refused(self.state.jobs[name], problem, seen.unix_s))
+            self._add(self._decided(slot, now))
+
+    def _decided(self, slot: int, now: NowSeen) -> list[AnyEntry]:
+        """Ask the era's policy; one that cannot be made again from the journal ends its era."""
+        try:
+            if self._slots is None or self._slots.number != self.state.era.number:
+                self._slots = QueueSlots(self.config, self.state.era, self.state.jobs)
+        except Exception:
+            _log.exception("queue: the policy's memory cannot be made again: a new era begins")
+            self._add([EraEntry(unix_s=now.unix_s, number=self.state.era.number + 1)])
+            self._slots, slot = QueueSlots(self.config, self.state.era, self.state.jobs), 0
+        try:
+            return begun_slot(self.state, self.config, self._slots, slot, now)
+        except BaseException:
+            self._slots = None  # it was asked what nobody has written down
+            raise
+
+    def _culprits(self, slot: int, now: NowSeen) -> list[str]:
+        """Return the jobs that the policy is shown for the first time and cannot decide on."""
+        new = [job.name for job in self.state.living() if job.name not in self.state.era.known]
+        found = []
+        for name in new:
+            alone = copy.deepcopy(self.state)
+            for other in new:
+                if other != name:
+                    del alone.jobs[other]
+            try:
+                slots = QueueSlots(self.config, alone.era, alone.jobs)
+                begun_slot(alone, self.config, slots, slot, now)
+            except Exception:
+                found.append(name)
+        return found
+
+    def _compact(self, unix_s: float, errors: list[str]) -> None:
+        """Replace a journal that has become long by what it comes to."""
+        journal = self._journal
+        if journal is None or not journal.is_long or unix_s < self._compacts_unix_s:
+            return
+        self.fence()
+        snapshot = self.state.snapshot(unix_s)
+        try:
+            journal.compact(snapshot)
+        except (LeaseLostError, QueueJournalError):
+            raise
+        except GeoRayError as error:  # a long journal is no reason to stop
+            self._compacts_unix_s = unix_s + _COMPACT_AGAIN_S
+            errors.append(f"the journal stays long: {error.message}")
+            self._journal = None  # what was written of it is read again
+            return
+        self.state.feed(snapshot)
+
+    def _slot_of(self, unix_s: float) -> int:
+        return max(0, int((unix_s - self.state.era.began_unix_s) / self.config.slot_s))
+
+    def _add(self, entries: Sequence[AnyEntry]) -> None:
+        if entries and self._journal is not None:
+            self._journal.add(entries)
+            self.state.feed(entries)
+
+
+@contextmanager
+def _contained(job: QueuedJob, problems: dict[str, str]) -> Iterator[None]:
+    """Note what goes wrong with one job; what is wrong with the journal is raised."""
+    try:
+        yield
+    except (LeaseLostError, QueueJournalError, RunDirectoryError):
+        raise
+    except Exception as error:
+        _log.exception("queue: job %s", job.name)
+        problems[job.name] = _told(error)
+
+
+def _refused(job: QueuedJob, error: GeoRayError, unix_s: float) -> list[AnyEntry]:
+    """End a job that cannot be started, whatever is tried."""
+    entries: list[AnyEntry] = []
+    if job.attempt is not None:
+        entries.append(
+            GoneEntry(
+                unix_s=unix_s,
+                job=job.name,
+                attempt=job.attempt.number,
+                how="failed",
+                code=error.code,
+                told=error.message[:_MOST_TOLD],
+            )
+        )
+    told = f"it cannot start: {error.code}: {error.message[:_MOST_TOLD]}"
+    code = JobFailedError.code
+    ended = EndedEntry(unix_s=unix_s, job=job.name, outcome="failed", code=code, told=told)
+    return [*entries, ended]
+
+
+def _told(error: Exception) -> str:
+    told = error.message if isinstance(error, GeoRayError) else f"{type(error).__name__}: {error}"
+    return printable(told)
+
+
+def _same_slots(before: QueueConfig, now: QueueConfig) -> bool:
+    """Whether a policy can go on as it was."""
+    names = ("policy", "slot_s", "regions", "link", "links", "worth_per_usd")
+    return all(getattr(before, name) == getattr(now, name) for name in names)

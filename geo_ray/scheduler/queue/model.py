@@ -1,0 +1,265 @@
+"""A queue's jobs and regions as the shared cluster that policies know; observed submissions.
+
+A region is one site: what its running nodes have now; later slots are unknown, so all sites are
+of the spot kind. A job's parameter server is its averager. What servers and bridges of a region
+need is counted with its workers, in equal parts; `RegionNeeds.cpus_of` is exact and is checked
+before anything starts. A job's start-up time counts as work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from geo_ray.planner.profile import StepModel
+from geo_ray.planner.timing import Timing
+from geo_ray.scheduler.cluster import (
+    Allocation,
+    ClusterSite,
+    RegionNet,
+    SharedCluster,
+    counts_of,
+    unit_prices,
+)
+from geo_ray.scheduler.job import (
+    MACHINE,
+    BatchLimits,
+    ClusterJob,
+    JobDemands,
+    JobSpeed,
+    SigmoidUtility,
+)
+from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
+from geo_ray.scheduler.policy import SchedulingPolicy
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.job_spec import JobSpec, JobWorth
+from geo_ray.scheduler.queue.journal import GivenJob, SeenJob
+
+KINDS: Final = ("gpu", "cpu")
+Room = Mapping[str, tuple[float, float]]
+"""GPUs and CPUs by region."""
+WINDOW_SLOTS: Final = 200
+"""How far policies that look ahead do so."""
+_MANY_SLOTS: Final = 1e6
+
+
+def cluster_of(config: QueueConfig, room: Room, slots: int) -> SharedCluster:
+    """Return the queue's cluster; its arrays may be written, as `see_room` does.
+
+    Args:
+        config: the queue.
+        room: what there is now.
+        slots: how many.
+    """
+    names = tuple(config.regions)
+    links = [[config.link_between(a, b) for b in names] for a in names]
+    mbps_GG = np.array([[link.mbps for link in row] for row in links])
+    rtt_s_GG = np.array([[link.rtt_s for link in row] for row in links])
+    usd_GG = np.array([[link.usd_per_gb for link in row] for row in links])
+    np.fill_diagonal(rtt_s_GG, 0.0)
+    np.fill_diagonal(usd_GG, 0.0)
+    for g, name in enumerate(names):
+        mbps_GG[g, g] = config.regions[name].inside_mbps
+    sites = tuple(
+        ClusterSite(name, g, config.regions[name].inside_mbps, spot=True)
+        for g, name in enumerate(names)
+    )
+    shape = (slots, len(names), len(KINDS))
+    net = RegionNet(names, mbps_GG, usd_GG, rtt_s_GG)
+    cluster = SharedCluster(sites, KINDS, config.slot_s, np.zeros(shape), np.zeros(shape), net)
+    see_room(cluster, config, room, 0)
+    return cluster
+
+
+def see_room(cluster: SharedCluster, config: QueueConfig, room: Room, slot: int) -> None:
+    """Write down what there is in a slot, and take that to last."""
+    for g, name in enumerate(cluster.net.names):
+        region, units = config.regions[name], room.get(name, (0.0, 0.0))
+        cluster.capacity_TSR[slot:, g] = units
+        usd_per_hour, has = region.usd_per_hour, units
+        if region.machines is not None:
+            usd_per_hour = region.machines.usd_per_hour
+            has = (region.machines.gpus, region.machines.cpus)
+        cluster.usd_per_h_TSR[slot:, g] = unit_prices(usd_per_hour, has) if any(has) else 0.0
+
+
+def speed_of(spec: JobSpec, factor: float = 1.0) -> JobSpeed:
+    """Return how fast a job is, ``factor`` times what its own numbers say."""
+    pace, rows = spec.pace, spec.rows_per_step
+    steps = StepModel(
+        "",
+        pace.fixed_s / factor,
+        pace.lan_s / factor,
+        {MACHINE: pace.row_s / factor},
+        {MACHINE: (1, rows)},
+        (1, spec.most_workers),
+        0.0,
+    )
+    hides = math.inf if pace.hides is None else pace.hides
+    return JobSpeed(
+        steps,
+        pace.model_bytes / factor,
+        BatchLimits(rows, rows),
+        Timing(pace.every, hides),
+    )
+
+
+def utility_of(worth: JobWorth, slot_s: float, waited_slots: float) -> SigmoidUtility:
+    """Return what a job is worth, of which ``waited_slots`` are over already."""
+    if worth.deadline_s is None:
+        return SigmoidUtility(worth.worth, 1.0, _MANY_SLOTS)
+    target = worth.deadline_s / slot_s - waited_slots
+    return SigmoidUtility(worth.worth, worth.urgency, target)
+
+
+def demands_of(spec: JobSpec) -> JobDemands:
+    """Return what a worker needs, with its part of the servers beside it."""
+    gpus = max(each.gpus for each in spec.regions.values())
+    cpus = max(each.cpus + each.server_cpus / each.workers for each in spec.regions.values())
+    most = max(spec.most_workers, len(spec.regions) if not spec.anywhere else 1)
+    return JobDemands(
+        np.array([gpus, cpus]), np.zeros(len(KINDS)), most, most, min(spec.workers, most)
+    )
+
+
+def cluster_job(
+    name: str,
+    spec: JobSpec,
+    seen: SeenJob,
+    arrival_slot: int,
+    waited_slots: float,
+    cluster: SharedCluster,
+) -> ClusterJob:
+    """Return a job of the queue as the policies know it.
+
+    Args:
+        name: the job's.
+        spec: what it is.
+        seen: how it stands.
+        arrival_slot: in which the policy was told of it.
+        waited_slots: that were over by then since it came.
+        cluster: the queue's.
+    """
+    data: dict[int, float] = {}
+    spec = spec.among(seen.regions)
+    if not spec.anywhere:
+        numbers = {region: g for g, region in enumerate(cluster.net.names)}
+        rows = spec.rows_per_step
+        data = {numbers[name]: each.rows / rows for name, each in spec.regions.items()}
+    return ClusterJob(
+        name,
+        arrival_slot,
+        work_rows(spec, seen),
+        demands_of(spec),
+        speed_of(spec, seen.factor),
+        utility_of(seen.worth, cluster.slot_s, waited_slots),
+        data,
+    )
+
+
+def work_rows(spec: JobSpec, seen: SeenJob) -> float:
+    """Return what is left of a job, in rows, its start among them."""
+    step_s = float(
+        speed_of(spec, seen.factor).step_s(demands_of(spec).wanted_workers, spec.rows_per_step)
+    )
+    start = seen.start_s / step_s * spec.rows_per_step if step_s else 0.0
+    return max(seen.left * spec.rows, 1e-6) + start
+
+
+def given_of(allocation: Allocation, cluster: SharedCluster) -> GivenJob:
+    """Return an allocation by names of regions."""
+    names = [site.name for site in cluster.sites]
+    return GivenJob(
+        workers={names[site]: count for site, count in allocation.workers},
+        servers={names[site]: count for site, count in allocation.servers},
+    )
+
+
+def allocation_of(given: GivenJob, spec: JobSpec, cluster: SharedCluster) -> Allocation:
+    """Return what `given_of` has written."""
+    numbers = {site.name: number for number, site in enumerate(cluster.sites)}
+    return Allocation(
+        counts_of({numbers[name]: count for name, count in given.workers.items()}),
+        counts_of({numbers[name]: count for name, count in given.servers.items()}),
+        spec.among(given.workers).rows_per_step,
+    )
+
+
+def share_per_s(
+    spec: JobSpec, workers: Mapping[str, int], averager: str, config: QueueConfig
+) -> float:
+    """Return which share of its work a job does in a second, by its own numbers.
+
+    0 where the queue does not know: it has a region no more in which the job was begun.
+
+    Args:
+        spec: what it is.
+        workers: that it has, by region.
+        averager: where it lives.
+        config: the queue, which knows the links.
+    """
+    if not config.regions.keys() >= {*workers, averager}:
+        return 0.0
+    cluster = cluster_of(config, {}, 1)
+    seen = SeenJob(left=1.0, worth=JobWorth(), factor=1.0, regions=tuple(workers))
+    job = cluster_job("", spec, seen, 0, 0.0, cluster)
+    given = GivenJob(workers=dict(workers), servers={averager: 1})
+    return job.rows_per_s(cluster, allocation_of(given, spec, cluster)) / job.rows
+
+
+def adapted(policy: SchedulingPolicy, worth_per_usd: float) -> SchedulingPolicy:
+    """Return a policy as a queue asks it: jobs may take many slots, and dollars may count."""
+    if not isinstance(policy, PdOrsPolicy):
+        return policy
+    search = replace(policy.search, worth_per_usd=worth_per_usd)
+    return replace(policy, search=search, window=WINDOW_SLOTS, fine=True, endless=True)
+
+
+SubmissionState = Literal["unknown", "going", "over"]
+RunEnd = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionSeen:
+    """A job's attempt, as job server and run's directory tell of it.
+
+    Attributes:
+        state: unknown: the job server has never heard of it.
+        done: share of the job's work; None: its run has not begun.
+        trains: whether its run takes steps.
+        members: state of each region of the run, as `geo_ray.members` says it; empty: not known.
+        end: how its run has ended, if it is over; None: without a word.
+        code: of the error that ended it.
+        told: its message.
+        problem: why its run, or a line of its log, cannot be read; "" if all can.
+    """
+
+    state: SubmissionState
+    done: float | None = None
+    trains: bool = False
+    members: Mapping[str, str] = field(default_factory=dict)
+    end: RunEnd | None = None
+    code: str | None = None
+    told: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSeen:
+    """What is seen of a queue's cluster and of its jobs at one moment.
+
+    Attributes:
+        unix_s: when.
+        room: what there is.
+        attempts: by name of the job, those that are going by the journal.
+        strays: submissions of this queue that run and are no job's attempt any more.
+    """
+
+    unix_s: float
+    room: Room
+    attempts: Mapping[str, SubmissionSeen] = field(default_factory=dict)
+    strays: tuple[str, ...] = ()

@@ -1,0 +1,152 @@
+"""Follows a queue for the pages that show it: it may not be there yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from geo_ray.base.clock import Clock, SystemClock
+from geo_ray.base.text import coarse_text, duration_text, number_text
+from geo_ray.runs.lease import LEASE_KEY, LeaseWatch, decode_record, has_ended
+from geo_ray.scheduler.queue.page import BarKind, QueueBar, QueueLane, QueueRoomRow, QueueView
+from geo_ray.scheduler.queue.report import QueueJobRow, QueueReader, QueueReport, StretchRow
+from geo_ray.scheduler.queue.state import QueuePlace
+from geo_ray.scheduler.queue.tick import workers_text
+
+_MOST_ENDED: Final = 500
+
+
+class QueueLiveReader:
+    """Reads a queue again and again, each time what is new. Changes nothing in it.
+
+    Args:
+        place: where it is.
+        now_unix_s: time of day.
+        clock: by which a silent server is judged; the machine's if None.
+    """
+
+    def __init__(
+        self,
+        place: QueuePlace,
+        now_unix_s: Callable[[], float] = time.time,
+        clock: Clock | None = None,
+    ) -> None:
+        self._place, self._now_unix_s = place, now_unix_s
+        self._clock = clock or SystemClock()
+        self._reader = QueueReader(place)
+        self._watch = LeaseWatch()
+
+    @property
+    def is_far(self) -> bool:
+        """Whether every look asks a bucket."""
+        return self._place.is_far
+
+    def read(self, most_events: int) -> float:
+        """Read on; all of it at once.
+
+        Raises:
+            QueueMissingError: there is no queue (yet).
+        """
+        del most_events
+        self._reader.read()
+        return 1.0
+
+    def view(self) -> QueueView:
+        """Give all that is shown of the queue.
+
+        Raises:
+            QueueMissingError: there is no queue (yet).
+        """
+        return view_of(self.report(), self._now_unix_s())
+
+    def report(self) -> QueueReport:
+        """Read on, and give how the queue stands, what it will do, and whether it is served.
+
+        Raises:
+            QueueMissingError: there is no queue (yet).
+        """
+        report = self._reader.report(self._now_unix_s())
+        return report.model_copy(update={"is_served": self._is_served()})
+
+    def _is_served(self) -> bool | None:
+        found = self._place.store().read(LEASE_KEY)
+        if found is None:
+            return False
+        record = decode_record(found.data)
+        if record.released or has_ended(record.owner):
+            return False
+        return self._watch.see(record, self._clock.now_s())
+
+
+def view_of(report: QueueReport, now_unix_s: float) -> QueueView:
+    """Return what is shown of a queue.
+
+    Args:
+        report: how it stands.
+        now_unix_s: the present time.
+    """
+    living = [row for row in report.jobs if row.state != "ended"]
+    ended = [row for row in report.jobs if row.state == "ended"]
+    ended.sort(key=lambda row: -(row.ended_unix_s or 0.0))
+    shown = [*living, *ended[:_MOST_ENDED]]
+    origin_s = min((row.came_unix_s for row in shown), default=now_unix_s)
+    running = [row for row in living if row.state == "running"]
+    utility = sum(row.utility or 0.0 for row in ended)
+    slot = "no slot yet" if report.slot is None else f"slot {report.slot}"
+    return QueueView(
+        report.name,
+        report.is_served,
+        (
+            f"{report.policy}, {slot} of {duration_text(report.slot_s)}",
+            f"runs in {report.runs}",
+        ),
+        (
+            ("run", f"{len(running):,}"),
+            ("wait", f"{sum(row.state == 'waiting' for row in living):,}"),
+            ("ended", f"{len(ended):,}"),
+            ("utility of those", number_text(utility)),
+            ("written", f"{coarse_text(max(0.0, now_unix_s - report.written_unix_s))} ago"),
+        ),
+        tuple(_lane(row, origin_s, now_unix_s) for row in shown),
+        tuple(_room(name, units, running) for name, units in report.room.items()),
+        now_unix_s - origin_s,
+    )
+
+
+def _lane(row: QueueJobRow, origin_s: float, now_unix_s: float) -> QueueLane:
+    bars = []
+    for each in row.stretches:
+        lasts = each.until_unix_s is None
+        bars.append(_bar(each, "has" if lasts else "had", origin_s, now_unix_s))
+    for each in row.planned:
+        bars.append(_bar(each, "planned", origin_s, now_unix_s))
+    deadline_s = None if row.deadline_s is None else row.came_unix_s + row.deadline_s - origin_s
+    told = row.told if row.code is None else f"{row.code}: {row.told}"
+    return QueueLane(
+        row.name,
+        row.tenant,
+        row.outcome or row.state,
+        row.state == "ended",
+        tuple(bars),
+        row.came_unix_s - origin_s,
+        deadline_s,
+        (told, f"{row.worth:g}", f"{row.done:.0%}", f"{row.factor:.2f}", str(row.attempts)),
+    )
+
+
+def _bar(each: StretchRow, kind: BarKind, origin_s: float, now_unix_s: float) -> QueueBar:
+    until_s = now_unix_s if each.until_unix_s is None else each.until_unix_s
+    since_s = each.since_unix_s
+    return QueueBar(
+        since_s - origin_s, max(until_s, since_s) - origin_s, kind, workers_text(each.workers)
+    )
+
+
+def _room(name: str, units: tuple[float, float], running: list[QueueJobRow]) -> QueueRoomRow:
+    has: Mapping[str, int]
+    there = 0
+    for row in running:
+        has = row.stretches[-1].workers if row.stretches else {}
+        there += name in has
+    return QueueRoomRow(name, (f"{units[0]:g}", f"{units[1]:g}", str(there)))

@@ -1,0 +1,318 @@
+"""Report of a queue for people and programs: its jobs, and a forecast of what it will do.
+
+The forecast asks the queue's own decisions, slot by slot, with jobs at their observed speed and
+no new ones. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from pydantic import Field
+
+from geo_ray.base.errors import QueueMissingError
+from geo_ray.base.model import StrictModel
+from geo_ray.base.tables import ShownModel
+from geo_ray.base.text import counted
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.journal import EndedEntry, GoneEntry, QueueJournal, SeenEntry
+from geo_ray.scheduler.queue.model import QueueSeen, Room, share_per_s
+from geo_ray.scheduler.queue.monitor import starts
+from geo_ray.scheduler.queue.state import JobStretch, QueuedJob, QueuePlace, QueueState
+from geo_ray.scheduler.queue.tick import ERA_SLOTS, NowSeen, QueueSlots, begun_slot, workers_text
+
+
+class StretchRow(StrictModel):
+    """A time in which a job had the same."""
+
+    since_unix_s: float
+    until_unix_s: float | None = Field(description="null: it lasts")
+    workers: dict[str, int] = Field(description="by region")
+
+
+class QueueJobRow(StrictModel):
+    """A job."""
+
+    name: str
+    id: str = Field(description="name of its run directory in the queue's `runs`")
+    tenant: str
+    state: Literal["waiting", "running", "leaving", "ended"]
+    outcome: str | None = Field(description="how it ended; null: it has not")
+    code: str | None = Field(description="of the error that it ended with")
+    told: str = Field(description="why it stands so")
+    worth: float
+    deadline_s: float | None = Field(description="from its submission")
+    came_unix_s: float
+    ended_unix_s: float | None
+    utility: float | None = Field(description="what it was worth when it ended; null: it has not")
+    done: float = Field(description="share of its work")
+    factor: float = Field(description="of its speed, as observed, to what it said")
+    attempts: int = Field(description="how often it was started")
+    stretches: tuple[StretchRow, ...] = Field(description="what it had when")
+    planned: tuple[StretchRow, ...] = Field(
+        (), description="what it will have, if nothing more comes and all goes as reckoned"
+    )
+
+    @property
+    def ends_unix_s(self) -> float | None:
+        """When it will have ended, as planned; None: that is not known."""
+        return self.planned[-1].until_unix_s if self.planned else None
+
+
+class QueueReport(ShownModel):
+    """A queue."""
+
+    name: str
+    policy: str
+    slot_s: float
+    slot: int | None = Field(description="the present one of its era; null: none has begun")
+    runs: str = Field(description="where the runs of its jobs are")
+    room: dict[str, tuple[float, float]] = Field(description="GPUs and CPUs by region, as seen")
+    written_unix_s: float = Field(description="when anything was last written down")
+    is_served: bool | None = Field(
+        None, description="whether anybody decides for it; null: that cannot be known at one look"
+    )
+    jobs: tuple[QueueJobRow, ...] = Field(description="who waits and runs in order, then the rest")
+
+    def job(self, name: str) -> QueueJobRow | None:
+        """Return a job by its name; None: there is none."""
+        return next((row for row in self.jobs if row.name == name), None)
+
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """See `ShownModel.view`."""
+        running = sum(row.state in ("running", "leaving") for row in self.jobs)
+        waiting = sum(row.state == "waiting" for row in self.jobs)
+        line = f"{self.name}: {self.policy}, {counted(len(self.jobs), 'job')}, "
+        line += f"{running} running, {waiting} waiting"
+        if self.is_served is False:
+            line += ", not served"
+        rows = [
+            (row.name, row.tenant, row.outcome or row.state, f"{row.done:.0%}", row.told)
+            for row in self.jobs
+        ]
+        return line, ("job", "tenant", "state", "done", ""), rows
+
+
+def report_of(
+    state: QueueState, planned: Mapping[str, Sequence[JobStretch]] | None = None
+) -> QueueReport:
+    """Return how a queue stands.
+
+    Args:
+        state: of the queue.
+        planned: what `forecast` says; None: it was not asked.
+    """
+    config, slots, known = state.config, state.era.slots, planned or {}
+    living = state.living()
+    ended = [job for job in state.jobs.values() if job.end is not None]
+    return QueueReport(
+        name="" if config is None else config.name,
+        policy="" if config is None else config.policy,
+        slot_s=0.0 if config is None else config.slot_s,
+        slot=slots[-1].slot if slots else None,
+        runs="" if config is None else f"{config.runs}/{config.name}",
+        room=dict(slots[-1].room) if slots else {},
+        written_unix_s=state.written_unix_s,
+        jobs=tuple(_row(job, state, known.get(job.name, ())) for job in [*living, *ended]),
+    )
+
+
+def utility_of_end(job: QueuedJob) -> float | None:
+    """Return what a job that has ended was worth; None: it has not.
+
+    As in the model of schedules: by the slots from that in which it came to that in which it ended,
+    of the length that they had then.
+    """
+    if job.end is None:
+        return None
+    if job.end.outcome != "finished" or job.shown_unix_s is None:
+        return 0.0
+    slot_s = job.ended_slot_s
+    return job.request.worth.of(max(0.0, (job.end.unix_s - job.shown_unix_s) // slot_s), slot_s)
+
+
+def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> QueueJobRow:
+    worth, course, end = job.request.worth, job.course, job.end
+    return QueueJobRow(
+        name=job.name,
+        id=job.id,
+        tenant=job.tenant,
+        state=job.phase,
+        outcome=None if end is None else end.outcome,
+        code=None if end is None else end.code,
+        told=_told(job, state),
+        worth=worth.worth,
+        deadline_s=worth.deadline_s,
+        came_unix_s=job.came_unix_s,
+        ended_unix_s=None if end is None else end.unix_s,
+        utility=utility_of_end(job),
+        done=course.done,
+        factor=course.factor,
+        attempts=state.attempts.get(job.name, 0),
+        stretches=tuple(_stretch(each) for each in course.stretches),
+        planned=tuple(_stretch(each) for each in planned),
+    )
+
+
+def _stretch(each: JobStretch) -> StretchRow:
+    return StretchRow(
+        since_unix_s=each.since_unix_s, until_unix_s=each.until_unix_s, workers=each.workers
+    )
+
+
+def _told(job: QueuedJob, state: QueueState) -> str:
+    if job.end is not None:
+        return job.end.told
+    problem = f"; trouble: {job.course.problem}" if job.course.problem else ""
+    return _stands(job, state) + problem
+
+
+def _stands(job: QueuedJob, state: QueueState) -> str:
+    attempt = job.attempt
+    if attempt is not None and attempt.leave is not None:
+        return f"is saved: {attempt.leave.why}, {attempt.leave.told}"
+    if attempt is not None:
+        slow = job.course.factor
+        note = f"; {slow:.2g} times as fast as said" if slow < 0.8 or slow > 1.25 else ""
+        return workers_text(attempt.workers) + note
+    slot = state.era.slots[-1] if state.era.slots else None
+    if slot is None:
+        return "no slot has begun"
+    if job.name not in slot.jobs:
+        known = job.name in state.era.known
+        return "its regions are not there" if known else "waits for the next slot"
+    if job.name in slot.held:
+        return slot.held[job.name]
+    if job.name in slot.turned_away:
+        return "no schedule yet: no room beside what is promised; asked again at the next slot"
+    if job.name in slot.given:
+        return "is about to start, as soon as there is room"
+    return "has its turn later"
+
+
+MOST_SLOTS: Final = 60
+
+
+def forecast(
+    state: QueueState, config: QueueConfig, slots: QueueSlots, now: NowSeen
+) -> dict[str, Sequence[JobStretch]]:
+    """Return what living jobs will have from now on, by name; nothing for those that have nothing.
+
+    Args:
+        state: of the queue; is not changed.
+        config: the queue.
+        slots: its policy, as it is; is not changed.
+        now: the present, which is taken to last.
+    """
+    if not state.era.slots:
+        return {}
+    state, slots = copy.deepcopy(state), copy.deepcopy(slots)
+    names = [job.name for job in state.living()]
+    at_s, slot = now.unix_s, state.era.slots[-1].slot
+    for _ in range(MOST_SLOTS):
+        slot += 1
+        border_s = max(at_s, state.era.began_unix_s + slot * config.slot_s)
+        _train(state, config, at_s, border_s)
+        at_s = border_s
+        if slot >= ERA_SLOTS or not state.living():
+            break
+        state.feed(begun_slot(state, config, slots, slot, NowSeen(at_s, now.room)))
+        _go(state, config, at_s, now.room)
+    found = {}
+    for name in names:
+        all_of_it = state.jobs[name].course.stretches
+        found[name] = tuple(
+            JobStretch(max(each.since_unix_s, now.unix_s), each.workers, each.until_unix_s)
+            for each in all_of_it
+            if each.until_unix_s is None or each.until_unix_s > now.unix_s
+        )
+    return {name: each for name, each in found.items() if each}
+
+
+def _train(state: QueueState, config: QueueConfig, since_s: float, until_s: float) -> None:
+    for job in state.living():
+        attempt, course = job.attempt, job.course
+        if attempt is None:
+            continue
+        per_s = share_per_s(job.request.spec, attempt.workers, attempt.averager, config)
+        per_s *= course.factor
+        begins_s = min(since_s, course.seen_unix_s)  # from when its share is known
+        if job.is_starting:
+            start_s = config.start_s if state.start_s is None else state.start_s
+            begins_s = max(since_s, attempt.since_unix_s + start_s)
+        done = course.done + max(0.0, until_s - begins_s) * per_s
+        if done < 1.0 - 1e-9 or per_s <= 0:
+            state.feed([SeenEntry(unix_s=until_s, done={job.name: min(1.0, done)})])
+            continue
+        _end(state, job, begins_s + (1.0 - course.done) / per_s, attempt.number)
+
+
+def _end(state: QueueState, job: QueuedJob, unix_s: float, attempt: int) -> None:
+    gone = GoneEntry(unix_s=unix_s, job=job.name, attempt=attempt, how="finished")
+    state.feed([gone, EndedEntry(unix_s=unix_s, job=job.name, outcome="finished")])
+
+
+def _go(state: QueueState, config: QueueConfig, unix_s: float, room: Room) -> None:
+    for job in state.living():
+        attempt = job.attempt
+        if attempt is None or attempt.leave is None:
+            continue
+        number = attempt.number
+        state.feed([GoneEntry(unix_s=unix_s, job=job.name, attempt=number, how="saved")])
+        if attempt.leave.why not in ("preempted", "resized"):
+            state.feed([EndedEntry(unix_s=unix_s, job=job.name, outcome="cancelled")])
+    state.feed(starts(state, config, QueueSeen(unix_s, room)))
+
+
+class QueueReader:
+    """Reads a queue again and again, each time what is new; needs no cluster.
+
+    Args:
+        place: where it is.
+    """
+
+    def __init__(self, place: QueuePlace) -> None:
+        self._place = place
+        self._journal: QueueJournal | None = None
+        self._state = QueueState()
+        self._slots: QueueSlots | None = None
+        self._asked = 0
+
+    @property
+    def state(self) -> QueueState:
+        """As it was last read."""
+        return self._state
+
+    def read(self) -> QueueState:
+        """Read on, and give how the queue stands.
+
+        Raises:
+            QueueMissingError: there is none.
+            QueueJournalError: it cannot be understood.
+        """
+        self._journal = self._journal or QueueJournal(self._place.store())
+        self._state.feed(self._journal.read())
+        if self._state.config is None:
+            raise QueueMissingError(f"there is no queue in {self._place.shown}")
+        return self._state
+
+    def report(self, unix_s: float) -> QueueReport:
+        """Read on, and give how the queue stands and what it will do.
+
+        Args:
+            unix_s: the present time.
+        """
+        state = self.read()
+        if state.config is None or not state.era.slots:
+            return report_of(state)
+        era = state.era
+        if self._slots is None or (self._slots.number, self._asked) != (
+            era.number,
+            len(era.slots),
+        ):
+            self._slots = QueueSlots(state.config, era, state.jobs)
+            self._asked = len(era.slots)
+        now = NowSeen(unix_s, era.slots[-1].room)
+        return report_of(state, forecast(state, state.config, self._slots, now))

@@ -1,0 +1,521 @@
+"""The scheduling tick at a slot's beginning: the policy's question, and what its answer means.
+
+The policy counts workers of a region; a run also has servers there, and another number of
+workers means a restart. In order: whole jobs, tenants' quotas, keeping what a job has,
+membership changes, whether the job pays for its machines, and capacity. A policy's memory is
+not stored: it is rebuilt by asking a new policy the same questions from the journal
+(`QueueSlots`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from geo_ray.base.errors import NotWorthError
+from geo_ray.scheduler.cluster import SharedCluster
+from geo_ray.scheduler.policies.registry import policy_named
+from geo_ray.scheduler.policy import JobProgress, SlotDecision, SlotScheduler, SlotView
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.job_spec import JobSpec, Workers
+from geo_ray.scheduler.queue.journal import (
+    AnyEntry,
+    EndedEntry,
+    GivenJob,
+    LeaveEntry,
+    ReshapeEntry,
+    SeenJob,
+    SlotEntry,
+)
+from geo_ray.scheduler.queue.model import (
+    WINDOW_SLOTS,
+    Room,
+    adapted,
+    allocation_of,
+    cluster_job,
+    cluster_of,
+    given_of,
+    see_room,
+    share_per_s,
+    work_rows,
+)
+from geo_ray.scheduler.queue.state import EraState, JobAttempt, QueuedJob, QueueState
+
+
+def why_not_covered(
+    config: QueueConfig, job: QueuedJob, workers: Workers, averager: str, room: Room, unix_s: float
+) -> str | None:
+    """Return why a job does not pay for what it would have; None: it does.
+
+    Args:
+        config: the queue.
+        job: which.
+        workers: by region.
+        averager: its region.
+        room: what there is.
+        unix_s: now.
+    """
+    if not config.worth_per_usd:
+        return None
+    spec, worth = job.request.spec, job.request.worth
+    per_s = share_per_s(spec, workers, averager, config) * job.course.factor
+    if per_s <= 0:
+        return None
+    left_s = (1.0 - job.course.done) / per_s
+    slots = max(0.0, unix_s + left_s - job.came_unix_s) / config.slot_s
+    usd = usd_per_hour(config, spec, workers, room) * left_s / 3600.0
+    utility, price = worth.of(slots, config.slot_s), config.worth_per_usd * usd
+    if utility >= price:
+        return None
+    return f"worth {utility:.4g} by then, and its machines cost {usd:.4g} USD"
+
+
+def usd_per_hour(config: QueueConfig, spec: JobSpec, workers: Workers, room: Room) -> float:
+    """Return what a job's share of machines costs: of what it uses most of each of them."""
+    total = 0.0
+    for name, count in workers.items():
+        region, needs = config.regions[name], spec.needs(name)
+        gpus, cpus = room.get(name, (0.0, 0.0))
+        usd = region.usd_per_hour
+        if region.machines is not None:
+            machine = region.machines
+            gpus, cpus, usd = machine.gpus, machine.cpus, machine.usd_per_hour
+        shares = [
+            used / has
+            for used, has in ((needs.gpus * count, gpus), (needs.cpus_of(count), cpus))
+            if has
+        ]
+        total += usd * max(shares, default=0.0)
+    return total
+
+
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class NowSeen:
+    """The moment of a border.
+
+    Attributes:
+        unix_s: when.
+        room: what there is.
+    """
+
+    unix_s: float
+    room: Room
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a job is to have.
+
+    Attributes:
+        workers: by region.
+        averager: its region.
+        restart: whether that takes a restart of a run that goes on.
+    """
+
+    workers: Workers
+    averager: str
+    restart: bool = False
+
+
+@dataclass(slots=True)
+class FreeRoom:
+    """What is left of a cluster's room.
+
+    Attributes:
+        free: GPUs and CPUs by region.
+    """
+
+    free: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def fits(self, spec: JobSpec, workers: Workers) -> str | None:
+        """Return the first region without room; None: there is."""
+        for region, count in workers.items():
+            gpus, cpus = self.free.get(region, (0.0, 0.0))
+            needs = spec.needs(region)
+            if needs.gpus * count > gpus + _EPS or needs.cpus_of(count) > cpus + _EPS:
+                return region
+        return None
+
+    def take(self, spec: JobSpec, workers: Workers, times: int = 1) -> None:
+        """Take so much, or give it back."""
+        for region, count in workers.items():
+            gpus, cpus = self.free.get(region, (0.0, 0.0))
+            needs = spec.needs(region)
+            self.free[region] = (
+                gpus - times * needs.gpus * count,
+                cpus - times * needs.cpus_of(count),
+            )
+
+
+def fitted(
+    config: QueueConfig,
+    jobs: Sequence[QueuedJob],
+    given: Mapping[str, GivenJob],
+    now: NowSeen,
+    regions: Mapping[str, Sequence[str]],
+) -> tuple[dict[str, Wanted], dict[str, str]]:
+    """Return what jobs are to have, and why others that were given something have nothing.
+
+    Args:
+        config: the queue.
+        jobs: that have not ended, in their order.
+        given: by a policy.
+        now: what is seen.
+        regions: of each job, those that are there.
+    """
+    left = FreeRoom(dict(now.room))
+    of_tenant: dict[str, int] = {}
+    wanted: dict[str, Wanted] = {}
+    held: dict[str, str] = {}
+    for job in sorted(jobs, key=lambda each: each.phase == "waiting"):  # who runs comes first
+        if job.name not in given:
+            continue
+        spec = job.request.spec
+        found = _wanted(job, given[job.name], regions.get(job.name, ()))
+        if isinstance(found, str):
+            held[job.name] = found
+            continue
+        quota = config.tenants[job.tenant].most_workers if job.tenant in config.tenants else 0
+        has = of_tenant.get(job.tenant, 0)
+        if job.attempt is not None and job.attempt.leave is None:
+            found = _kept(config, job, job.attempt, found, left)
+        if quota is not None and has + sum(found.workers.values()) > quota:
+            held[job.name] = f"tenant {job.tenant} has {has} of {quota} workers"
+            continue
+        dear = why_not_covered(config, job, found.workers, found.averager, now.room, now.unix_s)
+        if dear is not None:
+            held[job.name] = dear
+            continue
+        full = left.fits(spec, found.workers)
+        if full is not None:
+            held[job.name] = f"no room in {full} beside the others"
+            continue
+        left.take(spec, found.workers)
+        of_tenant[job.tenant] = has + sum(found.workers.values())
+        wanted[job.name] = found
+    return wanted, held
+
+
+def _wanted(job: QueuedJob, given: GivenJob, there: Sequence[str]) -> Wanted | str:
+    spec = job.request.spec
+    workers = {region: count for region, count in given.workers.items() if count}
+    if not spec.anywhere:
+        missing = [region for region in there if not workers.get(region)]
+        if missing or not workers:
+            return f"the policy gave it no worker in {', '.join(missing) or 'any region'}"
+        workers = {name: min(count, spec.needs(name).rows) for name, count in workers.items()}
+        while sum(workers.values()) > spec.among(there).most_workers:
+            workers[max(workers, key=lambda name: workers[name])] -= 1
+    averager = max(given.servers, key=lambda name: (workers.get(name, 0), name), default="")
+    if spec.averager in workers:
+        averager = spec.averager  # as its owner said
+    if averager not in workers:
+        averager = max(workers, key=lambda name: (workers[name], name))
+    return Wanted(workers, averager)
+
+
+def _kept(
+    config: QueueConfig, job: QueuedJob, attempt: JobAttempt, new: Wanted, left: FreeRoom
+) -> Wanted:
+    spec, old = job.request.spec, attempt.workers
+    keeps = Wanted(old, attempt.averager)
+    if dict(new.workers) == old:
+        return keeps
+    joined = {name for name in new.workers if name not in old}
+    common = {name: count for name, count in new.workers.items() if name in old}
+    has_averager = attempt.averager in new.workers
+    if has_averager and (joined or len(common) < len(old)):
+        # Members come and go; how many workers each has stays as it was started.
+        shape = {name: old[name] for name in common}
+        shape |= {name: spec.needs(name).workers for name in joined}
+        if left.fits(spec, shape) is None:
+            return Wanted(shape, attempt.averager)
+        shape = {name: old[name] for name in common}
+        if left.fits(spec, shape) is None:
+            return Wanted(shape, attempt.averager)
+    if not has_averager or not common:
+        return Wanted(new.workers, new.averager, restart=True)
+    if left.fits(spec, old) is not None:
+        return Wanted(new.workers, new.averager, restart=True)
+    rest = 1.0 - job.course.done
+    before = share_per_s(spec, old, attempt.averager, config) * job.course.factor
+    after = share_per_s(spec, new.workers, new.averager, config) * job.course.factor
+    saved_s = rest / before - rest / after if before and after else 0.0
+    if saved_s > 2 * config.patience.resize_s:
+        return Wanted(new.workers, new.averager, restart=True)
+    return keeps
+
+
+ERA_SLOTS: Final = 400
+
+
+class QueueSlots:
+    """The policy of an era: asked at every slot's beginning, and made again from what it was asked.
+
+    A policy remembers what it has promised. That memory is not written down: whoever goes on with a
+    queue asks a new policy the same questions in the same order, from the journal, and so has one
+    that remembers the same. Eras keep that short.
+
+    Args:
+        config: the queue.
+        era: as the journal has it.
+        jobs: all that it has, by name.
+    """
+
+    def __init__(self, config: QueueConfig, era: EraState, jobs: Mapping[str, QueuedJob]) -> None:
+        self._config, self._era, self._jobs = config, era, jobs
+        self._begun: tuple[SharedCluster, SlotScheduler] | None = None
+        self._arrived: dict[str, int] = {}
+        self._gone: list[str] = []
+        self._before: SlotEntry | None = None
+        for entry in era.slots:
+            self._ask(entry)
+            self._before = entry
+
+    @property
+    def number(self) -> int:
+        """Of the era."""
+        return self._era.number
+
+    def decide(self, question: SlotEntry) -> SlotEntry:
+        """Return a slot with the policy's answer.
+
+        Args:
+            question: the slot with what is seen.
+        """
+        decision, cluster = self._ask(question)
+        payoffs = {each.job: each.payoff for each in decision.admissions}
+        turned_away = tuple(each.job for each in decision.admissions if not each.is_admitted)
+        given = {name: given_of(each, cluster) for name, each in decision.allocations.items()}
+        answer = {"given": given, "payoffs": payoffs, "turned_away": turned_away}
+        return question.model_copy(update=answer)
+
+    def answered(self, entry: SlotEntry) -> None:
+        """Note what came of a slot, which the next one is shown."""
+        self._before = entry
+
+    def _ask(self, entry: SlotEntry) -> tuple[SlotDecision, SharedCluster]:
+        if self._begun is None:
+            cluster = cluster_of(self._config, entry.room, ERA_SLOTS + WINDOW_SLOTS)
+            policy = adapted(policy_named(self._config.policy), self._config.worth_per_usd)
+            self._begun = (cluster, policy.begin(cluster, self._era.number))
+        cluster, scheduler = self._begun
+        see_room(cluster, self._config, entry.room, entry.slot)
+        self._gone += entry.gone
+        if not entry.jobs:  # policies are asked about jobs; who is gone is told with the next ones
+            return SlotDecision({}), cluster
+        gone, self._gone = self._gone, []
+        for name in entry.arrived:
+            self._arrived[name] = entry.slot
+        active = {name: self._progress(name, entry, cluster) for name in entry.jobs}
+        view = SlotView(
+            entry.slot,
+            [active[name].job for name in entry.arrived],
+            active,
+            cluster.capacity_TSR[entry.slot],
+            gone,
+            frozenset(name for name in entry.jobs if entry.jobs[name].admitted),
+            frozenset(name for name in entry.jobs if entry.jobs[name].lost),
+        )
+        return scheduler.decide(view), cluster
+
+    def _progress(self, name: str, entry: SlotEntry, cluster: SharedCluster) -> JobProgress:
+        seen, job = entry.jobs[name], self._jobs[name]
+        spec = job.request.spec
+        arrival = self._arrived[name]
+        slot_s = self._config.slot_s
+        began_unix_s = self._era.began_unix_s + arrival * slot_s
+        shown_unix_s = began_unix_s if job.shown_unix_s is None else job.shown_unix_s
+        waited = max(0.0, round((began_unix_s - shown_unix_s) / slot_s))
+        one = cluster_job(name, spec, seen, arrival, waited, cluster)
+        before, had = self._before, None
+        kept = before is not None and name in before.given and name not in before.held
+        if before is not None and kept and before.jobs[name].regions == seen.regions:
+            had = allocation_of(before.given[name], spec, cluster)
+        return JobProgress(one, work_rows(spec, seen), seen.attained_s, had, seen.waited)
+
+
+_LATE: Final = 0.2  # of a start that takes longer than others did, that is still to come
+
+
+def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen) -> SlotEntry:
+    """Return what a policy is to be asked.
+
+    Args:
+        state: of the queue.
+        config: the queue.
+        slot: of the era.
+        now: what is seen.
+    """
+    era = state.era
+    newest = era.slots[-1] if era.slots else None
+    before = {} if newest is None else newest.jobs
+    jobs: dict[str, SeenJob] = {}
+    arrived: list[str] = []
+    again: list[str] = []
+    for job in state.living():
+        regions = regions_there(job, now.room)
+        leave = None if job.attempt is None else job.attempt.leave
+        if leave is not None and leave.why not in ("preempted", "resized"):
+            continue  # it ends
+        if not regions:
+            continue  # if the policy does not know it yet, it has not come for that
+        seen = before.get(job.name)
+        is_other = seen is not None and seen.regions != regions
+        if job.name in era.moved or is_other:
+            again.append(job.name)  # it is another job now, as far as the policy is concerned
+        if job.name not in era.known or job.name in again:
+            arrived.append(job.name)
+        jobs[job.name] = SeenJob(
+            left=max(0.0, 1.0 - job.course.done),
+            worth=job.request.worth,
+            factor=job.course.factor,
+            regions=regions,
+            start_s=_start_s(state, config, job, now.unix_s),
+            waited=job.course.waited,
+            attained_s=job.course.attained_s,
+            admitted=job.name in era.admitted,
+            lost=newest is not None and _has_lost(job, newest, is_other=is_other),
+        )
+    living = {job.name for job in state.living()}
+    gone = [name for name in before if name not in living]
+    gone += [name for name in [*again, *era.moved] if name in era.known and name not in gone]
+    return SlotEntry(
+        unix_s=now.unix_s,
+        slot=slot,
+        room=dict(now.room),
+        arrived=tuple(arrived),
+        gone=tuple(gone),
+        jobs=jobs,
+    )
+
+
+def _has_lost(job: QueuedJob, newest: SlotEntry, *, is_other: bool) -> bool:
+    """Whether a job has lost since the newest slot what it had, and not by its own doing."""
+    if any(each.is_lost and each.unix_s >= newest.unix_s for each in job.course.failures):
+        return True
+    has_begun = job.attempt is not None or bool(job.course.failures or job.course.done)
+    return has_begun and (is_other or job.name not in newest.jobs)
+
+
+def _start_s(state: QueueState, config: QueueConfig, job: QueuedJob, unix_s: float) -> float:
+    """Return how long a job will take to its first step, as starts have taken so far."""
+    start_s = config.start_s if state.start_s is None else state.start_s
+    if job.attempt is None or job.attempt.leave is not None:
+        return start_s
+    if not job.is_starting:
+        return 0.0
+    return max(_LATE * start_s, start_s - (unix_s - job.attempt.since_unix_s))
+
+
+def regions_there(job: QueuedJob, room: Room) -> tuple[str, ...]:
+    """Return the regions of a job that have anything; none if they are too few for it."""
+    spec = job.request.spec
+    wanted = room if spec.anywhere else spec.regions
+    found = tuple(name for name in wanted if any(room.get(name, (0.0, 0.0))))
+    return found if len(found) >= spec.least_regions else ()
+
+
+def begun_slot(
+    state: QueueState, config: QueueConfig, slots: QueueSlots, slot: int, now: NowSeen
+) -> list[AnyEntry]:
+    """Return what is to be written down at a slot's beginning.
+
+    Args:
+        state: of the queue.
+        config: the queue.
+        slots: the era's policy; it is asked, so what is returned must be written down.
+        slot: which.
+        now: what is seen.
+    """
+    entry = slots.decide(question_of(state, config, slot, now))
+    again = {name for name in entry.turned_away if name in state.era.admitted}
+    jobs = [job for job in state.living() if job.name in entry.jobs]
+    regions = {name: seen.regions for name, seen in entry.jobs.items()}
+    stranded = [job for job in jobs if job.name in again | state.era.stranded]
+    given = {**entry.given, **_starting(jobs, entry), **_leftovers(stranded, entry)}
+    wanted, held = fitted(config, jobs, given, now, regions)
+    entry = entry.model_copy(
+        update={
+            "given": {
+                name: GivenJob(workers=dict(each.workers), servers={each.averager: 1})
+                for name, each in wanted.items()
+            },
+            "held": held,
+        }
+    )
+    slots.answered(entry)
+    found: list[AnyEntry] = [entry]
+    for name in entry.turned_away:
+        payoff = entry.payoffs.get(name)
+        if name not in again and payoff is not None:  # else no schedule was found: it waits
+            found.append(
+                EndedEntry(
+                    unix_s=now.unix_s,
+                    job=name,
+                    outcome="turned away",
+                    code=NotWorthError.code,
+                    told=f"it is worth {-payoff:.4g} less than what it would take from others",
+                )
+            )
+    for job in state.living():
+        found += _changes(job, wanted.get(job.name), held.get(job.name), now.unix_s)
+    return found
+
+
+def _changes(
+    job: QueuedJob, wanted: Wanted | None, held: str | None, unix_s: float
+) -> Sequence[AnyEntry]:
+    attempt = job.attempt
+    if attempt is None or attempt.leave is not None:
+        return ()
+    if wanted is None:
+        told = held or "the policy gives its machines to others"
+        return [LeaveEntry(unix_s=unix_s, job=job.name, why="preempted", told=told)]
+    if wanted.restart:
+        told = f"goes on with {workers_text(wanted.workers)}"
+        return [LeaveEntry(unix_s=unix_s, job=job.name, why="resized", told=told)]
+    if dict(wanted.workers) != attempt.workers:
+        return [ReshapeEntry(unix_s=unix_s, job=job.name, workers=dict(wanted.workers))]
+    return ()
+
+
+def workers_text(workers: Workers) -> str:
+    """Return how people read it."""
+    return ", ".join(f"{count} in {name}" for name, count in workers.items())
+
+
+def _starting(jobs: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob]:
+    """Leave their machines to jobs until they have trained as long as their start took."""
+    found = {}
+    for job in jobs:
+        attempt = job.attempt
+        if attempt is None or attempt.leave is not None:
+            continue
+        begun_unix_s = attempt.begun_unix_s
+        if begun_unix_s is not None:
+            took_s = begun_unix_s - attempt.since_unix_s
+            if entry.unix_s - begun_unix_s >= took_s:
+                continue
+        if all(name in entry.jobs[job.name].regions for name in attempt.workers):
+            found[job.name] = GivenJob(workers=dict(attempt.workers), servers={attempt.averager: 1})
+    return found
+
+
+def _leftovers(stranded: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob]:
+    """Give those that a policy has no place for what they asked for; it may not fit."""
+    found = {}
+    for job in stranded:
+        spec = job.request.spec
+        if job.name in entry.given:
+            continue
+        there = entry.jobs[job.name].regions
+        names = [name for name in spec.regions if name in there] or list(there)[:1]
+        found[job.name] = GivenJob(
+            workers={name: spec.needs(name).workers for name in names}, servers={}
+        )
+    return found

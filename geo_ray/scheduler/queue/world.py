@@ -1,0 +1,343 @@
+"""The Ray cluster of a queue: nodes, runs and the autoscaler; implements `QueueWorld`.
+
+All access to a run's directory is on a thread of the run's own, since a job may write anything
+there; the queue waits for it for `LOOK_S` at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+
+from geo_ray.base.errors import (
+    ClusterError,
+    GeoRayError,
+    QueueRequestError,
+    RunDirectoryError,
+    RunFinishedError,
+)
+from geo_ray.base.threads import BoundedCalls
+from geo_ray.cloud.autoscaler.actor import find_autoscaler
+from geo_ray.ray_cluster import ray_internals
+from geo_ray.ray_cluster.detached import NAMESPACE
+from geo_ray.ray_cluster.labels import REGION_LABEL
+from geo_ray.runs import requests
+from geo_ray.runs.remote import pass_on, seen_copy
+from geo_ray.runs.requests import MemberRequest, Verb, request_member_change
+from geo_ray.runs.status import Beside, StatusReader
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.job_config import run_of, run_tree
+from geo_ray.scheduler.queue.job_server import JobCode, QueueJobServer, SubmissionTold
+from geo_ray.scheduler.queue.job_spec import JobSpec
+from geo_ray.scheduler.queue.loop import (
+    Action,
+    AskMachines,
+    AskStop,
+    ChangeMember,
+    EndSubmission,
+    Submit,
+    is_submission_of,
+    submission_name,
+)
+from geo_ray.scheduler.queue.model import QueueSeen, RunEnd, SubmissionSeen
+from geo_ray.scheduler.queue.state import QueueState
+from geo_ray.storage.uri import is_s3
+from geo_ray.telemetry.event_log import Ending
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.status import MembersFold
+from geo_ray.telemetry.totals import RunTotals
+
+_ENDS: Final[dict[str, RunEnd]] = {
+    Ending.FINISHED.value: "finished",
+    Ending.STOPPED.value: "stopped",
+    Ending.FAILED.value: "failed",
+}
+_MOST_EVENTS: Final = 20_000
+LOOK_S: Final = 2.0
+"""Longest wait for what is done in the directory of a run; it is done to its end all the same."""
+_READ_S: Final = 60.0  # for the log of a run that is over
+_GONE: Final = ("lost", "left", "absent", "joining", "did not join")
+
+
+class QueuedRun:
+    """See the module.
+
+    Args:
+        place: its directory or address, which no other job has.
+        spec: of the job.
+    """
+
+    def __init__(self, place: str, spec: JobSpec) -> None:
+        self._place, self._spec = place, spec
+        self._reader: StatusReader | None = None
+        self._members: MembersFold | None = None
+        self._joined: dict[str, int] = {}  # how many steps newcomers have behind them
+        self._calls = BoundedCalls(f"the directory of run {place}", LOOK_S, RunDirectoryError)
+        self._found: SubmissionSeen | None = None  # of the newest look, until it is asked for
+        self._over_s: float | None = None
+
+    def begin_look(self) -> Callable[[], SubmissionSeen]:
+        """Begin to look how it stands, for a submission that continues.
+
+        Returns:
+            What waits for the answer. An answer that comes too late is that of the next look. It
+            raises `RunDirectoryError` if the directory cannot be read, or not in time, and
+            `StoreError` if the bucket does not answer.
+        """
+        wait = self._calls.begin(self._look)
+
+        def look() -> SubmissionSeen:
+            try:
+                wait()
+            except RunDirectoryError:
+                if self._found is None:
+                    raise
+            found, self._found = self._found, None
+            return found or SubmissionSeen("going")
+
+        return look
+
+    def _look(self) -> None:
+        self._found = self._seen()
+
+    def has_told_all(self) -> bool:
+        """Whether a run that is over has nothing more to tell, or does not tell it in a minute."""
+        self._over_s = self._over_s or time.monotonic()
+        return self._is_read or time.monotonic() - self._over_s >= _READ_S
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether all of its log was read: a look reads a part of it, however long it is."""
+        return self._reader is None or self._reader.read_share >= 1.0
+
+    def _seen(self) -> SubmissionSeen:
+        self._reader = self._reader or self._opened()
+        if self._reader is None:
+            return SubmissionSeen("going")
+        status = self._reader.read(_MOST_EVENTS)  # a look must end soon, whatever the log has
+        now, names = self._members, self._reader.config.region_names
+        members = {} if now is None else {name: now.of(name).state for name in names}
+        regions = [each for each in status.regions if each.steps is not None]
+        there = [each for each in regions if members.get(each.name) not in _GONE] or regions
+        done = None
+        if not self._is_read:
+            pass  # what is read so far is less than what was done
+        elif there and self._spec.anywhere and len(self._spec.regions) > 1:
+            done = sum(each.samples for each in regions) / self._spec.rows
+        elif there:
+            steps = {each.name: max(each.step, self._joined.get(each.name, 0)) for each in there}
+            done = min(steps[each.name] / max(1, each.steps or 1) for each in there)
+        return SubmissionSeen(
+            "going",
+            None if done is None else min(1.0, done),
+            trains=status.is_going is not False and any(each.step for each in there),
+            members=members,
+            end=_ENDS.get(status.phase),
+            code=status.code,
+            told=status.message or "",
+            problem=next(iter(self._reader.problems), ""),
+        )
+
+    def ask_stop(self) -> None:
+        """Ask it to save and end; may be repeated.
+
+        Raises:
+            RunDirectoryError: nothing can be written there, or not in time.
+            StoreError: the bucket does not answer.
+        """
+        self._calls.begin(self._ask_stop)()
+
+    def ask_member(self, verb: Verb, region: str) -> None:
+        """Let a region join or leave.
+
+        Raises:
+            RunDirectoryError: nothing can be written there, or not in time.
+            StoreError: the bucket does not answer.
+        """
+        self._calls.begin(partial(self._ask_member, verb, region))()
+
+    def _ask_stop(self) -> None:
+        path = self._path()
+        requests.request_stop(path)
+        pass_on(self._address(), path)
+
+    def _ask_member(self, verb: Verb, region: str) -> None:
+        path = self._path()
+        request_member_change(path, MemberRequest(verb=verb, region=region))
+        pass_on(self._address(), path)
+
+    def _opened(self) -> StatusReader | None:
+        try:
+            return StatusReader(self._path(), beside=self._beside)
+        except RunDirectoryError:
+            return None  # there is none yet, or it is being made
+
+    def _beside(self) -> Beside:
+        fold, self._joined = MembersFold(), {}
+        self._members = fold
+
+        def feed(event: Event, _: RunTotals) -> None:
+            fold.feed(event)
+            if event.kind == "run_started":
+                self._joined.clear()
+            elif event.kind == "region_joined":
+                self._joined[event["region"]] = int(event["step"])
+
+        return feed
+
+    def _path(self) -> Path:
+        return seen_copy(self._place) if is_s3(self._place) else Path(self._place)
+
+    def _address(self) -> str | None:
+        return self._place if is_s3(self._place) else None
+
+
+_ANSWER_S: Final = 10.0
+_log = logging.getLogger(__name__)
+_MEMBERS_AGAIN_S: Final = 20.0
+_MACHINES_AGAIN_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class RayQueueWorld:
+    """See the module.
+
+    Attributes:
+        config: the queue.
+        server: the cluster's job server.
+    """
+
+    config: QueueConfig
+    server: QueueJobServer
+    _runs: dict[str, QueuedRun] = field(default_factory=dict)
+    _asked_s: dict[object, float] = field(default_factory=dict)
+
+    def see(self, state: QueueState, unix_s: float) -> QueueSeen:
+        """See `QueueWorld`."""
+        there = {
+            name: told
+            for name, told in self.server.submissions().items()
+            if is_submission_of(self.config.name, name)
+        }
+        looks, mine = {}, set()
+        for job in state.living():
+            if job.attempt is None:
+                continue
+            name = submission_name(self.config.name, job.id, job.attempt.number)
+            mine.add(name)
+            run = self._runs.setdefault(
+                job.name, QueuedRun(run_of(self.config, job.id), job.request.spec)
+            )
+            told = there.get(name)
+            looks[job.name] = told, run, None if told is None else run.begin_look()
+        attempts = {name: _seen(*look) for name, look in looks.items()}
+        self._runs = {name: run for name, run in self._runs.items() if name in attempts}
+        strays = [name for name, told in there.items() if not told.is_over and name not in mine]
+        return QueueSeen(unix_s, room_of(self.config), attempts, tuple(strays))
+
+    def act(self, action: Action) -> None:
+        """See `QueueWorld`."""
+        match action:
+            case Submit(id=job_id, request=request, attempt=attempt):
+                name = submission_name(self.config.name, job_id, attempt)
+                try:
+                    tree = run_tree(request, job_id, action.workers, action.averager, self.config)
+                except Exception as error:  # of what its tenant has sent
+                    raise QueueRequestError(
+                        f"the configuration of job {request.name} makes no sense: {error!r}"
+                    ) from error
+                self.server.submit(name, tree, self._code_of(action), action.tenant)
+            case AskStop(job=job):
+                if self._is_due(action, _MEMBERS_AGAIN_S):
+                    self._runs[job].ask_stop()
+            case EndSubmission(submission=name):
+                if self._is_due(action, _MEMBERS_AGAIN_S):
+                    self.server.end(name)
+            case ChangeMember(job=job, verb=verb, region=region):
+                if self._is_due(action, _MEMBERS_AGAIN_S):
+                    self._runs[job].ask_member(verb, region)
+            case AskMachines():
+                if self._is_due(action, _MACHINES_AGAIN_S):
+                    self._follow(action)
+
+    def _code_of(self, action: Submit) -> JobCode | None:
+        """Return a job's own code, as its tenant may bring it now."""
+        path, tenant = action.request.working_dir, self.config.tenants.get(action.tenant)
+        if path is None:
+            return None
+        if tenant is None or tenant.working_dirs is None:
+            raise QueueRequestError(f"jobs of tenant {action.tenant} may bring no code any more")
+        return JobCode(tenant.working_dirs, path)
+
+    def _is_due(self, action: Action, again_s: float) -> bool:
+        """Whether an action is to be done now, and not only again so soon."""
+        now_s = time.monotonic()
+        known = {each: at_s for each, at_s in self._asked_s.items() if now_s - at_s < again_s}
+        is_due = action not in known
+        self._asked_s = known | ({action: now_s} if is_due else {})
+        return is_due
+
+    def _follow(self, action: AskMachines) -> None:
+        cluster = str(self.config.autoscaler)
+        try:
+            actor: Any = find_autoscaler(cluster, NAMESPACE)
+            ray.get(actor.follow.remote(action.target), timeout=_ANSWER_S)
+        except Exception as error:  # of many kinds; it may be starting anew
+            self._asked_s.pop(action, None)
+            raise ClusterError(f"the autoscaler of {cluster} does not answer: {error}") from error
+
+
+def room_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
+    """Return GPUs and CPUs by region: of living nodes that are not drained, or to be rented."""
+    nodes: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    try:
+        drained = set(ray_internals.draining_nodes())
+        for node in ray_internals.nodes():
+            region = node["Labels"].get(REGION_LABEL)
+            if node["Alive"] and region is not None and node["NodeID"] not in drained:
+                has: Mapping[str, float] = node["Resources"]
+                nodes[region][0] += has.get("GPU", 0.0)
+                nodes[region][1] += has.get("CPU", 0.0)
+    except Exception as error:  # whatever Ray says: without it nothing is decided
+        raise ClusterError(f"Ray does not tell of its nodes: {error}") from error
+    found = {}
+    for name, region in config.regions.items():
+        gpus, cpus = nodes[name]
+        machine = region.machines
+        if machine is not None and config.autoscaler is not None:
+            gpus, cpus = machine.gpus * machine.cap, machine.cpus * machine.cap
+        found[name] = (
+            gpus if region.gpus is None else min(gpus, region.gpus),
+            cpus if region.cpus is None else min(cpus, region.cpus),
+        )
+    return found
+
+
+def _seen(
+    told: SubmissionTold | None, run: QueuedRun, look: Callable[[], SubmissionSeen] | None
+) -> SubmissionSeen:
+    if told is None or look is None:
+        return SubmissionSeen("unknown")
+    try:
+        seen = look()
+    except Exception as error:  # of this run alone, whatever it is: the others go on
+        message = error.message if isinstance(error, GeoRayError) else repr(error)
+        _log.warning("queue: %s", message)
+        seen = SubmissionSeen("going", problem=message)
+    if not told.is_over or (not told.succeeded and not run.has_told_all()):
+        return replace(seen, end=None, code=None, told="")
+    # The run's own words may be of an attempt before: what this one has printed comes first.
+    if told.succeeded or told.code == RunFinishedError.code:
+        return replace(seen, state="over", trains=False, end="finished", code=None, told=told.told)
+    ended = replace(seen, state="over", trains=False)
+    if told.code is not None:
+        return replace(ended, end="failed", code=told.code, told=told.told)
+    return ended if seen.end == "failed" else replace(ended, code=None, told=told.told)

@@ -1,1 +1,0 @@
-"""Many jobs on one shared cluster: who is admitted, what runs where and when, and what it costs."""

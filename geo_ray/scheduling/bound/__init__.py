@@ -1,1 +1,0 @@
-"""What no policy can exceed, even one that knows the future."""

@@ -1,1 +1,0 @@
-"""Replays histories of jobs on a shared cluster, slot by slot."""

@@ -1,1 +1,0 @@
-"""Where jobs and clusters come from: published traces, and made-up loads."""

@@ -1,1 +1,0 @@
-"""Who gets what in each slot: one policy a file."""

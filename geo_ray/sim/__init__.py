@@ -1,1 +1,0 @@
-"""The same job on a virtual clock: the real state machines and gradients, a seeded network."""

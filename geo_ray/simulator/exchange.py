@@ -1,0 +1,567 @@
+"""How simulated updates reach the averager.
+
+Straight, taking turns, as loose blocks, or over an overlay, with the runtime's own policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import torch
+
+from geo_ray.base.errors import InvariantError
+from geo_ray.codecs.base import DifferentialCodec, LossyBlocks
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.simulator.clock import Scheduler
+from geo_ray.simulator.network import Network
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.lossy_blocks import LossyReceiver
+from geo_ray.training.payload_encoding import RegionWire
+from geo_ray.transport.datagrams import TokenBucket, blocks_per_datagram
+from geo_ray.transport.overlay.build import (
+    build_coordinator,
+    build_node,
+    build_policy,
+    grid_of,
+    links_of,
+    tick_s,
+)
+from geo_ray.transport.overlay.messages import (
+    ControlMessage,
+    Ready,
+    SegmentPart,
+    Sent,
+    Starved,
+    Stuck,
+    Whole,
+)
+from geo_ray.transport.overlay.node import Finished, Node
+from geo_ray.transport.overlay.plan import SUM
+from geo_ray.transport.uploads import (
+    Decision,
+    Drop,
+    Grant,
+    Take,
+    TransferScheduler,
+    TransfersConfig,
+    UploadRequest,
+)
+from geo_ray.transport.wire.fields import Meta
+
+_TICK_S: Final = 0.01  # datagrams of one tick arrive together
+
+
+@dataclass(slots=True)
+class _Flow:
+    update: Update
+    lossy: LossyBlocks
+    bucket: TokenBucket | None
+    next_rank: int = 0
+
+
+@dataclass(slots=True)
+class _Held:
+    update: Update
+    go_on: Callable[[Update], None]
+    missing: int
+
+
+class SimLossy:
+    """The road of lossy blocks from every region to the averager.
+
+    Args:
+        codec: what the run is configured with.
+        num_params: P.
+        network: its links.
+        scheduler: virtual time.
+        averager_region: the averager's region.
+        is_over: whether a region has finished; then its blocks need not flow.
+    """
+
+    def __init__(
+        self,
+        codec: DifferentialCodec,
+        num_params: int,
+        network: Network,
+        scheduler: Scheduler,
+        averager_region: str,
+        is_over: Callable[[str], bool],
+    ) -> None:
+        self._codec = codec
+        self._num_params = num_params
+        self._network = network
+        self._scheduler = scheduler
+        self._averager_region = averager_region
+        self._is_over = is_over
+        self._flows: dict[str, _Flow] = {}
+        self._held: dict[str, _Held] = {}
+        self.books: dict[str, LossyReceiver] = {}
+
+    def recall(self, name: str, wire: RegionWire) -> None:
+        """The next update comes: what has not left goes with it."""
+        flow = self._flows.pop(name, None)
+        if flow is not None:
+            wire.unsent(flow.update.seq, flow.next_rank)
+
+    def depart(self, name: str, update: Update, carry: Callable[[Update], float]) -> None:
+        """Send an update: its reliable part, then its lossy blocks.
+
+        Args:
+            name: the sender; in the averager's own region nothing needs a road.
+            update: as it was encoded.
+            carry: puts the reliable part on its way and tells when it arrives.
+        """
+        coded = update.coded
+        if coded is None or coded.lossy is None or name == self._averager_region:
+            carry(update)
+            return
+        arrival_s = carry(replace(update, coded=replace(coded, lossy=None)))
+        rate_mbps = self._codec.rate_mbps
+        bucket = None if rate_mbps is None else TokenBucket(rate_mbps)
+        flow = self._flows[name] = _Flow(update, coded.lossy, bucket)
+        if self._codec.loose == "udp":
+            acknowledged_s = arrival_s + self._network.delay_s(self._averager_region, name)
+            self._scheduler.at(acknowledged_s, lambda: self._tick(name, flow))
+
+    def arrive(self, update: Update, go_on: Callable[[Update], None]) -> None:
+        """Complete an update, now or when its grace is over, and go on with it."""
+        books = self._of(update.region)
+        missing = books.begin(update) if self._codec.grace_s else 0
+        if missing <= 0:
+            go_on(books.complete(update))
+            return
+        held = self._held[update.region] = _Held(update, go_on, missing)
+        self._scheduler.after(self._codec.grace_s, lambda: self._release(held))
+
+    def beside(self, reply: Reply) -> Reply:
+        """The reply with what is to be told of lossy blocks."""
+        books = self._of(reply.to)
+        if reply.dropped:
+            books.void(reply.seq)
+            return reply
+        return replace(reply, lossy=books.report(reply.seq))
+
+    def export(self, last: Callable[[str], tuple[int, int]]) -> dict[str, object]:
+        """What a checkpoint must know of the books, by region; see `LossyReceiver.export`."""
+        found = {region: books.export(last(region)) for region, books in self.books.items()}
+        return {region: state for region, state in found.items() if state is not None}
+
+    def restore(self, saved: object) -> None:
+        """Become what `export` saved."""
+        if isinstance(saved, dict):
+            for region, state in saved.items():
+                self._of(region).restore(state)
+
+    def _of(self, region: str) -> LossyReceiver:
+        return self.books.setdefault(region, LossyReceiver(self._codec, self._num_params))
+
+    def _tick(self, name: str, flow: _Flow) -> None:
+        """Send what the link takes until the next tick."""
+        if self._flows.get(name) is not flow or self._is_over(name):
+            return
+        now_s, network, home = self._scheduler.now_s, self._network, self._averager_region
+        size = flow.lossy.blocks_LK.shape[1]
+        per_datagram, count = blocks_per_datagram(size), flow.lossy.ids_L.numel()
+        arrived: list[tuple[int, int]] = []
+        latest_s = now_s
+        while flow.next_rank < count and network.free_at_s(name, home) < now_s + _TICK_S:
+            first, last = flow.next_rank, min(count, flow.next_rank + per_datagram)
+            size_bytes = (last - first) * size
+            if flow.bucket is not None and flow.bucket.take(now_s, size_bytes) > 0.0:
+                break
+            when_s = network.datagram_s(now_s, name, home, size_bytes)
+            if when_s is not None:
+                arrived.append((first, last))
+                latest_s = max(latest_s, when_s)
+            flow.next_rank = last
+        if arrived:
+            self._scheduler.at(latest_s, lambda: self._arrived(name, flow, arrived))
+        if flow.next_rank < count:
+            self._scheduler.after(_TICK_S, lambda: self._tick(name, flow))
+
+    def _arrived(self, name: str, flow: _Flow, runs: list[tuple[int, int]]) -> None:
+        books, update, lossy = self._of(name), flow.update, flow.lossy
+        new = 0
+        for first, last in runs:
+            ids = lossy.ids_L[first:last].tolist()
+            blocks = [row.tobytes() for row in lossy.blocks_LK[first:last].numpy()]
+            new += books.on_blocks(update.epoch, update.seq, first, ids, blocks)
+        held = self._held.get(name)
+        if held is not None and held.update.seq == update.seq:
+            held.missing -= new
+            if held.missing <= 0:
+                self._release(held)
+
+    def _release(self, held: _Held) -> None:
+        region = held.update.region
+        if self._held.get(region) is held:
+            del self._held[region]
+            held.go_on(self._of(region).complete(held.update))
+
+
+class SimTurns:
+    """Senders and the averager's desk at once.
+
+    Args:
+        config: how transfers take turns.
+        averager_region: the averager's region.
+        scheduler: virtual time.
+        network: says how far away regions are.
+        ship: sends an update of a region; it is handed to `arrived` when it is there.
+        version: commits of the averager so far.
+        take: lets the averager take in an update.
+        skip: lets it answer one without taking it in: region, epoch, number.
+    """
+
+    def __init__(
+        self,
+        config: TransfersConfig,
+        averager_region: str,
+        scheduler: Scheduler,
+        network: Network,
+        ship: Callable[[str, Update], object],
+        version: Callable[[], int],
+        take: Callable[[Update], None],
+        skip: Callable[[str, int, int], None],
+    ) -> None:
+        self._config = config
+        self._averager_region = averager_region
+        self._time = scheduler
+        self._network = network
+        self._ship = ship
+        self._version = version
+        self._take = take
+        self._skip = skip
+        self._line = TransferScheduler(config)
+        self._updates: dict[str, Update] = {}  # open ones by region
+        self._closed: set[str] = set()  # regions that must wait for a grant
+        self._wakes_s = math.inf
+
+    def send(self, name: str, update: Update) -> None:
+        """A region has an update."""
+        self._updates[name] = update
+        if name == self._averager_region:
+            self.arrived(update)
+            return
+        ask = self._ask_of(update)
+        there_s = self._network.delay_s(name, self._averager_region)
+        back_s = self._network.delay_s(self._averager_region, name)
+        self._line.rates.latency_s[name] = there_s + back_s
+        if name not in self._closed or update.size_bytes <= self._config.small_bytes:
+            self._line.began(self._time.now_s + there_s, ask)
+            self._ship(name, update)
+        else:
+            self._time.after(there_s, lambda: self._decide(self._asked(ask)))
+
+    def arrived(self, update: Update) -> None:
+        """An update is at the averager."""
+        now_s, version = self._time.now_s, self._version()
+        self._decide(self._line.arrived(now_s, version, self._ask_of(update)))
+
+    def _asked(self, ask: UploadRequest) -> list[Decision]:
+        return self._line.ask(self._time.now_s, self._version(), ask)
+
+    @staticmethod
+    def _ask_of(update: Update) -> UploadRequest:
+        norm = float(update.payload_P.norm()) if update.coded is None else 0.0
+        return UploadRequest(
+            update.region,
+            update.epoch,
+            update.seq,
+            update.size_bytes,
+            update.base_version,
+            norm,
+            update.final,
+        )
+
+    def _decide(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case Take(ask):
+                    self._take(self._updates[ask.region])
+                    self._note_gate(ask.region)
+                case Drop(ask):
+                    self._skip(ask.region, ask.epoch, ask.seq)
+                    self._note_gate(ask.region)
+                case Grant(ask):
+                    back_s = self._network.delay_s(self._averager_region, ask.region)
+                    self._time.after(back_s, partial(self._granted, ask.region))
+        self._wake()
+
+    def _granted(self, name: str) -> None:
+        self._ship(name, self._updates[name])
+
+    def _note_gate(self, name: str) -> None:
+        (self._closed.discard if self._line.is_quiet else self._closed.add)(name)
+
+    def _wake(self) -> None:
+        deadline_s = self._line.next_deadline_s()
+        if deadline_s is None or deadline_s >= self._wakes_s:
+            return
+        self._wakes_s = deadline_s
+
+        def tick() -> None:
+            if self._wakes_s == deadline_s:
+                self._wakes_s = math.inf
+                self._decide(self._line.tick(self._time.now_s, self._version()))
+
+        self._time.idly_at(deadline_s, tick)
+
+
+_TO_COORDINATOR: Final = (Ready, Sent, Whole, Stuck, Starved)
+
+
+@dataclass(slots=True)
+class _Round:
+    updates: dict[str, Update] = field(default_factory=dict)
+    replies: dict[str, Reply] = field(default_factory=dict)
+
+
+class SimOverlay:
+    """All regions' ends of the overlay, and the coordinator beside the averager.
+
+    Args:
+        experiment: its ``overlay`` and ``strategy`` fit, see `check_overlay`.
+        num_params: P.
+        network: its links.
+        scheduler: virtual time.
+        take: lets the averager take in an update; its answers come to `answered`.
+        deliver: hands a region its answer.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        num_params: int,
+        network: Network,
+        scheduler: Scheduler,
+        take: Callable[[Update], None],
+        deliver: Callable[[Reply], None],
+    ) -> None:
+        mean, config = experiment.strategy.traits.averager.round_mean, experiment.overlay
+        if mean is None:
+            raise InvariantError(f"an overlay cannot sum the rounds of {experiment.strategy}")
+        self._mean, self._network, self._time = mean, network, scheduler
+        self._take, self._deliver = take, deliver
+        self._names = sorted(experiment.region_names)
+        self._home = home = self._names.index(experiment.averager_region)
+        num, seed, grid = len(self._names), experiment.seed, grid_of(config, num_params)
+        links = links_of(config, num)
+        policy = build_policy(config, self._names, home, grid, links, seed)
+        self._coordinator = build_coordinator(home, policy, links, grid, seed)
+        self._nodes = [
+            build_node(config, me, num, home, grid, fused=policy.fused) for me in range(num)
+        ]
+        for node in self._nodes:
+            for peer in range(num):
+                node.set_rtt(peer, self._delay_s(node.me, peer) + self._delay_s(peer, node.me))
+        self._rounds: dict[int, _Round] = {}
+        self._committed = 0
+        self._flying = 0  # messages and parts under way
+        self._wakes_s: float | None = None
+        self._tick_s = tick_s(config)
+        self._is_ticking = False
+        self._coordinator.open(1)
+        self._settle(home)
+
+    def send(self, name: str, update: Update) -> None:
+        """A region takes part in the next round."""
+        node = self._nodes[self._names.index(name)]
+        rnd = node.finished + 1
+        self._rounds.setdefault(rnd, _Round()).updates[name] = update
+        self._time.hold()  # until it has its answer: all that happens here happens idly
+        own_P = update.payload_P.detach().contiguous().cpu().numpy()
+        node.contribute(rnd, own_P, self._mean.weight_of(update.num_samples), {}, self._time.now_s)
+        self._settle(node.me)
+        self._tick()
+
+    def answered(self, reply: Reply) -> None:
+        """The averager answers one of the updates of the round that is being committed."""
+        self._rounds[self._committed].replies[reply.to] = reply
+
+    # ------------------------------------------------------------------ what goes out
+
+    def _settle(self, *changed: int) -> None:
+        """Carry what regions, and the coordinator, have to say after something has changed."""
+        todo = sorted(set(changed) | {self._home})
+        while todo:
+            node = self._nodes[todo.pop(0)]
+            more = self._hand_out(node.me, node.out)
+            self._send_parts(node)
+            node.acknowledge()
+            more |= self._hand_out(node.me, node.out)
+            if self._commit():
+                more.add(self._home)
+            more |= self._hand_out(self._home, self._coordinator.out)
+            self._finish(node)
+            todo = sorted(set(todo) | more)
+        self._wake()
+
+    def _hand_out(self, src: int, out: list[tuple[int, ControlMessage]]) -> set[int]:
+        """Say what is to be said; whom it has reached already, being in the same region."""
+        reached = set()
+        while out:
+            dst, message = out.pop(0)
+            if dst == src:
+                self._on_message(src, dst, message)
+                reached.add(dst)
+            else:
+                heard = partial(self._on_message, src, dst, message)
+                self._fly(self._time.now_s + self._delay_s(src, dst), heard, dst)
+        return reached
+
+    def _on_message(self, src: int, dst: int, message: ControlMessage) -> None:
+        if isinstance(message, _TO_COORDINATOR):
+            self._coordinator.on_message(src, message, self._time.now_s)
+        else:
+            self._nodes[dst].on_message(src, message, self._time.now_s)
+
+    def _send_parts(self, node: Node) -> None:
+        """One to each region in turn, as long as there are any."""
+        targets = node.targets()
+        while targets:
+            more = []
+            for peer in targets:
+                part = node.next_part(peer, self._time.now_s)
+                if part is not None:
+                    self._carry(node.me, peer, part)
+                    more.append(peer)
+            targets = more
+
+    def _carry(self, src: int, dst: int, part: SegmentPart) -> None:
+        traffic = "update" if part.phase == SUM else "reply"
+        here, there, size_bytes = self._names[src], self._names[dst], len(part.data)
+        arrival_s = self._network.arrival_s(self._time.now_s, here, there, size_bytes, traffic)
+        node = self._nodes[dst]
+        self._fly(arrival_s, lambda: node.on_part(src, part, self._time.now_s), dst)
+
+    def _fly(self, arrival_s: float, land: Callable[[], None], dst: int) -> None:
+        self._flying += 1
+
+        def arrive() -> None:
+            self._flying -= 1
+            land()
+            self._settle(dst)
+
+        self._time.idly_at(arrival_s, arrive)
+
+    def _delay_s(self, src: int, dst: int) -> float:
+        return self._network.delay_s(self._names[src], self._names[dst])
+
+    # ------------------------------------------------------------------ rounds
+
+    def _commit(self) -> bool:
+        """Let the averager take the next round in, if its sum is whole where the averager is."""
+        home, rnd = self._nodes[self._home], self._committed + 1
+        is_whole = home.is_whole(rnd) if home.fused else home.is_summed(rnd)
+        if not is_whole or not self._coordinator.is_complete(rnd):
+            return False
+        self._committed = rnd
+        self._coordinator.seal(rnd)
+        mean_P, updates = torch.from_numpy(home.mean(rnd)), self._rounds[rnd].updates
+        for name in sorted(updates):
+            self._take(replace(updates[name], payload_P=mean_P))
+        replies = self._rounds[rnd].replies
+        if set(replies) != set(self._names):
+            raise InvariantError(f"a round of {sorted(updates)} was answered to {sorted(replies)}")
+        if not home.fused:
+            home.set_result(rnd, replies[self._names[0]].payload_P.contiguous().numpy())
+        about: list[tuple[int, Meta]] = [(node.me, {}) for node in self._nodes]
+        self._coordinator.commit(rnd, about, self._time.now_s)
+        self._coordinator.open(rnd + 1)
+        return True
+
+    def _finish(self, node: Node) -> None:
+        done, node.done[:] = list(node.done), []
+        for each in done:
+            self._answer(node, each)
+
+    def _answer(self, node: Node, done: Finished) -> None:
+        name, entry = self._names[node.me], self._rounds[done.rnd]
+        reply = replace(entry.replies.pop(name), payload_P=torch.from_numpy(done.result_P))
+        if not entry.replies:
+            del self._rounds[done.rnd]
+        self._time.let_go()
+        # Not in the middle of a round's bookkeeping: the region may go on, and speak, at once.
+        self._time.after(0.0, lambda: self._deliver(reply))
+
+    # ------------------------------------------------------------------ time
+
+    def _wake(self) -> None:
+        wakes_s = self._coordinator.wakes_s
+        if wakes_s is not None and wakes_s != self._wakes_s:
+            self._wakes_s = wakes_s
+            tick = partial(self._coordinator.tick, wakes_s)
+            self._fly(wakes_s, tick, self._home)
+
+    def _tick(self) -> None:
+        """Look for transfers that make no progress, as long as there are any."""
+        if self._is_ticking:
+            return
+        self._is_ticking = True
+
+        def look() -> None:
+            self._is_ticking = False
+            for node in self._nodes:
+                node.tick(self._time.now_s)
+            self._settle(*range(len(self._nodes)))
+            if self._flying:
+                self._tick()
+
+        self._time.idly_at(self._time.now_s + self._tick_s, look)
+
+
+@dataclass(frozen=True, slots=True)
+class PathHooks:
+    """What paths do with the rest of the world.
+
+    Attributes:
+        ship: puts a region's update on its way; when it arrives.
+        updated: the averager has an update.
+        replied: a region has its answer.
+        skipped: an update is given up, by region, epoch and number.
+        version: of the averager.
+        is_done: whether a region has ended its training.
+    """
+
+    ship: Callable[[str, Update], float]
+    updated: Callable[[Update], None]
+    replied: Callable[[Reply], None]
+    skipped: Callable[[str, int, int], None]
+    version: Callable[[], int]
+    is_done: Callable[[str], bool]
+
+
+def build_paths(
+    experiment: Experiment,
+    num_params: int,
+    network: Network,
+    scheduler: Scheduler,
+    hooks: PathHooks,
+) -> tuple[SimLossy | None, SimTurns | None, SimOverlay | None]:
+    """Build those that a run has: updates in two parts, turns, an overlay."""
+    hub, up = experiment.averager_region, experiment.codec.up
+    differential = None if up is None else up.traits.differential
+    lossy = turns = overlay = None
+    if differential is not None:
+        lossy = SimLossy(differential, num_params, network, scheduler, hub, hooks.is_done)
+    if experiment.transfers is not None:
+        turns = SimTurns(
+            experiment.transfers,
+            hub,
+            scheduler,
+            network,
+            hooks.ship,
+            hooks.version,
+            hooks.updated,
+            hooks.skipped,
+        )
+    if experiment.overlay.kind != "star" and len(experiment.regions) > 1:
+        overlay = SimOverlay(
+            experiment, num_params, network, scheduler, hooks.updated, hooks.replied
+        )
+    return lossy, turns, overlay

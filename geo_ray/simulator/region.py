@@ -1,0 +1,512 @@
+"""One simulated region: parameter server, workers and real gradients.
+
+Many gradients are computed at once where that is faster.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from geo_ray.base.errors import NonFiniteError
+from geo_ray.base.random_state import generators_restored
+from geo_ray.base.types import Span, StepReport
+from geo_ray.data.manifest import Manifest
+from geo_ray.data.tasks.base import Batch, Columns, Stats, Task
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.regions import RegionConfig
+from geo_ray.runs.build import ModelStart, build_server, build_shard, build_worker
+from geo_ray.runs.data import open_readers
+from geo_ray.runs.evaluation import Candidates
+from geo_ray.simulator.clock import Scheduler
+from geo_ray.strategies.state import Reply, nothing_carried
+from geo_ray.training.effects import (
+    Assignment,
+    Effect,
+    HandOver,
+    SendUpdate,
+    Snapshot,
+    StepDone,
+    TeamChanged,
+)
+from geo_ray.training.membership import ShardState, region_state, shard_state
+from geo_ray.training.parameters import split_sizes, square_norm
+from geo_ray.training.state_guard import StateChange
+from geo_ray.training.worker import LocalSteps, StepResult, Worker, coded_step
+
+MANY: Final = 16
+"""From how many workers on gradients are computed together."""
+
+_MOST_FLOATS: Final = 2**22  # parameters in one batch; beyond that nothing is gained
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PendingGradient:
+    """A gradient that was asked for.
+
+    Attributes:
+        worker: whose it is.
+        params_P: where it is wanted, fp32 (P,); not changed any more.
+        columns: the rows.
+        span: their position in the region's stream.
+        grad_P: the gradient, fp32 (P,), once the result is there.
+        result: what came out.
+    """
+
+    worker: Worker
+    params_P: Tensor
+    columns: Columns
+    span: Span
+    grad_P: Tensor
+    result: StepResult | None = None
+
+
+class Gradients:
+    """Computes works in batches.
+
+    Args:
+        task: model and loss.
+        module: a replica of the model; its parameters' values are of no account.
+        clip_norm: largest 2-norm of a gradient; None for no clipping.
+    """
+
+    def __init__(self, task: Task, module: nn.Module, clip_norm: float | None) -> None:
+        self._names = [name for name, p in module.named_parameters() if p.requires_grad]
+        self._shapes = [p.shape for p in module.parameters() if p.requires_grad]
+        self._sizes = [shape.numel() for shape in self._shapes]
+        self._clip_norm = clip_norm
+        self._waiting: list[PendingGradient] = []
+        self._most = _MOST_FLOATS // sum(self._sizes)
+        self._run = vmap(grad_and_value(_stateless(task, module)))
+        self.works = self._most > 1
+
+    def ask(
+        self, worker: Worker, params_P: Tensor, columns: Columns, span: Span
+    ) -> PendingGradient:
+        """Have a gradient computed before `finish` returns it."""
+        work = PendingGradient(worker, params_P, columns, span, worker.grad_P)
+        self._waiting.append(work)
+        return work
+
+    def finish(
+        self, work: PendingGradient, again: Callable[[], StepResult]
+    ) -> tuple[StepResult, Tensor]:
+        """What `work` gave, and its gradient, fp32 (P,).
+
+        Args:
+            work: of `ask`.
+            again: computes it alone, for a model that cannot be batched.
+        """
+        if work.result is None and self.works:
+            self._compute()
+        if work.result is None:
+            work.worker.params_P.copy_(work.params_P)
+            return again(), work.worker.grad_P
+        return work.result, work.grad_P
+
+    def _compute(self) -> None:
+        while self._waiting:
+            some, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            try:
+                self._together(some)
+            except Exception as error:
+                # Whatever is wrong with the task itself is said, by name, when it computes alone.
+                _LOGGER.info("gradients are computed one after another: %s", error)
+                self.works = False
+                self._waiting.clear()
+
+    def _together(self, works: Sequence[PendingGradient]) -> None:
+        params_WP = torch.stack([work.params_P for work in works])
+        parts = torch.split(params_WP, self._sizes, dim=1)
+        params = {
+            name: part.view(len(works), *shape)
+            for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
+        }
+        with generators_restored(works[0].worker.rng_devices()):
+            batches = [work.worker.collate(work.columns, work.span) for work in works]
+        grads, losses_W = self._run(params, _stacked(batches))
+        grad_WP = torch.cat([grads[name].reshape(len(works), -1) for name in self._names], dim=1)
+        norms = torch.linalg.vector_norm(grad_WP, dim=1).tolist()
+        for i, (work, loss, norm) in enumerate(zip(works, losses_W.tolist(), norms, strict=True)):
+            work.grad_P = grad_WP[i]
+            if not math.isfinite(loss):
+                work.result = StepResult(None, "loss_not_finite")
+            elif not math.isfinite(norm):
+                work.result = StepResult(None, "gradient_not_finite")
+            else:
+                if self._clip_norm is not None and norm > self._clip_norm:
+                    work.grad_P.mul_(self._clip_norm / norm)
+                work.result = StepResult(loss, grad_sq=square_norm(work.grad_P))
+
+
+def _stateless(task: Task, module: nn.Module) -> Callable[[dict[str, Tensor], Batch], Tensor]:
+    """The task's loss as a function of the parameters."""
+    holder = _Loss(task, module)
+
+    def loss(params: dict[str, Tensor], batch: Batch) -> Tensor:
+        inside = {f"module.{name}": value for name, value in params.items()}
+        return functional_call(holder, inside, (batch,))  # type: ignore[no-any-return]
+
+    return loss
+
+
+class _Loss(nn.Module):
+    """So that `functional_call` reaches through `task.loss` to the model."""
+
+    def __init__(self, task: Task, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module.train()
+        self._task = task
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self._task.loss(self.module, batch)
+
+
+def _stacked(batches: Sequence[Batch]) -> Any:
+    """One batch with a leading dimension W; they are alike in structure and shapes.
+
+    Raises:
+        TypeError: a batch holds something else than tensors, tuples and dicts.
+        RuntimeError: the shapes differ.
+    """
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.stack(list(batches))
+    if isinstance(first, dict):
+        return {key: _stacked([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, tuple):
+        columns = [_stacked(column) for column in zip(*batches, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
+    raise TypeError(f"a batch of {type(first).__name__} cannot be stacked")
+
+
+_Values = tuple[Tensor, Tensor]  # parameters, fp32 (P,), and what is carried, uint8 (B,)
+_Found = Callable[[], tuple[StepResult, Tensor]]  # gives a step's result and gradient, fp32 (P,)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionHooks:
+    """What a region tells the world.
+
+    Attributes:
+        send: an update is on its way to the averager.
+        step: a step was applied; with when its computation began.
+        evaluated: a worker's statistics: step, sums, rows, whether they are the last, and the
+            digest of the evaluated parameters, if it is told.
+        handed: the copy of its state that newcomers begin with: of the server, and of each shard.
+        precise: carried values with statistics of the final parameters over the region's rows; what
+            it is given goes on, once they are over all regions' rows.
+        changed: state changes that nobody declared: region, step, and the change.
+        saved: the parts of a checkpoint: of the server, and of each shard.
+        team: other workers than before take part.
+    """
+
+    send: Callable[[str, SendUpdate], None]
+    step: Callable[[str, StepDone, float], None]
+    evaluated: Callable[[str, int, Stats, int, bool, str | None], None]
+    saved: Callable[[str, Snapshot, list[ShardState]], None]
+    handed: Callable[[str, Snapshot, list[ShardState]], None]
+    precise: Callable[[str, Tensor, Callable[[Tensor], None]], None]
+    changed: Callable[[str, int, StateChange], None]
+    team: Callable[[str, TeamChanged], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all regions of a simulation share.
+
+    Attributes:
+        scheduler: virtual time.
+        lan_s: time of one message between a worker and its parameter server.
+        gradients: computes those of many workers together; None for one at a time.
+        candidates: takes evaluated parameters; None if nobody wants them.
+    """
+
+    scheduler: Scheduler
+    lan_s: float
+    gradients: Gradients | None = None
+    candidates: Candidates | None = None
+
+
+class SimRegion:
+    """Server and workers of one region on the virtual clock.
+
+    Attributes:
+        is_dead: whether all its processes have ended, and it does and hears nothing any more.
+
+    Args:
+        experiment: the run.
+        region: which region.
+        task: the task.
+        manifest: the data.
+        start: of the model.
+        around: what all regions share.
+        hooks: where effects go that leave the region.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        region: RegionConfig,
+        task: Task,
+        manifest: Manifest,
+        start: ModelStart,
+        around: Surroundings,
+        hooks: RegionHooks,
+    ) -> None:
+        self.name = region.name
+        params_P = start.params_P
+        self._shards = [
+            build_shard(experiment, region, i, params_P, start.groups)
+            for i in range(region.ps_shards)
+        ]
+        self._slices = split_sizes(params_P.numel(), region.ps_shards)
+        self.server = build_server(experiment, region, self._shards, params_P.numel(), start=start)
+        self._train, self._heldout = open_readers(experiment, manifest, region.name)
+        self._build = partial(build_worker, experiment, region.name, task)
+        self._start = start
+        self._workers = [self._new_worker() for _ in range(region.workers)]
+        self._lives = [1] * region.workers  # the incarnation of each rank that is there
+        self._eval_rows = experiment.train.eval_batch_size
+        self._scheduler = around.scheduler
+        self._hooks = hooks
+        self._lan_s = around.lan_s
+        self._gradients = around.gradients
+        self._candidates = around.candidates
+        self._began_s = 0.0
+        self.is_dead = False
+        self._experiment = experiment
+        self._measured_s = 0.0
+        if experiment.step_s(region.name) is None:
+            rows = experiment.data.batch_size * max(1, experiment.worker_steps)
+            self._measured_s = self._measure_step_s(rows)
+
+    @property
+    def params_P(self) -> Tensor:
+        """A copy of the region's model, fp32 (P,)."""
+        return torch.cat([shard.params_S for shard in self._shards])
+
+    @property
+    def carried_B(self) -> Tensor | None:
+        """What the final model carries, uint8 (B,); None if nothing."""
+        carry = self.server.carry
+        return None if carry is None else carry.final_B.clone()
+
+    def start(self) -> None:
+        """All workers join at the present time; a restored region repeats its open request."""
+        self._carry_out(self.server.resume())
+        for rank in range(len(self._workers)):
+            self._carry_out(self.server.join(rank))
+
+    def restore(self, saved: Snapshot, shards: list[ShardState]) -> None:
+        """Become, before the start, what was saved."""
+        self.server.restore(saved.control, saved.tensors)
+        for shard, state in zip(self._shards, shards, strict=True):
+            shard.restore(*state)
+
+    def begin_as(
+        self, handed: Snapshot, shards: list[ShardState], rows: dict[str, object] | None
+    ) -> None:
+        """Become, before the start, a copy of another region (see `membership.newcomer`)."""
+        self.server.restore(*region_state(handed.control, handed.tensors, rows))
+        for shard, state in zip(self._shards, shards, strict=True):
+            shard.restore(*shard_state(state, self._experiment.strategy.traits))
+
+    def lose_worker(self, rank: int) -> None:
+        """A worker's process ends: what it computes comes to nothing."""
+        self._lives[rank] += 1
+        if not self.is_dead:
+            self._carry_out(self.server.leave(rank))
+
+    def dismiss_worker(self, rank: int) -> None:
+        """A worker is told that its machine will be gone: it leaves between two steps."""
+        if not self.is_dead:
+            self._carry_out(self.server.dismiss(rank))
+
+    def replace_worker(self, rank: int) -> int:
+        """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
+        self._lives[rank] += 1
+        self._workers[rank] = self._new_worker()
+        if not self.is_dead:
+            self._carry_out(self.server.join(rank))
+        return self._lives[rank]
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether it stands still until a worker comes."""
+        return self.server.phase != "done" and not self.server.work.team.may_work
+
+    def _new_worker(self) -> Worker | LocalSteps:
+        buffer = self._start.buffer()
+        return self._build(buffer, torch.zeros_like(buffer))
+
+    def die(self) -> None:
+        """All its processes end at once: it does and hears nothing any more."""
+        self.is_dead = True
+
+    def check_goes_on(self) -> None:
+        """Refuse to go on with steps that come to nothing.
+
+        Raises:
+            NonFiniteError: too many in a row were refused.
+        """
+        if self.server.exhausted:
+            most = self._experiment.train.max_refused_steps
+            raise NonFiniteError(
+                f"region '{self.name}' refused {most} steps in a row: no finite loss and gradient",
+                fix="Simulate with a lower `optimizer.lr`, or clip gradients: "
+                "`--set train.clip_norm=1.0`.",
+            )
+
+    def on_reply(self, reply: Reply, took_s: float) -> None:
+        """An answer of the averager has arrived, ``took_s`` after the request."""
+        if self.is_dead:
+            return
+        if reply.checkpoint is not None:
+            self.cut(reply.checkpoint, halt=reply.halt)
+        self._carry_out(self.server.on_reply(self.server.wire.decode(reply), took_s))
+
+    def cut(self, checkpoint: int, *, halt: bool = False) -> None:
+        """A checkpoint has begun."""
+        if self.is_dead:
+            return
+        self._carry_out(self.server.cut(checkpoint, halt=halt))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Assignment):
+                self._assign(effect)
+            elif isinstance(effect, SendUpdate):
+                self._hooks.send(self.name, effect)
+            elif isinstance(effect, StepDone):
+                self._hooks.step(self.name, effect, self._began_s)
+            elif isinstance(effect, HandOver):
+                parts = [shard.take_snapshot(effect.snapshot.id) for shard in self._shards]
+                self._hooks.handed(self.name, effect.snapshot, parts)
+            elif isinstance(effect, TeamChanged):
+                self._hooks.team(self.name, effect)
+            else:
+                parts = [shard.take_snapshot(effect.id) for shard in self._shards]
+                self._hooks.saved(self.name, effect, parts)
+
+    def _assign(self, answer: Assignment) -> None:
+        carry = self.server.carry
+        carried_B = nothing_carried() if carry is None else carry.present_B.clone()
+        live = (self.params_P, carried_B)  # as of now, whatever happens until it arrives
+        judged = live
+        if answer.eval_params:
+            agreed_B = carried_B if carry is None else carry.agreed_B.clone()
+            judged = torch.cat([shard.eval_params_S for shard in self._shards]), agreed_B
+        life = self._lives[answer.worker]
+        self._scheduler.after(self._lan_s, lambda: self._work(answer, life, live, judged))
+
+    def _is_gone(self, rank: int, life: int) -> bool:
+        return self.is_dead or self._lives[rank] != life
+
+    def _work(self, answer: Assignment, life: int, live: _Values, judged: _Values) -> None:
+        if self._is_gone(answer.worker, life):
+            return
+        worker = self._workers[answer.worker]
+        worker.on_work(answer.version)
+        if answer.evaluate:
+            _give(worker, judged)
+            self._evaluate(worker, answer)
+        span = answer.span
+        if span is None:
+            return
+        if answer.share is None and answer.worker == min(self.server.work.team.joined):
+            self._began_s = self._scheduler.now_s
+        push_s = self._push_s(answer.worker, span)
+        push_s *= max(1, len(answer.parts))
+        result = self._begun(answer, span, live)
+        self._scheduler.after(
+            push_s + self._lan_s, lambda: self._push(answer.worker, life, span, push_s, result)
+        )
+
+    def _push_s(self, worker: int, span: Span) -> float:
+        padded_s = self._experiment.push_s(self.name, worker, span.start, span.count)
+        return self._measured_s if padded_s is None else padded_s
+
+    def _begun(self, answer: Assignment, span: Span, live: _Values) -> _Found:
+        """Begin a step; what gives its result and gradient when they are due."""
+        worker, gradients = self._workers[answer.worker], self._gradients
+        rows = self._read(span)
+        if gradients is not None and gradients.works and isinstance(worker, Worker):
+            work = gradients.ask(worker, live[0], rows, span)
+            return lambda: gradients.finish(work, lambda: worker.step(rows, span))
+        _give(worker, live)
+        if answer.parts:
+            result = coded_step(worker, answer.parts, span, self._read)
+        else:
+            result = worker.step(rows, span)
+        return lambda: (result, worker.grad_P)
+
+    def _read(self, span: Span) -> Columns:
+        return self._train.read(span.start, span.count)
+
+    def _tell_changed(self, worker: Worker | LocalSteps) -> None:
+        for change in worker.take_changed():
+            if worker is self._workers[0]:
+                self._hooks.changed(self.name, self.server.version, change)
+
+    def _push(self, rank: int, life: int, span: Span, push_s: float, found: _Found) -> None:
+        if self._is_gone(rank, life):
+            return
+        result, grad_P = found()
+        share = self.server.share_of(rank)
+        self._tell_changed(self._workers[rank])
+        report = StepReport(span, result.loss, push_s, result.refused, result.grad_sq)
+        if self.server.carry is not None:
+            self.server.carry.put(share, self._workers[rank].left_B)
+        for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
+            shard.put(share, grad_P[start:stop])
+        self._carry_out(self.server.push(rank, report))
+
+    def _evaluate(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
+        spans = self._experiment.statistics_spans if worker.has_statistics else ()
+        if not (spans and answer.done):
+            self._judge(worker, answer)
+            return
+        worker.make_precise([self._read(span) for span in spans])
+
+        def go_on(carried_B: Tensor) -> None:
+            worker.carried_B.copy_(carried_B)
+            if self.server.carry is not None:
+                self.server.carry.precise_B = carried_B
+            self._judge(worker, answer)
+
+        self._hooks.precise(self.name, worker.carried_B.clone(), go_on)
+
+    def _judge(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
+        totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
+        self._tell_changed(worker)
+        step, last, model = answer.version, answer.done, None
+        if self._candidates is not None:
+            carried_B = worker.carried_B
+            model = self._candidates.note(self.name, step, worker.params_P, carried_B, last)
+        self.server.work.evals.told(final=last)
+        self._hooks.evaluated(self.name, step, totals, rows, last, model)
+
+    def _measure_step_s(self, batch_size: int) -> float:
+        """Without an emulated duration, a step takes what it takes here (median of five)."""
+        times_s = []
+        for _ in range(5):
+            began_s = time.perf_counter()
+            self._workers[0].step(self._train.read(0, batch_size), Span(0, batch_size))
+            times_s.append(time.perf_counter() - began_s)
+        return sorted(times_s)[2]
+
+
+def _give(worker: Worker | LocalSteps, values: _Values) -> None:
+    worker.params_P.copy_(values[0])
+    worker.carried_B.copy_(values[1])

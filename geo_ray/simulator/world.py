@@ -1,0 +1,739 @@
+"""A whole run on the virtual clock, with the events of a real run.
+
+Regions, links, overlay, averager, checkpoints in memory, and scheduled worker losses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from geo_ray.base.errors import InvariantError, RegionLostError
+from geo_ray.data.manifest import Manifest
+from geo_ray.data.tasks.base import Stats, Task
+from geo_ray.data.tasks.checked_calls import checked_model
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.build import build_averager, build_evals, check_start, model_start, with_shapes
+from geo_ray.runs.data import data_rows
+from geo_ray.runs.evaluation import BestKeeper, Emit, EvalNotes, Evaluation
+from geo_ray.simulator.clock import Scheduler
+from geo_ray.simulator.exchange import PathHooks, build_paths
+from geo_ray.simulator.network import Network
+from geo_ray.simulator.region import MANY, Gradients, RegionHooks, SimRegion, Surroundings
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.averager import Averager, open_requests, stalled_error, stalled_regions
+from geo_ray.training.checkpoint_parts import AveragerSnapshot
+from geo_ray.training.command_log import become_twin, resume_averager, twin_of
+from geo_ray.training.effects import SendUpdate, Snapshot, StepDone, TeamChanged
+from geo_ray.training.failover import next_standby
+from geo_ray.training.membership import MemberChange, ShardState, giver_of, rows_of
+from geo_ray.training.payload_encoding import RegionWire
+from geo_ray.training.state_guard import StateChange
+from geo_ray.training.worker import StatisticsBoard
+
+
+@dataclass(slots=True)
+class SimCheckpoint:
+    """One checkpoint.
+
+    Attributes:
+        regions: the primary shard's part and the shards' parts by region.
+        averager: the averager's part.
+        is_whole: whether every part is here that was to come.
+    """
+
+    regions: dict[str, tuple[Snapshot, list[ShardState]]] = field(default_factory=dict)
+    averager: AveragerSnapshot | None = None
+    is_whole: bool = False
+
+    @property
+    def step(self) -> int:
+        """The most steps that a region had applied."""
+        return max(int(str(primary.control["version"])) for primary, _ in self.regions.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        tensors = [] if self.averager is None else list(self.averager.tensors.values())
+        for primary, shards in self.regions.values():
+            tensors += primary.tensors.values()
+            tensors += [tensor for state, _ in shards for tensor in state.values()]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def check_whole(self) -> None:
+        """Refuse one of which parts are missing.
+
+        Raises:
+            InvariantError: they are.
+        """
+        if not self.is_whole:
+            raise InvariantError(f"a checkpoint with the parts of {sorted(self.regions)}")
+
+    def rows_of_others(self, present: Collection[str]) -> dict[str, dict[str, object]]:
+        """The books of rows of the regions that are not there any more."""
+        others = {name: parts for name, parts in self.regions.items() if name not in present}
+        return {name: rows_of(primary.control) for name, (primary, _) in others.items()}
+
+    def close(self, members: Collection[str], *, has_averager: bool) -> bool:
+        """Note whether it is whole by now; True once, when it has become so."""
+        if self.is_whole or has_averager != (self.averager is not None):
+            return False
+        self.is_whole = set(self.regions) == set(members)
+        return self.is_whole
+
+
+@dataclass(slots=True)
+class SimCheckpoints:
+    """All checkpoints of a run that are kept.
+
+    Attributes:
+        by_id: those that are whole, or may become so.
+        has_averager: whether each has a part of the averager.
+        next_id: of the next one that is made regularly.
+    """
+
+    has_averager: bool
+    by_id: dict[int, SimCheckpoint] = field(default_factory=dict)
+    next_id: int = 0
+    _given_up: set[int] = field(default_factory=set)
+
+    def begin_next(self) -> int | None:
+        """Its number, with no other one kept; None while one is being made."""
+        known = self.by_id.get(self.next_id - 1)
+        if known is not None and not known.is_whole:
+            return None
+        for old in [number for number in self.by_id if number < self.next_id]:
+            del self.by_id[old]
+        self.next_id += 1
+        return self.next_id - 1
+
+    def add_averager(self, part: AveragerSnapshot) -> None:
+        """The averager's part of one is there."""
+        if part.id not in self._given_up:
+            self.by_id.setdefault(part.id, SimCheckpoint()).averager = part
+
+    def add_region(
+        self, name: str, primary: Snapshot, shards: list[ShardState], members: Collection[str]
+    ) -> SimCheckpoint | None:
+        """A region's parts of one are there; the checkpoint if it is whole with them."""
+        if primary.id in self._given_up:
+            return None
+        checkpoint = self.by_id.setdefault(primary.id, SimCheckpoint())
+        checkpoint.regions[name] = (primary, shards)
+        return checkpoint if checkpoint.close(members, has_averager=self.has_averager) else None
+
+    def abandon(self) -> None:
+        """Somebody is gone: what is there of one that is not whole is of no use."""
+        open_ones = {number for number, saved in self.by_id.items() if not saved.is_whole}
+        self._given_up |= open_ones
+        for number in open_ones:
+            del self.by_id[number]
+
+
+@dataclass(slots=True)
+class SimHome:
+    """The averager, and its region.
+
+    Attributes:
+        experiment: the run.
+        make: builds an averager that has done nothing yet.
+        averager: the one at work.
+        region: where it lives.
+        epoch: 1, and one more after each move.
+        is_down: whether its region is lost, and nobody has taken over yet.
+    """
+
+    experiment: Experiment
+    make: Callable[[], Averager]
+    averager: Averager = field(init=False)
+    region: str = field(init=False)
+    epoch: int = 1
+    is_down: bool = False
+
+    def __post_init__(self) -> None:
+        self.averager, self.region = self.make(), self.experiment.averager_region
+
+    def hears(self, epoch: int) -> bool:
+        """Whether what was said to the home of ``epoch`` reaches the averager."""
+        return epoch == self.epoch and not self.is_down
+
+    def heir(self, alive: Collection[str]) -> str | None:
+        """Who takes over from here; None if nobody can."""
+        view = self.averager.view
+        able = {name for name in view.members if name in alive and name not in view.joining}
+        return next_standby(self.experiment.averager.named_standbys, able - {self.region}, {})
+
+    def move(self, region: str) -> None:
+        """The averager goes on in another region."""
+        averager = self.make()
+        become_twin(averager, twin_of(self.averager))
+        averager.took_over(region)
+        self.averager, self.region, self.is_down = averager, region, False
+        self.epoch += 1
+
+
+@dataclass(slots=True)
+class SimNotes:
+    """Takes what happens, and emits it.
+
+    Attributes:
+        emit: takes the events.
+        scheduler: has the time.
+        network: has counted what was sent.
+    """
+
+    emit: Emit
+    scheduler: Scheduler
+    network: Network
+    _applied_s: dict[str, float] = field(default_factory=dict)
+
+    def sent(self) -> dict[tuple[str, str], dict[str, int]]:
+        """Bytes so far by (source, destination) and class."""
+        sent = {pair: dict(classes) for pair, classes in self.network.sent_bytes.items()}
+        for (src, dst), classes in sorted(sent.items()):
+            self.emit("wan", self.scheduler.now_s, src=src, dst=dst, bytes_by_class=classes)
+        return sent
+
+    def exchange(self, send: SendUpdate, reply: Reply, began_s: float, wire: RegionWire) -> None:
+        """An answer has come to what a region sent at ``began_s``."""
+        before = 4 * wire.num_of(send.update.fragment)
+        event = send.event(send.update, reply, began_s, before)
+        self.emit("exchange", self.scheduler.now_s, region=reply.to, **event)
+
+    def step(self, name: str, done: StepDone, began_s: float) -> None:
+        """A region has made a step."""
+        now_s = self.scheduler.now_s
+        event = done.event(began_s, self._applied_s.get(name, 0.0), now_s)
+        self._applied_s[name] = now_s
+        self.emit("step", now_s, region=name, **event)
+        for cause in done.refused:
+            self.emit("step_refused", now_s, region=name, step=done.step, cause=cause)
+        if done.noise is not None:
+            self.emit("noise", now_s, region=name, **done.noise.fields())
+
+    def changed(self, name: str, step: int, change: StateChange) -> None:
+        """A region's step changed what no step should."""
+        about = {"region": name, "step": step, "how": change.how, "names": change.names}
+        self.emit("state_changed", self.scheduler.now_s, **about)
+
+    def team(self, name: str, changed: TeamChanged) -> None:
+        """A region's workers have changed."""
+        self.emit("team", self.scheduler.now_s, region=name, **changed.event())
+
+
+WorkerEvent = Literal["lost", "dismissed", "replaced"]
+
+
+class SimWorkers:
+    """What happens to workers; see the module's docstring.
+
+    Args:
+        regions: those that take part; may change.
+        scheduler: virtual time.
+        emit: takes the events.
+    """
+
+    def __init__(self, regions: Mapping[str, SimRegion], scheduler: Scheduler, emit: Emit) -> None:
+        self._regions = regions
+        self._scheduler = scheduler
+        self._emit = emit
+        self._coming: Counter[str] = Counter()  # replacements that have not happened yet
+        self._standing: set[str] = set()  # regions that wait for one
+
+    def at(self, when_s: float, region: str, rank: int, what: WorkerEvent) -> None:
+        """Let something happen to a worker at ``when_s``, unless the run is over by then.
+
+        Args:
+            when_s: when.
+            region: of the worker.
+            rank: its rank.
+            what: its process ends; or it is told that its machine will be gone; or a new one of
+                its rank is there.
+        """
+        self._coming[region] += what == "replaced"
+        self._scheduler.idly_at(when_s, partial(self._happen, region, rank, what))
+
+    def _happen(self, name: str, rank: int, what: WorkerEvent) -> None:
+        self._coming[name] -= what == "replaced"
+        region, now_s = self._regions.get(name), self._scheduler.now_s
+        if region is not None:
+            about = {"region": name, "worker": rank}
+            if what == "lost":
+                self._emit("worker_lost", now_s, cause="its process ended", **about)
+                region.lose_worker(rank)
+            elif what == "dismissed":
+                self._emit("worker_left", now_s, cause="its machine will be gone", **about)
+                region.dismiss_worker(rank)
+            else:
+                epoch = region.replace_worker(rank)
+                self._emit("worker_replaced", now_s, epoch=epoch, **about)
+        stands = region is not None and region.lacks_workers and self._coming[name] > 0
+        if stands and name not in self._standing:
+            self._standing.add(name)
+            self._scheduler.hold()
+        elif not stands and name in self._standing:
+            self._standing.discard(name)
+            self._scheduler.let_go()
+
+
+LAN_S = 0.0012
+"""One way between a worker and its parameter server on one machine, queueing in Python included."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    """What a simulated run ends with.
+
+    Attributes:
+        seconds: predicted duration of the training.
+        params_P: every region's final parameters by name.
+        sent_bytes: bytes by (source, destination) and class.
+        rounds: commits of the averager.
+        carried_B: what each region's final model carries, uint8 (B,); None if nothing.
+    """
+
+    seconds: float
+    params_P: dict[str, Tensor]
+    sent_bytes: dict[tuple[str, str], dict[str, int]]
+    rounds: int
+    carried_B: dict[str, Tensor | None]
+
+
+class World:
+    """Everything of one simulated run.
+
+    Args:
+        experiment: the run.
+        task: its task.
+        manifest: its data.
+        emit: takes the events.
+        lan_s: time of one message inside a region.
+        keeper: keeps the best evaluated model; None if nobody wants it.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        task: Task,
+        manifest: Manifest,
+        emit: Emit,
+        lan_s: float = LAN_S,
+        keeper: BestKeeper | None = None,
+    ) -> None:
+        experiment = with_shapes(experiment, task)
+        start = model_start(task, experiment.seed)
+        check_start(experiment, start)
+        params_P = start.params_P
+        self._experiment = experiment
+        self._num_params = params_P.numel()
+        self._emit = emit
+        self._scheduler = Scheduler()
+        self._network = Network(experiment)
+        self._notes = SimNotes(emit, self._scheduler, self._network)
+        rows = data_rows(experiment, manifest)
+        self._home = SimHome(
+            experiment, lambda: build_averager(experiment, params_P.numel(), rows, start.layout)
+        )
+        self._lossy, self._turns, self._overlay = build_paths(
+            experiment,
+            self._num_params,
+            self._network,
+            self._scheduler,
+            PathHooks(
+                self._ship,
+                self._on_update,
+                self._on_reply,
+                lambda *name: self._answered(self.averager.on_skip(*name)),
+                lambda: self.averager.state.version,
+                lambda name: self.regions[name].server.phase == "done",
+            ),
+        )
+        board = build_evals(experiment, task)
+        self._evals = EvalNotes(board, emit, experiment.train.target, keeper)
+        self._open: dict[str, tuple[float, SendUpdate]] = {}
+        self._arrived_s: dict[str, float] = {}
+        self._wake_s: float | None = None
+        self._saved = SimCheckpoints(len(experiment.regions) > 1)
+        gradients = None if start.layout.entries else _together(experiment, task)
+        candidates = None if keeper is None else keeper.candidates
+        around = Surroundings(self._scheduler, lan_s, gradients, candidates)
+        self._statistics = StatisticsBoard(start.layout, rows)
+        self._go_on: dict[str, Callable[[Tensor], None]] = {}
+        hooks = RegionHooks(
+            self._on_send,
+            self._on_step,
+            self._on_evaluated,
+            self._on_saved,
+            self._on_handed,
+            self._on_precise,
+            self._notes.changed,
+            self._notes.team,
+        )
+        self._regions = {
+            region.name: partial(
+                SimRegion, experiment, region, task, manifest, start, around, hooks
+            )
+            for region in experiment.regions
+        }
+        self._rows: dict[str, dict[str, object]] = {}  # books of those that were here
+        self._handed: set[str] = set()  # newcomers that a copy is on its way to
+        self.regions = {name: self._regions[name]() for name in experiment.present_names}
+        self.workers = SimWorkers(self.regions, self._scheduler, emit)
+
+    @property
+    def averager(self) -> Averager:
+        """The averager at work."""
+        return self._home.averager
+
+    @property
+    def checkpoints(self) -> dict[int, SimCheckpoint]:
+        """Those that are kept, by number."""
+        return self._saved.by_id
+
+    def run(self) -> SimResult:
+        """Train to the end.
+
+        Raises:
+            NonFiniteError: if a region refused too many steps in a row, or sent what is not finite.
+            StalledError: if the averager leaves regions without an answer.
+            GeoRayError: what the averager failed with.
+            InvariantError: if a region waits for what will never come.
+        """
+        every_s = self._experiment.checkpoint.every_s
+        if every_s is not None:
+            self._scheduler.idly_at(every_s, partial(self._save_regularly, every_s))
+        self.averager.at(self._scheduler.now_s)
+        for region in self.regions.values():
+            region.start()
+        self._answered([])  # a restored averager may have to be woken
+        self._scheduler.run()
+        stuck = {n: r.server.phase for n, r in self.regions.items() if r.server.phase != "done"}
+        if stuck:
+            still = {name: self.regions[name].server.stands_still_for for name in stuck}
+            waits = stalled_regions(still, open_requests(self.averager))
+            if waits:
+                raise stalled_error(waits)
+            raise InvariantError(f"nothing is left to happen, but regions wait: {stuck}")
+        return SimResult(
+            self._scheduler.now_s,
+            {name: region.params_P for name, region in self.regions.items()},
+            self._notes.sent(),
+            self.averager.state.version,
+            {name: region.carried_B for name, region in self.regions.items()},
+        )
+
+    def checkpoint_at(self, when_s: float, checkpoint: int) -> None:
+        """Let a checkpoint begin at ``when_s``; it is found in `checkpoints` once it is whole."""
+        self._scheduler.at(when_s, partial(self._save, checkpoint))
+
+    def lose_at(self, when_s: float, region: str | None, noticed_s: float = 0.0) -> None:
+        """Let all processes of a region end at ``when_s``.
+
+        The others go on without it ``noticed_s`` later; if the averager lives there, another region
+        takes over then. Nothing happens if none can: a run would end there.
+
+        Args:
+            when_s: on the virtual clock.
+            region: None for that in which the averager lives then.
+            noticed_s: until the others know.
+
+        Raises:
+            InvariantError: the averager lives there, and nobody stands by.
+        """
+        home = self._home
+        if region in {None, home.region} and self._experiment.averager.standby is None:
+            raise InvariantError(f"the averager lives in '{home.region}', and nobody stands by")
+        self._scheduler.at(when_s, partial(self._die, region, noticed_s))
+
+    def _die(self, region: str | None, noticed_s: float) -> None:
+        home, name = self._home, region or self._home.region
+        takes_over = name == home.region
+        if takes_over and (home.is_down or home.heir(self._alive) is None):
+            return
+        home.is_down |= takes_over
+        if name in self.regions:
+            self.regions[name].die()
+        then = self._take_over if takes_over else partial(self._lose, name)
+        self._scheduler.at(self._scheduler.now_s + noticed_s, then)
+
+    def cut_at(self, when_s: float, a: str, b: str, for_s: float) -> None:
+        """Let nothing pass between two regions for a while; neither is given up."""
+        self._network.cut(a, b, when_s, when_s + for_s)
+
+    @property
+    def _alive(self) -> set[str]:
+        return {name for name, region in self.regions.items() if not region.is_dead}
+
+    def _take_over(self) -> None:
+        """Go on without the averager's region, as those that are left do."""
+        former, heir = self._home.region, self._home.heir(self._alive)
+        if heir is None:
+            raise RegionLostError(f"the averager is lost with '{former}': nobody can take over")
+        self._home.move(heir)
+        now_s = self._scheduler.now_s
+        self._emit("hub_moved", now_s, region=heir, epoch=self._home.epoch)
+        self._saved.abandon()
+        self._lose(former)
+        for name, (_, send) in self._open.items():
+            told_s = now_s + self._network.delay_s(heir, name)
+            self._scheduler.at(told_s, partial(self._again, name, send.update, self._home.epoch))
+
+    def _again(self, name: str, update: Update, epoch: int) -> None:
+        """A region that has heard of a new home says its open request there."""
+        opened = self._open.get(name)
+        if opened is not None and opened[1].update is update and epoch == self._home.epoch:
+            self._ship(name, update)
+
+    def change_at(
+        self, when_s: float, joins: Sequence[str] = (), leaves: Sequence[str] = ()
+    ) -> None:
+        """Ask for a change of members at ``when_s``, which comes with the next border."""
+        self._scheduler.at(when_s, partial(self._change, tuple(joins), tuple(leaves)))
+
+    def _change(self, joins: tuple[str, ...], leaves: tuple[str, ...]) -> None:
+        members = self.averager.view.members
+        joins = tuple(name for name in joins if name not in members)
+        leaves = tuple(name for name in leaves if name in members)
+        if not (joins or leaves) or self._home.is_down or self._home.region in leaves:
+            return
+        steps = {name: region.server.version for name, region in self.regions.items()}
+        self.averager.at(self._scheduler.now_s)
+        self._answered(
+            self.averager.change(MemberChange(joins, leaves, giver_of(steps, self._home.region)))
+        )
+
+    def _on_handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
+        """The state of a region is on its way to all newcomers."""
+        self._handed.update(self.averager.view.joining)
+        sizes = [t.nbytes for state, _ in shards for t in state.values()]
+        sizes += [tensor.nbytes for tensor in handed.tensors.values()]
+        for name in self.averager.view.joining:
+            arrival_s = self._network.arrival_s(
+                self._scheduler.now_s, giver, name, sum(sizes), "join"
+            )
+            begin = partial(self._begin, name, handed, shards, self._scheduler.now_s, sum(sizes))
+            self._scheduler.at(arrival_s, begin)
+
+    def _begin(
+        self, name: str, handed: Snapshot, shards: list[ShardState], asked_s: float, size: int
+    ) -> None:
+        now_s = self._scheduler.now_s
+        self._handed.discard(name)
+        if name not in self.averager.view.joining:  # it was lost on the way
+            return
+        region = self.regions[name] = self._regions[name]()
+        region.begin_as(handed, shards, self._rows.get(name))
+        self._evals.board.admit(name, region.server.version)
+        about = {"view": self.averager.view.epoch, "round": handed.round, "step": handed.step}
+        about |= {"bytes": size}
+        self._emit("region_joined", now_s, region=name, **about, took_s=now_s - asked_s)
+        self.averager.begun(name)
+        region.start()
+
+    def _lose(self, region: str) -> None:
+        """Go on without a region, as the controller does."""
+        now_s = self._scheduler.now_s
+        if region not in self.averager.view.members:
+            return
+        self._forget(region)
+        self._emit("region_lost", now_s, region=region, cause="its processes ended")
+        before = self.averager.view
+        self.averager.at(now_s)
+        self._answered(self.averager.leave(region))
+        waiting = set(before.joining) - self._handed if region == before.giver else set[str]()
+        for newcomer in sorted(waiting):
+            self._emit("join_failed", now_s, region=newcomer, cause="nobody's state came")
+            self._answered(self.averager.leave(newcomer))
+
+    def _on_left(self, region: str) -> None:
+        """A region was asked to leave, and has merged its last answer."""
+        self._emit("region_drained", self._scheduler.now_s, region=region, cause="asked")
+        self._forget(region)
+
+    def _forget(self, name: str) -> None:
+        region = self.regions.pop(name, None)
+        if region is None:
+            return  # it was joining
+        region.die()
+        self._rows[name] = region.server.work.ledger.export()
+        self._open.pop(name, None)
+        self._saved.abandon()
+        self._note_evals(self._evals.board.forget(name))
+        self._share_statistics()
+
+    def restore(self, checkpoint: SimCheckpoint) -> None:
+        """Begin where a whole checkpoint was taken, at 0 s, without regions that are absent now.
+
+        Raises:
+            InvariantError: if a part is missing.
+        """
+        checkpoint.check_whole()
+        if checkpoint.averager is not None:
+            resume_averager(self.averager, checkpoint.averager.tensors, checkpoint.averager.control)
+            if self._lossy is not None:
+                self._lossy.restore(checkpoint.averager.control["beside"])
+        for name, region in self.regions.items():
+            region.restore(*checkpoint.regions[name])
+        self._rows |= checkpoint.rows_of_others(self.regions)
+
+    def _save_regularly(self, every_s: float) -> None:
+        """Begin the next checkpoint, as the controller does: none while one is being made."""
+        number = self._saved.begin_next()
+        if number is not None:
+            self._save(number)
+        self._scheduler.idly_at(
+            self._scheduler.now_s + every_s, partial(self._save_regularly, every_s)
+        )
+
+    def _save(self, checkpoint: int) -> None:
+        """Begin a checkpoint: the averager first, then each region once it has heard of it."""
+        now_s = self._scheduler.now_s
+        if len(self._regions) > 1:
+            self.averager.at(now_s)
+            if set(self.regions) != set(self.averager.view.members) or self._home.is_down:
+                return  # somebody who has left has not heard of it
+            if not self.averager.begin_checkpoint(checkpoint, halt=False):
+                return
+            self._answered([])
+        if self._overlay is not None:
+            return  # they hear of it by their answers only
+        for name, region in self.regions.items():
+            told_s = now_s + self._network.delay_s(self._home.region, name)
+            self._scheduler.idly_at(told_s, partial(region.cut, checkpoint))
+
+    def _on_saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
+        checkpoint = self._saved.add_region(name, primary, shards, self.regions)
+        if checkpoint is not None:
+            now_s, step = self._scheduler.now_s, checkpoint.step
+            self._emit("checkpoint", now_s, id=primary.id, step=step, bytes=checkpoint.size_bytes)
+
+    def _on_send(self, name: str, send: SendUpdate) -> None:
+        now_s = self._scheduler.now_s
+        wire = self.regions[name].server.wire
+        if self._lossy is not None:
+            self._lossy.recall(name, wire)
+        update = wire.encode(send.update)
+        self._open[name] = (now_s, replace(send, update=update))
+        if self._overlay is not None:
+            self._overlay.send(name, update)
+        elif self._turns is not None:
+            self._turns.send(name, update)
+        elif self._lossy is None:
+            self._ship(name, update)
+        else:
+            self._lossy.depart(name, update, lambda part: self._ship(name, part))
+
+    def _ship(self, name: str, update: Update) -> float:
+        """Put an update on its way; when it arrives."""
+        now_s, size_bytes = self._scheduler.now_s, update.size_bytes
+        arrival_s = self._network.arrival_s(now_s, name, self._home.region, size_bytes, "update")
+        lossy, turns = self._lossy, self._turns
+        if turns is not None:
+            self._scheduler.at(arrival_s, lambda: turns.arrived(update))
+        elif lossy is None:
+            self._scheduler.at(arrival_s, partial(self._on_update, update, self._home.epoch))
+        else:
+            self._scheduler.at(arrival_s, lambda: lossy.arrive(update, self._on_update))
+        return arrival_s
+
+    def _on_update(self, update: Update, epoch: int = 1) -> None:
+        view = self.averager.view  # who has left may not have heard that it has
+        if update.region not in (*view.members, *view.left) or not self._home.hears(epoch):
+            return  # it is refused, or lost, and nobody is there to hear of it
+        self._arrived_s[update.region] = self._scheduler.now_s
+        self.averager.at(self._scheduler.now_s)
+        self._answered(self.averager.on_update(update))
+
+    def _on_wake(self) -> None:
+        wake_s, now_s = self.averager.wakes_s, self._scheduler.now_s
+        if wake_s is not None and wake_s <= now_s and not self._home.is_down:
+            self.averager.at(now_s)
+            self._answered(self.averager.on_wake())
+
+    def _answered(self, replies: list[Reply]) -> None:
+        wake_s = self.averager.wakes_s
+        if wake_s is not None and wake_s != self._wake_s:
+            self._wake_s = wake_s
+            self._scheduler.at(wake_s, self._on_wake)
+        for snapshot in self.averager.snapshots:
+            beside = {} if self._lossy is None else self._lossy.export(self.averager.last)
+            snapshot.control["beside"] = beside
+            self._saved.add_averager(snapshot)
+        self.averager.snapshots.clear()
+        for reading in self.averager.noise.news():
+            self._emit("noise", self._scheduler.now_s, region=None, **reading.fields())
+        for reply in replies:
+            self._return(reply)
+
+    def _return(self, reply: Reply) -> None:
+        if self._overlay is not None:
+            self._overlay.answered(reply)
+            return
+        if self._lossy is not None:
+            reply = self._lossy.beside(reply)
+        now_s = self._scheduler.now_s
+        reply = replace(reply, held_s=now_s - self._arrived_s.get(reply.to, now_s))
+        size_bytes = reply.size_bytes
+        arrival_s = self._network.arrival_s(now_s, self._home.region, reply.to, size_bytes, "reply")
+        self.averager.settle(reply.to)
+        self._scheduler.at(arrival_s, partial(self._on_reply, reply, self._home.epoch))
+
+    def _on_reply(self, reply: Reply, epoch: int = 1) -> None:
+        opened = self._open.get(reply.to)
+        if opened is None or opened[1].update.seq != reply.seq or epoch < self._home.epoch:
+            return  # after a resume a request is said again, and may be answered twice
+        (began_s, send), now_s = self._open.pop(reply.to), self._scheduler.now_s
+        if reply.dropped:
+            self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_out=0)
+        else:
+            self._notes.exchange(send, reply, began_s, self.regions[reply.to].server.wire)
+        self.regions[reply.to].on_reply(reply, now_s - began_s)
+        if reply.border is not None and reply.border.leaves:
+            self._on_left(reply.to)
+
+    def _on_step(self, name: str, done: StepDone, began_s: float) -> None:
+        self._notes.step(name, done, began_s)
+        self.regions[name].check_goes_on()
+
+    def _on_evaluated(
+        self, name: str, step: int, stats: Stats, rows: int, final: bool, model: str | None
+    ) -> None:
+        self._note_evals(self._evals.board.add(name, step, stats, rows, final=final, model=model))
+
+    def _note_evals(self, finished: list[Evaluation]) -> None:
+        cause = self._evals.take(finished, self._scheduler.now_s, self._home.region)
+        if any(done.region is None for done in finished):
+            self._notes.sent()  # a run is priced at the time of an evaluation
+        if cause is not None:
+            self._stop(cause)
+
+    def _on_precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
+        self._statistics.add(name, carried_B)
+        self._go_on[name] = go_on
+        self._share_statistics()
+
+    def _share_statistics(self) -> None:
+        for region, over_all_B in self._statistics.take(self.regions).items():
+            self._go_on[region](over_all_B)
+
+    def _stop(self, cause: str) -> None:
+        if self.averager.stopping:
+            return
+        self._emit("stop_requested", self._scheduler.now_s, cause=cause)
+        self.averager.request_stop()
+        if len(self.regions) == 1:
+            next(iter(self.regions.values())).server.stop()
+
+
+def _together(experiment: Experiment, task: Task) -> Gradients | None:
+    """What computes the gradients of many workers together; None if they are few or coded."""
+    workers = sum(region.workers for region in experiment.regions)
+    if workers < MANY or experiment.worker_steps or experiment.train.stragglers is not None:
+        return None
+    model = checked_model(task, experiment.seed).to(experiment.device)
+    return Gradients(task, model, experiment.train.clip_norm)

@@ -1,0 +1,1 @@
+"""Storage: directories, S3-compatible buckets, and checkpoints in either."""

@@ -1,0 +1,409 @@
+"""The checkpoints of one run: parts first, the manifest last, the last good one always kept.
+
+    checkpoints/ckpt-00000012/eu-west-ps0.safetensors ... manifest.json
+
+A folder without ``manifest.json`` is an unfinished save; it is never read, and swept later. The
+rules are the same wherever the folders lie: in a directory, or in a bucket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from geo_ray.base.canonical import JSONObject
+from geo_ray.base.errors import (
+    CheckpointConflictError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMissingError,
+    ConfigError,
+    GeoRayError,
+)
+from geo_ray.base.files import Failpoint, no_failpoint
+from geo_ray.storage.folders import Folder, LocalFolder, LocalRoot, PartSource, Root
+from geo_ray.storage.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    CheckpointManifest,
+    PartInfo,
+    decode_manifest,
+    encode_manifest,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MIN_KEEP = 2
+_MOST_SHOWN: Final = 10
+_BLOCK_BYTES: Final = 1 << 20
+_VERIFIED_BYTES: Final = 1 << 22
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose parts were all there with the right bytes when it was opened.
+
+    Attributes:
+        folder: where its files lie.
+        manifest: what it consists of.
+        problems: what was wrong with newer ones that were passed over; empty as a rule.
+    """
+
+    folder: Folder
+    manifest: CheckpointManifest
+    problems: tuple[str, ...] = field(default=())
+
+    def read(self, name: str) -> tuple[dict[str, Tensor], JSONObject]:
+        """Read one part: its tensors on the CPU and its JSON, verified again.
+
+        Raises:
+            CheckpointError: if there is no part of that name.
+            CheckpointCorruptError: if its file changed since.
+            StoreError: if a store does not answer or refuses.
+        """
+        # PyTorch takes seconds to import, and most readers want only what the manifest says.
+        from geo_ray.storage.parts import read_part
+
+        return read_part(self.folder, self.manifest.part(name))
+
+    def meta(self, name: str) -> JSONObject:
+        """Read the JSON of one part alone.
+
+        Raises:
+            CheckpointError, CheckpointCorruptError, StoreError: as for `read`.
+        """
+        from geo_ray.storage.parts import read_meta
+
+        return read_meta(self.folder, self.manifest.part(name))
+
+
+class CheckpointStore:
+    """Saves and finds the checkpoints of one run. One process saves at a time.
+
+    Where a bucket cannot be asked, every method raises `StoreError`.
+
+    Args:
+        root: where they lie; a path is a directory, which is made by the first `begin`.
+        keep: how many checkpoints stay; at least 2, for the newest may be damaged by the disk.
+        failpoint: for tests.
+        writing: entered for every change of what counts; raises if this process may make none.
+
+    Raises:
+        ConfigError: if ``keep`` is less than 2.
+    """
+
+    def __init__(
+        self,
+        root: Path | Root,
+        keep: int = 3,
+        failpoint: Failpoint = no_failpoint,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        if keep < MIN_KEEP:
+            raise ConfigError(
+                f"keep is {keep}; at least {MIN_KEEP} checkpoints must be kept",
+                fix=f"Set checkpoint.keep to {MIN_KEEP} or more.",
+            )
+        self._root: Root = LocalRoot(root) if isinstance(root, Path) else root
+        self._keep = keep
+        self._failpoint = failpoint
+        self._writing = writing
+        self._open: set[int] = set()  # begun here, neither committed nor abandoned
+        self._known_bad: set[int] = set()  # seen to be corrupt by `latest`
+
+    def __str__(self) -> str:
+        return str(self._root)
+
+    @property
+    def far(self) -> bool:
+        """Whether each look is a request that takes its time; see `Root.far`."""
+        return self._root.far
+
+    # -------------------------------------------------------------- saving
+
+    def begin(self, id: int) -> Folder:
+        """Start a save: sweep what earlier saves left unfinished, make the folder for parts.
+
+        Args:
+            id: larger than that of every checkpoint there is; see `next_id`.
+
+        Raises:
+            CheckpointError: if ``id`` is not larger.
+            CheckpointConflictError: if another writer has begun it.
+            RunDirectoryError: if the directory cannot be made.
+        """
+        found = self._root.ids()
+        next_id = max((each for each, is_whole in found.items() if is_whole), default=-1) + 1
+        if id in self._open or id < next_id:
+            # Nobody else is in a directory; in a store it is somebody else who came so far.
+            kind = CheckpointConflictError if self.far and id < next_id else CheckpointError
+            raise kind(f"checkpoint {id} cannot be begun; the next is {next_id}")
+        if self.far:  # parts may be on their way already; a number is never used again
+            with self._writing():
+                self._root.claim(id)
+            self._open.add(id)
+            self._sweep(found, lambda each: each < id and each not in self._open)
+        else:
+            with self._writing():
+                self._sweep(found, lambda each: each not in self._open)
+                self._failpoint("begin.swept")
+                self._root.claim(id)
+                self._failpoint("begin.made")
+            self._open.add(id)
+        return self._root.folder(id)
+
+    def commit(self, id: int, manifest: CheckpointManifest) -> Checkpoint:
+        """Make a save count: verify every part, write the manifest last, remove old checkpoints.
+
+        Raises:
+            CheckpointError: if the save was not begun or the manifest is of another.
+            CheckpointConflictError: if another writer has committed it, or begun to save since.
+            CheckpointCorruptError: if a part is missing or not what the manifest says; the save
+                can still be mended or abandoned.
+            RunDirectoryError: if the manifest cannot be written; the checkpoints before stay.
+        """
+        folder = self._root.folder(id)
+        if manifest.id != id:
+            raise CheckpointError(f"the manifest of checkpoint {manifest.id} was given for {id}")
+        owner = self._root.owner(id)
+        not_saved = f"checkpoint {id} is not being saved, so it cannot be committed"
+        if owner == "other" or (owner is None and id in self._open):
+            raise CheckpointConflictError(f"{not_saved}: another writer has begun to save")
+        if owner is None:
+            raise CheckpointError(not_saved)
+        if folder.has(MANIFEST_FILE):
+            raise CheckpointConflictError(f"{not_saved}: its manifest is there already")
+        self._verify(folder, manifest)
+        self._failpoint("commit.verified")
+        parts = {part.file for part in manifest.parts}
+        data = encode_manifest(manifest)
+        half = len(data) // 2
+        step = lambda name: self._failpoint(f"manifest.{name}")  # noqa: E731
+        with self._writing():
+            folder.remove(folder.sizes().keys() - parts)  # of writers that died
+            folder.write(MANIFEST_FILE, [data[:half], data[half:]], len(data), step)
+        self._open.discard(id)
+        self._retain()
+        return Checkpoint(folder, manifest)
+
+    def abandon(self, id: int) -> None:
+        """Give an unfinished save up and remove its files; nothing happens if there is none.
+
+        Nothing happens either if it is another writer's.
+
+        Raises:
+            CheckpointError: if the checkpoint is committed.
+            RunDirectoryError: if the files cannot be removed.
+        """
+        if self.is_committed(id):
+            raise CheckpointError(f"checkpoint {id} is committed, so it cannot be abandoned")
+        self._open.discard(id)
+        if self._root.owner(id) != "other":
+            with nullcontext() if self.far else self._writing():  # far, it is nobody else's
+                self._root.folder(id).clear()
+
+    # -------------------------------------------------------------- finding
+
+    def ids(self) -> list[int]:
+        """Return the ids of all committed checkpoints, oldest first, whole or not."""
+        return sorted(id for id, is_committed in self._root.ids().items() if is_committed)
+
+    def is_committed(self, id: int) -> bool:
+        """Whether a checkpoint has its manifest, and so counts."""
+        return self._root.folder(id).has(MANIFEST_FILE)
+
+    def next_id(self) -> int:
+        """Return the id for the next save: one more than any committed checkpoint's.
+
+        In a store it is larger than that of unfinished saves, too: of them parts may come still.
+        """
+        found = self._root.ids()
+        return max((id for id, is_whole in found.items() if is_whole or self.far), default=-1) + 1
+
+    def newest_id(self) -> int:
+        """Return the newest id of all saves, unfinished ones included; -1 if there is none."""
+        return max(self._root.ids(), default=-1)
+
+    def open(self, id: int) -> Checkpoint:
+        """Open one checkpoint and verify all of it, which reads every byte.
+
+        Raises:
+            CheckpointMissingError: if it is not there.
+            CheckpointCorruptError: if any file is not what it should be; the message says which.
+            CheckpointError: if it was written in another version of the format.
+        """
+        folder, manifest = self._root.folder(id), self.manifest(id)
+        for part in manifest.parts:
+            verify_part(folder, part)
+        return Checkpoint(folder, manifest)
+
+    def look(self, id: int) -> Checkpoint:
+        """Open one checkpoint and verify its manifest, and the sizes of its parts.
+
+        Raises:
+            CheckpointMissingError, CheckpointCorruptError, CheckpointError: as for `open`.
+        """
+        folder, manifest = self._root.folder(id), self.manifest(id)
+        _check_sizes(folder, manifest)
+        return Checkpoint(folder, manifest)
+
+    def manifest(self, id: int) -> CheckpointManifest:
+        """Read what one checkpoint consists of; its parts are not looked at.
+
+        Raises:
+            CheckpointMissingError, CheckpointCorruptError, CheckpointError: as for `open`.
+        """
+        folder = self._root.folder(id)
+        name = folder.name_of(MANIFEST_FILE)
+        if not folder.has(MANIFEST_FILE):
+            raise CheckpointMissingError(f"{name}: there is no such checkpoint", fix=self._others())
+        data = b""
+        try:
+            with folder.open(MANIFEST_FILE) as stream:
+                while len(data) <= MAX_MANIFEST_BYTES and (more := stream.read(_BLOCK_BYTES)):
+                    data += more
+        except OSError as error:
+            raise CheckpointCorruptError(f"{name}: cannot be read: {error.strerror}") from error
+        try:
+            manifest = decode_manifest(data)
+        except CheckpointError as error:
+            raise type(error)(f"{name}: {error.message}", fix=error.fix) from error
+        if manifest.id != id:
+            raise CheckpointCorruptError(f"{name}: it is the manifest of {manifest.id}")
+        return manifest
+
+    def latest(self) -> Checkpoint:
+        """Open the newest checkpoint that is whole and healthy.
+
+        Newer ones that are damaged, or of a run that was diverging, are passed over with a warning
+        and listed in `Checkpoint.problems`. If none is healthy, it is the newest whole one.
+
+        Raises:
+            CheckpointMissingError: if there is none.
+            CheckpointCorruptError: if there are some, none of them whole.
+            CheckpointError: if the newest was written in another version of the format.
+        """
+        problems: list[str] = []
+        unhealthy: Checkpoint | None = None
+        for id in reversed(self.ids()):
+            try:
+                found = self.open(id)
+            except CheckpointCorruptError as error:
+                self._known_bad.add(id)
+                problems.append(f"checkpoint {id}: {error.message}")
+                _log.warning("checkpoint %d is damaged and passed over: %s", id, error.message)
+                continue
+            if found.manifest.healthy:
+                return Checkpoint(found.folder, found.manifest, tuple(problems))
+            unhealthy = unhealthy or found
+            problems.append(f"checkpoint {id}: the run was diverging when it was taken")
+            _log.warning("checkpoint %d is of a run that was diverging and passed over", id)
+        if unhealthy is not None:
+            return Checkpoint(unhealthy.folder, unhealthy.manifest, tuple(problems))
+        if problems:
+            raise CheckpointCorruptError(
+                f"{self._root}: no checkpoint is whole: " + "; ".join(problems),
+                fix="Restore its files from a backup, or start anew without --resume.",
+            )
+        raise CheckpointMissingError(f"{self._root}: there is no finished checkpoint")
+
+    # -------------------------------------------------------------- inside
+
+    def _others(self) -> str:
+        """What to do about one that is not there."""
+        ids = self.ids()
+        if not ids:
+            return "This run has saved none: leave the number out, or name another run."
+        shown = ", ".join(str(id) for id in ids[-_MOST_SHOWN:])
+        return f"Name one that is there: {'..., ' if len(ids) > _MOST_SHOWN else ''}{shown}."
+
+    def _verify(self, folder: Folder, manifest: CheckpointManifest) -> None:
+        if self._root.far:
+            _check_sizes(folder, manifest)
+            return
+        for part in manifest.parts:
+            verify_part(folder, part)
+
+    def _sweep(self, found: Mapping[int, bool], is_left: Callable[[int], bool]) -> None:
+        """Remove what saves that never ended have left, where ``is_left`` says so."""
+        for id, is_committed in found.items():
+            if not is_committed and is_left(id):
+                _log.info("removing the unfinished checkpoint %d", id)
+                try:
+                    self._root.folder(id).clear()
+                except GeoRayError as error:
+                    _log.warning("checkpoint %d could not be removed: %s", id, error.message)
+        try:
+            self._root.sweep(is_left)
+        except GeoRayError as error:
+            _log.warning("what unfinished saves have left stays: %s", error.message)
+
+    def _retain(self) -> None:
+        """Remove everything older than the `keep` newest checkpoints that look whole.
+
+        The newest healthy one stays, however old it is.
+
+        A failure here is logged only: the save itself has succeeded.
+        """
+        kept, has_healthy = 0, False
+        for id in reversed(self.ids()):
+            found = None if id in self._known_bad else self._seen(id)
+            is_first_healthy = found is not None and not has_healthy and found.manifest.healthy
+            has_healthy |= is_first_healthy
+            if kept < self._keep or is_first_healthy:
+                kept += found is not None
+                continue
+            folder = self._root.folder(id)
+            try:
+                # Without its manifest it is an unfinished save, whatever happens next.
+                folder.remove([MANIFEST_FILE])
+                self._failpoint("retention.uncommitted")
+                folder.clear()
+                self._failpoint("retention.removed")
+            except (OSError, GeoRayError) as error:
+                _log.warning("the old checkpoint %d could not be removed: %s", id, error)
+
+    def _seen(self, id: int) -> Checkpoint | None:
+        """A checkpoint that looks whole; hashing old ones at each save costs much."""
+        try:
+            return self.look(id)
+        except CheckpointError:
+            return None
+
+
+def verify_part(place: Path | PartSource, info: PartInfo) -> None:
+    """Check size and SHA-256 of a part's file without keeping it in memory.
+
+    Raises:
+        CheckpointCorruptError: if the file is missing or not what ``info`` says.
+        StoreError: if a store does not answer or refuses.
+    """
+    folder: PartSource = LocalFolder(place) if isinstance(place, Path) else place
+    name = folder.name_of(info.file)
+    digest = hashlib.sha256()
+    try:
+        with folder.open(info.file, info.bytes) as file:
+            block = memoryview(bytearray(min(_VERIFIED_BYTES, info.bytes)))
+            while size := file.readinto(block):
+                digest.update(block[:size])
+    except OSError as error:
+        raise CheckpointCorruptError(f"{name}: cannot be read: {error.strerror}") from error
+    if digest.hexdigest() != info.sha256:
+        raise CheckpointCorruptError(f"{name}: its SHA-256 is not that of the manifest")
+
+
+def _check_sizes(folder: Folder, manifest: CheckpointManifest) -> None:
+    sizes = folder.sizes()
+    for part in manifest.parts:
+        if sizes.get(part.file) != part.bytes:
+            found = f"{sizes[part.file]} bytes long" if part.file in sizes else "not there"
+            raise CheckpointCorruptError(
+                f"{folder.name_of(part.file)}: {found}; the manifest says {part.bytes}"
+            )

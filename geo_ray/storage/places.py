@@ -1,0 +1,254 @@
+"""The locations of a run's checkpoints as plain values that every process of the run receives.
+
+`StoreRegions` accounts for checkpoint traffic between regions: the parts of a region's servers
+go to its own store if it has one, and everything else, including the averager's part, to the
+common store, which is in one of the run's regions. A part written to or read from a store of
+another region has crossed between the two. Claims and manifests are too small to count.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from geo_ray.base.files import Failpoint, no_failpoint
+from geo_ray.storage.folders import (
+    Folder,
+    LocalFolder,
+    LocalRoot,
+    PartSource,
+    PartTarget,
+    Root,
+    S3Root,
+    bucket_at,
+)
+from geo_ray.storage.manifest import PartInfo, region_of
+from geo_ray.storage.uri import is_s3
+
+
+class PartFolder(PartSource, PartTarget, Protocol):
+    """Where one process writes and reads its own parts."""
+
+
+class PartPlaces(Protocol):
+    """Where the parts of one process go."""
+
+    @property
+    def far(self) -> bool:
+        """See `Root.far`."""
+
+    def __str__(self) -> str:
+        """Its address, for messages."""
+
+    def folder(self, id: int) -> PartFolder:
+        """The folder of one checkpoint."""
+
+    def model_folder(self, run_dir: str) -> PartFolder:
+        """See `CheckpointPlaces.model_folder`."""
+
+    def prepare(self, region: str | None) -> None:
+        """See `CheckpointPlaces.prepare`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlaces:
+    """Where the checkpoints of a run lie, as plain values that every process is given.
+
+    It is a `PartPlaces`.
+
+    Attributes:
+        main: a directory, or an ``s3://`` address.
+        regions: others for the parts of some regions' servers; the rest is in ``main``.
+    """
+
+    main: str
+    regions: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return str(self.root())
+
+    def root(self) -> Root:
+        """The root of all; nothing is contacted yet."""
+        main = _root_at(self.main)
+        if not self.regions:
+            return main
+        return RegionRoot(main, {name: _root_at(uri) for name, uri in self.regions.items()})
+
+    def folder(self, id: int) -> Folder:
+        """The folder of one checkpoint."""
+        return self.root().folder(id)
+
+    @property
+    def far(self) -> bool:
+        """See `Root.far`."""
+        return is_s3(self.main)
+
+    def model_folder(self, run_dir: str) -> Folder:
+        """Where a region leaves the final model for who started the run.
+
+        Args:
+            run_dir: the run's directory, which all see where there is no store.
+        """
+        return self.beside("model") if self.far else LocalFolder(Path(run_dir))
+
+    def beside(self, name: str) -> Folder:
+        """A folder that is of no checkpoint."""
+        if self.far:
+            return S3Root(self.main).beside(name)
+        return LocalFolder(Path(self.main) / name)
+
+    def prepare(self, region: str | None) -> None:
+        """Load what asks for the parts of a region, or of none.
+
+        It takes half a second, in which a checkpoint would hold up who trains beside it.
+        """
+        address = self.regions.get(region or "", self.main)
+        if is_s3(address):
+            bucket_at(address)
+
+
+class RegionFolder:
+    """A `Folder` whose files lie in the folder of their region, if that has one.
+
+    Args:
+        main: of all others.
+        regions: by region.
+    """
+
+    def __init__(self, main: Folder, regions: Mapping[str, Folder]) -> None:
+        self._main = main
+        self._regions = regions
+
+    def name_of(self, file: str) -> str:
+        """See `Folder.name_of`."""
+        return self._of(file).name_of(file)
+
+    def write(
+        self,
+        file: str,
+        chunks: Iterable[memoryview | bytes],
+        num_bytes: int,
+        failpoint: Failpoint = no_failpoint,
+    ) -> None:
+        """See `Folder.write`."""
+        self._of(file).write(file, chunks, num_bytes, failpoint)
+
+    def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
+        """See `Folder.open`."""
+        return self._of(file).open(file, num_bytes)
+
+    def has(self, file: str) -> bool:
+        """See `Folder.has`."""
+        return self._of(file).has(file)
+
+    def sizes(self) -> dict[str, int]:
+        """See `Folder.sizes`."""
+        return {
+            file: size
+            for folder in (self._main, *self._regions.values())
+            for file, size in folder.sizes().items()
+            if self._of(file) is folder
+        }
+
+    def remove(self, files: Iterable[str]) -> None:
+        """See `Folder.remove`."""
+        for file in files:
+            self._of(file).remove([file])
+
+    def clear(self) -> None:
+        """See `Folder.clear`; the main one last, which says that there is something."""
+        for folder in (*self._regions.values(), self._main):
+            folder.clear()
+
+    def _of(self, file: str) -> Folder:
+        return self._regions.get(region_of(file) or "", self._main)
+
+
+class RegionRoot:
+    """A `Root` with others for the parts of some regions' servers.
+
+    Args:
+        main: has the claims, the manifests and all other parts.
+        regions: by region.
+    """
+
+    def __init__(self, main: Root, regions: Mapping[str, Root]) -> None:
+        self._main = main
+        self._regions = regions
+        self.far = True
+
+    def __str__(self) -> str:
+        return str(self._main)
+
+    def folder(self, id: int) -> RegionFolder:
+        """See `Root.folder`."""
+        folders = {region: root.folder(id) for region, root in self._regions.items()}
+        return RegionFolder(self._main.folder(id), folders)
+
+    def ids(self) -> dict[int, bool]:
+        """See `Root.ids`."""
+        found = {id: False for root in self._regions.values() for id in root.ids()}
+        return found | self._main.ids()
+
+    def claim(self, id: int) -> None:
+        """See `Root.claim`."""
+        self._main.claim(id)
+
+    def owner(self, id: int) -> Literal["self", "other"] | None:
+        """See `Root.owner`."""
+        return self._main.owner(id)
+
+    def sweep(self, is_left: Callable[[int], bool]) -> None:
+        """See `Root.sweep`."""
+        for root in (self._main, *self._regions.values()):
+            root.sweep(is_left)
+
+
+def _root_at(address: str) -> Root:
+    return S3Root(address) if is_s3(address) else LocalRoot(Path(address))
+
+
+Crossed = Mapping[tuple[str, str], int]
+"""Bytes by (source, destination)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRegions:
+    """Where the stores of a run are.
+
+    Attributes:
+        main: the region of the store of all.
+        own: regions with one of their own.
+    """
+
+    main: str
+    own: Collection[str] = ()
+
+    def of(self, region: str | None) -> str:
+        """The region of the store that has the parts of ``region``; None: the averager's part."""
+        return region if region is not None and region in self.own else self.main
+
+    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+        """What a checkpoint has moved.
+
+        Args:
+            parts: all of it.
+            home: where the averager lives.
+        """
+        found: Counter[tuple[str, str]] = Counter()
+        for part in parts:
+            region = region_of(part.name)
+            found[region or home, self.of(region)] += part.bytes
+        return _between(found)
+
+    def resumed(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+        """What a resume moves: every process reads its own part; the same links, the other way."""
+        return {(dst, src): count for (src, dst), count in self.saved(parts, home).items()}
+
+
+def _between(found: Counter[tuple[str, str]]) -> Crossed:
+    return {(src, dst): count for (src, dst), count in found.items() if src != dst}

@@ -1,1 +1,0 @@
-"""Where shards lie: directories and buckets."""

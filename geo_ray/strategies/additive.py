@@ -1,0 +1,142 @@
+"""The common part of strategies whose messages add up: `asgd` and `asgd_ga`.
+
+A region remembers the parameters at its last message (``base``). What it did since then is
+``base - params``: no accumulator has to be kept up at every step. The averager keeps one outbox
+per region, the sum of what the others sent since that region's last answer, so that a slow link
+gets one larger message and never a queue.
+
+With ``combine: mean`` the own change must count 1/M at home too. The averager answers with
+``(sum of others) / M`` and the region takes back ``(1 - 1/M)`` of what it had sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.strategies.traits import Combine, StandsStill
+
+WaitRule = Literal["always", "when_busy", "never"]
+STANDS_STILL: Final[Mapping[WaitRule, StandsStill]] = {
+    "always": "always",
+    "when_busy": "when_late",
+    "never": "never",
+}
+"""What a rule is called in a strategy's traits."""
+
+
+def step(region: RegionState, grad_P: Tensor | None) -> None:
+    """One local optimizer step; remembers where the region stood before its first."""
+    if "base" not in region.memory:
+        region.memory["base"] = region.params_P.clone()
+    if grad_P is not None:
+        region.apply_gradient(grad_P)
+
+
+def outgoing(region: RegionState, interval: int, wait: WaitRule) -> Outgoing | Wait | None:
+    """The message of this step, if one is due under ``interval`` and ``wait``."""
+    if not region.is_due(interval):
+        return None
+    if region.link_busy:
+        return None if wait == "never" else Wait()
+    return take(region, wait=wait == "always")
+
+
+def take(region: RegionState, *, wait: bool) -> Outgoing:
+    """Everything done since the last message, as what is to be subtracted from parameters (P,)."""
+    base_P = region.memory.setdefault("base", region.params_P.clone())
+    change_P = base_P - region.params_P
+    base_P.copy_(region.params_P)
+    return Outgoing(change_P, wait)
+
+
+def merge(region: RegionState, reply: Reply) -> None:
+    """Subtract what came back, from the parameters and from the base alike.
+
+    The base moves too, or the others' changes would be sent back to them as our own.
+    """
+    region.params_P.sub_(reply.payload_P)
+    region.memory["base"].sub_(reply.payload_P)
+
+
+def take_in(averager: AveragerState, update: Update, combine: Combine, weight: float = 1.0) -> None:
+    """Put one change into every region's outbox.
+
+    Args:
+        averager: the averager's state.
+        update: the change.
+        combine: see the module's docstring.
+        weight: how much less it counts because it is old.
+    """
+    averager.version += 1
+    share = weight / len(averager.members) if combine == "mean" else weight
+    for region in averager.members:
+        # At home the change is already applied in full: the outbox corrects it to its share.
+        factor = share - 1.0 if region == update.region else share
+        if factor != 0.0:
+            _add(averager.memory, f"outbox/{region}", update.payload_P, factor)
+
+
+def relay_sum(
+    averager: AveragerState, parts: Sequence[Update], total_P: Tensor, combine: Combine
+) -> list[Reply]:
+    """Take in several changes of which only the sum is known; answer every sender.
+
+    Everybody's outbox gets the sum, also those of the senders: the averager cannot tell whose part
+    is whose. But each sender knows its own and takes it back out (`Reply.own`). In an outbox of
+    `take_in` the own change counts ``share - 1``; here it counts ``share``, and the sender
+    subtracts 1: the same.
+
+    Args:
+        averager: the averager's state.
+        parts: the updates, without their payloads; none is final.
+        total_P: the sum of their payloads.
+        combine: as in `take_in`.
+
+    Returns:
+        Answers in the order of ``parts``; equal payloads are one tensor.
+    """
+    averager.version += len(parts)
+    share = 1.0 / len(averager.members) if combine == "mean" else 1.0
+    for region in averager.members:
+        _add(averager.memory, f"outbox/{region}", total_P, share)
+    replies: list[Reply] = []
+    for part in parts:
+        reply = replace(answer(averager, part), own=True)
+        twin = next((r for r in replies if torch.equal(r.payload_P, reply.payload_P)), reply)
+        replies.append(replace(reply, payload_P=twin.payload_P))
+    return replies
+
+
+def refresh(averager: AveragerState, update: Update, num_params: int) -> Reply:
+    """Answer an update that is not taken in with what lies in its sender's outbox.
+
+    Args:
+        averager: the averager's state.
+        update: what is given up; its payload may be missing.
+        num_params: P.
+    """
+    outbox_P = averager.memory.pop(f"outbox/{update.region}", None)
+    payload_P = torch.zeros(num_params) if outbox_P is None else outbox_P
+    return Reply(update.region, update.seq, averager.version, 0, payload_P, dropped=True)
+
+
+def answer(averager: AveragerState, update: Update) -> Reply:
+    """What lies in the sender's outbox; of the update's payload only the size counts."""
+    outbox_P = averager.memory.pop(f"outbox/{update.region}", None)
+    payload_P = torch.zeros(update.payload_P.shape) if outbox_P is None else outbox_P
+    return Reply(
+        update.region, update.seq, averager.version, update.num_samples, payload_P, update.final
+    )
+
+
+def _add(memory: dict[str, Tensor], key: str, payload_P: Tensor, factor: float) -> None:
+    if key in memory:
+        memory[key].add_(payload_P, alpha=factor)
+    else:
+        memory[key] = torch.mul(payload_P, factor)

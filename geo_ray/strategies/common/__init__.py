@@ -1,1 +1,0 @@
-"""What several strategies share, one idea per file."""

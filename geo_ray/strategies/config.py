@@ -1,0 +1,106 @@
+"""The `codec` section of a configuration, and what a strategy requires of codecs and shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import Field
+
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import Codec
+from geo_ray.codecs.registry import AnyCodec
+from geo_ray.strategies.base import Strategy
+
+_ERROR_IN_ROUNDS: Final = 0.03
+_ERROR_ONE_BY_ONE: Final = 1e-4
+
+
+class CodecConfig(StrictModel):
+    """How payloads are made small on their way between regions; none sends fp32 as it is."""
+
+    up: AnyCodec | None = Field(None, description="updates, from a region to the averager")
+    down: AnyCodec | None = Field(None, description="replies, from the averager to a region")
+
+    last_error: float | None = Field(
+        None,
+        ge=0.0,
+        lt=1.0,
+        description="relative error that the last exchange may have, in which all that is owed is "
+        "paid; 0: full precision; null: 0.03 in rounds, else 0.0001",
+    )
+
+    def last_error_of(self, strategy: Strategy) -> float:
+        """The error that the last exchange may have.
+
+        A round has one answer, which leaves all regions equal whatever its error. Where each region
+        has its own, they differ by what the answers have lost: so little that it is like rounding.
+        """
+        if self.last_error is not None:
+            return self.last_error
+        return _ERROR_IN_ROUNDS if strategy.traits.in_rounds else _ERROR_ONE_BY_ONE
+
+    def check(self, strategy: Strategy, num_regions: int) -> None:
+        """Refuse codecs that make no sense with a strategy, or a strategy without its codec.
+
+        Args:
+            strategy: the run's.
+            num_regions: of the run.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        if self.down is not None and self.down.traits.up_only:
+            raise ValueError(f"codec.down: {self.down.kind} is for codec.up only")
+        for direction, codec in (("up", self.up), ("down", self.down)):
+            if codec is not None:
+                _check_codec(f"codec.{direction}", codec, strategy)
+        needed = strategy.traits.region.needs_codec
+        if needed is not None and self.up is None and num_regions > 1:
+            raise ValueError(
+                f"codec.up: strategy '{strategy.kind}' makes no sense without a codec: give one, "
+                f"say {{kind: {needed}}}"
+            )
+
+
+def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
+    """Refuse one codec."""
+    own, traits, name = codec.traits, strategy.traits, f"strategy '{strategy.kind}'"
+    if traits.sends not in own.sends or (own.rounds_only and not traits.in_rounds):
+        wanted = " or ".join(f"{sends}s" for sends in own.sends)
+        together = " that all regions apply together, as with bsp" if own.rounds_only else ""
+        raise ValueError(
+            f"{key}: {codec.kind} is for {wanted}{together}; {name} sends {traits.sends}s"
+            f"{'' if traits.in_rounds else ' that come one by one'}: use topk, or another strategy"
+        )
+    if own.differential is not None and traits.exchange.fragments > 1:
+        raise ValueError(
+            f"{key}: {codec.kind} splits updates of the whole model; {name} sends it in "
+            f"{traits.exchange.fragments} fragments: use another codec, or another strategy"
+        )
+    # Each region applies its own changes at home, so others must get all of them.
+    must_add_up = traits.sends == "change" and not traits.in_rounds
+    if must_add_up and (own.feeds_back or own.forgets):
+        other = "an option that sends it again" if own.forgets else "randomk or topk"
+        raise ValueError(
+            f"{key}: with {codec.kind} as configured nobody knows what was lost, so the regions "
+            f"of {name} would not end with the same model: use {other}"
+        )
+
+
+def check_shards(strategy: Strategy, shards: Mapping[str, int]) -> None:
+    """Refuse regions whose model is cut, if the strategy needs it in one piece.
+
+    Args:
+        strategy: the run's.
+        shards: of the parameter server, by region.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    cut = [region for region, count in shards.items() if count > 1]
+    if strategy.traits.region.whole_model and cut:
+        raise ValueError(
+            f"regions: strategy '{strategy.kind}' needs a model in one piece: set ps_shards: 1 in "
+            f"{', '.join(cut)}"
+        )

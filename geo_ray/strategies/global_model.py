@@ -1,0 +1,226 @@
+"""The averager's side of strategies that reply to regions one by one.
+
+Versions: the averager keeps the sum of all its changes (``moved``), and per region how much of
+it that region has received (``seen/region``). A reply is the difference. It costs two vectors
+per reply, however many regions there are, and a region that was away gets one message. Models
+sent in fragments are tracked per fragment.
+
+Staleness: an update whose base is ``lag`` versions old counts ``factor(lag)`` times:
+``inverse`` ``1/(1+lag)``, ``sqrt`` ``1/sqrt(1+lag)`` (FedBuff), ``poly`` ``(1+lag)**-a``
+(FedAsync), ``hinge`` 1 up to ``b`` and ``1/(a*(lag-b)+1)`` beyond (FedAsync). No region may be
+more than ``bound`` exchanges ahead of the slowest unfinished one: its reply waits (stale
+synchronous parallel). Updates are applied at once and never dropped. The bound is lifted for a
+reply that carries a checkpoint, and at the end.
+
+Weights: by the sizes of data sets (`AveragerState.data_rows`), or by speed, from the step times
+in the updates (`AveragerState.numbers`).
+
+Source: FedAsync (arXiv 1903.03934) and FedBuff (arXiv 2106.06639) for the weights, "More
+Effective Distributed ML via a Stale Synchronous Parallel Parameter Server" (Ho et al., 2013)
+for the bound; reconstructed.
+
+Shape legend: P = parameters of the model, or of the fragment that is exchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies.base import shares_of
+from geo_ray.strategies.state import AveragerState, Reply, Update
+
+
+def publish(averager: AveragerState, change_P: Tensor, fragment: int = 0) -> None:
+    """Subtract ``change_P`` from the outer parameters: a new version."""
+    moved = _moved(fragment)
+    if moved in averager.memory:
+        averager.memory[moved].add_(change_P)
+    else:
+        averager.memory[moved] = change_P.clone()
+    averager.version += 1
+
+
+def move_to(averager: AveragerState, distance_P: Tensor) -> None:
+    """Set the sum of all changes to ``distance_P``: a new version."""
+    averager.memory[_moved(0)] = distance_P
+    averager.version += 1
+
+
+def told(averager: AveragerState, update: Update) -> Tensor:
+    """The sum of changes that the sender knew when it was last answered, a copy (P,)."""
+    seen_P = averager.memory.get(_seen(update))
+    return torch.zeros(update.payload_P.shape) if seen_P is None else seen_P.clone()
+
+
+def unheard(averager: AveragerState, update: Update) -> Tensor:
+    """What was published since the last answer to the sender, a new (P,)."""
+    moved_P = averager.memory.get(_moved(update.fragment))
+    known_P = told(averager, update)
+    return known_P.neg_() if moved_P is None else known_P.neg_().add_(moved_P)
+
+
+def answer(averager: AveragerState, update: Update, steps: int | None = None) -> Reply:
+    """Tell the sender of ``update`` what it has not heard.
+
+    Args:
+        averager: the averager's state.
+        update: the request; of its payload only the size counts.
+        steps: local steps that the region is to take next; None: as configured.
+    """
+    payload_P = unheard(averager, update)
+    moved_P = averager.memory.get(_moved(update.fragment))
+    if moved_P is not None:
+        averager.memory[_seen(update)] = moved_P.clone()
+    return Reply(
+        update.region,
+        update.seq,
+        averager.version,
+        update.num_samples,
+        payload_P,
+        update.final,
+        fragment=update.fragment,
+        steps=steps,
+    )
+
+
+def _moved(fragment: int) -> str:
+    return f"moved{fragment}"
+
+
+def _seen(update: Update) -> str:
+    return f"seen{update.fragment}/{update.region}"
+
+
+Answer = Callable[[AveragerState, Update], Reply]
+
+
+class Staleness(StrictModel):
+    """The ``staleness`` section of an asynchronous strategy."""
+
+    bound: int | None = Field(
+        None, ge=1, description="exchanges by which a region may be ahead of the slowest"
+    )
+    weight: Literal["none", "inverse", "sqrt", "poly", "hinge"] = Field(
+        "none", description="how much less an old update counts"
+    )
+    a: float = Field(0.5, gt=0, description="exponent of poly, slope of hinge")
+    b: float = Field(4.0, ge=0, description="hinge: versions that cost nothing")
+
+    def factor(self, lag: int) -> float:
+        """Weight of an update that is ``lag`` versions old, at most 1."""
+        if self.weight == "inverse":
+            return 1.0 / (1.0 + lag)
+        if self.weight in ("sqrt", "poly"):
+            exponent: float = 0.5 if self.weight == "sqrt" else self.a
+            return float((1.0 + lag) ** -exponent)
+        if self.weight == "hinge" and lag > self.b:
+            return 1.0 / (self.a * (lag - self.b) + 1.0)
+        return 1.0
+
+    def answers(self, averager: AveragerState, update: Update, answer: Answer) -> list[Reply]:
+        """Answer whoever may go on, now that ``update`` is taken in.
+
+        Last words are answered together, when all are taken in: then all regions end equal.
+        """
+        if update.final:
+            finals = averager.gather(update)
+            return [] if finals is None else [answer(averager, final) for final in finals]
+        clock = f"clock/{update.region}"
+        averager.numbers[clock] = averager.numbers.get(clock, 0.0) + 1.0
+        # Its payload may be used again by whoever brought it; only the size is asked for later.
+        header = replace(update, payload_P=torch.empty_like(update.payload_P, device="meta"))
+        averager.waiting[update.region] = header
+        return self.free(averager, answer)
+
+    def free(self, averager: AveragerState, answer: Answer) -> list[Reply]:
+        """Answer whoever waits and is not too far ahead of the slowest that has not finished."""
+        active = averager.active or averager.members
+        slowest = min(averager.numbers.get(f"clock/{region}", 0.0) for region in active)
+        bound = float("inf") if self.bound is None else self.bound
+        free = [
+            header
+            for region, header in averager.waiting.items()
+            if averager.numbers.get(f"clock/{region}", 0.0) - slowest <= bound
+        ]
+        return _answered(averager, free, answer)
+
+
+def release(averager: AveragerState, answer: Answer) -> list[Reply]:
+    """Answer everybody who waits."""
+    return _answered(averager, list(averager.waiting.values()), answer)
+
+
+def _answered(averager: AveragerState, headers: list[Update], answer: Answer) -> list[Reply]:
+    for header in headers:
+        del averager.waiting[header.region]
+    return [answer(averager, header) for header in headers]
+
+
+def lag_of(averager: AveragerState, update: Update) -> int:
+    """Versions since the one that the sender had merged when it spoke."""
+    return max(0, averager.version - update.base_version)
+
+
+_ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
+
+
+def note_speed(averager: AveragerState, update: Update) -> None:
+    """Remember an update's measurements."""
+    averager.numbers[f"step_s/{update.region}"] = update.step_s
+    if update.num_samples:
+        averager.numbers[f"rows/{update.region}"] = float(update.num_samples)
+
+
+def relative_rows(averager: AveragerState, region: str) -> float:
+    """Rows behind an update of ``region`` over the mean of all regions; 1 if not known."""
+    rows = [averager.numbers[k] for k in averager.numbers if k.startswith("rows/")]
+    own = averager.numbers.get(f"rows/{region}")
+    return 1.0 if own is None else own * len(rows) / sum(rows)
+
+
+def steps_by_speed(averager: AveragerState, region: str, steps: int) -> int:
+    """Local steps of ``region`` while the fastest takes ``steps``: in proportion, at least 1."""
+    known_s = {k: v for k, v in averager.numbers.items() if k.startswith("step_s/") and v > 0}
+    own_s = known_s.get(f"step_s/{region}")
+    if own_s is None:
+        return steps
+    return max(1, math.floor(steps * min(known_s.values()) / own_s + _ROUNDING))
+
+
+SiteWeights = Literal["data", "samples", "uniform"]
+"""How sites are weighted in a mean: ``data`` by the rows of their data sets, ``samples`` by the
+rows behind the updates, ``uniform`` alike."""
+
+
+def site_shares(
+    averager: AveragerState, updates: Sequence[Update], weights: SiteWeights
+) -> list[float]:
+    """What each update counts in a mean; together 1.
+
+    Where sizes of data sets are asked for and not known, the rows behind the updates stand in.
+    """
+    if weights != "data":
+        return shares_of(updates, weights)
+    rows = [averager.data_rows.get(update.region, 0.0) for update in updates]
+    if min(rows) <= 0:
+        return shares_of(updates, "samples")
+    return [each / sum(rows) for each in rows]
+
+
+def member_rows(averager: AveragerState) -> dict[str, float]:
+    """Rows of every member's data set; where not known, those behind their last updates.
+
+    The last are as `geo_ray.strategies.global_model.note_speed` has noted them.
+    """
+    known, members = averager.data_rows, averager.members
+    if all(known.get(name, 0.0) > 0 for name in members):
+        return {name: known[name] for name in members}
+    return {name: averager.numbers.get(f"rows/{name}", 0.0) for name in members}

@@ -1,0 +1,144 @@
+"""The region's side of strategies that train locally from a common point, the *anchor*.
+
+The anchor is the region's copy of the averager's (outer) parameters. What the region did since
+is ``Delta = anchor - params``; a reply says by how much the anchor moves. Payloads are changes
+in both directions, to be subtracted, so any codec with error feedback fits. `add_gradient` and
+`take_mean` accumulate gradients instead.
+
+Overlapped strategies keep training while an exchange of all regions is in flight. The *mark* is
+where the region stood when it last sent. A reply is kept until the next step has ended; then
+the region *turns*: it sends what it did since the mark, and continues from the new outer model.
+``merge`` says what happens to the change being sent, which the new outer model does not contain
+yet: ``overwrite`` drops it until the next reply returns it as part of the mean; ``correct``
+keeps it, ``x <- anchor - Delta``, so that the region never steps back.
+
+Shape legend: P = parameters of the model, or of one shard's slice.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from geo_ray.strategies.state import Outgoing, RegionState, Reply
+
+ANCHOR = "anchor"
+_PIECE: Final = 2**16  # elements; a few vectors of so many stay in a core's cache
+
+
+def step(region: RegionState, grad_P: Tensor | None) -> None:
+    """One step of the inner optimizer; remembers where the region stood before its first."""
+    anchor(region)
+    if grad_P is not None:
+        region.apply_gradient(grad_P)
+
+
+def anchor(region: RegionState) -> Tensor:
+    """The outer parameters as the region knows them, live (P,)."""
+    if ANCHOR not in region.memory:
+        region.memory[ANCHOR] = region.params_P.clone()
+    return region.memory[ANCHOR]
+
+
+def delta(region: RegionState) -> Tensor:
+    """What the region did since the anchor, as what is to be subtracted, a new (P,)."""
+    return anchor(region) - region.params_P
+
+
+def outgoing(region: RegionState, *, wait: bool = True) -> Outgoing:
+    """Send `delta`, made where it is sent from."""
+    anchor_P = anchor(region)
+    if anchor_P.device.type != "cpu":
+        return Outgoing(delta(region), wait)
+    room_P = region.room(anchor_P.numel())
+    return Outgoing(torch.sub(anchor_P, region.params_P, out=room_P), wait)
+
+
+def outgoing_when_due(region: RegionState, interval: int) -> Outgoing | None:
+    """Send `delta` and stand still, after ``interval`` steps or as many as the averager said."""
+    return outgoing(region) if region.is_due(interval) else None
+
+
+def final_update(region: RegionState) -> Outgoing | None:
+    """The last exchange; none if the region stands on its anchor anyway."""
+    return None if region.since_send == 0 else outgoing(region)
+
+
+def adopt(region: RegionState, reply: Reply) -> None:
+    """Move the anchor and go on from it."""
+    vectors = (anchor(region), region.params_P, reply.payload_P)
+    # Each goes through memory once.
+    pieces = (torch.split(vector_P, _PIECE) for vector_P in vectors)
+    for outer, params, change in zip(*pieces, strict=True):
+        params.copy_(outer.sub_(change))
+
+
+Merge = Literal["overwrite", "correct"]
+_MARK, _PENDING, _LAST = "mark", "pending", "last"
+
+
+def overlapped_step(region: RegionState, grad_P: Tensor | None) -> None:
+    """One step of the inner optimizer.
+
+    After the last word it is the first of a run that was saved at its end and goes on after all:
+    there will be another last word, about what is done from here.
+    """
+    if region.numbers.pop(_LAST, 0.0):
+        region.memory[_MARK] = region.params_P.clone()
+    step(region, grad_P)
+
+
+def keep_reply(region: RegionState, reply: Reply) -> None:
+    """Hold an answer until the next turn; that to the last word is merged at once."""
+    if region.numbers.get(_LAST):
+        adopt(region, reply)
+        if reply.border is not None:  # there will be another last word
+            del region.numbers[_LAST]
+            region.memory[_MARK] = region.params_P.clone()
+    else:
+        region.memory[_PENDING] = reply.payload_P.clone()
+
+
+def turn(region: RegionState, merge: Merge, *, wait: bool = False) -> Outgoing:
+    """Send what was done since the mark; merge the answer that is held, if there is one."""
+    anchor_P = anchor(region)
+    change_P = region.memory.get(_MARK, anchor_P) - region.params_P
+    pending_P = region.memory.pop(_PENDING, None)
+    if pending_P is not None:
+        anchor_P.sub_(pending_P)
+        region.params_P.copy_(anchor_P)
+        if merge == "correct":
+            region.params_P.sub_(change_P)
+    region.memory[_MARK] = region.params_P.clone()
+    return Outgoing(change_P, wait)
+
+
+def last_turn(region: RegionState, merge: Merge) -> Outgoing | None:
+    """The last word: once, also if a checkpoint came between and had it answered early."""
+    if region.numbers.get(_LAST):
+        return None
+    region.numbers[_LAST] = 1.0
+    return turn(region, merge, wait=True)
+
+
+_SUM, _COUNT = "sum", "count"
+
+
+def add_gradient(region: RegionState, grad_P: Tensor | None) -> None:
+    """Count a gradient; one that was refused (None) is none."""
+    if grad_P is None:
+        return
+    if _SUM in region.memory:
+        region.memory[_SUM].add_(grad_P)
+    else:
+        region.memory[_SUM] = grad_P.clone()
+    region.numbers[_COUNT] = region.numbers.get(_COUNT, 0.0) + 1.0
+
+
+def take_mean(region: RegionState) -> Tensor:
+    """The mean of what was counted since the last call, or zero, as a tensor of one's own (P,)."""
+    count = region.numbers.pop(_COUNT, 0.0)
+    sum_P = region.memory.pop(_SUM, None)
+    return torch.zeros_like(region.params_P) if sum_P is None else sum_P.div_(count)

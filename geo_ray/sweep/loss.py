@@ -1,0 +1,507 @@
+"""Measure the loss cost of intervals and codecs for a task by short simulated runs.
+
+The profile file keeps earlier results until better ones exist.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from geo_ray.base.errors import ConfigError, ProfileError
+from geo_ray.base.explain import explain
+from geo_ray.base.user_section import context
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.loss import (
+    LEAST_LOSS,
+    MOST_LOSS,
+    LossKey,
+    LossPoint,
+    LossProfile,
+    LossSubject,
+    load_loss_profile,
+)
+from geo_ray.planner.profile import save_profile
+from geo_ray.runs.follow_plan import exchange_of
+from geo_ray.runs.plan_inputs import check_strategy, codecs_of
+from geo_ray.sweep.outcome import Outcome
+from geo_ray.sweep.pool import SimulatedCase, simulate_all
+
+INTERVALS: Final = (1, 4, 16, 64)
+_LEAST_ROUNDS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LossCase:
+    """Runs of one way to exchange, one for each seed.
+
+    Attributes:
+        key: interval in local steps, and codec; None: plain training.
+        experiment: their configuration, of the first seed.
+    """
+
+    key: LossKey | None
+    experiment: Experiment
+
+
+@dataclass(frozen=True, slots=True)
+class LossCases:
+    """The runs to make.
+
+    Attributes:
+        all: plain training first, then intervals without codec, then codecs.
+        steps: local steps of each run: those that were wanted, in whole steps of a region.
+        codecs_at: interval that codecs are measured at.
+        left_out: why an interval or codec is not measured.
+    """
+
+    all: tuple[LossCase, ...]
+    steps: int
+    codecs_at: int
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LossWanted:
+    """What the user asks for.
+
+    Attributes:
+        steps: local steps of each run.
+        intervals: in steps of a region; None: the configured one, and those that a plan may choose
+            among if it names any, else `INTERVALS`.
+        codecs: to measure; None: those that a plan chooses among.
+        codecs_at: interval in local steps that codecs are measured at; None: by `_codecs_at`.
+    """
+
+    steps: int
+    intervals: Sequence[int] | None = None
+    codecs: Sequence[str | None] | None = None
+    codecs_at: int | None = None
+
+
+def loss_cases(experiment: Experiment, base_dir: Path, wanted: LossWanted) -> LossCases:
+    """Which runs to make.
+
+    Args:
+        experiment: the configuration.
+        base_dir: where its relative paths start.
+        wanted: what the user asks for.
+
+    Raises:
+        ConfigError: there is nothing to exchange, the strategy has no intervals to choose among,
+            or the planner knows nothing of strategy or codec.
+        ProfileError: no interval fits so few steps, or plain training is not possible.
+    """
+    if len(experiment.regions) < 2:
+        raise ConfigError(
+            "with one region there are no intervals and codecs whose loss could be measured",
+            fix="Name several `regions`.",
+        )
+    check_strategy(experiment)
+    named = wanted.codecs
+    if named is None and experiment.plan is not None:
+        named = experiment.plan.codecs
+    codecs = codecs_of(experiment, named)
+    local = max(1, experiment.worker_steps)
+    left_out: list[str] = []
+    steps = max(1, wanted.steps // local)
+    found: dict[LossKey, LossCase] = {}
+    intervals = _intervals(experiment, wanted)
+    chosen = experiment.strategy.traits.exchange.interval is not None
+    for interval in intervals:
+        if chosen and interval * _LEAST_ROUNDS > wanted.steps:
+            left_out.append(
+                f"an interval of {interval} steps: {wanted.steps} steps have fewer than "
+                f"{_LEAST_ROUNDS} of it"
+            )
+            continue
+        _add(found, left_out, experiment, base_dir, steps, (interval, None))
+    if not found:
+        raise ProfileError(
+            f"no interval could be measured over {wanted.steps} steps: {'; '.join(left_out)}",
+            fix="Give `geo-ray profile --loss` more --steps, or other --intervals.",
+        )
+    at = wanted.codecs_at or _codecs_at(experiment, [interval for interval, _ in found])
+    for codec in codecs:
+        if codec is not None:
+            _add(found, left_out, experiment, base_dir, steps, (at, codec))
+    try:
+        plain = LossCase(None, _plain(experiment, base_dir, steps))
+    except ValidationError as error:
+        raise ProfileError(
+            "plain training (bsp without codecs), which all is compared with, is not possible: "
+            f"{'; '.join(explain(error, Experiment, {}))}",
+            fix="Change with --set what bsp refuses; of the rest the loss is measured as it is.",
+        ) from None
+    return LossCases((plain, *found.values()), steps * local, at, tuple(left_out))
+
+
+def with_seed(experiment: Experiment, base_dir: Path, seed: int, run_dir: Path) -> Experiment:
+    """One run of a case.
+
+    Args:
+        experiment: the case's.
+        base_dir: where relative paths of the configuration start.
+        seed: of the run.
+        run_dir: where it leaves its files.
+    """
+    tree = experiment.model_dump(mode="json")
+    tree["seed"], tree["run"]["dir"] = seed, str(run_dir)
+    return _validated(tree, base_dir)
+
+
+def _intervals(experiment: Experiment, wanted: LossWanted) -> list[int]:
+    """In local steps; one if the strategy has no such option.
+
+    Raises:
+        ConfigError: it has none, and intervals are wanted.
+    """
+    exchange, local = experiment.strategy.traits.exchange, max(1, experiment.worker_steps)
+    if exchange.interval is None:
+        if wanted.intervals is not None:
+            raise ConfigError(
+                f"intervals: strategy {experiment.strategy.kind} has no option `interval`",
+                fix="Leave out --intervals; its loss is measured as it exchanges.",
+            )
+        return [max(1, round(exchange.every * local))]
+    of_plan = None if experiment.plan is None else experiment.plan.intervals
+    choices = wanted.intervals or (exchange.interval, *(of_plan or INTERVALS))
+    return sorted({each * local for each in choices})
+
+
+def _codecs_at(experiment: Experiment, measured: Sequence[int]) -> int:
+    """The configured interval, else the longest below it that is measured, else the shortest."""
+    exchange, local = experiment.strategy.traits.exchange, max(1, experiment.worker_steps)
+    present = (exchange.interval or 0) * local
+    return max((each for each in measured if each <= present), default=min(measured))
+
+
+def _add(
+    found: dict[LossKey, LossCase],
+    left_out: list[str],
+    experiment: Experiment,
+    base_dir: Path,
+    steps: int,
+    key: LossKey,
+) -> None:
+    tree = _short(experiment, steps)
+    for dotted, value in exchange_of(experiment, *key).items():
+        section, _, name = dotted.partition(".")
+        if name:
+            tree[section][name] = value
+        else:
+            tree[section] = value
+    try:
+        found[key] = LossCase(key, _validated(tree, base_dir))
+    except ValidationError as error:
+        interval, codec = key
+        what = f"an interval of {interval} steps" if codec is None else f"codec {codec}"
+        left_out.append(f"{what}: {'; '.join(explain(error, Experiment, {}))}")
+
+
+def _plain(experiment: Experiment, base_dir: Path, steps: int) -> Experiment:
+    tree = _short(experiment, steps)
+    tree["train"]["steps"] = steps * max(1, experiment.worker_steps)  # as many rows
+    tree |= {
+        "strategy": {"kind": "bsp"},
+        "codec": {},
+        "overlay": {"kind": "star"},
+        "transfers": None,
+    }
+    return _validated(tree, base_dir)
+
+
+def _short(experiment: Experiment, steps: int) -> dict[str, Any]:
+    """The configuration as short as it is measured, without what does not change the loss."""
+    tree: dict[str, Any] = experiment.model_dump(mode="json")
+    tree["name"], tree["plan"], tree["checkpoint"]["every_s"] = "loss", None, None
+    if "compute_share" in tree["strategy"]:
+        tree["strategy"]["compute_share"] = None  # an interval is what it is called
+    tree["averager"] |= {"standby": None, "next_standbys": [], "max_divergence": 0.0}
+    schedule = tree["optimizer"].get("schedule")
+    if schedule is not None:  # the same curve over fewer steps
+        shorter = steps / experiment.train.steps
+        schedule["warmup_steps"] = round(schedule["warmup_steps"] * shorter)
+        if schedule["steps"] is not None:
+            schedule["steps"] = max(1, round(schedule["steps"] * shorter))
+    tree["train"] |= {
+        "steps": steps,
+        "eval_every": 0,
+        "target": None,
+        "keep_best": None,
+        "count": None,
+    }
+    return tree
+
+
+def _validated(tree: dict[str, Any], base_dir: Path) -> Experiment:
+    return Experiment.model_validate_json(json.dumps(tree), context=context(base_dir))
+
+
+METRIC: Final = "loss"
+
+Told = Callable[[str], None]
+"""Hears what each run that ended was."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossTask:
+    """What is measured.
+
+    Attributes:
+        cases: the runs.
+        subject: the task.
+        base_dir: where relative paths of the configuration start.
+        steps: local steps of each run.
+        seeds: of the runs of each case.
+        jobs: runs side by side.
+    """
+
+    cases: LossCases
+    subject: LossSubject
+    base_dir: Path
+    steps: int
+    seeds: Sequence[int]
+    jobs: int
+
+
+def kept_codecs_at(task: LossTask, known: LossProfile | None) -> int | None:
+    """The interval that an earlier measurement of the very same has codecs at; None: at none.
+
+    Codecs are compared at one interval of a file, so new ones belong to those that it has.
+    """
+    if known is None or not is_of(task, known):
+        return None
+    at = known.codecs_at
+    coded = any(interval == at and codec is not None for interval, codec in known.by_key)
+    return at if coded and (at, None) in known.by_key else None
+
+
+def still_to_do(task: LossTask, known: LossProfile | None) -> list[LossCase]:
+    """The cases that an earlier measurement of the very same does not have."""
+    if known is None or not is_of(task, known):
+        return list(task.cases.all)
+    have = known.by_key
+    return [case for case in task.cases.all if case.key is not None and case.key not in have]
+
+
+def measure_loss(task: LossTask, known: LossProfile | None, told: Told) -> Iterator[LossProfile]:
+    """Run what is missing; gives what is measured after each case that is complete.
+
+    Args:
+        task: what to measure.
+        known: an earlier measurement; that of something else is not used.
+        told: hears of every run that ended.
+
+    Raises:
+        ProfileError: plain training diverged, or the task has no metric ``loss``.
+        GeoRayError: whatever ends a run early.
+    """
+    with tempfile.TemporaryDirectory(prefix="geo-ray-loss-") as scratch:
+        runs = _runs(task, still_to_do(task, known), Path(scratch))
+        # Closed here: an error in `gathered` holds it open, and runs would go on in `scratch`.
+        with closing(_ended(runs, task.jobs, told)) as outcomes:
+            yield from gathered(task, known, outcomes)
+
+
+def gathered(
+    task: LossTask, known: LossProfile | None, outcomes: Iterable[Outcome]
+) -> Iterator[LossProfile]:
+    """Put outcomes of runs together; gives what is measured after each case that is complete.
+
+    Args:
+        task: what is measured.
+        known: as for `measure_loss`.
+        outcomes: of what is `still_to_do`, in any order; labelled by `label_of`.
+
+    Raises:
+        ProfileError: as for `measure_loss`.
+    """
+    key_of = {label_of(case.key): case.key for case in still_to_do(task, known)}
+    found = None
+    if known is not None and None not in key_of.values():
+        found = known.model_copy(update={"codecs_at": task.cases.codecs_at})
+    complete: dict[LossKey, tuple[float | None, ...]] = {}
+    losses: dict[str, dict[int, float | None]] = defaultdict(dict)
+    began_s = time.monotonic()
+    for outcome in outcomes:
+        by_seed = losses[outcome.label]
+        by_seed[outcome.seed] = _loss_of(outcome)
+        if len(by_seed) < len(task.seeds):
+            continue
+        key, each = key_of[outcome.label], tuple(by_seed[seed] for seed in task.seeds)
+        if key is None:
+            found = LossProfile(
+                subject=task.subject,
+                steps=task.steps,
+                seeds=tuple(task.seeds),
+                plain=_of_plain(each),
+                codecs_at=task.cases.codecs_at,
+            )
+        else:
+            complete[key] = each
+        if found is None:
+            continue  # with what shall it be compared?
+        before = len(found.points)
+        for key in sorted(complete, key=lambda each: each[1] is not None):
+            if key[1] is not None and (found.codecs_at, None) not in found.by_key:
+                continue  # a file that is gone on with has what its codecs are compared with
+            now_s = time.monotonic()
+            found = found.with_point(_point(key, complete.pop(key)), now_s - began_s)
+            began_s = now_s
+        if len(found.points) > before and found.has_intervals:
+            yield found
+
+
+def is_of(task: LossTask, known: LossProfile) -> bool:
+    """Whether an earlier measurement is of the very same, so that it is gone on with."""
+    mine = (task.subject, task.steps, tuple(task.seeds))
+    return mine == (known.subject, known.steps, known.seeds)
+
+
+def _point(key: LossKey, losses: tuple[float | None, ...]) -> LossPoint:
+    """What one way to exchange ended with.
+
+    Raises:
+        ProfileError: a loss that nothing can be compared with.
+    """
+    if any(loss is not None and loss < LEAST_LOSS for loss in losses):
+        raise ProfileError(
+            f"training with '{label_of(key)}' ended with a loss of 0 or less, so that nothing can "
+            "be said relative to it",
+            fix="Let the task's metric `loss` be positive, or give `geo-ray profile --loss` other "
+            "--steps.",
+        )
+    return LossPoint(interval=key[0], codec=key[1], losses=losses)
+
+
+def _runs(task: LossTask, cases: Sequence[LossCase], scratch: Path) -> list[SimulatedCase]:
+    base_dir, runs = str(task.base_dir.absolute()), []
+    for number, case in enumerate(cases):
+        for seed in task.seeds:
+            directory = scratch / f"{number}-{seed}"
+            run = with_seed(case.experiment, task.base_dir, seed, directory)
+            json_ = run.model_dump_json()
+            runs.append(SimulatedCase(label_of(case.key), 1.0, json_, str(directory), base_dir))
+    return runs
+
+
+def _ended(runs: Sequence[SimulatedCase], jobs: int, told: Told) -> Generator[Outcome, None, None]:
+    """The outcomes as they come; what runs leave goes with them, since models are large."""
+    directories = {(run.label, Path(run.directory).name.rpartition("-")[2]): run for run in runs}
+    if not runs:
+        return
+    with closing(simulate_all(runs, jobs)) as outcomes:
+        for outcome in outcomes:
+            run = directories[outcome.label, str(outcome.seed)]
+            shutil.rmtree(run.directory, ignore_errors=True)
+            told(f"{outcome.label}, seed {outcome.seed}")
+            yield outcome
+
+
+def label_of(key: LossKey | None) -> str:
+    """What a case is called."""
+    if key is None:
+        return "plain training"
+    interval, codec = key
+    return f"every {interval} steps, {codec or 'no codec'}"
+
+
+def _loss_of(outcome: Outcome) -> float | None:
+    """The loss at the end; None if training diverged.
+
+    Raises:
+        ProfileError: the task has none.
+    """
+    if outcome.failed is not None:
+        return None
+    if METRIC not in outcome.eval:
+        raise ProfileError(
+            f"the task has no metric '{METRIC}'; it has {', '.join(outcome.eval) or 'none'}",
+            fix=f"Let the task's `metrics` give '{METRIC}', or plan by the rough table.",
+        )
+    loss = outcome.eval[METRIC]
+    return None if loss is None or loss > MOST_LOSS else loss
+
+
+def _of_plain(losses: Sequence[float | None]) -> tuple[float, ...]:
+    found = tuple(loss for loss in losses if loss is not None and loss >= LEAST_LOSS)
+    if len(found) < len(losses):
+        raise ProfileError(
+            "plain training (bsp without codecs) diverged, or ended with a loss of 0 or less, so "
+            "that there is nothing to compare with",
+            fix="Lower the learning rate, or give `geo-ray profile --loss` other --steps.",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LossFile:
+    """Where one measurement goes.
+
+    Attributes:
+        path: the file.
+        known: what an earlier, perhaps interrupted measurement of the very same has.
+        writes: what is written on the way: the file itself, or one beside it while there is a
+            measurement of something else, or an older one, that plans may still go by.
+    """
+
+    path: Path
+    known: LossProfile | None
+    writes: Path
+
+    def keep(self, found: LossProfile) -> None:
+        """Write what is measured so far."""
+        save_profile(found, self.writes)
+
+    def finish(self) -> None:
+        """Put the measurement, which is complete, into its place."""
+        if self.writes != self.path and self.writes.exists():
+            self.writes.replace(self.path)
+
+
+def opened(path: Path, task: LossTask, *, fresh: bool) -> LossFile:
+    """The file for a measurement.
+
+    Args:
+        path: the file; need not exist.
+        task: what will be measured.
+        fresh: use nothing of what is there.
+
+    Raises:
+        ProfileError: what is there cannot be read, and ``fresh`` does not say to leave it.
+    """
+    beside = path.with_name(f"{path.name}.partial")
+    if fresh:
+        beside.unlink(missing_ok=True)
+        return LossFile(path, None, beside if path.exists() else path)
+    if not path.exists():
+        return LossFile(path, None, path)
+    there = load_loss_profile(path)
+    if is_of(task, there):
+        return LossFile(path, there, path)
+    known = _partial(beside, task)
+    if known is None:
+        beside.unlink(missing_ok=True)
+    return LossFile(path, known, beside)
+
+
+def _partial(path: Path, task: LossTask) -> LossProfile | None:
+    """What an interrupted measurement has left; None if it is of something else."""
+    if not path.exists():
+        return None
+    try:
+        found = load_loss_profile(path)
+    except ProfileError:
+        return None
+    return found if is_of(task, found) else None

@@ -1,0 +1,392 @@
+"""Profiles a job: short runs on real actors, folded into step and exchange measurements.
+
+Every run is what `geo-ray train` would do with fewer steps, so the measured workers, servers,
+exchanges and links are those that will run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from geo_ray.base.errors import InterruptedRunError, LinkUnknownError, ProfileError
+from geo_ray.base.explain import explain
+from geo_ray.base.user_section import context
+from geo_ray.codecs.registry import sections_of
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.profile import ExchangePoint, NoisePoint, Profile, StartPoint, StepPoint
+from geo_ray.runs import directory
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runtime.driver.run_cluster import Reporting, cluster_of, with_its_driver
+from geo_ray.runtime.driver.train import train
+from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
+from geo_ray.telemetry.events import Event
+from geo_ray.transport.links import LinkTable, load_links, table_of
+
+WARM_UP: Final = 3
+"""First steps that do not count: memory is touched, connections are new."""
+
+_FEWEST: Final = 5
+
+
+def step_points(
+    events: Sequence[Event], experiment: Experiment, machines: Mapping[str, str]
+) -> list[StepPoint]:
+    """Median step of every region, per local step of a worker.
+
+    Args:
+        events: of the run.
+        experiment: its configuration; every worker of a region has the same rows.
+        machines: instance type by region.
+
+    Raises:
+        ProfileError: a region has too few steps.
+    """
+    local = max(1, experiment.worker_steps)
+    points = []
+    for region in experiment.regions:
+        times_s = [time_s / local for _, time_s in _steps(events, region.name)]
+        if len(times_s) < _FEWEST:
+            raise ProfileError(
+                f"region '{region.name}': {len(times_s)} steps beyond the first {WARM_UP}, "
+                f"{_FEWEST} are needed",
+                fix="Give `geo-ray profile` more --steps.",
+            )
+        middle_s = statistics.median(times_s)
+        spread = statistics.median(abs(time_s - middle_s) for time_s in times_s) / middle_s
+        points.append(
+            StepPoint(
+                region=region.name,
+                machine=machines[region.name],
+                workers=region.workers,
+                rows=experiment.data.batch_size,
+                step_s=middle_s,
+                spread=spread,
+                steps=len(times_s) * local,
+            )
+        )
+    return points
+
+
+def evaluation_s(events: Sequence[Event]) -> float | None:
+    """What an evaluation adds to the step in which it happens; None if there was none.
+
+    The first worker evaluates before it computes, and the region's step waits for it.
+    """
+    found = []
+    for region in {event["region"] for event in events if event.kind == "step"}:
+        steps = dict(_steps(events, region))
+        after = {e["step"] + 1 for e in events if e.kind == "eval" and e["region"] == region}
+        with_s = [time_s for step, time_s in steps.items() if step in after]
+        plain_s = [time_s for step, time_s in steps.items() if step not in after]
+        if with_s and plain_s:
+            found.append(max(0.0, statistics.mean(with_s) - statistics.median(plain_s)))
+    return max(found, default=None)
+
+
+def first_step_s(events: Sequence[Event]) -> float:
+    """From the start of the run's clock to that of its first step: workers join and get the model.
+
+    Raises:
+        ProfileError: there was no step.
+    """
+    starts_s = [event.number("start_s") for event in events if event.kind == "step"]
+    if not starts_s:
+        raise ProfileError(
+            "the short run has taken no step", fix="Give `geo-ray profile` more --steps."
+        )
+    return min(starts_s)
+
+
+def exchange_point(
+    events: Sequence[Event], averager: str, codec: str | None, links: LinkTable
+) -> ExchangePoint | None:
+    """What exchanges took beside bytes, round trip and waiting for others; None without any.
+
+    Args:
+        events: of the run.
+        averager: its region, whose own exchanges cross no link.
+        codec: of the updates.
+        links: as they were in the run.
+    """
+    over_s: dict[str, list[float]] = defaultdict(list)
+    up, down = [], []
+    for event in events:
+        region = event["region"] if event.kind == "exchange" else averager
+        if region == averager:
+            continue
+        try:
+            there, back = links.get(region, averager), links.get(averager, region)
+        except LinkUnknownError:
+            continue
+        sent_s = 8e-6 * event["bytes_out"] / there.goodput_mbps
+        sent_s += 8e-6 * event["bytes_in"] / back.goodput_mbps + there.rtt_s
+        held_s = event.fields.get("held_s") or 0.0
+        over_s[region].append(event.t_s - event.number("start_s") - held_s - sent_s)
+        up.append(event["bytes_out"])
+        down.append(event["bytes_in"])
+    if not up:
+        return None
+    slowest_s = max(statistics.median(values) for values in over_s.values())
+    return ExchangePoint(
+        codec=codec,
+        overhead_s=max(0.0, slowest_s),
+        up_bytes=round(statistics.median(up)),
+        down_bytes=round(statistics.median(down)),
+        count=len(up),
+    )
+
+
+def noise_point(events: Sequence[Event]) -> NoisePoint | None:
+    """The newest noise: of all regions together if it was measured, else of the largest region."""
+    newest: dict[str | None, Event] = {}
+    for event in events:
+        if event.kind == "noise":
+            newest[event["region"]] = event
+    if not newest:
+        return None
+    best = newest.get(None) or max(newest.values(), key=lambda event: int(event["rows"]))
+    names = ("grad_sq", "trace", "rows", "workers", "count")
+    return NoisePoint(**{name: best[name] for name in names})
+
+
+def _steps(events: Sequence[Event], region: str) -> list[tuple[int, float]]:
+    """Number and seconds of each step, from its rows to its being taken in."""
+    return [
+        (event["step"], event.t_s - event.number("start_s"))
+        for event in events
+        if event.kind == "step" and event["region"] == region and event["step"] > WARM_UP
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Corner:
+    """One short run.
+
+    Attributes:
+        workers: in every region, or as many as it has.
+        rows: of a step, of each worker.
+        codec: of its exchanges; None for fp32.
+    """
+
+    workers: int
+    rows: int
+    codec: str | None = None
+
+
+def corners(
+    workers: Sequence[int], rows: Sequence[int], codecs: Sequence[str | None], *, full: bool
+) -> list[Corner]:
+    """The runs to make: three extremes that tell the line's three numbers, or the whole grid.
+
+    Many workers are looked at with few rows, where what each adds is the largest part of a step.
+
+    Args:
+        workers: numbers of workers; at least one.
+        rows: batch sizes; at least one.
+        codecs: taken in turn, since a codec does not change a step.
+        full: every combination.
+    """
+    counts, sizes = sorted(set(workers)), sorted(set(rows))
+    extremes = [(counts[0], sizes[0]), (counts[0], sizes[-1]), (counts[-1], sizes[0])]
+    grid = [(count, size) for count in counts for size in sizes]
+    chosen = list(dict.fromkeys(grid if full else extremes))
+    while len(chosen) < len(set(codecs)):  # every codec has a run of its own
+        chosen.append(chosen[-1])
+    return [Corner(*each, codecs[i % len(codecs)]) for i, each in enumerate(chosen)]
+
+
+def missing(
+    wanted: Sequence[Corner], experiment: Experiment, machines: Mapping[str, str], known: Profile
+) -> list[Corner]:
+    """Those corners whose steps or exchanges ``known`` does not have yet."""
+    steps = {point.key for point in known.steps}
+    codecs = {point.codec for point in known.exchanges}
+    alone = len(experiment.regions) == 1
+    found = []
+    for corner in wanted:
+        keys = {
+            (r.name, machines[r.name], min(r.workers, corner.workers), corner.rows)
+            for r in experiment.regions
+        }
+        if not keys <= steps or not (alone or corner.codec in codecs):
+            found.append(corner)
+    return found
+
+
+def experiment_of(
+    corner: Corner, experiment: Experiment, steps: int, run_dir: str, base_dir: Path
+) -> Experiment:
+    """The configuration of a short run.
+
+    Args:
+        corner: what differs.
+        experiment: what is profiled.
+        steps: that count.
+        run_dir: where the run leaves its files.
+        base_dir: where relative paths of the configuration start.
+
+    Raises:
+        ProfileError: the strategy does not work with so few workers or rows.
+    """
+    tree = experiment.model_dump(mode="json")
+    for region in tree["regions"]:
+        region["workers"] = min(region["workers"], corner.workers)
+        region["batch_sizes"] = None
+        speeds = (tree["emulate"] or {}).get("rows_per_s_by_region", {})
+        if len(speeds.get(region["name"], [])) > 1:
+            speeds[region["name"]] = speeds[region["name"]][: region["workers"]]
+    tree["name"], tree["run"]["dir"] = "profile", run_dir
+    tree["data"]["batch_size"] = corner.rows
+    tree["checkpoint"]["every_s"] = None
+    tree["train"] |= {
+        "steps": WARM_UP + steps,
+        "eval_every": WARM_UP + steps // 2,
+        "target": None,
+        "keep_best": None,
+        "stragglers": None,
+        "count": None,
+        "noise_every": 1,
+    }
+    tree["codec"] = sections_of(corner.codec)
+    often = {**tree, "strategy": {**tree["strategy"], "interval": max(1, steps // 4)}}
+    if tree["strategy"].get("interval", 0) > steps // 4:
+        try:
+            return _validated(often, base_dir)
+        except ValidationError:
+            pass  # the interval has to fit other knobs: then exchanges are as rare as they are
+    try:
+        return _validated(tree, base_dir)
+    except ValidationError as error:
+        raise ProfileError(
+            f"{corner.workers} workers with {corner.rows} rows cannot be measured: "
+            f"{'; '.join(explain(error, Experiment, {}))}",
+            fix="Choose other --workers and --batch-sizes.",
+        ) from None
+
+
+def _validated(tree: Mapping[str, Any], base_dir: Path) -> Experiment:
+    return Experiment.model_validate_json(json.dumps(tree), context=context(base_dir))
+
+
+def measure(
+    experiment: Experiment,
+    base_dir: Path,
+    corners: Sequence[Corner],
+    machines: Mapping[str, str],
+    known: Profile,
+    steps: int,
+    reporting: Reporting,
+) -> Generator[Profile]:
+    """Run every corner and add what it tells to ``known``; gives the profile after each of them.
+
+    All runs are on one cluster, which for local ones is most of what starting takes. Only the first
+    run tells how long a start takes, and it is the one with the most workers: later ones find none
+    of the processes that Ray starts ahead.
+
+    Args:
+        experiment: the configuration.
+        base_dir: where relative paths in it start.
+        corners: short runs to make.
+        machines: instance type by region.
+        known: the profile so far; may be empty.
+        steps: of each run that count.
+        reporting: who wants to know.
+
+    Raises:
+        InterruptedRunError: by the user; what was given before stands.
+        GeoRayError: whatever ends a run early.
+    """
+    if not corners:
+        return
+    profile = known
+    place = directory.local_root(experiment).absolute() / "profiles" / "runs"
+    told_unix_s = reporting.began_unix_s
+    with cluster_of(experiment, reporting.status) as cluster:
+        before_s = time.time() - told_unix_s  # a run of its own takes that long to come so far
+        ordered = sorted(corners, key=lambda corner: -corner.workers)
+        for number, corner in enumerate(ordered, 1):
+            what = f"{number}/{len(corners)} {corner.workers} workers, {corner.rows} rows"
+            short = experiment_of(corner, experiment, steps, str(place), base_dir)
+            run = directory.create(short, base_dir)
+            told = Reporting(
+                lambda text, what=what: reporting.status(f"{what}: {text}"),  # type: ignore[misc]
+                reporting.sinks,
+                time.time() - before_s,
+            )
+            try:
+                summary = train(with_its_driver(short), run, told, stands=cluster)
+            except InterruptedRunError:
+                shutil.rmtree(run.path)
+                raise InterruptedRunError(
+                    f"interrupted in run {number} of {len(corners)}",
+                    fix="Type the same command again: what was measured is kept.",
+                ) from None
+            profile = _with_run(profile, short, run, corner, machines)
+            if number == 1:
+                profile = _with_start(profile, short, run, summary.startup_s or 0.0)
+            shutil.rmtree(run.path)  # of a run that failed its logs stay
+            with suppress(OSError):  # others may lie there
+                place.rmdir()
+            now_unix_s = time.time()
+            spent_s = profile.spent_s + now_unix_s - told_unix_s
+            told_unix_s = now_unix_s
+            profile = profile.model_copy(update={"spent_s": spent_s})
+            yield profile
+
+
+def _with_run(
+    profile: Profile,
+    short: Experiment,
+    run: RunDirectory,
+    corner: Corner,
+    machines: Mapping[str, str],
+) -> Profile:
+    """The profile with what one run tells."""
+    events = list(read_events(run.path / EVENTS_FILE))
+    links = _links(short, run.links)
+    point = exchange_point(events, short.averager_region, corner.codec, links)
+    took_s = evaluation_s(events)
+    profile = profile.with_steps(step_points(events, short, machines))
+    profile = profile.with_exchanges([] if point is None else [point])
+    return profile.model_copy(
+        update={
+            "links": profile.links.with_records(links.links),
+            "noise": noise_point(events) or profile.noise,
+            "evaluation_s": max(took_s or 0.0, profile.evaluation_s),
+        }
+    )
+
+
+def _with_start(
+    profile: Profile, short: Experiment, run: RunDirectory, startup_s: float
+) -> Profile:
+    workers = sum(region.workers for region in short.regions)
+    start_s = startup_s + first_step_s(list(read_events(run.path / EVENTS_FILE)))
+    return profile.with_start(StartPoint(workers=workers, start_s=start_s))
+
+
+def hardware(experiment: Experiment) -> str:
+    """Where it is measured, in a few words."""
+    cores = os.cpu_count() or 1
+    return f"{platform.machine()}, {cores} cores, {experiment.device}"
+
+
+def _links(experiment: Experiment, learned: Path) -> LinkTable:
+    """The links that the configuration emulates, else what the run learned about real ones."""
+    specs = experiment.links()
+    if specs:
+        return table_of(specs)
+    return load_links(learned) if learned.exists() else LinkTable()

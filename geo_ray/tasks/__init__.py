@@ -1,1 +1,0 @@
-"""What is trained: the Task protocol, loading a user's task, and the built-in workloads."""

@@ -1,1 +1,0 @@
-"""The neural networks of the built-in tasks."""

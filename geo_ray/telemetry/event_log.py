@@ -1,0 +1,495 @@
+"""The event log of a run: append-only JSON lines, one write per event; and how the run ended.
+
+`ending_of` derives the end of a run from its log. `note_failure` records the error that ended
+it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from geo_ray.base.clock import Clock, SystemClock
+from geo_ray.base.errors import GeoRayError, InterruptedRunError, InvariantError, RunDirectoryError
+from geo_ray.base.files import TEMPORARY_SUFFIX, is_full, sync_directory
+from geo_ray.base.output import RateLimitedLog
+from geo_ray.base.text import printable
+from geo_ray.telemetry.events import EVENT_FIELDS, Event, conform
+from geo_ray.telemetry.totals import RunTotals
+
+EVENTS_FILE = "events.jsonl"
+MOST_WAITING_BYTES: Final = 64 << 20
+"""Of events that wait for room on a full disk."""
+_log = logging.getLogger(__name__)
+_MOST_LINE_BYTES = 16 * 1024 * 1024
+_MOST_PROBLEMS: Final = 5
+_ESCAPED: Final = re.compile(rb"\\[bfr]|\\u00[0189]|\x7f|\xc2[\x80-\x9f]")
+_DAMAGED: Final[tuple[type[Exception], ...]] = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    ArithmeticError,
+    InvariantError,
+)
+_ROW = TypeAdapter(dict[str, Any])  # a quarter of `json`'s time, and there may be millions
+
+
+class EventLog:
+    """The writer of one `events.jsonl`; may be shared by threads, not by processes.
+
+    Every event is one `write` to the operating system before `write` returns, so a crash of the
+    process loses nothing that was written (a crash of the machine may). An existing file is
+    continued; a torn last line, left by a crash, is cut off first. While the disk is full, events
+    wait in memory, up to `MOST_WAITING_BYTES`, and the next write that succeeds writes them first.
+    While the log is open, it is locked, so that readers can tell a run that goes on from one that
+    was killed (`being_written`).
+
+    Args:
+        path: the file; its directory must exist.
+        clock_origin_s: subtracted from every ``t_s`` and ``start_s``, so that writers may hand in
+            readings of a clock. For a resumed run: ``clock.now_s() - last_time_s(path)``.
+
+    Raises:
+        RunDirectoryError: the file cannot be opened for writing.
+    """
+
+    def __init__(self, path: Path, clock_origin_s: float = 0.0) -> None:
+        self.path = path
+        self._origin_s = clock_origin_s
+        self._lock = threading.Lock()
+        self._waiting: deque[bytes] = deque()  # for room on the disk
+        self._waiting_bytes = 0
+        self._told = RateLimitedLog(_log)
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            with suppress(OSError):  # some file systems have no locks; readers are told so
+                fcntl.flock(self._fd, fcntl.LOCK_SH)
+            sync_directory(path.parent)
+            self._size = _whole_lines_bytes(self._fd)
+            os.ftruncate(self._fd, self._size)
+        except OSError as error:
+            self.close()
+            raise _cannot("open", path, error) from error
+
+    def write(self, kind: str, t_s: float, **fields: Any) -> Event:
+        """Append one event; non-finite floats become null.
+
+        Args:
+            kind: one of `schema.EVENT_FIELDS`.
+            t_s: seconds, on the clock whose origin the log was given.
+            **fields: every field of the kind.
+
+        Returns:
+            The event as it stands in the file, to hand to `Progress` and `MetricsState`.
+
+        Raises:
+            InvariantError: unknown kind, missing field, wrong type, or the log is closed.
+            RunDirectoryError: the disk fails, or has been full for long; the file keeps its whole
+                lines.
+        """
+        event = self._shifted(conform(kind, t_s, fields))
+        row = {"t_s": event.t_s, "kind": kind, **event.fields}
+        line = _ROW.dump_json(row) + b"\n"
+        with self._lock:
+            if self._fd < 0:
+                raise InvariantError(f"event {kind!r} after {self.path} was closed")
+            self._waiting.append(line)
+            self._waiting_bytes += len(line)
+            self._write_waiting()
+        return event
+
+    def _write_waiting(self) -> None:
+        """Under the lock: write what waits, as far as there is room."""
+        while self._waiting:
+            line = self._waiting[0]
+            try:
+                _write_all(self._fd, line)
+            except OSError as error:
+                os.ftruncate(self._fd, self._size)  # no torn line in the middle of the log
+                if not is_full(error) or self._waiting_bytes > MOST_WAITING_BYTES:
+                    raise _cannot("write", self.path, error) from error
+                self._told.warning(
+                    "full",
+                    f"the disk of {self.path} is full: {len(self._waiting)} events wait in memory "
+                    "until there is room",
+                )
+                return
+            self._waiting.popleft()
+            self._waiting_bytes -= len(line)
+            self._size += len(line)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            if self._fd >= 0:
+                with suppress(RunDirectoryError):
+                    self._write_waiting()
+                if self._waiting:
+                    _log.warning("%s lacks the last %d events", self.path, len(self._waiting))
+                os.close(self._fd)
+                self._fd = -1
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _shifted(self, event: Event) -> Event:
+        fields = dict(event.fields)
+        if fields.get("start_s") is not None:
+            fields["start_s"] = round(fields["start_s"] - self._origin_s, 6)
+        return Event(event.kind, round(event.t_s - self._origin_s, 6), fields)
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Give the events of a log in the order of the file; a torn last line is left out.
+
+    A damaged line costs its event and a warning. Kinds that this release does not know are given as
+    they are; readers pass over them.
+
+    Raises:
+        RunDirectoryError: the file cannot be read.
+    """
+    if not path.is_file():
+        raise _cannot("read", path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    yield from EventTail(path).new()
+
+
+def follow(
+    path: Path,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    clock: Clock | None = None,
+    poll_s: float = 0.2,
+) -> Iterator[Event]:
+    """Give the events of a log that is still being written, waiting for more.
+
+    Ends after a `run_finished` or `run_failed` that nothing follows, or when ``stop()`` is true and
+    everything written was given.
+
+    Args:
+        path: the log; it may come into being later.
+        stop: asked once per poll.
+        clock: what to sleep on; the machine's clock if None.
+        poll_s: seconds between looks at the file.
+
+    Raises:
+        RunDirectoryError: as for `read_events`.
+    """
+    clock = clock or SystemClock()
+    tail = EventTail(path)
+    while True:
+        last_look = stop()  # asked first: what was written before it turned true is still given
+        ended = False
+        for event in tail.new():
+            yield event
+            ended = event.kind in ("run_finished", "run_failed")
+        if last_look or ended:
+            return
+        clock.sleep_s(poll_s)
+
+
+class EventTail:
+    """Reads a log that is still being written, each time what is new.
+
+    Args:
+        path: the log; it may come into being later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset_bytes = self._number = 0
+        self._problems: list[str] = []
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The first damaged lines, each with its number and what is wrong with it."""
+        return tuple(self._problems)
+
+    @property
+    def left_bytes(self) -> int:
+        """What of the log has not been given yet; a torn last line is part of it."""
+        try:
+            return max(0, self._path.stat().st_size - self._offset_bytes)
+        except OSError:
+            return 0
+
+    @property
+    def read_bytes(self) -> int:
+        """What of the log has been given."""
+        return self._offset_bytes
+
+    @property
+    def lines(self) -> int:
+        """How many lines were read, damaged ones included."""
+        return self._number
+
+    def new(self, most_lines: int | None = None) -> Iterator[Event]:
+        """Give the events since the last call, as far as their lines are whole.
+
+        Who stops in between gets the next ones at the next call. Damaged lines are passed over.
+
+        Args:
+            most_lines: read no more than so many, damaged ones included; None: all.
+
+        Raises:
+            RunDirectoryError: as for `read_events`.
+        """
+        for line in islice(_new_lines(self._path, self._offset_bytes), most_lines):
+            self._offset_bytes += len(line)
+            self._number += 1
+            try:
+                event = _parsed(line)
+            except _DAMAGED as error:
+                self._note(error)
+                continue
+            yield event
+
+    def _note(self, error: Exception) -> None:
+        if len(self._problems) == _MOST_PROBLEMS:
+            return
+        why = error.message if isinstance(error, InvariantError) else repr(error)
+        text = printable(f"line {self._number} of {self._path} is no event: {why}")
+        self._problems.append(text)
+        _log.warning("%s; it is passed over", text)
+
+
+def newest_stretch(tail: EventTail) -> list[Event]:
+    """What has happened since a run last began; the tail is past it then."""
+    found: list[Event] = []
+    for event in tail.new():
+        if event.kind == "run_started":
+            found = []
+        found.append(event)
+    return found
+
+
+def being_written(path: Path) -> bool | None:
+    """Say whether a process has the log open for writing; None if that cannot be known.
+
+    The system takes the lock of a process that was killed, whatever killed it.
+    """
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def detach(path: Path) -> None:
+    """Go on in a new file with the same lines, so that who still has the log open writes to none.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    copy = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    try:
+        shutil.copyfile(path, copy)
+        copy.replace(path)
+    except OSError as error:
+        copy.unlink(missing_ok=True)
+        raise _cannot("write", path, error) from error
+
+
+def last_time_s(path: Path) -> float:
+    """Give the newest ``t_s`` of a log in seconds, 0 if there is none; a resumed run goes on there.
+
+    Raises:
+        RunDirectoryError: as for `read_events`.
+    """
+    return max((event.t_s for event in read_events(path)), default=0.0) if path.exists() else 0.0
+
+
+def _new_lines(path: Path, offset_bytes: int) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset_bytes)
+            while line := file.readline(_MOST_LINE_BYTES):
+                if line.endswith(b"\n"):
+                    yield line
+                elif len(line) == _MOST_LINE_BYTES:
+                    raise RunDirectoryError(
+                        f"{path} has a line of more than {_MOST_LINE_BYTES} bytes",
+                        fix="Remove that line: no event is that long.",
+                    )
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _cannot("read", path, error) from error
+
+
+def _parsed(line: bytes) -> Event:
+    try:
+        row = _ROW.validate_json(line)  # refuses deep nesting and halves of surrogate pairs, too
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from None
+    if _ESCAPED.search(line) is not None:  # rare, and what follows takes time
+        row = _printable(row)
+    kind, t_s = row.pop("kind"), row.pop("t_s")
+    if kind in EVENT_FIELDS:
+        return conform(kind, t_s, row)
+    return Event(str(kind), float(t_s), row)
+
+
+def _printable(value: Any) -> Any:
+    """A value of an event without characters that control a terminal."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    if isinstance(value, dict):
+        return {printable(name): _printable(each) for name, each in value.items()}
+    return value
+
+
+def _whole_lines_bytes(fd: int) -> int:
+    """Give the length of the file up to and including its last newline."""
+    end = os.fstat(fd).st_size
+    while end > 0:
+        start = max(0, end - 65536)
+        found = os.pread(fd, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _write_all(fd: int, line: bytes) -> None:
+    rest = memoryview(line)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _cannot(verb: str, path: Path, error: OSError) -> RunDirectoryError:
+    fix = "Check the permissions of the file." if verb == "read" else None
+    return RunDirectoryError(f"cannot {verb} {path}: {error.strerror or error}", fix=fix)
+
+
+LOGS_DIRECTORY = "logs"  # directory of what the actors of a failed run printed
+_TAIL_BYTES = 65_536
+
+
+class Ending(Enum):
+    """The ways in which a run may stand."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """Somebody asked it to stop before its end."""
+    GOING = "still going"
+    CUT_OFF = "cut off"
+    """Its process was killed, or its machine went down: nothing was noted."""
+    UNKNOWN = "not finished"
+    """Still going or cut off; this file system does not tell."""
+    NOT_BEGUN = "not begun"
+    """It is starting, or ended before training began without a word."""
+
+
+def ending_of(run_dir: Path, totals: RunTotals) -> Ending:
+    """Say how the run in ``run_dir`` stands.
+
+    Args:
+        run_dir: its directory.
+        totals: the fold over its events.
+    """
+    if totals.failed is not None:
+        stopped = totals.failed["code"] == InterruptedRunError.code
+        return Ending.STOPPED if stopped else Ending.FAILED
+    if totals.finished is not None:
+        return Ending.FINISHED
+    if totals.started is None:
+        return Ending.NOT_BEGUN
+    going = being_written(run_dir / EVENTS_FILE)
+    if going is None:
+        return Ending.UNKNOWN
+    return Ending.GOING if going else Ending.CUT_OFF
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Whether a run has written an event, or its actors have left logs."""
+    events = run_dir / EVENTS_FILE
+    return (events.exists() and events.stat().st_size > 0) or (run_dir / LOGS_DIRECTORY).is_dir()
+
+
+@contextmanager
+def failure_noted(run_dir: Path) -> Iterator[None]:
+    """Call `note_failure` if an error leaves this block, at the time of the newest event."""
+    try:
+        yield
+    except BaseException as error:
+        note_failure(run_dir, error)
+        raise
+
+
+def note_failure(run_dir: Path, error: BaseException, began_unix_s: float = math.inf) -> None:
+    """Write `run_failed` at the end of a run's events; never raises.
+
+    Does nothing for a run without events and without logs, whose directory will be removed.
+
+    Args:
+        run_dir: its directory; nobody else writes its events any more.
+        error: what ended it.
+        began_unix_s: time of day at which the user's command began. If events were written since
+            then, the time without any until now is added to theirs.
+    """
+    path = run_dir / EVENTS_FILE
+    if not has_begun(run_dir):
+        return
+    with suppress(GeoRayError, OSError, ValueError, KeyError):
+        t_s = 0.0
+        if path.exists():
+            newest_unix_s = path.stat().st_mtime
+            wrote = newest_unix_s >= began_unix_s
+            t_s = _newest_s(path) + (max(0.0, time.time() - newest_unix_s) if wrote else 0.0)
+        with EventLog(path) as log:
+            log.write("run_failed", t_s, **failure_fields(error))
+
+
+def _newest_s(path: Path) -> float:
+    """The newest time among the last events."""
+    with path.open("rb") as file:
+        start = max(0, path.stat().st_size - _TAIL_BYTES)
+        file.seek(start)
+        lines = [line for line in file if line.endswith(b"\n")]
+    return max((json.loads(line)["t_s"] for line in lines[start > 0 :]), default=0.0)
+
+
+def failure_fields(error: BaseException) -> dict[str, str]:
+    """Give what `run_failed` says of an error."""
+    if isinstance(error, GeoRayError):
+        told = error
+    elif isinstance(error, KeyboardInterrupt):
+        told = InterruptedRunError("the run was interrupted and ended at once")
+    else:
+        told = InvariantError(f"{type(error).__name__}: {error}")
+    return {"code": told.code, "message": told.message, "fix": told.fix}

@@ -1,0 +1,337 @@
+"""What an event of a run may be: its kinds and the fields of each.
+
+One line of `events.jsonl` is one JSON object ``{"t_s": ..., "kind": ..., ...}``. ``t_s`` is in
+seconds since the run began. Every field of a kind must be there. A field of `OPTIONAL_FIELDS` may
+be missing, and is checked if it is there; further fields are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Final, TypeAlias
+
+from geo_ray.base.errors import InvariantError
+
+Check: TypeAlias = Callable[[Any], Any]  # gives the JSON value back, or raises TypeError
+_MOST_WHOLE: Final = 10**18  # of what is summed up and divided
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened in a run.
+
+    Attributes:
+        kind: one of `EVENT_FIELDS`, or a kind of a newer release when read from a file.
+        t_s: seconds since the run began; virtual seconds in a simulated run.
+        fields: everything else, as JSON values.
+    """
+
+    kind: str
+    t_s: float
+    fields: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """Give the field ``name``; KeyError if the event has none."""
+        return self.fields[name]
+
+    def number(self, name: str) -> float:
+        """Give the field ``name`` as a float; NaN if it was not finite when written."""
+        value = self.fields[name]
+        return math.nan if value is None else float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a string")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("true or false")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:  # nearly all are; asking for `Integral` takes ten times as long
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError("a whole number")
+        value = int(value)
+    number: int = value
+    if not -_MOST_WHOLE <= number <= _MOST_WHOLE:
+        raise TypeError(f"a whole number up to {_MOST_WHOLE:.0e}")
+    return number
+
+
+def _number(value: Any) -> float | None:
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError("a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise TypeError("a number that a float can hold") from None
+    return number if math.isfinite(number) else None
+
+
+def _finite_number(value: Any) -> float:
+    number = _number(value)
+    if number is None:
+        raise TypeError("a finite number")
+    return number
+
+
+def _mode(value: Any) -> str:
+    if value not in ("min", "max"):
+        raise TypeError("min or max")
+    return str(value)
+
+
+def _name(value: Any) -> str | int:
+    return value if isinstance(value, str) else _whole(value)
+
+
+def _or_null(check: Check) -> Check:
+    def checked(value: Any) -> Any:
+        return None if value is None else check(value)
+
+    return checked
+
+
+def _texts(value: Any) -> list[str]:
+    if not isinstance(value, list | tuple):
+        raise TypeError("a list of strings")
+    return [_text(item) for item in value]
+
+
+def _table(check: Check) -> Check:
+    def checked(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise TypeError("an object")
+        return {_text(key): check(item) for key, item in value.items()}
+
+    return checked
+
+
+def finite(value: Any) -> Any:
+    """Give a JSON value with every non-finite float replaced by None.
+
+    Raises:
+        TypeError: if it holds something that JSON has no word for.
+    """
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_text(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, Integral):
+        return int(value)
+    return _number(value)
+
+
+EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
+    "run_started": {
+        "run": _text,
+        "digest": _text,  # of the configuration
+        "strategy": _text,
+        "regions": _texts,
+        "task": _text,
+        "seed": _whole,
+        "simulated": _flag,
+    },
+    "step": {
+        "region": _text,
+        "step": _whole,
+        "samples": _whole,  # of this step alone
+        "loss": _number,
+        "compute_s": _number,
+        "wait_s": _number,
+        "start_s": _number,
+    },
+    "exchange": {
+        "region": _text,
+        "seq": _whole,
+        "start_s": _number,
+        "bytes_out": _whole,
+        "bytes_in": _whole,
+        "blocking": _flag,
+        "staleness": _number,
+        "round": _or_null(_whole),
+    },
+    "update_dropped": {"region": _text, "seq": _whole, "bytes_out": _whole},
+    "eval": {
+        "step": _whole,
+        "region": _or_null(_text),
+        "metrics": _table(_number),
+        "samples": _whole,
+    },
+    "best_kept": {
+        "step": _whole,
+        "region": _or_null(_text),  # null: evaluated on the rows of all regions
+        "metric": _text,
+        "mode": _mode,
+        "value": _finite_number,
+        "samples": _whole,
+        "metrics": _table(_number),
+    },
+    "best_failed": {"step": _whole, "cause": _text},
+    "checkpoint": {"id": _name, "step": _whole, "bytes": _whole},
+    "checkpoint_failed": {"cause": _text},
+    "worker_lost": {"region": _text, "worker": _name, "cause": _text},
+    "worker_requested": {"region": _text, "worker": _name, "epoch": _whole},  # a replacement
+    "worker_started": {"region": _text, "worker": _name, "epoch": _whole},  # its process runs
+    "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},  # it works
+    "process_silent": {"region": _text, "process": _text, "silent_s": _number},
+    "worker_left": {"region": _text, "worker": _name, "cause": _text},
+    "team": {  # who takes part, in regions that go on while workers are missing
+        "region": _text,
+        "step": _whole,
+        "workers": _whole,
+        "rows": _whole,  # of a step of theirs
+    },
+    "step_refused": {"region": _text, "step": _whole, "cause": _text},
+    "state_changed": {"region": _text, "step": _whole, "how": _text, "names": _text},
+    "noise": {
+        "region": _or_null(_text),  # null: of all regions together
+        "step": _whole,
+        "grad_sq": _number,
+        "trace": _number,
+        "rows": _whole,
+        "workers": _whole,
+        "count": _whole,
+    },
+    "region_lost": {"region": _text, "cause": _text},
+    "run_paused": {"cause": _text},
+    "run_went_on": {},
+    "bridge_requested": {"region": _text, "cause": _text},
+    "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
+    "driver_attached": {"epoch": _whole, "silent_s": _number},  # holder of the lease; since then
+    "region_drained": {"region": _text, "cause": _text},  # "asked" or "notice"
+    "members_accepted": {"verb": _text, "region": _text, "request": _text},
+    "members_refused": {"verb": _text, "region": _text, "cause": _text},
+    "region_joining": {"region": _text},  # its processes are being started
+    "region_started": {"region": _text, "took_s": _number},  # they run; it joins at a border
+    "join_failed": {"region": _text, "cause": _text},
+    "region_joined": {
+        "region": _text,
+        "view": _whole,
+        "round": _whole,
+        "step": _whole,
+        "bytes": _whole,
+        "took_s": _number,
+    },
+    "replanned": {  # a run that follows a plan: what is best for those who take part now
+        "regions": _texts,
+        "changed": _flag,
+        "cause": _text,
+        "gain": _number,
+        "interval": _whole,
+        "averager": _text,
+        "seconds": _number,
+        "usd": _number,
+    },
+    "interval_changed": {  # as the run goes, because others take part
+        "regions": _texts,
+        "before": _whole,
+        "interval": _whole,
+        "cause": _text,
+        "gain": _number,
+    },
+    "averager_moves": {  # it is told to, because others take part
+        "regions": _texts,
+        "before": _text,
+        "averager": _text,
+        "cause": _text,
+        "gain": _number,
+    },
+    "region_left": {"region": _text, "name": _text},  # who goes on, without whom
+    "hub_moved": {"region": _text, "epoch": _whole},  # the averager lives there now
+    "standby_ready": {"region": _text, "name": _text, "epoch": _whole},  # it may take over
+    "stop_requested": {"cause": _text},
+    "wan": {"src": _text, "dst": _text, "bytes_by_class": _table(_whole)},
+    "run_finished": {"summary": _table(finite)},
+    "run_failed": {"code": _text, "message": _text, "fix": _text},
+}
+
+OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
+    "run_started": {
+        "averager": _or_null(_text),
+        "steps": _table(_whole),
+        "links": _or_null(_text),
+        "codec": _table(_or_null(_text)),
+        "startup_s": _number,
+        "cause": _or_null(_text),
+    },
+    "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},
+    "eval": {"final": _flag},
+}
+
+FAULT_KINDS = (
+    "worker_lost",
+    "worker_replaced",
+    "step_refused",
+    "bridge_replaced",
+    "region_lost",
+    "state_changed",
+)
+
+REPAIR_KINDS = frozenset({"worker_replaced"})
+"""Of `FAULT_KINDS`, the repairs of a fault that has been counted before."""
+
+MEMBER_KINDS = (  # what tells who took part when
+    "run_started",
+    "run_finished",
+    "run_failed",
+    "run_paused",
+    "run_went_on",
+    "region_lost",
+    "region_drained",
+    "region_joined",
+    "worker_lost",
+    "worker_left",
+    "worker_replaced",
+    "join_failed",
+    "bridge_replaced",
+    "driver_attached",
+    "hub_moved",
+)
+
+
+def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:
+    """Make an event whose fields are the plain JSON values that its kind asks for.
+
+    Args:
+        kind: one of `EVENT_FIELDS`.
+        t_s: seconds since the run began; finite.
+        fields: every field of the kind; further ones are kept.
+
+    Raises:
+        InvariantError: unknown kind, a field that is missing or of the wrong type.
+    """
+    known = EVENT_FIELDS.get(kind)
+    if known is None:
+        raise InvariantError(f"event of unknown kind {kind!r}; there are {', '.join(EVENT_FIELDS)}")
+    if "t_s" in fields or "kind" in fields:
+        raise InvariantError(f"event {kind!r} would overwrite its own t_s or kind")
+    missing = [name for name in known if name not in fields]
+    if missing:
+        raise InvariantError(f"event {kind!r} lacks {', '.join(missing)}")
+    if _number(t_s) is None:
+        raise InvariantError(f"event {kind!r} has the time {t_s!r}")
+    values: dict[str, Any] = {}
+    optional = OPTIONAL_FIELDS.get(kind, {})
+    for name, value in fields.items():
+        try:
+            values[name] = (known.get(name) or optional.get(name, finite))(value)
+        except TypeError as error:
+            raise InvariantError(
+                f"event {kind!r}: {name} is {value!r} ({type(value).__name__}), not {error}"
+            ) from None
+    return Event(kind, float(t_s), values)

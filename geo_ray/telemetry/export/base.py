@@ -1,0 +1,185 @@
+"""The exporter interface, its configuration section `observe`, and scalars from events."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
+
+from geo_ray.base.model import MessageWords, PathText, StrictModel
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.totals import LinkTotals
+
+
+class OtlpConfig(StrictModel):
+    """Traces of rounds to a collector of OpenTelemetry, by OTLP over HTTP.
+
+    What it wants for authentication is in OTEL_EXPORTER_OTLP_HEADERS, as for any program.
+    """
+
+    kind: Literal["otlp"]
+    endpoint: Annotated[
+        str,
+        Field(pattern=r"^https?://"),
+        MessageWords("an address that begins with http:// or https://"),
+    ] = Field("http://127.0.0.1:4318/v1/traces", description="of the collector, with its path")
+    timeout_s: float = Field(5.0, gt=0, description="of a request")
+
+
+class TensorboardConfig(StrictModel):
+    """Scalars to files that TensorBoard shows."""
+
+    kind: Literal["tensorboard"]
+    dir: PathText | None = Field(
+        None, description="directory; null: `tensorboard` in the run's directory"
+    )
+    every_s: float = Field(1.0, ge=0, description="seconds between two values of one scalar")
+
+
+class MlflowConfig(StrictModel):
+    """Scalars to MLflow. Who may write there is in its own variables, as MLFLOW_TRACKING_TOKEN."""
+
+    kind: Literal["mlflow"]
+    tracking_uri: str | None = Field(None, description="where; null: as MLFLOW_TRACKING_URI says")
+    experiment: str = Field("geo_ray", description="its experiment, which is made if need be")
+    every_s: float = Field(5.0, ge=0, description="seconds between two values of one scalar")
+
+
+class WandbConfig(StrictModel):
+    """Scalars to Weights & Biases. The key is in WANDB_API_KEY."""
+
+    kind: Literal["wandb"]
+    project: str = Field("geo_ray", description="its project")
+    mode: Literal["online", "offline"] = Field(
+        "online", description="offline: to files in the run's directory, for `wandb sync`"
+    )
+    every_s: float = Field(5.0, ge=0, description="seconds between two values of one scalar")
+
+
+AnyExport = Annotated[
+    OtlpConfig | TensorboardConfig | MlflowConfig | WandbConfig, Field(discriminator="kind")
+]
+
+
+class ObserveConfig(StrictModel):
+    """Who else is told of the run while it goes on."""
+
+    export: tuple[AnyExport, ...] = Field((), description="the programs; each may be there again")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOrder:
+    """The run that is told of.
+
+    Attributes:
+        run_dir: its directory.
+        base_dir: where relative paths of its configuration start.
+        origin_unix_s: time of day of its second 0.
+    """
+
+    run_dir: Path
+    base_dir: Path
+    origin_unix_s: float
+
+
+class Exporter(Protocol):
+    """Given the events of one run in order, by one thread. May take its time, and may raise."""
+
+    def feed(self, event: Event) -> None:
+        """Take the next event."""
+
+    def flush(self) -> None:
+        """Hand on what was held back; called when nothing has come for a while."""
+
+    def close(self) -> None:
+        """Hand on all, and end; nothing is called after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarValue:
+    """One value of a scalar.
+
+    Attributes:
+        name: ``loss/us-east``.
+        value: finite.
+        step: of the region, or the highest of any.
+        t_s: seconds of the run.
+    """
+
+    name: str
+    value: float
+    step: int
+    t_s: float
+
+
+class ScalarFold:
+    """Folds events into scalars.
+
+    Args:
+        every_s: seconds of the run that lie between two values of one scalar at least; those of
+            evaluations are all given.
+    """
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._given_s: dict[str, float] = {}
+        self._steps: dict[str, int] = {}
+        self._wan = LinkTotals()
+        self._wan_bytes = 0
+
+    def feed(self, event: Event) -> tuple[ScalarValue, ...]:
+        """Take the next event; give the scalars that it has."""
+        match event.kind:
+            case "run_started":
+                self._wan.restart()
+                return ()
+            case "step":
+                region = event["region"]
+                self._steps[region] = event["step"]
+                busy_s = (event["compute_s"] or 0.0) + (event["wait_s"] or 0.0)
+                values = {
+                    f"loss/{region}": event["loss"],
+                    f"wait_share/{region}": (event["wait_s"] or 0.0) / busy_s if busy_s else None,
+                }
+                return self._thinned(values, event["step"], event.t_s)
+            case "exchange":
+                region, start_s = event["region"], event["start_s"]
+                values = {
+                    f"exchange_s/{region}": None if start_s is None else event.t_s - start_s,
+                    f"staleness/{region}": event["staleness"],
+                }
+                return self._thinned(values, self._steps.get(region, 0), event.t_s)
+            case "wan":
+                new = self._wan.feed(event["src"], event["dst"], event["bytes_by_class"])
+                self._wan_bytes += sum(new.values())
+                step = max(self._steps.values(), default=0)
+                return self._thinned({"wan_bytes": float(self._wan_bytes)}, step, event.t_s)
+            case "eval":
+                whose = "" if event["region"] is None else f"/{event['region']}"
+                values = {f"eval/{name}{whose}": v for name, v in event["metrics"].items()}
+                return self._finite(values, event["step"], event.t_s)
+            case _:
+                return ()
+
+    def _thinned(
+        self, values: dict[str, float | None], step: int, t_s: float
+    ) -> tuple[ScalarValue, ...]:
+        due = {
+            name: value
+            for name, value in values.items()
+            if t_s - self._given_s.get(name, -math.inf) >= self._every_s
+        }
+        self._given_s.update(dict.fromkeys(due, t_s))
+        return self._finite(due, step, t_s)
+
+    def _finite(
+        self, values: dict[str, float | None], step: int, t_s: float
+    ) -> tuple[ScalarValue, ...]:
+        return tuple(
+            ScalarValue(name, float(value), step, t_s)
+            for name, value in values.items()
+            if value is not None and math.isfinite(value)
+        )

@@ -1,0 +1,83 @@
+"""Scalars to MLflow: a run of its there for a run here, which goes on when that is resumed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.export.base import ExportOrder, MlflowConfig, ScalarFold, ScalarValue
+
+_BATCH: Final = 900  # it takes 1,000 at once
+_TAG: Final = "geo_ray.run_dir"
+_PARAMS: Final = ("strategy", "task", "seed", "digest", "averager")
+
+
+class MlflowExporter:
+    """See `Exporter`.
+
+    Args:
+        config: where the server or the store is.
+        order: the run.
+    """
+
+    def __init__(self, config: MlflowConfig, order: ExportOrder) -> None:
+        self._client = MlflowClient(config.tracking_uri)
+        self._experiment = config.experiment
+        self._order = order
+        self._fold = ScalarFold(config.every_s)
+        self._waiting: list[ScalarValue] = []
+        self._run_id: str | None = None
+        self._status = "KILLED"  # of a run that ends without a word
+
+    def feed(self, event: Event) -> None:
+        """See `Exporter.feed`."""
+        if event.kind == "run_started":
+            self._begin(event)
+        elif event.kind in ("run_finished", "run_failed"):
+            self._status = "FINISHED" if event.kind == "run_finished" else "FAILED"
+        self._waiting += self._fold.feed(event)
+        if len(self._waiting) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """See `Exporter.flush`."""
+        waiting, self._waiting = self._waiting, []
+        if self._run_id is None or not waiting:
+            return
+        origin_s = self._order.origin_unix_s
+        metrics = [
+            Metric(each.name, each.value, round(1000 * (origin_s + each.t_s)), each.step)
+            for each in waiting
+        ]
+        for first in range(0, len(metrics), _BATCH):
+            self._client.log_batch(self._run_id, metrics=metrics[first : first + _BATCH])
+
+    def close(self) -> None:
+        """See `Exporter.close`."""
+        try:
+            self.flush()
+        finally:
+            if self._run_id is not None:
+                self._client.set_terminated(self._run_id, self._status)
+
+    def _begin(self, event: Event) -> None:
+        found = self._client.get_experiment_by_name(self._experiment)
+        if found is None:
+            experiment_id = self._client.create_experiment(self._experiment)
+        else:
+            experiment_id = found.experiment_id
+        path = str(self._order.run_dir)
+        earlier = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{path}'")
+        if earlier:
+            self._run_id = str(earlier[0].info.run_id)
+            self._client.update_run(self._run_id, status="RUNNING")
+            return
+        made = self._client.create_run(experiment_id, run_name=event["run"])
+        self._run_id = str(made.info.run_id)
+        told = {name: event.fields.get(name) for name in _PARAMS}
+        told["regions"] = " ".join(event["regions"])
+        params = [Param(name, str(v)[:500]) for name, v in told.items() if v is not None]
+        self._client.log_batch(self._run_id, params=params, tags=[RunTag(_TAG, path)])

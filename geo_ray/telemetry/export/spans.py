@@ -1,0 +1,208 @@
+"""The trace of a round across regions, from a run's events. Pure.
+
+    round 12                                            all regions
+      us-east                                           from its first step to the merged answer
+        compute                                         its steps since the exchange before
+        wait                                            it stood still for the exchange
+        upload, merge, download                         the exchange: there, at the averager, back
+
+How long the averager had an update is measured; the rest of an exchange is divided between upload
+and download by their bytes. Exchanges without rounds are traces of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from geo_ray.telemetry.events import Event
+
+Attribute: TypeAlias = str | int | float | bool
+
+_MOST_OPEN: Final = 16  # rounds of which not all regions were heard
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRecord:
+    """A stretch of a trace.
+
+    Attributes:
+        trace: names the trace; the same events give the same name.
+        path: names it inside the trace; the root has one part, a child its parent's and its own.
+        start_s: second of the run at which it begins.
+        end_s: at which it ends; not before that.
+        attributes: what is known of it.
+    """
+
+    trace: str
+    path: tuple[str, ...]
+    start_s: float
+    end_s: float
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+
+    @property
+    def trace_id(self) -> int:
+        """128 bits that are the trace's."""
+        return int.from_bytes(_digest(self.trace)[:16], "big")
+
+    @property
+    def span_id(self) -> int:
+        """64 bits that are its own."""
+        return _span_id(self.trace, self.path)
+
+    @property
+    def parent_id(self) -> int | None:
+        """64 bits of what it is a part of; None for the root."""
+        return _span_id(self.trace, self.path[:-1]) if len(self.path) > 1 else None
+
+
+@dataclass(slots=True)
+class _Work:
+    """The steps of a region since its exchange before."""
+
+    start_s: float | None = None
+    end_s: float = 0.0
+    steps: int = 0
+    compute_s: float = 0.0
+
+    def add(self, event: Event) -> None:
+        start_s = event["start_s"]
+        if start_s is None:
+            return
+        compute_s = event["compute_s"] or 0.0
+        self.start_s = start_s if self.start_s is None else min(self.start_s, start_s)
+        self.end_s = max(self.end_s, min(start_s + compute_s, event.t_s))
+        self.steps += 1
+        self.compute_s += compute_s
+
+
+class SpanFold:
+    """Folds events into spans, which are given when all of their trace is known."""
+
+    def __init__(self) -> None:
+        self._run, self._strategy, self._began_s = "", "", 0.0
+        self._present: set[str] = set()
+        self._work: dict[str, _Work] = {}
+        self._open: dict[int, list[tuple[_Work, Event]]] = {}
+        self._given: deque[int] = deque(maxlen=1000)  # rounds of this stretch
+
+    def feed(self, event: Event) -> list[SpanRecord]:
+        """Take the next event; give the spans of traces that are complete with it."""
+        match event.kind:
+            case "run_started":
+                done = self.rest()
+                self._run, self._strategy = event["run"], event["strategy"]
+                self._began_s, self._present = event.t_s, set(event["regions"])
+                self._work.clear()
+                self._given.clear()
+                return done
+            case "step":
+                self._work.setdefault(event["region"], _Work()).add(event)
+            case "exchange" if event["start_s"] is not None:
+                return self._exchanged(event)
+            case "region_joined":
+                self._present.add(event["region"])
+            case "region_lost" | "region_drained":
+                self._present.discard(event["region"])
+                self._work.pop(event["region"], None)
+                return self._complete()
+            case "run_finished" | "run_failed":
+                return self.rest()
+        return []
+
+    def rest(self) -> list[SpanRecord]:
+        """Give the traces of which not all regions were heard."""
+        return [span for number in sorted(self._open) for span in self._round(number)]
+
+    def _exchanged(self, event: Event) -> list[SpanRecord]:
+        work = self._work.pop(event["region"], _Work())
+        number = event["round"]
+        if number is None:
+            trace = f"{self._trace}/exchange/{event['region']}/{event['seq']}"
+            name = f"exchange {event['seq']}"
+            return self._spans(trace, name, [(work, event)], {"geo_ray.seq": event["seq"]})
+        self._open.setdefault(number, []).append((work, event))
+        return self._complete()
+
+    def _complete(self) -> list[SpanRecord]:
+        done = []
+        for number in sorted(self._open):
+            heard = {event["region"] for _, event in self._open[number]}
+            if heard >= self._present or len(self._open) > _MOST_OPEN:
+                done += self._round(number)
+        return done
+
+    def _round(self, number: int) -> list[SpanRecord]:
+        parts = self._open.pop(number)
+        name, times = f"round {number}", self._given.count(number)
+        if times:  # a region that was not waited for has merged it all the same
+            name += f", {times + 1}"
+        self._given.append(number)
+        trace = f"{self._trace}/{name}"
+        return self._spans(trace, name, parts, {"geo_ray.round": number})
+
+    @property
+    def _trace(self) -> str:
+        return f"{self._run}/{self._began_s!r}"
+
+    def _spans(
+        self,
+        trace: str,
+        name: str,
+        parts: list[tuple[_Work, Event]],
+        attributes: dict[str, Attribute],
+    ) -> list[SpanRecord]:
+        spans = [span for work, event in parts for span in _region_spans(trace, name, work, event)]
+        start_s, end_s = min(s.start_s for s in spans), max(s.end_s for s in spans)
+        told: dict[str, Attribute] = {
+            "geo_ray.run": self._run,
+            "geo_ray.strategy": self._strategy,
+            "geo_ray.regions": len(parts),
+            **attributes,
+        }
+        return [SpanRecord(trace, (name,), start_s, end_s, told), *spans]
+
+
+def _region_spans(trace: str, name: str, work: _Work, event: Event) -> list[SpanRecord]:
+    region, sent_s, end_s = event["region"], event.number("start_s"), event.t_s
+    sent_s = min(sent_s, end_s)
+    start_s = sent_s if work.start_s is None else min(work.start_s, sent_s)
+    told: dict[str, Attribute] = {
+        "geo_ray.region": region,
+        "geo_ray.bytes_out": event["bytes_out"],
+        "geo_ray.bytes_in": event["bytes_in"],
+        "geo_ray.blocking": event["blocking"],
+    }
+    path = (name, region)
+    spans = [SpanRecord(trace, path, start_s, end_s, told)]
+    if work.start_s is not None:
+        computed: dict[str, Attribute] = {
+            "geo_ray.steps": work.steps,
+            "geo_ray.compute_s": work.compute_s,
+        }
+        until_s = min(max(work.end_s, work.start_s), end_s)
+        spans.append(SpanRecord(trace, (*path, "compute"), work.start_s, until_s, computed))
+    if event["blocking"]:
+        spans.append(SpanRecord(trace, (*path, "wait"), sent_s, end_s))
+    held_s = min(event.fields.get("held_s") or 0.0, end_s - sent_s)
+    rest_s = end_s - sent_s - held_s
+    both = event["bytes_out"] + event["bytes_in"]
+    up_s = rest_s * (event["bytes_out"] / both if both else 0.5)
+    divided: dict[str, Attribute] = {"geo_ray.divided": "by bytes"}
+    there_s = sent_s + up_s
+    spans += [
+        SpanRecord(trace, (*path, "upload"), sent_s, there_s, divided),
+        SpanRecord(trace, (*path, "merge"), there_s, there_s + held_s),
+        SpanRecord(trace, (*path, "download"), there_s + held_s, end_s, divided),
+    ]
+    return spans
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _span_id(trace: str, path: tuple[str, ...]) -> int:
+    return int.from_bytes(_digest("\0".join((trace, *path)))[:8], "big")

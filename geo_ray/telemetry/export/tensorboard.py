@@ -1,0 +1,39 @@
+"""Scalars to files that TensorBoard shows."""
+
+from __future__ import annotations
+
+from tensorboardX import SummaryWriter
+
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.export.base import ExportOrder, ScalarFold, TensorboardConfig
+
+
+class TensorboardExporter:
+    """See `Exporter`.
+
+    Args:
+        config: where the files go.
+        order: the run.
+    """
+
+    def __init__(self, config: TensorboardConfig, order: ExportOrder) -> None:
+        where = order.run_dir / "tensorboard"
+        if config.dir is not None:
+            where = order.base_dir / config.dir
+        self._writer = SummaryWriter(str(where), flush_secs=5)
+        self._fold = ScalarFold(config.every_s)
+        self._origin_unix_s = order.origin_unix_s
+
+    def feed(self, event: Event) -> None:
+        """See `Exporter.feed`."""
+        for each in self._fold.feed(event):
+            at_unix_s = self._origin_unix_s + each.t_s
+            self._writer.add_scalar(each.name, each.value, each.step, at_unix_s)
+
+    def flush(self) -> None:
+        """See `Exporter.flush`."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See `Exporter.close`."""
+        self._writer.close()

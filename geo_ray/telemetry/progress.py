@@ -1,0 +1,402 @@
+"""What a person sees while a job runs: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.spinner import Spinner
+from rich.text import Text, TextType
+
+from geo_ray.base.clock import Clock, SystemClock
+from geo_ray.base.tables import FittedTable
+from geo_ray.base.text import bytes_text, coarse_text, counted, metrics_text, number_text, printable
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.status import RegionNow, RunNow
+
+REDRAWS_PER_S = 4.0
+PLAIN_LINE_EVERY_S = 2.0
+PLAIN_WAIT_EVERY_S = 4.0
+_TICK_S = 0.5
+_LONG_S = 3.0  # a phase of the start-up that takes longer shows its time
+_NAMED = 3  # of those that are awaited
+_HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "wait", "state")
+_LEFT_OUT = ("in", "Mb/s out", "stale", "wait", "samples/s")  # on narrow terminals, in this order
+_TOLD = (
+    "worker_lost",
+    "worker_replaced",
+    "bridge_replaced",
+    "driver_attached",
+    "worker_left",
+    "team",
+    "step_refused",
+    "state_changed",
+    "region_joined",
+    "region_drained",
+    "hub_moved",
+    "standby_ready",
+    "run_went_on",
+    "stop_requested",
+    "checkpoint",
+    "checkpoint_failed",
+)
+_STATE_CHANGES = {  # by `how`: what it is called, and its effect
+    "changed": ("state changes that nobody declared", "it is in no exchange and in no checkpoint"),
+    "unfrozen": ("unfrozen but not trained", "what is trained was decided when the run started"),
+    "frozen": ("frozen but still trained", "weight decay and momentum still change it"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a phase of the start-up waits for.
+
+    Attributes:
+        phase: what it does.
+        since_s: when it began, on the display's clock.
+        done: how many are ready.
+        total: how many there are.
+        names: of those that are not ready.
+    """
+
+    phase: str
+    since_s: float
+    done: int
+    total: int
+    names: tuple[str, ...]
+
+    def text(self, now_s: float) -> str:
+        """Give ``starting processes: 3 of 10 ready, awaiting eu/1, us/0 (12 s)``."""
+        named = ", ".join(self.names[:_NAMED])
+        if len(self.names) > _NAMED:
+            named += f" and {len(self.names) - _NAMED} more"
+        took = coarse_text(now_s - self.since_s)
+        return f"{self.phase}: {self.done} of {self.total} ready, awaiting {named} ({took})"
+
+
+class Progress:
+    """Shows a run from its events; the only thing that prints, and only who asks for it gets one.
+
+    Cheap to feed: drawing happens a few times a second, not per event. May be fed by threads.
+
+    Args:
+        total_steps: steps that each region is to apply.
+        regions: names, in the order to show.
+        console: where to; standard error if None, so that output stays free for results.
+        plain: lines instead of a live table; None decides by whether the console is a terminal.
+        clock: for throttling and elapsed time; the machine's if None.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        regions: Sequence[str],
+        console: Console | None = None,
+        plain: bool | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._total_steps = total_steps
+        self._console = console or Console(stderr=True)
+        self._plain = not self._console.is_terminal if plain is None else plain
+        self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
+        self._run = RunNow(tuple(regions))
+        self._status = ""
+        self._wait: _Wait | None = None
+        self._started = False
+        self._begun_at_s = self._fed_at_s = self._clock.now_s()
+        self._printed_at_s = self._status_at_s = self._begun_at_s
+        self._printed_line = ""
+        self._unprinted: list[str] = []
+        self._spinner = Spinner("dots")
+        self._first_steps: dict[str, int] = {}
+        self._joined_at_s: dict[str, float] = {}  # of regions that were not there from the start
+        self._ended_s: float | None = None  # what the summary says that it took
+        self._said_at_s = self._begun_at_s
+        self._closed = threading.Event()
+        self._live: Live | None = None
+        if not self._plain:
+            self._live = Live(
+                get_renderable=self.render,
+                console=self._console,
+                refresh_per_second=REDRAWS_PER_S,
+                transient=True,
+            )
+            self._live.start()
+        elif clock is None:
+            threading.Thread(target=self._tick_until_closed, daemon=True).start()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def status(self, text: str) -> None:
+        """Show a phase of the start-up or the end, such as ``starting cluster: 2 of 4 nodes``."""
+        with self._lock:
+            if text == self._status:
+                return
+            self._status, self._wait = text, None
+            self._status_at_s = self._clock.now_s()
+            if self._plain and text:
+                self._printed_at_s = self._status_at_s
+                self._say(escape(text))
+        self._print()
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        with self._lock:
+            self._say(escape(text))
+        self._print()
+
+    def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
+        """Show what a phase of the start-up waits for; to be called again and again meanwhile.
+
+        Args:
+            phase: what it does, such as ``starting processes``.
+            done: how many are ready; with the last one the phase is over.
+            total: how many there are.
+            names: of those that are not ready.
+        """
+        with self._lock:
+            now_s = self._clock.now_s()
+            before = self._wait
+            since_s = before.since_s if before is not None and before.phase == phase else now_s
+            wait = _Wait(phase, since_s, done, total, tuple(names))
+            self._wait = wait if done < total else None
+            if self._wait and self._plain and now_s - self._printed_at_s >= PLAIN_WAIT_EVERY_S:
+                self._printed_at_s = now_s
+                self._say(escape(wait.text(now_s)))
+        self._print()
+
+    def feed(self, event: Event) -> None:
+        """Take the next event of the run."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            self._run.feed(event)
+            self._fed_at_s = now_s
+            if event.kind == "run_started":
+                self._started, self._begun_at_s = True, now_s
+                self._ended_s = None
+                self._printed_at_s = now_s
+                self._first_steps.clear()
+                self._joined_at_s.clear()
+                self._status, self._wait = "", None
+                if event.fields.get("links"):
+                    self._say(escape(event["links"]))
+            elif event.kind == "run_finished":
+                self._ended_s = event["summary"].get("seconds")
+            elif event.kind == "region_joined":
+                self._first_steps.pop(event["region"], None)
+                self._joined_at_s[event["region"]] = now_s
+            elif event.kind == "step":
+                self._first_steps.setdefault(event["region"], event["step"] - 1)
+            if event.kind in _TOLD:
+                self._tell(event)
+            if self._plain and self._started and now_s - self._printed_at_s >= PLAIN_LINE_EVERY_S:
+                self._printed_at_s = now_s
+                self._printed_line = self.line()
+                self._say(escape(self._printed_line))
+        self._print()
+
+    def tick(self) -> None:
+        """Print how it stands if lines are shown and there was none for a few seconds."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            phase = self._phase()
+            if not phase and (not self._started or self._ended_s is not None):
+                return
+            if not self._plain or now_s - self._said_at_s < PLAIN_WAIT_EVERY_S:
+                return
+            self._printed_at_s = now_s
+            self._printed_line = self.line() if not phase else self._printed_line
+            self._say(escape(phase or self._printed_line))
+        self._print()
+
+    def _tick_until_closed(self) -> None:
+        while not self._closed.wait(_TICK_S):
+            self.tick()
+
+    def close(self) -> None:
+        """Stop drawing and leave the terminal as it was; a second call does nothing."""
+        self._closed.set()
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()  # not under the lock: the drawing thread may be waiting for it
+        with self._lock:
+            if self._plain and self._started and self.line() != self._printed_line:
+                self._printed_line = self.line()
+                self._say(escape(self._printed_line))
+        self._print()
+
+    def render(self) -> RenderableType:
+        """Give what the terminal shows now."""
+        with self._lock:
+            parts: list[RenderableType] = []
+            if self._started:
+                parts += [self._table(), Text(self._overall())]
+            phase = self._phase()
+            if phase:
+                self._spinner.update(text=Text(phase))
+                parts.append(self._spinner)
+            return Group(*parts)
+
+    def line(self) -> str:
+        """Give how the run stands as one line without markup."""
+        with self._lock:
+            regions = [
+                f"{name} {region.gone} at {region.step}/{self._total_steps}"
+                if region.gone and region.step < self._total_steps
+                else f"{name} {region.step}/{self._total_steps} loss {number_text(region.loss)}"
+                for name, region in self._run.regions.items()
+            ]
+            return " | ".join([self._overall(), *regions])
+
+    def _phase(self) -> str:
+        now_s = self._clock.now_s()
+        if self._wait is not None:
+            return self._wait.text(now_s)
+        took_s = now_s - self._status_at_s
+        if self._status and took_s >= _LONG_S:
+            return f"{self._status} ({coarse_text(took_s)})"
+        return self._status
+
+    def _table(self) -> FittedTable:
+        gap = 1 if self._console.width < 90 else 2
+        table = FittedTable(
+            leave_out=_LEFT_OUT,
+            whole=("state",),
+            named=False,
+            box=None,
+            padding=(0, gap, 0, 0),
+            pad_edge=False,
+        )
+        for heading in _HEADINGS:
+            left = heading in ("region", "state")
+            table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+        for name, region in self._run.regions.items():
+            table.add_row(name, *self._cells(region))
+        return table
+
+    def _cells(self, region: RegionNow) -> list[TextType]:
+        now_s = self._run.now_s
+        state = Text(region.state(now_s, self._total_steps))
+        if region.faults:
+            state.append(f" {counted(region.faults, 'fault')}", "yellow")
+        return [
+            f"{region.step}/{self._total_steps}",
+            number_text(region.loss),
+            number_text(round(region.rates.samples.per_s(now_s), 1)),
+            f"{region.rates.sent.per_s(now_s) * 8e-6:.1f}",
+            f"{region.rates.received.per_s(now_s) * 8e-6:.1f}",
+            number_text(region.staleness),
+            f"{region.rates.wait_share(now_s):.0%}",
+            state,
+        ]
+
+    def _overall(self) -> str:
+        run = self._run
+        if self._ended_s is not None:
+            parts = [coarse_text(self._ended_s) + (" simulated" if run.simulated else "")]
+        elif run.simulated:
+            parts = [f"{coarse_text(run.now_s)} simulated"]
+        else:
+            since_s = max(0.0, self._clock.now_s() - self._fed_at_s)
+            parts = [coarse_text(run.now_s + since_s)]
+        left_s = self._left_s()
+        if left_s is not None:
+            parts.append(f"about {coarse_text(left_s)} left")
+        if run.round is not None:
+            parts.append(f"round {run.round}")
+        if run.newest_eval is not None:
+            step, metrics = run.newest_eval["step"], run.newest_eval["metrics"]
+            parts.append(f"eval at step {step}: {metrics_text(metrics)}")
+        return ", ".join(parts)
+
+    def _left_s(self) -> float | None:
+        """Guess the seconds left from the pace of the region that needs longest."""
+        left_s = 0.0
+        for name, region in self._run.regions.items():
+            elapsed_s = self._clock.now_s() - self._joined_at_s.get(name, self._begun_at_s)
+            done = region.step - self._first_steps.get(name, region.step)
+            if region.step >= self._total_steps or region.gone:
+                continue
+            if done <= 0 or elapsed_s <= 0:
+                return None
+            left_s = max(left_s, (self._total_steps - region.step) * elapsed_s / done)
+        return left_s if left_s > 0 else None
+
+    def _tell(self, event: Event) -> None:
+        """Print what a person must not miss as a line that stays."""
+        who = escape(f"{event.fields.get('region', '')} worker {event.fields.get('worker', '')}")
+        cause = escape(str(event.fields.get("cause", "")))
+        match event.kind:
+            case "worker_lost":
+                self._say(f"[yellow]worker lost[/]: {who}: {cause}")
+            case "worker_replaced":
+                self._say(f"[green]worker replaced[/]: {who}, epoch {event['epoch']}")
+            case "bridge_replaced":
+                region, took_s = escape(event["region"]), event["took_s"]
+                self._say(f"[green]bridge replaced[/]: {region} after {took_s:.1f} s: {cause}")
+            case "driver_attached":
+                silent_s = event["silent_s"]
+                self._say(f"[green]driver attached[/]: nobody drove for {silent_s:.1f} s")
+            case "worker_left":
+                self._say(f"[yellow]worker leaves[/]: {who}: {cause}")
+            case "team":
+                part = "takes part" if event["workers"] == 1 else "take part"
+                self._say(
+                    f"workers of {escape(event['region'])} after step {event['step']}: "
+                    f"{event['workers']} {part}, {counted(event['rows'], 'row')} a step"
+                )
+            case "step_refused" if self._run.regions[event["region"]].faults <= 3:
+                region = escape(event["region"])
+                self._say(f"[yellow]step refused[/]: {region} step {event['step']}: {cause}")
+            case "state_changed":
+                names, region = escape(event["names"]), escape(event["region"])
+                how = event["how"] if event["how"] in _STATE_CHANGES else "changed"
+                what, effect = _STATE_CHANGES[how]
+                self._say(f"[yellow]{what}[/]: {region} step {event['step']}: {names}; {effect}")
+            case "region_joined":
+                size, took_s = bytes_text(event["bytes"]), event["took_s"]
+                number = event.fields.get("round")  # runs of older releases do not say it
+                at = "" if number is None else f" at round {number:,}"
+                self._say(f"[green]{escape(event['region'])} joined[/]{at}, {size}, {took_s:.1f} s")
+            case "region_drained":
+                noticed = event.fields.get("cause") == "notice"  # older releases do not say it
+                why = ": its machine will be gone, and it comes back" if noticed else ""
+                self._say(f"[yellow]{escape(event['region'])} has left[/]{why}")
+            case "hub_moved":
+                self._say(f"[yellow]the averager moved[/] to {escape(event['region'])}")
+            case "standby_ready":
+                self._say(f"{escape(event['name'])} stands by for the averager")
+            case "run_went_on":
+                self._say("[green]going on[/]")
+            case "stop_requested":
+                self._say(f"[yellow]stopping[/]: {cause}")
+            case "checkpoint_failed":
+                self._say(f"[yellow]checkpoint failed, the one before it stands[/]: {cause}")
+            case "checkpoint" if self._plain and not self._run.simulated:  # it writes none
+                self._say(f"checkpoint {escape(str(event['id']))} at step {event['step']}")
+
+    def _say(self, markup: str) -> None:
+        self._said_at_s = self._clock.now_s()
+        self._unprinted.append(markup)
+
+    def _print(self) -> None:
+        """Print what there is to say; not under the lock, as the drawing thread takes both."""
+        with self._lock:
+            lines, self._unprinted = self._unprinted, []
+        for markup in lines:
+            self._console.print(printable(markup), highlight=False, soft_wrap=True)

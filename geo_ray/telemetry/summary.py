@@ -1,0 +1,407 @@
+"""The results of a run: summary, best model, and cost.
+
+`summary.json` and the final table, the best evaluated model, and `cost.json`, which compares
+estimated and actual cost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field
+from rich.box import SIMPLE_HEAD
+
+from geo_ray.base.errors import RunDirectoryError
+from geo_ray.base.files import save_text
+from geo_ray.base.load import load_run_json
+from geo_ray.base.model import StrictModel
+from geo_ray.base.tables import FittedTable, ShownModel
+from geo_ray.base.text import (
+    bytes_text,
+    codec_text,
+    duration_text,
+    metrics_text,
+    number_text,
+    saving_text,
+)
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.totals import RegionTotals, RunTotals, newest_noise
+
+
+class Best(StrictModel):
+    """The best evaluated model of a run."""
+
+    metric: str = Field(description="what it is the best by")
+    mode: Literal["min", "max"] = Field(description="whether less or more of the metric is better")
+    value: float = Field(description="of the metric")
+    step: int = Field(description="region steps of the model")
+    region: str | None = Field(
+        description="on whose held-out rows it was evaluated; null: on those of all regions"
+    )
+    samples: int = Field(description="held-out rows behind the metrics")
+    metrics: dict[str, float | None] = Field(description="all metrics of its evaluation")
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Best:
+        """The best that a `best_kept` event tells of; its fields may be more."""
+        return cls(**{name: fields[name] for name in cls.model_fields})
+
+    @property
+    def text(self) -> str:
+        """In a few words, for people."""
+        where = "" if self.region is None else f" in {self.region}"
+        return f"{self.metric} {number_text(self.value)} at step {self.step:,}{where}"
+
+
+class KeepBest(StrictModel):
+    """By which metric the best evaluated model is kept."""
+
+    metric: str = Field(description="name of the metric, as the task gives it")
+    mode: Literal["min", "max"] = Field(description="max for accuracies, min for losses")
+
+    def known(self, best: Best | None) -> Best | None:
+        """The best so far, if it was chosen by the same rule."""
+        same = best is not None and (best.metric, best.mode) == (self.metric, self.mode)
+        return best if same else None
+
+    def is_better(self, value: float | None, best: Best | None) -> bool:
+        """Whether an evaluation's value is better than the best so far.
+
+        A value that is not finite never is, and of equal ones the earlier stays.
+
+        Args:
+            value: of the metric.
+            best: so far; one by another metric or mode does not count.
+        """
+        if value is None or not math.isfinite(value):
+            return False
+        known = self.known(best)
+        if known is None:
+            return True
+        return value > known.value if self.mode == "max" else value < known.value
+
+
+COST_FILE: Final = "cost.json"
+TOTAL: Final = "total"
+
+Unit = Literal["s", "USD"]
+
+
+class CostRow(StrictModel):
+    """One term."""
+
+    term: str = Field(description="its name; 'total' is that of all terms of a unit")
+    unit: Unit = Field(description="seconds or US dollars")
+    estimated: float = Field(description="by the plan")
+    actual: float | None = Field(description="of the run; null: not known")
+
+    @property
+    def error(self) -> float | None:
+        """By which share of the estimate the actual value is above it; None where none is."""
+        if self.actual is None or self.estimated == 0:
+            return None
+        return self.actual / self.estimated - 1
+
+
+class Cost(StrictModel):
+    """The content of `cost.json`."""
+
+    rows: tuple[CostRow, ...] = Field(min_length=1, description="terms, each unit's total last")
+    notes: tuple[str, ...] = Field((), description="what to know before believing it")
+
+    def total(self, unit: Unit) -> CostRow | None:
+        """The row of all terms of a unit; None if there is none."""
+        found = [row for row in self.rows if (row.term, row.unit) == (TOTAL, unit)]
+        return found[0] if found else None
+
+
+def save_cost(cost: Cost, run_dir: Path) -> Path:
+    """Write `cost.json` whole or not at all; give its path.
+
+    Raises:
+        RunDirectoryError: the file cannot be written.
+    """
+    return save_text(run_dir / COST_FILE, cost.model_dump_json(indent=2) + "\n")
+
+
+def load_cost(run_dir: Path) -> Cost | None:
+    """Read `cost.json` of a run; None if the run has none.
+
+    Raises:
+        RunDirectoryError: the file cannot be read or is of another kind.
+    """
+    return load_run_json(run_dir / COST_FILE, Cost)
+
+
+def value_text(value: float | None, unit: Unit) -> str:
+    """A value of a row for people: ``3:07``, ``0.1234 USD``, ``-`` where it is not known."""
+    if unit == "s":
+        return duration_text(value)
+    return "-" if value is None else f"{number_text(value)} USD"
+
+
+def error_text(row: CostRow) -> str:
+    """By how much a row is off: ``+12%``, ``-`` where that has no meaning."""
+    return "-" if row.error is None else f"{row.error:+.0%}"
+
+
+def cost_line(cost: Cost) -> str:
+    """The totals in one line: ``estimated 3:07 and 1.2 USD, actual 3:20 (+7%) and ...``."""
+    totals = [row for unit in ("s", "USD") if (row := cost.total(unit)) is not None]
+    estimated = " and ".join(value_text(row.estimated, row.unit) for row in totals)
+    actual = " and ".join(
+        "USD not known"
+        if row.actual is None
+        else f"{value_text(row.actual, row.unit)} ({error_text(row)})"
+        for row in totals
+    )
+    return f"estimated {estimated}, actual {actual}"
+
+
+SUMMARY_FILE = "summary.json"
+
+
+class Target(StrictModel):
+    """A value of an evaluation metric whose first reaching is timed."""
+
+    metric: str = Field(description="name of the metric, as the task gives it")
+    value: float = Field(description="the value to reach, in the metric's own unit")
+    direction: Literal["at_least", "at_most"] = Field(
+        description="at_least for accuracies, at_most for losses"
+    )
+    stop: bool = Field(True, description="end the run there; false: only note the time")
+
+    def reached(self, event: Event) -> bool:
+        """Say whether this `eval` event of all regions together reaches the value."""
+        value = event["metrics"].get(self.metric)
+        if event["region"] is not None or value is None:
+            return False
+        return bool(value >= self.value if self.direction == "at_least" else value <= self.value)
+
+
+class Summary(ShownModel):
+    """What a run came to; the content of `summary.json`."""
+
+    strategy: str = Field(description="name of the synchronisation strategy")
+    seed: int = Field(description="seed of the run")
+    steps: int = Field(description="highest step that any region applied")
+    samples: int = Field(description="training samples whose steps stand, over all regions")
+    seconds: float = Field(description="time of the newest event; virtual time if simulated")
+    startup_s: float | None = Field(
+        default=None, description="seconds from the command to the start of the run"
+    )
+    time_to_target_s: float | None = Field(
+        default=None, description="when the target was first reached; null if it was not, or none"
+    )
+    wan_bytes: dict[str, int] = Field(description="bytes between regions, by class")
+    codec: dict[str, str] = Field(
+        default={}, description="codecs by direction, up and down; none is left out"
+    )
+    payload_bytes: dict[str, int] | None = Field(
+        default=None,
+        description="payloads between regions, before and after coding; null without codecs",
+    )
+    rounds: int = Field(description="number of distinct rounds that were exchanged")
+    usd: float | None = Field(default=None, description="cost in US dollars; null without prices")
+    eval: dict[str, float | None] = Field(
+        description="newest metrics of all regions together; null where not finite"
+    )
+    best: Best | None = Field(
+        default=None, description="the best evaluated model; null without train.keep_best"
+    )
+    noise: dict[str, float | None] | None = Field(
+        default=None,
+        description="newest gradient noise: grad_sq, trace and b_simple; null if not measured",
+    )
+    digest: str | None = Field(default=None, description="digest of the final parameters")
+    faults: dict[str, int] = Field(description="how often each kind of fault happened")
+
+    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+        """See `ShownModel.view`."""
+        line = f"{self.strategy}, seed {self.seed}: {self.steps:,} steps in "
+        line += duration_text(self.seconds)
+        if self.eval:
+            line += f", {metrics_text(self.eval)}"
+        rows = [(name, number_text(value)) for name, value in self.eval.items()]
+        rows += [
+            ("samples", f"{self.samples:,}"),
+            ("rounds", f"{self.rounds:,}"),
+            ("between regions", bytes_text(sum(self.wan_bytes.values()))),
+        ]
+        if self.time_to_target_s is not None:
+            rows.append(("time to target", duration_text(self.time_to_target_s)))
+        if self.usd is not None:
+            rows.append(("USD", number_text(self.usd)))
+        rows += [(kind.replace("_", " "), f"{n:,}") for kind, n in self.faults.items() if n]
+        return line, ("", "value"), rows
+
+
+class Summing:
+    """Folds events into a summary as they come; a run that was cut off has one too.
+
+    Args:
+        target: the evaluation metric to time, if any.
+    """
+
+    def __init__(self, target: Target | None = None) -> None:
+        self._target = target
+        self._totals = RunTotals()
+        self._reached_s: float | None = None
+
+    @property
+    def totals(self) -> RunTotals:
+        """The fold over the events so far."""
+        return self._totals
+
+    def feed(self, event: Event) -> None:
+        """Take the next event, from `run_started` on."""
+        self._totals.feed(event)
+        if self._target is None or self._reached_s is not None or event.kind != "eval":
+            return
+        if self._target.reached(event):
+            self._reached_s = event.t_s
+
+    def summary(
+        self,
+        *,
+        startup_s: float | None = None,
+        usd: float | None = None,
+        digest: str | None = None,
+    ) -> Summary:
+        """What came of it so far.
+
+        Args:
+            startup_s: seconds from the command to the start of the run.
+            usd: what the run cost.
+            digest: of the final parameters.
+
+        Raises:
+            RunDirectoryError: there was no `run_started` among the events.
+        """
+        totals = self._totals
+        if totals.started is None:
+            raise RunDirectoryError(
+                "the events have no run_started: nothing to sum up",
+                fix="Look at what the command that started the run printed.",
+            )
+        return Summary(
+            strategy=totals.started["strategy"],
+            seed=totals.started["seed"],
+            steps=totals.steps,
+            samples=totals.samples,
+            seconds=totals.elapsed_s,
+            startup_s=startup_s,
+            time_to_target_s=self._reached_s,
+            wan_bytes=totals.wan.by_class(),
+            codec=totals.codec,
+            payload_bytes=_payload_bytes(totals),
+            rounds=len(totals.rounds),
+            usd=usd,
+            eval=dict(totals.newest_eval["metrics"]) if totals.newest_eval else {},
+            best=None if totals.best is None else Best.of(totals.best.fields),
+            noise=newest_noise(totals.noise),
+            digest=digest,
+            faults=totals.faults,
+        )
+
+
+def summarise(
+    events: Iterable[Event],
+    *,
+    target: Target | None = None,
+    startup_s: float | None = None,
+    usd: float | None = None,
+    digest: str | None = None,
+) -> Summary:
+    """The summary of events that are all there; see `Summing`."""
+    summing = Summing(target)
+    for event in events:
+        summing.feed(event)
+    return summing.summary(startup_s=startup_s, usd=usd, digest=digest)
+
+
+def _payload_bytes(totals: RunTotals) -> dict[str, int] | None:
+    if not totals.codec:
+        return None
+    return {"before": totals.payload_before, "after": totals.payload_after}
+
+
+def save_summary(summary: Summary, run_dir: Path) -> Path:
+    """Write `summary.json` whole or not at all; give its path.
+
+    Raises:
+        RunDirectoryError: the file cannot be written.
+    """
+    return save_text(run_dir / SUMMARY_FILE, json.dumps(summary.model_dump(), indent=2) + "\n")
+
+
+def load_summary(run_dir: Path) -> Summary | None:
+    """Read `summary.json` of a run; None if the run has none.
+
+    Raises:
+        RunDirectoryError: the file cannot be read or is no summary.
+    """
+    return load_run_json(run_dir / SUMMARY_FILE, Summary)
+
+
+def final_table(summary: Summary, totals: RunTotals) -> FittedTable:
+    """Make the table for the end of a run: a row per region, then one for the whole run.
+
+    Args:
+        summary: of the run.
+        totals: the fold over the same events.
+    """
+    title = f"{summary.strategy}, seed {summary.seed}, {duration_text(summary.seconds)}"
+    table = FittedTable(
+        title=title,
+        title_justify="left",
+        caption=_caption(summary),
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for heading in ("region", "steps", "samples", "loss", "compute", "waiting", "WAN out", "in"):
+        table.add_column(
+            heading, justify="left" if heading == "region" else "right", overflow="fold"
+        )
+    for name, region in totals.regions.items():
+        sent, received = totals.wan.out_bytes(name), totals.wan.in_bytes(name)
+        table.add_row(name, *_cells(region, sent, received))
+    wan_bytes = bytes_text(sum(summary.wan_bytes.values()))
+    table.add_section()
+    table.add_row("all", f"{summary.steps:,}", f"{summary.samples:,}", "", "", "", wan_bytes, "")
+    return table
+
+
+def _cells(region: RegionTotals, sent_bytes: int, received_bytes: int) -> list[str]:
+    loss = region.steps.end_loss()
+    return [
+        f"{region.steps.step:,}",
+        f"{region.steps.samples:,}",
+        number_text(loss) if math.isfinite(loss) else "-",
+        duration_text(region.compute_s),
+        duration_text(region.wait_s),
+        bytes_text(sent_bytes),
+        bytes_text(received_bytes),
+    ]
+
+
+def _caption(summary: Summary) -> str:
+    parts = [f"{summary.rounds:,} rounds"]
+    if summary.eval:
+        parts.insert(0, metrics_text(summary.eval))
+    if summary.time_to_target_s is not None:
+        parts.append(f"target reached after {duration_text(summary.time_to_target_s)}")
+    if summary.usd is not None:
+        parts.append(f"{summary.usd:.2f} USD")
+    if summary.payload_bytes is not None:
+        parts.append(f"codec {codec_text(summary.codec)}: {saving_text(summary.payload_bytes)}")
+    parts += [
+        f"{count} {kind.replace('_', ' ')}" for kind, count in summary.faults.items() if count
+    ]
+    return "; ".join(parts)

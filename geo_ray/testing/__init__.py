@@ -1,0 +1,1 @@
+"""The contract suite behind `geo-ray check`: checks of any strategy, codec or task."""

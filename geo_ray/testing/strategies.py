@@ -1,0 +1,791 @@
+"""The strategy contract, one check per sentence.
+
+Messages, state and end of a run, and whether a strategy behaves as its traits say. Runs a few
+regions and an averager without clock and network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.state import AveragerState, Outgoing, Reply, Update, Wait
+from geo_ray.testing.checks import Checks, check_options, expect
+from geo_ray.training.averager import Averager
+from geo_ray.training.optimizers import AdamW, Momentum, Sgd
+from geo_ray.training.parameters import digest, fragment_cuts, split_sizes
+from geo_ray.training.shard import Contribution, RegionModel, Shard
+
+NUM_PARAMS = 67
+"""No multiple of a vector's length, and enough for three shards."""
+
+SAMPLES: Mapping[str, int] = {"a": 16, "b": 8, "c": 4, "d": 2, "e": 12}
+"""Rows behind a step, by region."""
+
+DATA_ROWS: Mapping[str, float] = {"a": 100.0, "b": 300.0, "c": 200.0}
+"""Rows of each region's training data; not in proportion to `SAMPLES`."""
+
+LAG = 2
+"""Steps until an answer that nobody stands still for is there."""
+
+AnyOptimizer = Sgd | Momentum | AdamW
+PLAIN = Sgd(lr=0.1)
+
+
+def start() -> Tensor:
+    """The parameters that all regions begin with, fp32 (P,)."""
+    return torch.randn(NUM_PARAMS, generator=torch.Generator().manual_seed(0))
+
+
+def gradients(steps: int, names: Sequence[str] = "ab", seed: int = 1) -> dict[str, list[Tensor]]:
+    """One per region and step, (P,) each; far from each other, so that replicas drift apart."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: [torch.randn(NUM_PARAMS, generator=generator) for _ in range(steps)] for name in names
+    }
+
+
+@dataclass(slots=True)
+class FleetRegion:
+    """A region's shards, and what its server would count for them."""
+
+    name: str
+    shards: list[Shard]
+    samples: int
+    fragments: int
+    seq: int = 0
+    version: int = 0
+    since: int = 0
+    steps: int = 0
+    age: int = 0
+    waiting: bool = False
+    stalled: bool = False  # for an answer, before it may speak again
+    sent: Update | None = None
+    inbox: list[Reply] = field(default_factory=list)
+    model: RegionModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = RegionModel(self.shards, NUM_PARAMS, self.fragments)
+
+    @property
+    def params_P(self) -> Tensor:
+        """A copy of the region's parameters (P,)."""
+        return torch.cat([shard.params_S for shard in self.shards])
+
+    def storages(self) -> set[int]:
+        """Where this region's live tensors are."""
+        tensors = [t for s in self.shards for t in (s.params_S, *s.state.memory.values())]
+        return _storages(tensors)
+
+
+class Fleet:
+    """A few regions and an averager without clock and network, that watch a strategy's messages.
+
+    Regions step in turn, and who does not stand still gets its answer some steps later. What is
+    always true of messages is looked at on the way: they are never live state, one request is open
+    at a time, nobody is left waiting who should not be.
+
+    Shape legend: P = parameters of the model; S = of one shard's slice.
+
+    Args:
+        strategy: what is looked at.
+        optimizer: of every region.
+        num_shards: of every region.
+        names: the regions, of `SAMPLES`.
+        lag: steps until an answer is there.
+        spoil: overwrite every message that was answered: it is the carrier's again.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        optimizer: AnyOptimizer = PLAIN,
+        num_shards: int = 1,
+        *,
+        names: Sequence[str] = "ab",
+        lag: int = LAG,
+        spoil: bool = False,
+    ) -> None:
+        start_P, parts = start(), strategy.traits.exchange.fragments
+        slices = split_sizes(NUM_PARAMS, num_shards)
+        self.regions = {
+            name: FleetRegion(
+                name,
+                [Shard.cut(start_P, piece, optimizer, strategy) for piece in slices],
+                SAMPLES[name],
+                parts,
+            )
+            for name in names
+        }
+        state = AveragerState(tuple(sorted(names)), data_rows=DATA_ROWS)
+        self.averager = Averager(strategy, NUM_PARAMS, state)
+        self.updates: list[Update] = []
+        self.replies: list[Reply] = []
+        self.waits: set[str] = set()  # regions that stood still since their answer was late
+        self.stood_still: list[bool] = []  # of every request but the last
+        self.answered: list[set[str]] = []  # by every request
+        self._said: list[tuple[Tensor, Tensor]] = []
+        self._strategy = strategy
+        self._lag = lag
+        self._spoil = spoil
+
+    def step(self, grads: Mapping[str, Tensor | None]) -> None:
+        """One step of every named region that does not stand still, in the order of the names."""
+        for name, grad_P in grads.items():
+            region = self.regions[name]
+            if region.waiting:
+                continue
+            self.apply(region, grad_P)
+            region.age += 1
+            if region.age >= self._lag:
+                self.merge(region)
+            self._speak(region)
+        if (
+            self._strategy.traits.averager.on_release is None
+            and grads.keys() == self.regions.keys()
+        ):
+            left = [region.name for region in self.regions.values() if region.waiting]
+            expect(not left, f"regions {left} are not answered, and there is no on_release")
+
+    def apply(self, region: FleetRegion, grad_P: Tensor | None) -> None:
+        """The server's part of a step; None is a gradient that was refused."""
+        if grad_P is not None:
+            pairs = zip(region.shards, split_sizes(NUM_PARAMS, len(region.shards)), strict=True)
+            for shard, (i, j) in pairs:
+                shard.put(0, grad_P[i:j].clone())
+        samples = 0 if grad_P is None else region.samples
+        region.since += samples
+        region.steps += 1
+        region.model.apply([Contribution(0, samples)])
+
+    def send(self, region: FleetRegion, out: Outgoing, *, final: bool = False) -> None:
+        """Hand a message to the averager, and its answers to whom they are for."""
+        expect(region.sent is None, "a region speaks while its last request is open")
+        own = region.storages() | _storages(self.averager.state.memory.values())
+        expect(not _storages([out.payload_P]) & own, "a message is live state, and no copy of it")
+        self._said.append((out.payload_P, out.payload_P.clone()))
+        region.seq += 1
+        update = Update(
+            region.name,
+            1,
+            region.seq,
+            region.version,
+            region.since,
+            out.payload_P,
+            final,
+            fragment=out.fragment,
+            steps=1,
+        )
+        region.since, region.sent, region.waiting, region.age = 0, update, out.wait, 0
+        self.updates.append(update)
+        if not final:
+            self.stood_still.append(out.wait)
+        replies = self.averager.on_update(update)
+        self.answered.append({reply.to for reply in replies})
+        self._take(replies)
+        self._deliver()
+
+    def merge(self, region: FleetRegion) -> bool:
+        """Merge the answer, if it is there."""
+        if not region.inbox:
+            return False
+        reply = region.inbox.pop()
+        expect(
+            region.sent is not None and reply.seq == region.sent.seq,
+            "an answer is for another request than the open one",
+        )
+        before_P = reply.payload_P.clone()
+        region.model.merge(reply)
+        expect(torch.equal(reply.payload_P, before_P), "on_reply changes the answer's payload")
+        held = region.storages() | _storages(self.averager.state.memory.values())
+        expect(not _storages([reply.payload_P]) & held, "an answer's payload becomes live state")
+        region.version, region.sent = reply.version, None
+        region.waiting = region.stalled = False
+        return True
+
+    def settle(self) -> None:
+        """Answer everybody, as before a checkpoint."""
+        self._release()
+        for region in self.regions.values():
+            self.merge(region)
+
+    def finish(self) -> None:
+        """The last exchange."""
+        self.settle()
+        for region in self.regions.values():
+            out = region.model.finish()
+            if out is not None:
+                self.send(region, out, final=True)
+        open_ = [region.name for region in self.regions.values() if region.sent is not None]
+        expect(not open_, f"regions {open_} are not answered at the end")
+        changed = [said for said, then in self._said if not torch.equal(said, then)]
+        expect(self._spoil or not changed, "a message changed after it was sent")
+
+    def leave(self, name: str) -> None:
+        """Go on without a region."""
+        del self.regions[name]
+        self._take(self.averager.leave(name))
+        self._deliver()
+
+    def run(self, grads: Mapping[str, Sequence[Tensor | None]], steps: range) -> Fleet:
+        """Some steps."""
+        for t in steps:
+            self.step({name: g[t] for name, g in grads.items() if name in self.regions})
+        return self
+
+    def restore(self, other: Fleet) -> None:
+        """Become what another fleet is, through its checkpoint."""
+        self.averager.restore(*other.averager.export())
+        for name, region in self.regions.items():
+            twin = other.regions[name]
+            for shard, theirs in zip(region.shards, twin.shards, strict=True):
+                shard.restore(*theirs.export())
+            region.seq, region.version, region.since = twin.seq, twin.version, twin.since
+
+    def digests(self) -> list[str]:
+        """Of the regions' parameters."""
+        return [digest(region.params_P) for region in self.regions.values()]
+
+    def _speak(self, region: FleetRegion) -> None:
+        out = region.model.outgoing()
+        if isinstance(out, Wait):
+            expect(region.sent is not None, "a region stands still, and no request is open")
+            self.waits.add(region.name)
+            if not self.merge(region):
+                region.waiting = region.stalled = True
+                return
+            out = region.model.outgoing()
+            expect(not isinstance(out, Wait), "a region stands still although it has its answer")
+        if isinstance(out, Outgoing):
+            self.send(region, out)
+
+    def _deliver(self) -> None:
+        """Answers to those who stand still for them; who could not speak before, does."""
+        for region in list(self.regions.values()):
+            stalled = region.stalled
+            if region.waiting and self.merge(region) and stalled:
+                self._speak(region)
+
+    def _release(self) -> None:
+        on_release = self._strategy.traits.averager.on_release
+        if on_release is None:
+            return
+        self._take(on_release(self.averager.state))
+        left = sorted(self.averager.state.waiting)
+        expect(not left, f"after on_release regions {left} still wait")
+
+    def _take(self, replies: Sequence[Reply]) -> None:
+        for reply in replies:
+            self.replies.append(reply)
+            region = self.regions[reply.to]
+            region.inbox.append(reply)
+            if self._spoil and region.sent is not None:
+                region.sent.payload_P.fill_(float("nan"))
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+
+
+_LEAST: Final = 9
+_NEAR: Final = 1e-5
+
+
+def _run(strategy: Strategy) -> Fleet:
+    """Two exchanges of every fragment and a bit, with answers at the next step; and the end."""
+    exchange = strategy.traits.exchange
+    steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments))
+    fleet = Fleet(strategy, lag=1).run(gradients(steps), range(steps))
+    fleet.finish()
+    return fleet
+
+
+def _sent(fleet: Fleet, name: str) -> list[Update]:
+    return [update for update in fleet.updates if update.region == name]
+
+
+def exchanges_are_as_many_as_it_says(strategy: Strategy) -> None:
+    """After every step, and after the end; off by one where `every` is not whole."""
+    exchange = strategy.traits.exchange
+    room = 0 if float(exchange.every).is_integer() else 1
+    steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments)) + 1
+    fleet, grads = Fleet(strategy, lag=1), gradients(steps)
+    for t in range(steps):
+        fleet.run(grads, range(t, t + 1))
+        _expect_count(fleet, exchange.within, room)
+    fleet.finish()
+    _expect_count(fleet, exchange.count, room)
+
+
+def _expect_count(fleet: Fleet, told: Callable[[int], int], room: int) -> None:
+    for name, region in fleet.regions.items():
+        found, wanted = len(_sent(fleet, name)), told(region.steps)
+        expect(
+            abs(wanted - found) <= room,
+            f"in {region.steps} steps region {name} spoke {found} times; its traits say {wanted}",
+        )
+
+
+def payloads_are_as_large_as_it_says(strategy: Strategy) -> None:
+    """Each of one fragment, in turn; the last one of the whole model."""
+    exchange, fleet = strategy.traits.exchange, _run(strategy)
+    cuts = fragment_cuts(NUM_PARAMS, exchange.fragments)
+    for name in fleet.regions:
+        ordinary = [update for update in _sent(fleet, name) if not update.final]
+        for update in _sent(fleet, name):
+            start_, stop = cuts[update.fragment]
+            size = update.payload_P.numel()
+            expect(size == stop - start_, f"a payload has {size} values, its fragment not")
+            whole = not update.final or size == NUM_PARAMS
+            expect(whole, "the last exchange is not of the whole model")
+        full = len(ordinary) // exchange.fragments * exchange.fragments
+        sent = 4 * sum(update.payload_P.numel() for update in ordinary[:full])
+        told = full * exchange.payload_bytes(NUM_PARAMS)
+        expect(abs(sent - told) < 1, f"{full} exchanges sent {sent} bytes; its traits say {told}")
+    sizes = {(reply.to, reply.seq): reply.payload_P.numel() for reply in fleet.replies}
+    asked = {(update.region, update.seq): update.payload_P.numel() for update in fleet.updates}
+    expect(sizes == {key: asked[key] for key in sizes}, "an answer is not as long as its update")
+
+
+def regions_stand_still_as_it_says(strategy: Strategy) -> None:
+    """For every exchange, for those that are late, or for none."""
+    told = strategy.traits.exchange.stands_still
+    fleet = Fleet(strategy, lag=3)
+    exchange = strategy.traits.exchange
+    steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments))
+    fleet.run(gradients(steps), range(steps)).finish()
+    if told == "always":
+        expect(all(fleet.stood_still), "a region trains on while its request is open")
+    else:
+        expect(not any(fleet.stood_still), f"a region stands still at once; its traits say {told}")
+    if told == "never":
+        expect(not fleet.waits, "a region stands still for a late answer; its traits say never")
+
+
+def payloads_mean_what_it_says(strategy: Strategy) -> None:
+    """Models are those of the region; changes are zero where nothing was done."""
+    steps = max(_LEAST, math.ceil(2 * strategy.traits.exchange.every))
+    fleet = Fleet(strategy, lag=1).run({"a": [None] * steps, "b": [None] * steps}, range(steps))
+    fleet.finish()
+    for update in fleet.updates:
+        if strategy.traits.sends == "model":
+            same = torch.equal(update.payload_P, start())
+            expect(same, "its traits say that it sends models, but a payload is none")
+        else:
+            zero = not update.payload_P.any()
+            expect(zero, "its traits say that it sends changes, but without one it sends something")
+
+
+def rounds_answer_all_or_nobody(strategy: Strategy) -> None:
+    """Rounds do; and who has none answers somebody before all have spoken."""
+    steps = max(_LEAST, math.ceil(2 * strategy.traits.exchange.every))
+    fleet = Fleet(strategy, names=("a", "b", "c"), lag=1)
+    fleet.run(gradients(steps, ("a", "b", "c")), range(steps)).finish()
+    if strategy.traits.in_rounds:
+        odd = [sorted(to) for to in fleet.answered if len(to) not in (0, 3)]
+        expect(not odd, f"its traits say rounds, but {odd[:1]} alone were answered")
+
+
+def the_named_memory_is_a_model(strategy: Strategy) -> None:
+    """What is evaluated has the size of the parameters."""
+    name, fleet = strategy.traits.region.eval_params, _run(strategy)
+    if name is None:
+        return
+    for region in fleet.regions.values():
+        found = region.shards[0].state.memory.get(name)
+        expect(found is not None, f"there is no memory {name!r} to evaluate")
+        expect(found is None or found.shape == (NUM_PARAMS,), f"memory {name!r} is no model")
+
+
+def the_rate_is_where_it_says(strategy: Strategy) -> None:
+    """In the optimizer, or in an option of the strategy."""
+    section, *keys = strategy.traits.region.rate_key.split(".")
+    if section == "optimizer":
+        expect(keys == ["lr"], "the optimizer's rate is optimizer.lr")
+        return
+    expect(section == "strategy", "a rate is in `optimizer` or in `strategy`")
+    value: object = strategy
+    for key in keys:
+        fields = dict(value) if isinstance(value, BaseModel) else {}
+        expect(key in fields, f"there is no option {strategy.traits.region.rate_key}")
+        value = fields[key]
+    expect(isinstance(value, float), f"{strategy.traits.region.rate_key} is no rate")
+
+
+def workers_push_what_it_says(strategy: Strategy) -> None:
+    """With worker_steps pushes are changes: the region's optimizer has nothing to do."""
+    if not strategy.traits.region.worker_steps:
+        return
+    fleet = Fleet(strategy)
+    calls: list[Tensor] = []
+    for region in fleet.regions.values():
+        region.shards[0].state.apply_gradient = calls.append
+    steps = max(_LEAST, math.ceil(2 * strategy.traits.exchange.every))
+    fleet.run(gradients(steps), range(steps))
+    expect(not calls, "workers push changes, but the region's optimizer takes them for gradients")
+
+
+def the_clock_is_asked_for_as_it_says(strategy: Strategy) -> None:
+    """Whoever wants to be woken has on_wake."""
+    if strategy.traits.averager.on_wake is None:
+        woken = _run(strategy).averager.state.wake_s
+        expect(woken is None, "it asks to be woken, and there is no on_wake")
+
+
+def rounds_may_be_summed_as_it_says(strategy: Strategy) -> None:
+    """A weighted mean in the name of every region gives the same answers."""
+    mean = strategy.traits.averager.round_mean
+    if mean is None:
+        return
+    for rows in ((16, 8, 4), (16, 0, 4)):
+        plain, summed = (AveragerState(("a", "b", "c")) for _ in range(2))
+        payloads = torch.randn(3, NUM_PARAMS, generator=torch.Generator().manual_seed(3))
+        weights = torch.tensor([mean.weight_of(count) for count in rows])
+        mean_P = (weights[:, None] * payloads).sum(0) / weights.sum()
+        wanted = _round(strategy, plain, dict(zip("abc", payloads, strict=True)), rows)
+        found = _round(strategy, summed, dict.fromkeys("abc", mean_P), rows)
+        far = float((wanted[0].payload_P - found[0].payload_P).abs().max())
+        expect(far <= _NEAR, f"the answer to summed updates with rows {rows} is {far:g} off")
+        if mean.is_answer:
+            far = float((found[0].payload_P - mean_P).abs().max())
+            expect(far <= _NEAR, f"its answer is not the mean, but {far:g} off")
+
+
+def _round(
+    strategy: Strategy, state: AveragerState, payloads: Mapping[str, Tensor], rows: tuple[int, ...]
+) -> list[Reply]:
+    replies: list[Reply] = []
+    for (name, payload_P), count in zip(payloads.items(), rows, strict=True):
+        replies = strategy.on_update(state, Update(name, 1, 1, 0, count, payload_P.clone()))
+    expect(len(replies) == len(payloads), "a whole round was not answered")
+    return replies
+
+
+def updates_add_up_as_it_says(strategy: Strategy) -> None:
+    """A sum of updates leaves everybody where the updates by themselves do."""
+    if strategy.traits.averager.adds_up is None:
+        return
+    payloads = torch.randn(2, NUM_PARAMS, generator=torch.Generator().manual_seed(4))
+    updates = [
+        Update(name, 1, 1, 0, SAMPLES[name], payload_P)
+        for name, payload_P in zip("ab", payloads, strict=True)
+    ]
+    ends = []
+    for as_sum in (False, True):
+        averager = Averager(strategy, NUM_PARAMS, AveragerState(("a", "b", "c")))
+        models = {name: torch.zeros(NUM_PARAMS) for name in "abc"}
+        for update in updates:
+            models[update.region] -= update.payload_P
+        if as_sum:
+            parts = [replace(update, payload_P=torch.empty(NUM_PARAMS)) for update in updates]
+            replies = averager.on_sum(parts, payloads.sum(0)) or []
+        else:
+            replies = [reply for update in updates for reply in averager.on_update(update)]
+        replies += averager.on_update(Update("c", 1, 1, 2, 4, torch.zeros(NUM_PARAMS)))
+        replies += averager.on_update(Update("a", 1, 2, 2, 4, torch.zeros(NUM_PARAMS)))
+        for reply in replies:
+            models[reply.to] -= reply.payload_P
+            if reply.own:
+                models[reply.to] += payloads["ab".index(reply.to)]
+        ends.append(torch.stack([models[name] for name in "ac"]))
+    far = float((ends[0] - ends[1]).abs().max())
+    expect(far <= _NEAR, f"a sum of updates leaves regions {far:g} from where the updates do")
+
+
+def mean_gradients_are_such(strategy: Strategy) -> None:
+    """Updates are gradients, and answers their mean by rows."""
+    if not strategy.traits.averager.mean_gradient:
+        return
+    grads = gradients(1)
+    fleet = Fleet(strategy).run(grads, range(1))
+    for update in fleet.updates:
+        same = torch.equal(update.payload_P, grads[update.region][0])
+        expect(same, "its traits say that updates are gradients")
+    total = sum(SAMPLES[name] for name in grads)
+    mean_P = sum((SAMPLES[n] / total * each[0] for n, each in grads.items()), torch.zeros(()))
+    far = float((fleet.replies[0].payload_P - mean_P).abs().max())
+    expect(far <= _NEAR, "its traits say that answers are the mean by rows")
+
+
+HONESTY: Final[Checks[Strategy]] = {
+    "traits: exchanges are as many as it says": exchanges_are_as_many_as_it_says,
+    "traits: payloads are as large as it says": payloads_are_as_large_as_it_says,
+    "traits: regions stand still as it says": regions_stand_still_as_it_says,
+    "traits: payloads mean what it says": payloads_mean_what_it_says,
+    "traits: rounds answer all or nobody": rounds_answer_all_or_nobody,
+    "traits: what is evaluated is a model": the_named_memory_is_a_model,
+    "traits: the rate is where it says": the_rate_is_where_it_says,
+    "traits: workers push what it says": workers_push_what_it_says,
+    "traits: the clock is asked for as it says": the_clock_is_asked_for_as_it_says,
+    "traits: rounds may be summed as it says": rounds_may_be_summed_as_it_says,
+    "traits: updates add up as it says": updates_add_up_as_it_says,
+    "traits: mean gradients are such": mean_gradients_are_such,
+}
+"""What traits say, each as a check."""
+
+
+_STEPS: Final = 9
+_OPTIMIZERS: Final = (PLAIN, Momentum(lr=0.05, nesterov=True), AdamW(lr=0.01))
+
+
+def _steps_of(strategy: Strategy) -> int:
+    """Enough for two exchanges of every fragment."""
+    exchange = strategy.traits.exchange
+    return max(_STEPS, math.ceil(2 * exchange.every * exchange.fragments) + 1)
+
+
+def _is_exact(strategy: Strategy) -> bool:
+    """Whether all regions merge the same payload at the end, and not portions of their own."""
+    return strategy.traits.in_rounds or strategy.traits.sends == "model"
+
+
+def _expect_equal(strategy: Strategy, fleet: Fleet, when: str) -> None:
+    first, *others = [region.params_P for region in fleet.regions.values()]
+    for other_P in others:
+        far = float((first - other_P).abs().max())
+        near = 0.0 if _is_exact(strategy) else _NEAR
+        expect(far <= near, f"{when} regions are {far:g} apart")
+
+
+def the_end_leaves_all_regions_equal(strategy: Strategy) -> None:
+    """After the last exchange; and training has moved them."""
+    steps = _steps_of(strategy)
+    for optimizer in _OPTIMIZERS:
+        fleet = Fleet(strategy, optimizer).run(gradients(steps), range(steps))
+        fleet.finish()
+        _expect_equal(strategy, fleet, "after the last exchange")
+        moved = not torch.equal(fleet.regions["a"].params_P, start())
+        expect(moved, "training has not moved the parameters")
+
+
+def regions_may_end_at_other_times(strategy: Strategy) -> None:
+    """Without rounds; where steps are unequal, regions end together."""
+    traits, steps = strategy.traits, _steps_of(strategy)
+    if traits.in_rounds or traits.region.ends_together:
+        return
+    fleet, grads = Fleet(strategy), gradients(steps)
+    fleet.run(grads, range(4))
+    fleet.run({"b": grads["b"]}, range(4, steps))
+    fleet.finish()
+    _expect_equal(strategy, fleet, "when one ended before the other")
+
+
+def messages_are_the_carriers_once_answered(strategy: Strategy) -> None:
+    """Whoever carried one may overwrite it."""
+    steps = _steps_of(strategy)
+    fleets = [
+        Fleet(strategy, spoil=spoil).run(gradients(steps), range(steps)) for spoil in (False, True)
+    ]
+    for fleet in fleets:
+        fleet.finish()
+    same = fleets[0].digests() == fleets[1].digests()
+    expect(same, "what an answered message is overwritten with comes back")
+
+
+def everything_lies_in_the_states(strategy: Strategy) -> None:
+    """Two runs side by side with one object do not disturb each other, nor chance."""
+    steps, seen = _steps_of(strategy), []
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    alone = [whole_run(strategy, seed) for seed in (1, 2)]
+    fleets, grads = [Fleet(strategy), Fleet(strategy)], [gradients(steps, seed=s) for s in (1, 2)]
+    for t in range(steps):
+        for fleet, each in zip(fleets, grads, strict=True):
+            fleet.run(each, range(t, t + 1))
+    for fleet in fleets:
+        fleet.finish()
+        seen.append(fleet.digests())
+    expect(torch.equal(torch.get_rng_state(), before), "the program's random numbers moved")
+    expect(seen == alone, "it remembers something outside of the states that it is given")
+
+
+def whole_run(strategy: Strategy, seed: int) -> list[str]:
+    """Digests of the parameters after a run of two regions."""
+    steps = _steps_of(strategy)
+    fleet = Fleet(strategy).run(gradients(steps, seed=seed), range(steps))
+    fleet.finish()
+    return fleet.digests()
+
+
+def the_same_run_gives_the_same_bits(strategy: Strategy) -> None:
+    """Twice."""
+    expect(
+        whole_run(strategy, 1) == whole_run(strategy, 1),
+        "two runs with the same gradients end with different bits",
+    )
+
+
+def a_refused_gradient_changes_nothing(strategy: Strategy) -> None:
+    """Neither parameters nor the optimizer."""
+    for optimizer in _OPTIMIZERS:
+        fleet = Fleet(strategy, optimizer).run(gradients(_STEPS), range(4))
+        fleet.settle()
+        for region in fleet.regions.values():
+            before_P, (state, _) = region.params_P, region.shards[0].export()
+            fleet.apply(region, None)
+            expect(torch.equal(region.params_P, before_P), "parameters moved")
+            after, _ = region.shards[0].export()
+            moved = [
+                k for k, v in state.items() if k.startswith("optimizer/") and not v.equal(after[k])
+            ]
+            expect(not moved, f"the optimizer's {moved} moved")
+
+
+def rounds_of_refused_gradients_change_no_region(strategy: Strategy) -> None:
+    """Although the optimizer has momentum."""
+    steps = _steps_of(strategy)
+    for optimizer in _OPTIMIZERS:
+        fleet = Fleet(strategy, optimizer)
+        for region in fleet.regions.values():
+            for shard in region.shards:
+                shard.state.apply_gradient(torch.ones(NUM_PARAMS))
+        before_P = fleet.regions["a"].params_P
+        fleet.run({"a": [None] * steps, "b": [None] * steps}, range(steps)).finish()
+        for region in fleet.regions.values():
+            expect(torch.equal(region.params_P, before_P), "parameters moved")
+
+
+def what_was_saved_goes_on_with_the_same_bits(strategy: Strategy) -> None:
+    """From checkpoints at several moments."""
+    shards = 1 if strategy.traits.region.whole_model else 2
+    steps = _steps_of(strategy)
+    grads, other = gradients(steps), gradients(steps, seed=9)
+    for optimizer in _OPTIMIZERS:
+        for after in (1, 4, 5, steps - 1):
+            fleet = Fleet(strategy, optimizer, shards).run(grads, range(after))
+            fleet.settle()
+            again = Fleet(strategy, optimizer, shards).run(other, range(2))  # of no use
+            again.settle()
+            again.restore(fleet)
+            for each in (fleet, again):
+                each.run(grads, range(after, steps)).finish()
+            same = fleet.digests() == again.digests()
+            expect(same, f"resumed after {after} of {steps} steps, it ends with other bits")
+
+
+def shards_give_the_bits_of_one(strategy: Strategy) -> None:
+    """However a region's model is cut, unless it says that it must not be."""
+    if strategy.traits.region.whole_model:
+        return
+    steps = _steps_of(strategy)
+    for optimizer in _OPTIMIZERS:
+        results = []
+        for num_shards in (1, 2, 3):
+            fleet = Fleet(strategy, optimizer, num_shards).run(gradients(steps), range(steps))
+            fleet.finish()
+            results.append(fleet.digests())
+        same = all(result == results[0] for result in results)
+        expect(same, "with 2 or 3 shards the model ends with other bits: see whole_model")
+
+
+def rounds_do_not_depend_on_who_comes_first(strategy: Strategy) -> None:
+    """Members join a round in any order; without rounds, they agree at the end."""
+    steps, names = _steps_of(strategy), ("a", "b", "c")
+    results = []
+    for order in (names, names[::-1], ("b", "c", "a")):
+        grads = gradients(steps, names)
+        fleet = Fleet(strategy, names=names)
+        fleet.run({name: grads[name] for name in order}, range(steps)).finish()
+        _expect_equal(strategy, fleet, f"speaking in the order {', '.join(order)}")
+        results.append(digest(fleet.regions["a"].params_P))
+    if strategy.traits.in_rounds:
+        expect(len(set(results)) == 1, "a round's result depends on the order of arrival")
+
+
+def more_regions_come_to_one_model_too(strategy: Strategy) -> None:
+    """Four and five of them."""
+    steps = _steps_of(strategy)
+    for names in ("abcd", "abcde"):
+        fleet = Fleet(strategy, names=tuple(names))
+        fleet.run(gradients(steps, tuple(names)), range(steps)).finish()
+        _expect_equal(strategy, fleet, f"after a run of {len(names)} regions")
+
+
+def nobody_waits_for_a_region_that_left(strategy: Strategy) -> None:
+    """It never spoke, or spoke before; the others finish and agree."""
+    steps, names = _steps_of(strategy), ("a", "b", "c")
+    for after in (0, 3, steps // 2):
+        fleet, grads = Fleet(strategy, names=names), gradients(steps, names)
+        fleet.run(grads, range(after))
+        fleet.run({name: grads[name] for name in ("a", "b")}, range(after, min(after + 3, steps)))
+        fleet.leave("c")
+        fleet.run(grads, range(min(after + 3, steps), steps))
+        fleet.finish()
+        _expect_equal(strategy, fleet, f"after a region left in step {after + 3}")
+
+
+def a_checkpoint_holds_nobody_up(strategy: Strategy) -> None:
+    """The run goes on as it would have without: same rounds, and the same models to the bit."""
+    steps = _steps_of(strategy)
+    saved, whole, grads = Fleet(strategy), Fleet(strategy), gradients(2 * steps + LAG)
+    for fleet in (saved, whole):
+        fleet.run(grads, range(4))
+        if fleet is saved:
+            expect(fleet.averager.begin_checkpoint(1, halt=False), "a checkpoint was refused")
+        fleet.run(grads, range(4, 2 * steps))
+        fleet.finish()
+        _expect_equal(strategy, fleet, "after a checkpoint in mid-run")
+    versions = [fleet.averager.state.version for fleet in (saved, whole)]
+    expect(versions[0] == versions[1], f"{versions[0]} commits, {versions[1]} without a checkpoint")
+    same = all(
+        torch.equal(saved.regions[name].params_P, whole.regions[name].params_P)
+        for name in saved.regions
+    )
+    expect(same, "a checkpoint in mid-run has changed the final model")
+
+
+def finite_gradients_give_finite_models(strategy: Strategy) -> None:
+    """Also ones of zero, tiny ones, and ones that are ten times as large."""
+    steps = _steps_of(strategy)
+    for scale in (0.0, 1e-20, 10.0):
+        grads: dict[str, list[Tensor]] = {
+            name: [scale * grad_P for grad_P in each] for name, each in gradients(steps).items()
+        }
+        fleet = Fleet(strategy).run(grads, range(steps))
+        fleet.finish()
+        for region in fleet.regions.values():
+            finite = bool(region.params_P.isfinite().all())
+            expect(finite, f"gradients of about {scale:g} make parameters that are not finite")
+        payloads = [reply.payload_P for reply in fleet.replies]
+        expect(all(bool(p.isfinite().all()) for p in payloads), "an answer is not finite")
+
+
+def a_repeated_update_changes_nothing(strategy: Strategy) -> None:
+    """It is answered as before, and nothing is counted twice."""
+    steps = _steps_of(strategy)
+    fleet = Fleet(strategy).run(gradients(steps), range(steps))
+    before = fleet.averager.export()
+    if fleet.updates:
+        fleet.averager.on_update(replace(fleet.updates[-1]))
+    after = fleet.averager.export()
+    same = all(torch.equal(value, after[0][key]) for key, value in before[0].items())
+    expect(same and before[1] == after[1], "an update that came twice counts twice")
+
+
+CHECKS: Final[Checks[Strategy]] = {
+    "its options are frozen and strict": check_options,
+    "after the last exchange all regions are equal": the_end_leaves_all_regions_equal,
+    "regions without rounds may end at other times": regions_may_end_at_other_times,
+    "an answered message may be overwritten": messages_are_the_carriers_once_answered,
+    "it remembers nothing outside of its states": everything_lies_in_the_states,
+    "the same run gives the same bits": the_same_run_gives_the_same_bits,
+    "a refused gradient changes nothing": a_refused_gradient_changes_nothing,
+    "rounds of refused gradients change no region": rounds_of_refused_gradients_change_no_region,
+    "a resumed run goes on with the same bits": what_was_saved_goes_on_with_the_same_bits,
+    "several shards give the bits of one": shards_give_the_bits_of_one,
+    "rounds do not depend on who comes first": rounds_do_not_depend_on_who_comes_first,
+    "four and five regions come to one model, too": more_regions_come_to_one_model_too,
+    "nobody waits for a region that left": nobody_waits_for_a_region_that_left,
+    "a checkpoint holds nobody up": a_checkpoint_holds_nobody_up,
+    "finite gradients give finite models": finite_gradients_give_finite_models,
+    "an update that comes twice counts once": a_repeated_update_changes_nothing,
+    **HONESTY,
+}
+"""All promises of strategies."""

@@ -1,0 +1,842 @@
+"""The averager: applies every region's updates exactly once and answers them.
+
+A pure state machine around a strategy's `on_update`. Adds: deduplication by (region, attempt,
+sequence number), refusal of non-finite or wrongly sized updates, checkpoints, decoding, model
+buffers, a changed sync interval (`set_pace`), and the end of a run, where final updates wait
+for those of all regions. An exception during a change becomes `failure` and is raised by every
+later call. `stalled_regions` detects that no region can make progress.
+
+Source of the snapshot: Chandy and Lamport, "Distributed Snapshots" (1985); reconstructed.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import InitVar, dataclass, field, replace
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import AveragerFailedError, GeoRayError, InvariantError, StalledError
+from geo_ray.base.user_code import error_summary
+from geo_ray.strategies import additive
+from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.state import AveragerState, Reply, Update
+from geo_ray.training.checkpoint_parts import (
+    AveragerSnapshot,
+    SnapshotMarks,
+    load_messages,
+    save_messages,
+)
+from geo_ray.training.lazy_copy import Unread
+from geo_ray.training.membership import MemberChange, View, follow, gathers
+from geo_ray.training.model_buffers import PREFIX as _CARRIED
+from geo_ray.training.model_buffers import AveragerCarry
+from geo_ray.training.noise import AveragerNoise
+from geo_ray.training.parameters import fragment_cuts
+from geo_ray.training.payload_encoding import AveragerWire, check_payload
+
+
+def averager_failure(strategy: Strategy, error: Exception) -> GeoRayError:
+    """The typed error of whatever a strategy, or what lies around it, has raised."""
+    if isinstance(error, GeoRayError):
+        return error
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return AveragerFailedError(
+        f"strategy '{strategy.kind}' failed in the averager: {error_summary(error)} "
+        f"({frame.filename}:{frame.lineno})"
+    )
+
+
+@dataclass(slots=True)
+class AveragerClock:
+    """The averager's own clock, which continues after a resume from the checkpoint's time."""
+
+    _ahead_s: float = 0.0  # of its host's clock
+    _saved_s: float | None = None  # at the cut that it was restored from
+
+    def own_s(self, host_s: float) -> float:
+        """The time of the present event, which is at ``host_s`` of its host's clock."""
+        if self._saved_s is not None:
+            self._ahead_s, self._saved_s = self._saved_s - host_s, None
+        return host_s + self._ahead_s
+
+    def host_s(self, own_s: float | None) -> float | None:
+        """A time of this clock by that of its host; None of None."""
+        return None if own_s is None else own_s - self._ahead_s
+
+    def restore(self, saved_s: object) -> None:
+        """Go on from what was exported, at the next event."""
+        self._saved_s = None if saved_s is None else float(str(saved_s))
+
+
+_STEPS: Final = "geo_ray:pace"  # no "/": what ends in "/NAME" is a region's and goes with it
+_INSTEAD: Final = "geo_ray:pace_instead"
+
+
+def set_pace(state: AveragerState, steps: int, interval: int | None) -> None:
+    """Ask regions, with their next answers, to exchange after so many steps from then on.
+
+    Args:
+        state: of the averager.
+        steps: local steps.
+        interval: that of the configuration.
+    """
+    state.numbers[_STEPS], state.numbers[_INSTEAD] = float(steps), float(interval or 0)
+
+
+def restore_numbers(
+    state: AveragerState, numbers: Mapping[str, object], interval: int | None
+) -> None:
+    """Take the numbers of a checkpoint.
+
+    What was asked for counts no more if the configuration has another interval now: whoever resumes
+    a run with one means it.
+    """
+    state.numbers.clear()
+    state.numbers.update({str(name): float(str(value)) for name, value in numbers.items()})
+    for before, name in (("geo_ray/pace", _STEPS), ("geo_ray/pace_instead", _INSTEAD)):
+        if before in state.numbers:  # as checkpoints of earlier releases have it
+            state.numbers[name] = state.numbers.pop(before)
+    if state.numbers.get(_INSTEAD, 0.0) != float(interval or 0):
+        state.numbers.pop(_STEPS, None)
+        state.numbers.pop(_INSTEAD, None)
+
+
+def pace_of(state: AveragerState) -> int | None:
+    """The steps that are asked for; None: those of the configuration."""
+    steps = state.numbers.get(_STEPS)
+    return None if steps is None else int(steps)
+
+
+def paced(reply: Reply, state: AveragerState) -> Reply:
+    """The answer, with the steps that are asked for."""
+    steps = pace_of(state)
+    if steps is None or reply.steps is not None:
+        return reply
+    return replace(reply, steps=steps)
+
+
+OPEN: Final = "open/"
+"""Prefix of tensors of messages that were open, or answered, at a cut."""
+
+
+@dataclass(slots=True)
+class AveragerBooks:
+    """The requests that the averager has taken in, its answers, and which regions have ended.
+
+    Requests are numbered by (region, epoch, seq), and a region has one open at most. So the newest
+    number of each region says whether a request is a repetition, and its newest answer is all that
+    a repetition may ask for.
+
+    Attributes:
+        last: epoch and number of every region's newest request that was taken in or given up.
+        answers: the newest answer to each region, as it was sent.
+        finals: final updates that wait for those of all others.
+    """
+
+    last: dict[str, tuple[int, int]] = field(default_factory=dict)
+    answers: dict[str, Reply] = field(default_factory=dict)
+    finals: dict[str, Update] = field(default_factory=dict)
+
+    def newest(self, region: str) -> tuple[int, int]:
+        """Epoch and number of the newest request of ``region``; zeros if there was none."""
+        return self.last.get(region, (0, 0))
+
+    def is_known(self, update: Update) -> bool:
+        """Whether ``update`` is a repetition."""
+        return (update.epoch, update.seq) <= self.newest(update.region)
+
+    def has_finals(self, members: Sequence[str]) -> bool:
+        """Whether all have said their last word."""
+        return all(name in self.finals for name in members)
+
+    def take(self, update: Update) -> None:
+        """``update`` is taken in, or given up; what was answered before is over."""
+        self.last[update.region] = (update.epoch, update.seq)
+
+    def unanswered(self, members: Sequence[str]) -> dict[str, int]:
+        """The numbers of the requests that were taken in and not answered yet, by region."""
+        answered = {region: reply.seq for region, reply in self.answers.items()}
+        return {
+            region: seq
+            for region, (_, seq) in self.last.items()
+            if region in members and answered.get(region) != seq
+        }
+
+    def join(self, region: str, giver: str) -> None:
+        """A region begins as a copy of another one: with its numbers, and no answer.
+
+        Epochs are a region's own. The giver's may be later than the newcomer's, where both came up
+        side by side, and all that the newcomer says would pass for a repetition.
+        """
+        self.answers.pop(region, None)
+        self.last[region] = (self.newest(region)[0], self.newest(giver)[1])
+
+    def leave(self, region: str) -> None:
+        """A region takes part no more; its numbers stay, so that what it says late is known."""
+        self.finals.pop(region, None)
+        self.answers.pop(region, None)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a region has said its last word, or is told to, and not all have."""
+        return bool(self.finals) or any(r.stop and not r.final for r in self.answers.values())
+
+    def live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, object]]:
+        """Tensors that will change, tensors that will not, and plain values.
+
+        Final updates lie in their senders' buffers until they are answered. Answers are as they
+        were sent, and never change.
+        """
+        finals, final_rows = save_messages(OPEN + "finals", list(self.finals.values()))
+        answers, answer_rows = save_messages(OPEN + "answers", list(self.answers.values()))
+        return finals, answers, {"finals": final_rows, "answers": answer_rows}
+
+    def restore(
+        self,
+        tensors: Mapping[str, Tensor],
+        last: Mapping[str, Sequence[int]],
+        exchanges: Mapping[str, object],
+        *,
+        closing: bool,
+    ) -> None:
+        """Become what `live` saved.
+
+        What answers asked of regions is over, but for the end (see `keep_stops`).
+
+        Args:
+            tensors: by name.
+            last: numbers by region.
+            exchanges: the plain values.
+            closing: whether those that were told to finish with the next round still are.
+
+        Raises:
+            CheckpointCorruptError: if messages cannot be read.
+        """
+        self.last = {str(r): (int(pair[0]), int(pair[1])) for r, pair in last.items()}
+        finals = load_messages(Update, tensors, exchanges.get("finals"))
+        self.finals = {update.region: update for update in finals}
+        self.answers.clear()
+        for reply in load_messages(Reply, tensors, exchanges.get("answers")):
+            reply = replace(reply, checkpoint=None, halt=False, closing=reply.closing and closing)
+            self.answers[reply.to] = reply
+
+    def keep_stops(self, stopping: bool, *, of_last_words: bool) -> None:
+        """Restored answers tell regions to finish only if that is still meant.
+
+        Args:
+            stopping: whether it is.
+            of_last_words: whether it is also for those whose last word is answered.
+        """
+        for region, reply in self.answers.items():
+            stop = reply.stop and stopping and (of_last_words or not reply.final)
+            self.answers[region] = replace(reply, stop=stop)
+
+
+@dataclass(slots=True)
+class AveragerEnding:
+    """When the averager tells regions to finish, and to which end they come first.
+
+    The other side is `geo_ray.training.server`. Where codecs owe something that only the
+    last word of a round pays, regions are told one round before (`Reply.closing`). A run that is
+    resumed with another goal first comes to the end that its regions knew, if some had said their
+    last word there.
+
+    Attributes:
+        state: the strategy's, which is told whether every answer tells its region to finish.
+        announces: whether regions must be told of the last round, to pay in it what codecs owe.
+        has_last_words: whether there is always an exchange after the last step.
+        goal: what the run is to do, in words; at a resume with another goal it goes on, although it
+            was told to finish.
+        enough: rows of all regions together after which they are told to finish; None: no limit.
+        samples: rows behind all updates so far.
+    """
+
+    state: AveragerState
+    announces: bool
+    has_last_words: bool
+    goal: str = ""
+    enough: int | None = None
+    samples: int = 0
+    _first: str | None = None  # the goal before this one, to whose end regions come first
+    _closing: bool = False  # the next round is to be the last
+
+    @property
+    def stopping(self) -> bool:
+        """Whether regions are told to finish, or to do so with their next round."""
+        return (self.state.stopping and self._first is None) or self._closing
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a round that was announced as the last one was too short to be it."""
+        return self.announces and self.enough is not None and not self.stopping
+
+    def stop(self) -> None:
+        """Tell every region, with its next answer, to finish, or to do so with one round more."""
+        if self.announces:
+            self._closing = True
+        else:
+            self.state.stopping, self._first = True, None
+
+    def count(self, samples: int) -> None:
+        """Rows behind an update."""
+        self.samples += samples
+        self.state.stopping |= self._has_enough
+
+    def passed(self) -> None:
+        """All last words are in; if they were those of an end before, there is another one."""
+        if self._first is not None:
+            self._first, self.state.stopping = None, self._has_enough
+
+    def marked(self, reply: Reply) -> Reply:
+        """The answer, with what it tells of the end, and of the way there."""
+        reply = replace(paced(reply, self.state), stop=self.state.stopping, seen=self.samples)
+        if not self.announces or reply.final:
+            return reply
+        # The next round will have as many rows as this one.
+        is_next = self.enough is not None and self.samples + reply.num_samples >= self.enough
+        return replace(reply, closing=self._closing or is_next)
+
+    def export(self, books: AveragerBooks) -> dict[str, object]:
+        """Plain values for a checkpoint."""
+        stops = (self._first or self.goal) if self.state.stopping else None
+        found: dict[str, object] = {"samples": self.samples, "stops": stops}
+        if self._closing or any(reply.closing for reply in books.answers.values()):
+            found["closes"] = [self.goal, self._closing]
+        return found
+
+    def is_closed(self, control: Mapping[str, object]) -> bool:
+        """Whether the run that was saved was closing for the same goal as this one has."""
+        closes = control.get("closes")
+        return isinstance(closes, list) and closes[0] == self.goal
+
+    def restore(self, control: Mapping[str, object], books: AveragerBooks) -> None:
+        """Become what `export` saved; ``books`` are restored."""
+        self.samples = int(str(control.get("samples", 0)))
+        closes = control.get("closes")
+        self._closing = isinstance(closes, list) and self.is_closed(control) and bool(closes[1])
+        goal = control.get("stops")
+        is_earlier = goal not in {None, self.goal} and self.has_last_words
+        self._first = str(goal) if is_earlier and books.is_ending else None
+        self.state.stopping = goal == self.goal or self._first is not None
+        books.keep_stops(self.state.stopping, of_last_words=goal == self.goal)
+
+    def export_exact(self) -> list[object]:
+        """Plain values for an averager of the same run, which begins nothing anew."""
+        return [self.state.stopping, self._first, self._closing]
+
+    def restore_exact(self, values: Sequence[Any]) -> None:
+        """Become what `export_exact` gave, after `restore`."""
+        self.state.stopping, self._first, self._closing = values
+
+    @property
+    def _has_enough(self) -> bool:
+        return self.enough is not None and self.samples >= self.enough
+
+
+log = logging.getLogger(__name__)
+
+_WIRE: Final = "wire/"
+
+
+@dataclass(slots=True)
+class Averager:
+    """The averager: takes in every region's updates, exactly once, and answers them.
+
+    A pure state machine around a strategy's `on_update`. It adds what no strategy should care
+    about:
+
+    - exactly once: an update that was already taken in gets its old answer again;
+    - refusal of what is not finite or has the wrong size;
+    - stopping all regions at the same exchange, also when they have seen enough rows together;
+    - checkpoints as consistent cuts that hold nobody up: the averager copies its state when one
+      begins, with the open round and the newest answers, and marks every region's next answer with
+      the id. A region copies its state before it merges a marked answer, or when it is told in
+      other ways. What was on its way needs no record: a region that resumes repeats its open
+      request, and the averager has it, or has answered it, or takes it in;
+    - codecs: a strategy sees vectors only; what is coded is decoded after the check for repetitions
+      and before anything else, and an answer that is given again is the same to the byte;
+    - what models carry beside their parameters goes past strategy and codec (`AveragerCarry`);
+    - the end: final updates are held until every region's is in. If some region was told to finish
+      before a resume with another goal, all come to that end first;
+    - an end with a reason: what is raised while the state changes leaves it torn. It becomes
+      `failure`, and whatever is asked from then on raises that.
+
+    Source of the cut: Chandy and Lamport, "Distributed Snapshots" (1985); reconstructed.
+
+    Attributes:
+        strategy: how to combine.
+        num_params: P, the size that every payload must have.
+        state: the strategy's state.
+        snapshots: finished parts of checkpoints, for the shell to take and write.
+        wire: decodes updates and encodes replies.
+        goal, enough: see `AveragerEnding`.
+        noise: what the regions' gradients say about each other.
+        failure: what ended it; None while it works.
+        carry: what their models carry.
+        view: who takes part; the strategy's list of members follows it.
+    """
+
+    strategy: Strategy
+    num_params: int
+    state: AveragerState
+    snapshots: list[AveragerSnapshot] = field(default_factory=list)
+    wire: AveragerWire = field(default_factory=AveragerWire)
+    enough: InitVar[int | None] = None
+    goal: InitVar[str] = ""
+    noise: AveragerNoise = field(default_factory=AveragerNoise)
+    carry: AveragerCarry = field(default_factory=AveragerCarry)
+    failure: GeoRayError | None = None
+    view: View = field(init=False)
+    _books: AveragerBooks = field(default_factory=AveragerBooks)
+    _marks: SnapshotMarks = field(default_factory=SnapshotMarks)
+    _ending: AveragerEnding = field(init=False)
+    _change: MemberChange | None = None  # of members, at the next border
+    _clock: AveragerClock = field(default_factory=AveragerClock)
+    _unread: Unread = field(default_factory=Unread)  # of the newest checkpoint
+
+    def __post_init__(self, enough: int | None, goal: str) -> None:
+        traits = self.strategy.traits
+        self.state.fragments = tuple(fragment_cuts(self.num_params, traits.exchange.fragments))
+        has_last_words = traits.exchange.last == "always"
+        announces = traits.in_rounds and not has_last_words and self.wire.plan.owes
+        self._ending = AveragerEnding(self.state, announces, has_last_words, goal, enough)
+        self.view = View(self.state.members)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether regions are told to finish, or to do so with their next round."""
+        return self._ending.stopping
+
+    @property
+    def samples(self) -> int:
+        """Rows behind all updates so far."""
+        return self._ending.samples
+
+    def at(self, host_s: float) -> None:
+        """The present event is at ``host_s`` of its host's clock."""
+        self.state.now_s = self._clock.own_s(host_s)
+
+    @property
+    def wakes_s(self) -> float | None:
+        """When the strategy wants to be woken, by the host's clock; None: not at all."""
+        return self._clock.host_s(self.state.wake_s)
+
+    def on_wake(self) -> list[Reply]:
+        """The time that the strategy asked for (`AveragerState.wake_s`) has come."""
+        self._unread.secure()
+        with self._changing():
+            self.state.wake_s = None
+            on_wake = self.strategy.traits.averager.on_wake
+            return [] if on_wake is None else self._publish(on_wake(self.state))
+
+    @property
+    def may_begin_checkpoint(self) -> bool:
+        """Whether regions hold no answers of a lost averager, of which nothing is known here."""
+        return self._marks.may_begin
+
+    def on_update(self, update: Update) -> list[Reply]:
+        """Take in one update.
+
+        Returns:
+            Answers to this or to other regions' open requests; possibly none yet.
+
+        Raises:
+            InvariantError: for an unknown region or a payload of the wrong size.
+            RegionLostError: of a region that takes part no more.
+            FrameError: if a coded payload makes no sense.
+            ReferenceLostError: if it is a difference from something that is not here.
+            NonFiniteError: if the payload has NaN or infinity. After any of these the state is
+                unchanged.
+            GeoRayError: the averager has failed, see `failure`.
+        """
+        self._check_works()
+        is_known = self._books.is_known(update)
+        if not (is_known and update.region in self._books.answers):  # who has left may not have it
+            self.view.check(update.region, update.view)
+        self._unread.secure()
+        if is_known:
+            return self._repeat(update)
+        with self._changing(may_refuse=True):
+            self.carry.check(update)
+            update = self._opened(update)
+        with self._changing():
+            return self._take_in(update)
+
+    def _take_in(self, update: Update) -> list[Reply]:
+        self.begun(update.region)
+        self.carry.take(update)
+        self._books.take(update)
+        self._books.answers.pop(update.region, None)
+        self._ending.count(update.num_samples)
+        if not update.final:
+            return self._release_finals() + self._answer(update)
+        self._books.finals[update.region] = update
+        return self._finished()
+
+    def on_sum(self, parts: Sequence[Update], total_P: Tensor) -> list[Reply] | None:
+        """Take in the sum of several updates, of which only the headers are known.
+
+        Returns:
+            Answers; None if it cannot be taken in as a whole, then nothing has changed: the parts
+            must come by themselves.
+
+        Raises:
+            InvariantError: if it has the wrong size or the strategy has no use for sums.
+            NonFiniteError: if it has NaN or infinity; the state is unchanged.
+        """
+        self._check_works()
+        combine = self.strategy.traits.averager.adds_up
+        if combine is None:
+            raise InvariantError(f"strategy {self.strategy} cannot take in a sum of updates")
+        for part in parts:
+            stranger = part.region not in self.view.members
+            if self._books.is_known(part) or stranger or part.final:
+                return None
+        check_payload(total_P, self.state.fragments, f"a sum of {[part.region for part in parts]}")
+        self._unread.secure()
+        with self._changing():
+            for part in parts:
+                self._books.take(part)
+                self._ending.count(part.num_samples)
+            return self._release_finals() + self._publish(
+                additive.relay_sum(self.state, parts, total_P, combine)
+            )
+
+    def on_skip(self, region: str, epoch: int, seq: int) -> list[Reply]:
+        """Answer an update that is too stale without taking it in."""
+        self._check_works()
+        self.view.check(region)
+        skipped = Update(region, epoch, seq, 0, 0, torch.empty(0))
+        if self._books.is_known(skipped):
+            return self._repeat(skipped)
+        self._unread.secure()
+        with self._changing():
+            self._books.take(skipped)
+            return self._release_finals() + self._publish(
+                [additive.refresh(self.state, skipped, self.num_params)]
+            )
+
+    def last(self, region: str) -> tuple[int, int]:
+        """Epoch and number of the newest update of ``region`` that was taken in or given up."""
+        return self._books.newest(region)
+
+    @property
+    def unanswered(self) -> dict[str, int]:
+        """The numbers of the updates that were taken in and not answered yet, by region."""
+        return self._books.unanswered(self.state.members)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every update is answered by itself: no final one waits for others."""
+        return not self._books.finals
+
+    def change(self, change: MemberChange) -> list[Reply]:
+        """Let members change at the next border, see `geo_ray.training.membership`.
+
+        Returns:
+            Answers to who waited for others. Nothing changes while `is_changing`, or once the run
+            is told to finish; `view` tells when it has.
+
+        Raises:
+            InvariantError: who joins is a member, or who leaves is none.
+        """
+        change.after(self.view)
+        if self.is_changing or self.stopping:
+            return []
+        self._unread.secure()
+        with self._changing():
+            self._change = change
+            return self._release_waiting() if self._is_gathering else []
+
+    def begun(self, region: str) -> None:
+        """Who has joined is there; at the latest with what it says first."""
+        self.view = self.view.begun(region)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether members are about to change, or somebody who joined is not there yet."""
+        return self._change is not None or bool(self.view.joining)
+
+    def leave(self, region: str) -> list[Reply]:
+        """Go on without a region; whoever waited for it alone is answered."""
+        self._change = self._change and self._change.but(region)
+        if region not in self.view.members:
+            return []
+        return self.go_on_in(self.view.without(region))
+
+    def go_on_in(self, view: View) -> list[Reply]:
+        """Go on in a view that lacks regions; whoever waited for them alone is answered."""
+        self._unread.secure()
+        with self._changing():
+            state = self.state
+            self._enter(view)
+            self._note_finished()
+            replies = self._release_waiting()
+            if self._books.finals and (state.waiting or self._books.has_finals(state.members)):
+                return replies + self._finished()
+            if state.waiting and all(name in state.waiting for name in state.members):
+                # It was the last one missing: whichever is handed in again completes the round.
+                return replies + self._answer(state.waiting.pop(state.members[0]))
+            return replies
+
+    def _enter(self, view: View, giver: str = "") -> None:
+        parts = (self.wire, self.carry, self._books, self._marks)
+        follow(self.state, parts, view, giver)
+        self.view = view
+
+    def _at_border(self, replies: list[Reply]) -> list[Reply]:
+        """Answers after which all regions are equal: members may change with them."""
+        change, self._change = self._change, None
+        if change is None or any(reply.stop for reply in replies):
+            return replies
+        giver, view = change.giver(self.view), change.after(self.view)
+        self._enter(view, giver)
+        marked = change.marked(replies, view, giver)
+        self._books.answers |= {reply.to: reply for reply in marked}  # it may be asked for again
+        return marked
+
+    def request_stop(self) -> None:
+        """Tell every region, with its next answer, to finish.
+
+        Where codecs owe something that only the last word of a round pays, to do so with one round
+        more.
+        """
+        self._ending.stop()
+
+    def begin_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
+        """Copy the present state for a checkpoint, and mark the next answer to every region.
+
+        Args:
+            checkpoint: its id, larger than those before.
+            halt: the regions stand still once they have copied theirs.
+
+        Returns:
+            False if it cannot be: see `may_begin_checkpoint`, members change, or it has failed.
+        """
+        if not self.may_begin_checkpoint or self.failure is not None or self.is_changing:
+            return False
+        *tensors, control = self._live()
+        self.snapshots.append(AveragerSnapshot(checkpoint, self._unread.copy(*tensors), control))
+        self._marks.begin(checkpoint, halt=halt)
+        return True
+
+    def took_over(self, region: str) -> None:
+        """It goes on in ``region``, which stays, for one that may have answered more."""
+        self._change = self._change and self._change.but(region)
+        self._marks.took_over(self.state.members)
+        self._clock.restore(self.state.now_s)  # that of another host
+
+    def settle(self, region: str) -> None:
+        """A region holds no answers of an averager that is lost but those that are known here."""
+        self._marks.settle(region)
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """Copies of tensors, and plain values, for a checkpoint."""
+        changing, fixed, control = self._live()
+        return fixed | {name: value.clone() for name, value in changing.items()}, control
+
+    def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, object]]:
+        """Tensors that will change, tensors that will not, and plain values.
+
+        Open requests lie in their senders' buffers until they are answered.
+        """
+        state = self.state
+        wire_tensors, wire = self.wire.export()
+        carried, carried_rows = self.carry.export()
+        waiting, waiting_rows = save_messages(OPEN + "waiting", list(state.waiting.values()))
+        finals, answers, exchanges = self._books.live()
+        changing = state.memory | waiting | finals
+        fixed = {_WIRE + k: v for k, v in wire_tensors.items()} | carried | answers
+        control: dict[str, object] = {
+            "version": state.version,
+            "numbers": dict(state.numbers),
+            "members": list(state.members),
+            "last": {region: list(pair) for region, pair in self._books.last.items()},
+            "wire": wire,
+            "noise": self.noise.meter.export(),
+            "exchanges": {"waiting": waiting_rows} | exchanges,
+            "now_s": state.now_s,
+            "wake_s": state.wake_s,
+        }
+        control |= self._ending.export(self._books)
+        control |= {"carried_rows": carried_rows} if carried else {}
+        control |= {"view": self.view.export()} if self.view.epoch > 1 else {}
+        return changing, fixed, control
+
+    def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
+        """Become what `export` saved.
+
+        Raises:
+            ConfigDriftError: if it was saved with other codecs.
+            CheckpointCorruptError: if open requests or answers cannot be read.
+        """
+        last, wire = control["last"], control.get("wire", {})
+        numbers, exchanges = control.get("numbers", {}), control.get("exchanges", {})
+        books = (last, wire, numbers, exchanges)
+        if not all(isinstance(book, Mapping) for book in books):
+            raise InvariantError("checkpoint without the averager's books")
+        last, wire, numbers, exchanges = (dict(cast(Mapping[str, Any], book)) for book in books)
+        apart = {k: v for k, v in tensors.items() if k.startswith((_WIRE, OPEN, _CARRIED))}
+        on_wire = {k.removeprefix(_WIRE): v for k, v in apart.items() if k.startswith(_WIRE)}
+        self.wire.restore(on_wire, wire)
+        self.carry.restore(apart, control.get("carried_rows"))
+        state = self.state
+        state.memory.clear()
+        state.memory.update({k: v.clone() for k, v in tensors.items() if k not in apart})
+        self.view = self.view.restored(control.get("view"))
+        state.version = int(str(control["version"]))
+        restore_numbers(state, numbers, self.strategy.traits.exchange.interval)
+        state.waiting.clear()
+        waiting = load_messages(Update, apart, exchanges.get("waiting"))
+        state.waiting.update({update.region: update for update in waiting})
+        self.noise.meter.restore(control.get("noise"))
+        now_s, wake_s = control.get("now_s"), control.get("wake_s")
+        self._clock.restore(now_s)
+        state.wake_s = None if wake_s is None else float(str(wake_s))
+        self._books.restore(apart, last, exchanges, closing=self._ending.is_closed(control))
+        self._ending.restore(control, self._books)
+        self._note_finished()
+
+    # ------------------------------------------------------------------ inside
+
+    def _check_works(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def _changing(self, *, may_refuse: bool = False) -> Iterator[None]:
+        """The state may change in here: whatever is raised ends the averager, but refusals."""
+        self._check_works()
+        try:
+            yield
+        except Exception as error:
+            if may_refuse and isinstance(error, GeoRayError):
+                raise
+            log.exception("the averager failed")
+            self.failure = averager_failure(self.strategy, error)
+            raise self.failure from error
+
+    def _opened(self, update: Update) -> Update:
+        """The update as a vector that may be taken in."""
+        update = self.wire.decode(update, self.num_params)
+        what = f"update {update.seq} of region '{update.region}'"
+        check_payload(update.payload_P, self.state.fragments, what, update.fragment)
+        return update
+
+    def _repeat(self, update: Update) -> list[Reply]:
+        books = self._books
+        newest = books.newest(update.region) == (update.epoch, update.seq)
+        answer, final = books.answers.get(update.region), books.finals.get(update.region)
+        if newest and final is not None and not update.final:
+            with self._changing():
+                del books.finals[update.region]  # after a resume its region has more to do
+                self._note_finished()
+                return self._answer(replace(final, final=False))
+        return [answer] if answer is not None and newest else []
+
+    def _note_finished(self) -> None:
+        self.state.finished = frozenset(self._books.finals)
+
+    def _finished(self) -> list[Reply]:
+        """A final update is in, or who had none has left: the last exchange, if that was all.
+
+        Otherwise somebody may wait for who has finished.
+        """
+        self._note_finished()
+        if self._books.has_finals(self.state.members):
+            finals, self._books.finals = self._books.finals, {}
+            self._note_finished()
+            self._ending.passed()
+            goes_on = self._ending.goes_on
+            updates = [replace(finals[name], final=not goes_on) for name in self.state.members]
+            replies = [reply for update in updates for reply in self._answer(update)]
+            return replies if goes_on else self._at_border(replies)
+        on_finished = self.strategy.traits.averager.on_finished
+        if on_finished is None or not self.state.waiting:
+            return self._release_finals()
+        return self._publish(on_finished(self.state))
+
+    def _answer(self, update: Update) -> list[Reply]:
+        measured = self.noise.measured(self.strategy, self.state, update)
+        answers = self.strategy.on_update(self.state, update)
+        self.noise.take(self.state.version, measured, answers)
+        replies = self._publish(answers)
+        if update.final:  # the last words are all in, and answered together
+            return replies
+        if replies and self._change is not None and not self._is_gathering:  # a round is over
+            return self._at_border(replies)
+        if self.state.stopping or self._is_gathering:
+            replies += self._release_waiting()
+        if self._books.finals and self.state.waiting:  # they may wait for who has finished
+            replies += self._release_finals()
+        return replies
+
+    def _release_waiting(self) -> list[Reply]:
+        """Nobody waits for others any more, if the strategy lets some wait."""
+        on_release = self.strategy.traits.averager.on_release
+        return [] if on_release is None else self._publish(on_release(self.state))
+
+    @property
+    def _is_gathering(self) -> bool:
+        return self._change is not None and gathers(self.strategy.traits)
+
+    def _publish(self, answers: list[Reply]) -> list[Reply]:
+        replies = [self._marked(reply) for reply in self.carry.beside(self.wire.encode(answers))]
+        for reply in replies:
+            self._books.answers[reply.to] = reply
+        return replies
+
+    def _marked(self, reply: Reply) -> Reply:
+        view, gather = self.view.told, self._is_gathering and not reply.final
+        return self._marks.marked(replace(self._ending.marked(reply), gather=gather, view=view))
+
+    def _release_finals(self) -> list[Reply]:
+        """Take final updates as ordinary ones, so that they are answered.
+
+        In an open round, where others wait for whoever has finished: they would wait for each other
+        for ever. Not where the strategy knows who has finished.
+        """
+        if not self.state.waiting or self.strategy.traits.averager.on_finished is not None:
+            return []
+        finals, self._books.finals = list(self._books.finals.values()), {}
+        self._note_finished()
+        return [r for final in finals for r in self._answer(replace(final, final=False))]
+
+
+def open_requests(averager: Averager) -> dict[str, int] | None:
+    """The updates that an averager has taken in and not answered, by region.
+
+    None if it may still answer them by itself, because its strategy wants to be woken.
+    """
+    return averager.unanswered if averager.wakes_s is None else None
+
+
+def stalled_regions(
+    still: Mapping[str, int | None], unanswered: Mapping[str, int] | None
+) -> dict[str, int]:
+    """The requests that will never be answered, by region; empty while something can happen.
+
+    Args:
+        still: the request that a region stands still for, or None, of all that are not done
+            (`Server.stands_still_for`).
+        unanswered: what `open_requests` gave; None also if that is not known.
+    """
+    waits = {region: seq for region, seq in still.items() if seq is not None}
+    if unanswered is None or len(waits) < len(still):
+        return {}
+    return waits if all(unanswered.get(r) == seq for r, seq in waits.items()) else {}
+
+
+def stalled_error(waits: Mapping[str, int]) -> StalledError:
+    """The error that ends a run whose regions wait for these requests."""
+    who = ", ".join(f"'{region}' (update {seq})" for region, seq in sorted(waits.items()))
+    return StalledError(
+        "no region makes progress: each waits for the averager's answer, and the averager for "
+        f"another update of one of them: {who}"
+    )

@@ -1,1 +1,0 @@
-"""The averager as a state machine, its log, its standby and how that takes over."""

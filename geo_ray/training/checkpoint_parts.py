@@ -1,0 +1,325 @@
+"""Parts of checkpoints: how averager, shards and messages are saved and found again.
+
+A checkpoint is a consistent snapshot that blocks nobody: the averager copies its state when it
+begins and marks the next answer to every region, which copies its own state before it merges a
+marked answer. Messages are saved as plain values and tensors named ``PREFIX/payload``, or
+``PREFIX/data`` (with ``ids`` and ``blocks``) where coded; model buffers as ``PREFIX/carried``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import CheckpointCorruptError, GeoRayError, RunDirectoryError
+from geo_ray.base.threads import given_way
+from geo_ray.base.user_code import error_summary
+from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport
+from geo_ray.storage.folders import SpoolFolder
+from geo_ray.storage.manifest import AVERAGER_PART, PartInfo, shard_part_name
+from geo_ray.storage.parts import InPieces, write_part
+from geo_ray.storage.places import PartPlaces
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.effects import HANDED, Snapshot
+from geo_ray.training.lazy_copy import LazyCopy
+from geo_ray.training.shard import Shard
+
+M = TypeVar("M", Update, Reply)
+
+# Fields that are no plain values, and those that no checkpoint has: none is made while members
+# change, and all who take part at a resume begin it together.
+_APART: Final = ("payload_P", "coded", "lossy", "carried_E", "gather", "border", "view")
+
+
+def save_messages(
+    prefix: str, messages: Sequence[Update | Reply]
+) -> tuple[dict[str, Tensor], list[dict[str, object]]]:
+    """Messages as tensors by name and plain values, in their order.
+
+    A payload that several messages share, as the answers of a round do, is saved once. Tensors are
+    not copied.
+
+    Args:
+        prefix: of the tensors' names.
+        messages: all of one kind.
+    """
+    tensors: dict[str, Tensor] = {}
+    rows: list[dict[str, object]] = []
+    places: dict[int, str] = {}
+    for number, message in enumerate(messages):
+        body = message.payload_P if message.coded is None else message.coded
+        place = places.setdefault(id(body), f"{prefix}/{number}")
+        row = {f.name: getattr(message, f.name) for f in fields(message) if f.name not in _APART}
+        row["place"] = place
+        if message.carried_E.numel():  # the same in all answers that share a payload
+            row["carried"] = places.setdefault(id(message.carried_E), f"{prefix}/{number}")
+            tensors[f"{row['carried']}/carried"] = message.carried_E
+        if message.payload_P.is_meta:  # of what was merged already only the header is kept
+            row["merged"] = message.payload_P.numel()
+        elif message.coded is None:
+            tensors[f"{place}/payload"] = message.payload_P
+        else:
+            row["coded"] = _save_coded(message.coded, place, tensors)
+        if isinstance(message, Reply) and message.lossy is not None:
+            report = message.lossy
+            row["lossy"] = [report.now.hex(), report.late_seq, report.late.hex()]
+        rows.append(row)
+    return tensors, rows
+
+
+def load_messages(kind: type[M], tensors: Mapping[str, Tensor], rows: object) -> list[M]:
+    """The messages of `save_messages`; those that shared a payload share it again.
+
+    Args:
+        kind: of the messages.
+        tensors: by name; not copied.
+        rows: the plain values; None for a checkpoint that had none.
+
+    Raises:
+        CheckpointCorruptError: if they do not fit together.
+    """
+    try:
+        return [_load(kind, tensors, dict(row)) for row in rows or []]  # type: ignore[attr-defined]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointCorruptError(
+            f"a saved {kind.__name__.lower()} cannot be read: {error!r}"
+        ) from error
+
+
+def save_coded(coded: Coded, place: str) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """A coded vector as tensors, whose names begin with ``place``, and plain values."""
+    tensors: dict[str, Tensor] = {}
+    return tensors, _save_coded(coded, place, tensors)
+
+
+def load_coded(tensors: Mapping[str, Tensor], row: Mapping[str, Any], place: str) -> Coded:
+    """The vector of `save_coded`.
+
+    Raises:
+        KeyError: a tensor or a value is missing.
+    """
+    lossy = None
+    if row.get("bands") is not None:
+        ids_L, blocks_LK = tensors[f"{place}/ids"], tensors[f"{place}/blocks"]
+        lossy = LossyBlocks(ids_L, blocks_LK, int(row["bands"]))
+    return Coded(str(row["kind"]), int(row["num"]), tensors[f"{place}/data"], lossy)
+
+
+def _save_coded(coded: Coded, place: str, tensors: dict[str, Tensor]) -> dict[str, object]:
+    tensors[f"{place}/data"] = coded.data_B
+    if coded.lossy is not None:
+        tensors[f"{place}/ids"] = coded.lossy.ids_L
+        tensors[f"{place}/blocks"] = coded.lossy.blocks_LK
+    bands = None if coded.lossy is None else coded.lossy.bands
+    return {"kind": coded.kind, "num": coded.num, "bands": bands}
+
+
+def _load(kind: type[M], tensors: Mapping[str, Tensor], row: dict[str, Any]) -> M:
+    place, coded, lossy = str(row.pop("place")), row.pop("coded", None), row.pop("lossy", None)
+    merged, carried = row.pop("merged", None), row.pop("carried", None)
+    known = {f.name for f in fields(kind)}
+    if unknown := sorted(row.keys() - known):
+        raise KeyError(f"unknown values {unknown}")
+    if merged is not None:
+        row["payload_P"] = torch.empty(int(merged), device="meta")
+    elif coded is None:
+        row["payload_P"] = tensors[f"{place}/payload"]
+    else:
+        row |= {"payload_P": torch.empty(0), "coded": load_coded(tensors, coded, place)}
+    if carried is not None:
+        row["carried_E"] = tensors[f"{carried}/carried"]
+    if lossy is not None:
+        now, late_seq, late = lossy
+        row["lossy"] = LossyReport(bytes.fromhex(now), late_seq, bytes.fromhex(late))
+    return kind(**row)
+
+
+@dataclass(frozen=True, slots=True)
+class AveragerSnapshot:
+    """The averager's part of a checkpoint, as it was when that began."""
+
+    id: int
+    copies: dict[str, LazyCopy]
+    control: dict[str, object]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The copies as tensors, for who does not write them."""
+        return {name: copy.whole() for name, copy in self.copies.items()}
+
+
+@dataclass(slots=True)
+class _CutMark:
+    """The newest checkpoint, and which regions had an answer that is marked with it."""
+
+    id: int
+    halt: bool
+    told: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class SnapshotMarks:
+    """Marks answers with the newest checkpoint.
+
+    After a takeover none may begin until all regions are settled: one may hold answers of an
+    averager that is lost, of which this one does not know yet.
+    """
+
+    _mark: _CutMark | None = None
+    _unsettled: set[str] = field(default_factory=set)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether every region is settled."""
+        return not self._unsettled
+
+    def begin(self, checkpoint: int, *, halt: bool) -> None:
+        """Mark the next answer to every region with ``checkpoint``."""
+        self._mark = _CutMark(checkpoint, halt)
+
+    def marked(self, reply: Reply) -> Reply:
+        """The answer, with the newest checkpoint if its region has not been told of it."""
+        mark = self._mark
+        if mark is None or reply.to in mark.told:
+            return reply
+        mark.told.add(reply.to)
+        return replace(reply, checkpoint=mark.id, halt=mark.halt)
+
+    def export(self) -> list[object] | None:
+        """The newest checkpoint, and who was told of it, as plain values."""
+        mark = self._mark
+        return None if mark is None else [mark.id, mark.halt, sorted(mark.told)]
+
+    def restore(self, mark: Sequence[Any] | None) -> None:
+        """Become what `export` gave, with everybody settled."""
+        self._unsettled = set()
+        self._mark = None if mark is None else _CutMark(int(mark[0]), bool(mark[1]), set(mark[2]))
+
+    def join(self, region: str, giver: str) -> None:
+        """A newcomer is told of no checkpoint that began before."""
+        if self._mark is not None:
+            self._mark.told.add(region)
+
+    def took_over(self, members: Iterable[str]) -> None:
+        """The averager goes on for one that is lost: nobody is settled, and its mark is gone."""
+        self._mark = None
+        self._unsettled = set(members)
+
+    def leave(self, region: str) -> None:
+        """Nobody waits for a region that is gone to be settled."""
+        self.settle(region)
+
+    def settle(self, region: str) -> None:
+        """A region holds only answers that are known here, or has left."""
+        self._unsettled.discard(region)
+
+
+_WIRE = "wire/"  # tensors of the exchange, in the primary shard's part
+
+
+def wire_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the exchange among those of a primary shard's part."""
+    found = {k: v for k, v in tensors.items() if k.startswith(_WIRE)}
+    return {name.removeprefix(_WIRE): value for name, value in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShard:
+    """A shard in the process that holds it.
+
+    Attributes:
+        shard: the shard.
+        region: its region.
+        index: its number in the region; 0 is the primary one.
+        places: where parts of checkpoints go.
+        handed: where the newest part of a copy for a newcomer is, until that has it.
+    """
+
+    shard: Shard
+    region: str
+    index: int
+    places: PartPlaces
+    handed: SpoolFolder = field(default_factory=SpoolFolder)
+
+    def write_part(self, checkpoint: int) -> PartInfo:
+        """Write the copy that the shard took for ``checkpoint``.
+
+        Raises:
+            RunDirectoryError, StoreError: if it cannot be written.
+        """
+        return self._write(checkpoint, None)
+
+    def write_primary_part(self, snapshot: Snapshot) -> PartInfo:
+        """The same with the region's control state, which is in the primary shard's part."""
+        return self._write(snapshot.id, snapshot)
+
+    def _write(self, checkpoint: int, snapshot: Snapshot | None) -> PartInfo:
+        copies, counters = self.shard.release_snapshot(checkpoint)
+        meta: dict[str, Any] = {"counters": dict(counters)}
+        tensors: dict[str, Tensor | InPieces] = {**copies}
+        if snapshot is not None:
+            on_wire: dict[str, Tensor | InPieces] = {**snapshot.tensors, **snapshot.lent}
+            tensors |= {_WIRE + name: value for name, value in on_wire.items()}
+            meta["control"] = dict(snapshot.control)
+        name = shard_part_name(self.region, self.index)
+        if checkpoint < HANDED:
+            folder = self.places.folder(checkpoint)
+            if not self.places.far:
+                return write_part(folder, name, tensors, meta)
+            keep([*copies.values(), *([] if snapshot is None else snapshot.lent.values())])
+            return given_way(partial(write_part, folder, name, tensors, meta))
+        self.handed.clear()
+        return write_part(self.handed, name, tensors, meta)
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A region's state at a border, which newcomers begin with.
+
+    Attributes:
+        giver: the region.
+        parts: their fingerprints, in the order of its shards.
+        rows: the newcomer's own books of rows, if it was there before.
+    """
+
+    giver: str
+    parts: tuple[PartInfo, ...]
+    rows: Mapping[str, object] | None = None
+
+
+def typed(error: Exception) -> GeoRayError:
+    """Why a part could not be written, as an error of geo_ray's tree."""
+    if isinstance(error, GeoRayError):
+        return error
+    return RunDirectoryError(f"a part of a checkpoint was not written: {error_summary(error)}")
+
+
+def keep(copies: Iterable[object]) -> None:
+    """Copy what changes at once, in the order in which it will, for who sends it elsewhere.
+
+    That takes so much longer than a step that next to nothing would be sent before it changes: the
+    step would have to copy it all, while everybody waits. Here it is copied beside the gradients,
+    and who sends it then holds nothing that a step wants, so it may give way to all that compute.
+    """
+    for copy in [each for each in copies if isinstance(each, LazyCopy)][::-1]:
+        copy.secure()
+
+
+def write_hub_part(places: PartPlaces, snapshot: AveragerSnapshot) -> PartInfo:
+    """Write the averager's state.
+
+    Raises:
+        RunDirectoryError, StoreError: if it cannot be written.
+    """
+    control: dict[str, Any] = {"control": snapshot.control}
+    folder = places.folder(snapshot.id)
+    write = partial(write_part, folder, AVERAGER_PART, snapshot.copies, control)
+    if not places.far:
+        return write()
+    keep(snapshot.copies.values())
+    return given_way(write)

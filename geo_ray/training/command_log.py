@@ -1,0 +1,324 @@
+"""The averager's inputs as a command log, and copies of its state to start from.
+
+An `Averager` is deterministic: two that apply the same entries in the same order hold the same
+state to the bit, so a follower is kept by sending it the log. A state snapshot (`AveragerTwin`)
+lets a follower start in the middle of a run; `resume_averager` restores a checkpoint, where
+regions that are gone count as having left, and their waiting peers are answered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import CheckpointCorruptError, GeoRayError
+from geo_ray.codecs.feedback import open_coded
+from geo_ray.strategies.state import Border, Reply, Update
+from geo_ray.training.averager import Averager, set_pace
+from geo_ray.training.membership import MemberChange, View
+
+
+@dataclass(frozen=True, slots=True)
+class TakeIn:
+    """Take in one update."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSum:
+    """Take in the sum of several updates, whose headers are ``parts``."""
+
+    parts: tuple[Update, ...]
+    total_P: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Answer an update without taking it in."""
+
+    region: str
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Tell all regions to finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCheckpoint:
+    """Begin a checkpoint."""
+
+    id: int
+    halt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Go on without a region."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMembers:
+    """Let members change at the next border."""
+
+    change: MemberChange
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A region that has joined is there."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePace:
+    """Ask regions to exchange after so many steps from now on."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The time that the strategy asked for has come, unless that is over meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appoint:
+    """Whoever is sent the log stands by from here on; nothing else changes."""
+
+
+Op = (
+    TakeIn
+    | TakeSum
+    | Skip
+    | Stop
+    | BeginCheckpoint
+    | Leave
+    | ChangeMembers
+    | Begun
+    | ChangePace
+    | Wake
+    | Appoint
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One line of the log.
+
+    Attributes:
+        number: counts from 1.
+        op: what to do.
+        now_s: the averager's time at which it is done.
+    """
+
+    number: int
+    op: Op
+    now_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogOutcome:
+    """What carrying out an entry gave.
+
+    Attributes:
+        replies: answers to open requests.
+        done: whether it was possible: some parts of a sum may be in already, and a checkpoint must
+            wait after a takeover.
+        error: why it was refused, and the averager's state is unchanged; or why the averager has
+            failed (`Averager.failure`).
+    """
+
+    replies: list[Reply]
+    done: bool = True
+    error: GeoRayError | None = None
+
+
+def carry_out_entry(averager: Averager, entry: LogEntry) -> LogOutcome:
+    """Do what a line of the log says, at its time."""
+    averager.state.now_s = entry.now_s
+    return carry_out(averager, entry.op)
+
+
+def carry_out(averager: Averager, op: Op) -> LogOutcome:
+    """Do what an entry says; an error is an outcome like others, the same for everybody."""
+    try:
+        match op:
+            case TakeIn(update):
+                return LogOutcome(averager.on_update(update))
+            case TakeSum(parts, total_P):
+                replies = averager.on_sum(parts, total_P)
+                return LogOutcome(replies or [], replies is not None)
+            case Skip(region, epoch, seq):
+                return LogOutcome(averager.on_skip(region, epoch, seq))
+            case BeginCheckpoint(number, halt):
+                return LogOutcome([], averager.begin_checkpoint(number, halt=halt))
+            case Leave(region):
+                return LogOutcome(averager.leave(region))
+            case ChangeMembers(change):
+                return LogOutcome(averager.change(change))
+            case Begun(region):
+                averager.begun(region)
+                return LogOutcome([])
+            case ChangePace(steps):
+                interval = averager.strategy.traits.exchange.interval
+                set_pace(averager.state, steps, interval)
+                return LogOutcome([])
+            case Wake():
+                return LogOutcome(averager.on_wake() if _is_due(averager) else [])
+            case Stop():
+                averager.request_stop()
+                return LogOutcome([])
+            case Appoint():
+                return LogOutcome([])
+    except GeoRayError as error:
+        return LogOutcome([], done=False, error=error)
+
+
+def _is_due(averager: Averager) -> bool:
+    wake_s = averager.state.wake_s
+    return wake_s is not None and wake_s <= averager.state.now_s
+
+
+def distance(averager: Averager, op: Op) -> float:
+    """How far an entry moves what the averager stands for, at most: a Euclidean norm.
+
+    For strategies that send changes that is the sum of all changes that were taken in. For those
+    that send models it is the newest models. It is infinite where no part may be missing: rounds,
+    which commit in every region or in none, and final updates.
+    """
+    match op:
+        case TakeSum(_, total_P):
+            return _norm(total_P)
+        case TakeIn(update):
+            if update.final or averager.strategy.traits.in_rounds:
+                return math.inf
+            return _update_distance(averager, update)
+        case _:
+            return 0.0
+
+
+def _update_distance(averager: Averager, update: Update) -> float:
+    vector_P = update.payload_P
+    if averager.strategy.traits.sends == "model":
+        before_P = averager.state.memory.get(f"model/{update.region}")
+        if before_P is None or update.coded is not None or vector_P.shape != before_P.shape:
+            return math.inf
+        return _norm(vector_P - before_P)
+    if update.coded is not None:
+        try:
+            vector_P = open_coded(averager.wire.plan.up, update.coded, averager.num_params)
+        except GeoRayError:
+            return math.inf  # it will be refused
+    return _norm(vector_P)
+
+
+def _norm(vector_P: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(vector_P))
+    return norm if math.isfinite(norm) else math.inf
+
+
+_ASKS = ("stop", "checkpoint", "halt", "closing", "gather", "view")  # of an answer's receiver
+
+
+@dataclass(frozen=True, slots=True)
+class AveragerTwin:
+    """A copy of an averager's state: tensors by name, and plain values."""
+
+    tensors: dict[str, Tensor]
+    control: dict[str, object]
+
+
+def twin_of(averager: Averager) -> AveragerTwin:
+    """Copy all of an averager's state; it works, and goes on meanwhile as it likes."""
+    tensors, control = averager.export()
+    books, change, view = averager._books, averager._change, averager.view
+    control["exact"] = {
+        "view": {name: _plain(value) for name, value in asdict(view).items()},
+        "change": None if change is None else {k: _plain(v) for k, v in asdict(change).items()},
+        "asks": {region: _asked(reply) for region, reply in books.answers.items()},
+        "marks": averager._marks.export(),
+        "ending": averager._ending.export_exact(),
+    }
+    return AveragerTwin({name: value.clone() for name, value in tensors.items()}, control)
+
+
+def become_twin(averager: Averager, twin: AveragerTwin) -> None:
+    """Let an averager that has done nothing yet become what `twin_of` copied.
+
+    Raises:
+        CheckpointCorruptError: it makes no sense.
+        ConfigDriftError: it is that of a run with other codecs.
+    """
+    averager.restore(twin.tensors, twin.control)
+    try:
+        exact = cast(Mapping[str, Any], twin.control["exact"])
+        averager.view = View(**{name: _tuples(value) for name, value in exact["view"].items()})
+        averager.state.members = averager.view.members
+        change = exact["change"]
+        if change is not None:
+            change = MemberChange(**{name: _tuples(value) for name, value in change.items()})
+        averager._change = change
+        answers = averager._books.answers
+        for region, asks in exact["asks"].items():
+            border = None if asks["border"] is None else Border(**asks["border"])
+            told = {name: asks[name] for name in _ASKS}
+            answers[region] = replace(answers[region], border=border, **told)
+        averager._marks.restore(exact["marks"])
+        averager._ending.restore_exact(exact["ending"])
+        averager.state.now_s = float(str(twin.control["now_s"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointCorruptError(f"a copy of the averager cannot be read: {error!r}") from error
+
+
+def _asked(reply: Reply) -> dict[str, object]:
+    border = None if reply.border is None else asdict(reply.border)
+    return {name: getattr(reply, name) for name in _ASKS} | {"border": border}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _tuples(value: object) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+def resume_averager(
+    averager: Averager, tensors: Mapping[str, Tensor], control: Mapping[str, object]
+) -> None:
+    """Let an averager that has done nothing yet go on from a checkpoint.
+
+    Args:
+        averager: over the regions that are there now.
+        tensors: of its part.
+        control: plain values of its part.
+
+    Raises:
+        ConfigDriftError: it was saved with other codecs.
+        CheckpointCorruptError: it cannot be read.
+        GeoRayError: the strategy cannot go on without who is not there.
+    """
+    there, saved = averager.state.members, control.get("members")
+    before = {str(name) for name in saved} if isinstance(saved, list) else set(there)
+    gone = sorted(before.difference(there))
+    if gone:
+        averager.state.members = tuple(sorted({*there, *before}))
+        averager.view = View(averager.state.members)
+    averager.restore(tensors, control)
+    if gone:
+        averager.state.now_s = float(str(control.get("now_s", averager.state.now_s)))
+        averager.go_on_in(averager.view.changed((), gone))

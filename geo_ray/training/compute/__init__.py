@@ -1,1 +1,0 @@
-"""The worker's arithmetic: gradients, local steps, optimizers, noise."""

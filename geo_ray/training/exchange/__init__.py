@@ -1,1 +1,0 @@
-"""The two ends of an exchange: payloads are coded here and decoded there."""

@@ -1,0 +1,320 @@
+"""Membership of a run: views, the averager's location, and changes at a reconfiguration point.
+
+Rule: members change only where all regions hold the same model. Round-based strategies that
+block reach such a point at the end of every round; others are drained: the averager marks
+answers (`Reply.gather`), each region sends a final update and waits, and the answers given
+together (`Reply.border`) are the point. A joining region starts from a donor region's state
+there. No checkpoint begins while a change is pending. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from geo_ray.base.errors import CheckpointCorruptError, InvariantError, RegionLostError
+from geo_ray.strategies.state import AveragerState, Border, Reply
+from geo_ray.strategies.traits import Traits
+from geo_ray.training.assignment import Ledger
+from geo_ray.training.model_buffers import CARRIED
+from geo_ray.training.payload_encoding import REFERENCE
+
+
+class AveragerHome(NamedTuple):
+    """The region whose bridge hosts the averager, and how often the averager has moved.
+
+    There is one home at the start of a run, and one more with every takeover. Whoever knows a home
+    of a higher epoch follows no lower one.
+
+    Attributes:
+        region: its name.
+        epoch: 1 for the home that the configuration names; grows by 1 with every takeover.
+    """
+
+    region: str
+    epoch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The regions of a run at one time; the averager owns it.
+
+    Attributes:
+        members: the regions that take part, sorted.
+        joining: those of them that are not there yet.
+        lost: those that took part until they were lost, in that order.
+        left: those that took part until they were asked to leave, in that order.
+        epoch: 1 at the start of a run; grows by 1 with every change.
+        giver: whose copies those begin as that are joining.
+        since: the epochs from which on those take part that joined in this run, by region.
+    """
+
+    members: tuple[str, ...]
+    joining: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    epoch: int = 1
+    giver: str = ""
+    since: tuple[tuple[str, int], ...] = ()
+
+    def check(self, region: str, said_in: int = 0) -> None:
+        """Refuse what a region says that does not take part.
+
+        Args:
+            region: who says it.
+            said_in: epoch of the view that it knew then; 0 if it did not say.
+
+        Raises:
+            RegionLostError: it does no more: the others went on without it. Or it does again, and
+                said this before they had.
+            InvariantError: it never did.
+        """
+        if region in self.members:
+            since = dict(self.since).get(region, 1)
+            if 0 < said_in < since:
+                raise RegionLostError(
+                    f"region '{region}' said this in view {said_in}: the others went on without "
+                    f"it, and it takes part again since view {since}"
+                )
+            return
+        if region in (*self.lost, *self.left):
+            raise RegionLostError(
+                f"region '{region}' takes part no more: the others went on without it (view "
+                f"{self.epoch})"
+            )
+        raise InvariantError(f"'{region}' is no member of this run")
+
+    @property
+    def told(self) -> int:
+        """The epoch as messages have it, which leave the first one out."""
+        return self.epoch if self.epoch > 1 else 0
+
+    def without(self, region: str) -> View:
+        """The next view: ``region`` is lost; the same one if it was before, or had left.
+
+        Raises:
+            InvariantError: it never took part.
+        """
+        if region in (*self.lost, *self.left):
+            return self
+        self.check(region)
+        gone = self._of(name for name in self.members if name != region)
+        return replace(gone, lost=(*self.lost, region), epoch=self.epoch + 1)
+
+    def changed(self, joins: Sequence[str], leaves: Sequence[str], giver: str = "") -> View:
+        """The next view: some join, who may have taken part before, and some leave.
+
+        Args:
+            joins: who were no members.
+            leaves: who are members.
+            giver: whose copies newcomers begin as.
+
+        Raises:
+            InvariantError: who joins is a member, who leaves is none, or nobody stays.
+        """
+        stay = [name for name in self.members if name not in leaves]
+        if set(joins) & set(self.members) or set(leaves) - set(self.members) or not stay:
+            raise InvariantError(
+                f"{', '.join(self.members)} are members: {', '.join(joins) or 'nobody'} cannot "
+                f"join and {', '.join(leaves) or 'nobody'} leave"
+            )
+        then = self._of([*stay, *joins])
+        return replace(
+            then,
+            joining=tuple(sorted({*then.joining, *joins})),
+            lost=tuple(name for name in self.lost if name not in joins),
+            left=(*[name for name in self.left if name not in joins], *leaves),
+            epoch=self.epoch + 1,
+            giver=giver,
+            since=(*then.since, *((name, self.epoch + 1) for name in sorted(joins))),
+        )
+
+    def begun(self, region: str) -> View:
+        """The same view, in which ``region`` is there."""
+        if region not in self.joining:
+            return self
+        return replace(self, joining=tuple(name for name in self.joining if name != region))
+
+    def export(self) -> dict[str, object]:
+        """Plain values for a checkpoint, in which nobody is joining."""
+        return {"epoch": self.epoch, "lost": list(self.lost), "left": list(self.left)}
+
+    def restored(self, saved: object) -> View:
+        """This view, of a resumed run, after all changes of the run before.
+
+        Args:
+            saved: what `export` gave; None for a run in which nothing had changed.
+
+        Raises:
+            CheckpointCorruptError: it makes no sense.
+        """
+        if saved is None:
+            return self
+        if not isinstance(saved, Mapping):
+            raise CheckpointCorruptError(f"the averager's view is {saved!r:.100}")
+        epoch, lost, left = saved.get("epoch"), saved.get("lost"), saved.get("left", [])
+        if type(epoch) is not int or not isinstance(lost, list) or not isinstance(left, list):
+            raise CheckpointCorruptError(f"the averager's view is {saved!r:.100}")
+        gone = [tuple(str(n) for n in names if n not in self.members) for names in (lost, left)]
+        return replace(self, lost=gone[0], left=gone[1], epoch=epoch)
+
+    def _of(self, names: Iterable[str]) -> View:
+        members = tuple(sorted(names))
+        joining = tuple(name for name in self.joining if name in members)
+        since = tuple(pair for pair in self.since if pair[0] in members and pair[0] in self.members)
+        return replace(self, members=members, joining=joining, since=since)
+
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChange:
+    """What is to be different at the next border.
+
+    Attributes:
+        joins: regions that begin there.
+        leaves: regions that end there.
+        donor: whose state newcomers begin with; another one if it is not there.
+    """
+
+    joins: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
+    donor: str = ""
+
+    def but(self, region: str) -> MemberChange:
+        """The change without a region that is lost.
+
+        If nothing is left of it the border comes all the same: regions are on their way there.
+        """
+        joins = tuple(name for name in self.joins if name != region)
+        leaves = tuple(name for name in self.leaves if name != region)
+        return replace(self, joins=joins, leaves=leaves)
+
+    def after(self, view: View) -> View:
+        """The view that begins.
+
+        Raises:
+            InvariantError: there is none such.
+        """
+        if not (self.joins or self.leaves):
+            return view
+        giver = self.giver(view) if self.joins else ""
+        return view.changed(self.joins, self.leaves, giver)
+
+    def giver(self, view: View) -> str:
+        """Whose state newcomers begin with."""
+        stay = [name for name in view.members if name not in (*self.leaves, *view.joining)]
+        return self.donor if self.donor in stay or not stay else stay[0]
+
+    def marked(self, replies: Sequence[Reply], view: View, giver: str) -> list[Reply]:
+        """The answers at the border, which begins ``view``."""
+        donor = giver if self.joins else None
+        return [
+            replace(
+                r, border=Border(view.epoch, r.to == donor, r.to in self.leaves), view=view.epoch
+            )
+            for r in replies
+        ]
+
+
+def gathers(traits: Traits) -> bool:
+    """Whether a border needs last words."""
+    return not traits.in_rounds or traits.exchange.meets_by_last_words
+
+
+def giver_of(steps: Mapping[str, int], home: str) -> str:
+    """Whose copy newcomers had best begin as: of those with most left to do, the averager's region.
+
+    Args:
+        steps: of the members so far, where they do not all take the same.
+        home: where the averager lives.
+    """
+    return min(steps, key=lambda name: (steps[name], name != home, name))
+
+
+class KeepsRegions(Protocol):
+    """What keeps something of every region."""
+
+    def join(self, region: str, giver: str) -> None:
+        """``region`` begins as a copy of ``giver``."""
+
+    def leave(self, region: str) -> None:
+        """Nothing more is kept of ``region``."""
+
+
+def follow(state: AveragerState, parts: Sequence[KeepsRegions], view: View, giver: str) -> None:
+    """Let the strategy's averager, and what else keeps something of regions, enter a view.
+
+    Args:
+        state: of the strategy, in the view before.
+        parts: what else.
+        view: the next one.
+        giver: as whose copies newcomers begin.
+    """
+    before, state.members = state.members, view.members
+    for region in [name for name in view.members if name not in before]:
+        _copy(state.memory, giver, region, Tensor.clone)
+        _copy(state.numbers, giver, region, float)
+        for part in parts:
+            part.join(region, giver)
+    for region in [name for name in before if name not in view.members]:
+        state.waiting.pop(region, None)
+        _drop(state.memory, region)
+        _drop(state.numbers, region)
+        for part in parts:
+            part.leave(region)
+
+
+def _drop(books: dict[str, V], region: str) -> None:
+    for name in [name for name in books if name.endswith(f"/{region}")]:
+        del books[name]
+
+
+def _copy(books: dict[str, V], giver: str, newcomer: str, copied: Callable[[V], V]) -> None:
+    for name in [name for name in books if name.endswith(f"/{giver}")]:
+        books[name.removesuffix(giver) + newcomer] = copied(books[name])
+
+
+ShardState = tuple[dict[str, Tensor], dict[str, float]]
+"""Tensors and numbers of one shard, as `Shard.export` gives them."""
+
+
+def region_state(
+    control: Mapping[str, object], tensors: Mapping[str, Tensor], rows: Mapping[str, object] | None
+) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """What a newcomer's `Server.restore` is given.
+
+    Args:
+        control: of the region whose copy it is, from its `HandOver`, as for the next.
+        tensors: its wire's, and what its model carries.
+        rows: the newcomer's own books, if it was there before, as its ledger's `export` gave them.
+    """
+    ledger = Ledger() if rows is None else Ledger.restore(dict(rows))
+    for worker in list(ledger.in_flight):
+        ledger.take_back(worker)
+    own: dict[str, object] = {"ledger": ledger.export(), "noise": None, "times_s": None}
+    kept = {k: v for k, v in tensors.items() if k == REFERENCE or k.startswith(CARRIED)}
+    return {**control, **own}, kept
+
+
+def rows_of(control: Mapping[str, object]) -> dict[str, object]:
+    """The books of rows of a region by its part of a checkpoint, as `region_state` is given them.
+
+    Raises:
+        CheckpointCorruptError: there are none.
+    """
+    ledger = control.get("ledger")
+    if not isinstance(ledger, Mapping):
+        raise CheckpointCorruptError("a region's part has no books of rows")
+    return dict(ledger)
+
+
+def shard_state(state: ShardState, traits: Traits) -> ShardState:
+    """What one of its shards is given, of the other region's shard of the same slice."""
+    tensors, numbers = state
+    unsent = {f"memory/{name}" for name in traits.region.unsent}
+    return {k: v for k, v in tensors.items() if k not in unsent}, dict(numbers)

@@ -1,1 +1,0 @@
-"""Who takes part in a run, and how few regions may be left of it."""

@@ -1,0 +1,265 @@
+"""Exchange of model buffers, such as running statistics: within a region and at the averager.
+
+They form one vector next to the primary shard and travel with an update outside of codec and
+strategy. The averager keeps the newest values of every region and answers with their mean by
+rows.
+
+Shape legend: B = bytes of the whole vector; E = of what regions exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import CheckpointCorruptError, InvariantError, NonFiniteError
+from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.parameters import CarryLayout
+from geo_ray.training.shard import Contribution
+
+CARRIED: Final = "carry/"
+"""Of carried values among a region's tensors."""
+
+
+@dataclass(slots=True)
+class RegionCarry:
+    """What a region's model carries beside its parameters: its workers' values become the region's.
+
+    It is one vector, beside the primary shard, whatever the number of shards. It goes with an
+    update as it is, outside of codec and strategy; the averager answers with the mean over the
+    regions.
+
+    Shape legend: B = bytes of the whole vector; E = of what regions exchange.
+
+    Attributes:
+        layout: of the vector.
+        present_B: the region's values, uint8 (B,).
+        agreed_B: those after the last exchange, which all regions know.
+        num_workers: of the region.
+        alone: there are no other regions: what this one has is agreed.
+        precise_B: the same with statistics of the final parameters, if they were made.
+    """
+
+    layout: CarryLayout
+    present_B: Tensor
+    num_workers: int = 1
+    alone: bool = False
+    agreed_B: Tensor = field(init=False)
+    precise_B: Tensor | None = None
+    _sent_E: Tensor | None = None
+    _pushed: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.present_B = self.present_B.clone()
+        self.agreed_B = self.present_B.clone()
+
+    def put(self, worker: int, left_B: Tensor) -> None:
+        """Hold what a worker's step left, uint8 (B,), until the region's step that uses it.
+
+        Raises:
+            InvariantError: if it has another size.
+        """
+        if left_B.shape != self.present_B.shape:
+            raise InvariantError(
+                f"worker {worker} pushed {left_B.numel()} carried bytes, not "
+                f"{self.present_B.numel()}"
+            )
+        self._pushed[worker] = left_B
+
+    def keep(self, share: int) -> None:
+        """Copy what was pushed for a share; its place is needed before the step uses it."""
+        if share in self._pushed:
+            self._pushed[share] = self._pushed[share].clone()
+
+    def apply(self, contributions: Sequence[Contribution], *, together: bool) -> None:
+        """Take in one step.
+
+        Args:
+            contributions: who takes part, with how many rows; refused ones have none.
+            together: the step is of all workers. If not, each counts as it would in a mean of all:
+                then values stay between those that were there, however many come one by one.
+        """
+        used = [c for c in contributions if c.num_samples > 0 and c.worker in self._pushed]
+        vectors = [self._pushed[c.worker] for c in used]
+        weights = [float(c.num_samples) for c in used]
+        if vectors and not together and self.num_workers > 1:
+            others = sum(weights) * (self.num_workers - len(used)) / len(used)
+            vectors, weights = [*vectors, self.present_B], [*weights, others]
+        if vectors:
+            self.present_B = self.layout.combine(vectors, weights)
+        for contribution in contributions:
+            self._pushed.pop(contribution.worker, None)
+        if self.alone:
+            self.agreed_B = self.present_B
+
+    def note_precise(self, found: bytes | memoryview) -> None:
+        """Hold what the final evaluation was made with.
+
+        Raises:
+            InvariantError: if it has another size.
+        """
+        if len(found) != self.present_B.numel():
+            raise InvariantError(f"{len(found)} carried bytes came, not {self.present_B.numel()}")
+        self.precise_B = torch.frombuffer(bytearray(found), dtype=torch.uint8)
+
+    @property
+    def final_B(self) -> Tensor:
+        """Those of the final model: with statistics made anew, if they were."""
+        return self.present_B if self.precise_B is None else self.precise_B
+
+    def outgoing(self) -> Tensor:
+        """What goes with an update, uint8 (E,)."""
+        self._sent_E = self.present_B[: self.layout.exchanged_bytes].clone()
+        return self._sent_E
+
+    def filled(self, update: Update) -> Update:
+        """A saved request; one from before the task declared anything gets the present values."""
+        if update.carried_E.numel():
+            return update
+        return replace(update, carried_E=self.outgoing())
+
+    def merge(self, reply: Reply) -> None:
+        """Take in the mean that came with an answer.
+
+        Raises:
+            InvariantError: if it has another size.
+        """
+        size = self.layout.exchanged_bytes
+        self.agreed_B = self.present_B.clone()
+        if size == 0 or self._sent_E is None:
+            return
+        if not reply.carried_E.numel():  # of a checkpoint made before the task declared anything
+            self._sent_E = None
+            return
+        if reply.carried_E.shape != (size,):
+            raise InvariantError(
+                f"an answer has {reply.carried_E.numel()} carried bytes, not {size}"
+            )
+        self.agreed_B[:size] = reply.carried_E
+        self.present_B = self.layout.renewed(
+            reply.carried_E, reply.carried_share, self._sent_E, self.present_B
+        )
+        self._sent_E = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of what a checkpoint needs."""
+        found = {"present": self.present_B.clone(), "agreed": self.agreed_B.clone()}
+        if self._sent_E is not None:
+            found["sent"] = self._sent_E.clone()
+        return {CARRIED + name: value for name, value in found.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Become what `tensors` gave; an old checkpoint leaves the values of the start.
+
+        Raises:
+            CheckpointCorruptError: they have another size.
+        """
+        present_B = carried_in(tensors)
+        if present_B is None:
+            return
+        if present_B.shape != self.present_B.shape:
+            raise CheckpointCorruptError(
+                f"the checkpoint has {present_B.numel()} carried bytes, the model has "
+                f"{self.present_B.numel()}"
+            )
+        self.present_B = present_B.clone()
+        self.agreed_B = self.present_B if self.alone else tensors[CARRIED + "agreed"].clone()
+        sent_E = tensors.get(CARRIED + "sent")
+        self._sent_E = None if sent_E is None else sent_E.clone()
+
+
+def carried_in(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """A region's carried values among the tensors of its part of a checkpoint; None without any."""
+    return tensors.get(CARRIED + "present")
+
+
+PREFIX = "carried/"
+"""Of tensors in the averager's part of a checkpoint."""
+
+
+@dataclass(slots=True)
+class AveragerCarry:
+    """The model buffers of all regions, in the averager: their mean over regions.
+
+    The averager keeps the newest values of every region and answers with their mean by rows. In a
+    round those are the round's; for other strategies they are as new as they can be. A region whose
+    last update has no rows behind it keeps the weight of the one before.
+
+    Shape legend: E = bytes that regions exchange.
+
+    Attributes:
+        layout: of the vectors; an empty one carries nothing.
+    """
+
+    layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
+    _newest: dict[str, Tensor] = field(default_factory=dict)
+    _rows: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """E: what comes with every update; 0: nothing does."""
+        return self.layout.exchanged_bytes
+
+    def check(self, update: Update) -> None:
+        """Refuse what cannot be taken in.
+
+        Raises:
+            InvariantError: wrong size.
+            NonFiniteError: it has NaN or infinity.
+        """
+        what = f"update {update.seq} of region '{update.region}'"
+        if update.carried_E.shape != (self.size_bytes,):
+            raise InvariantError(
+                f"{what} has {update.carried_E.numel()} carried bytes, not {self.size_bytes}"
+            )
+        if self.size_bytes and not self.layout.is_finite(update.carried_E):
+            raise NonFiniteError(f"what {what} carries is not finite; refused")
+
+    def take(self, update: Update) -> None:
+        """Take in what came with an update."""
+        if not self.size_bytes:
+            return
+        self._newest[update.region] = update.carried_E.clone()
+        if update.num_samples:
+            self._rows[update.region] = float(update.num_samples)
+
+    def join(self, region: str, giver: str) -> None:
+        """A region begins as a copy of another one."""
+        if giver in self._newest:
+            self._newest[region] = self._newest[giver]
+        if giver in self._rows:
+            self._rows[region] = self._rows[giver]
+
+    def leave(self, region: str) -> None:
+        """Go on without a region."""
+        self._newest.pop(region, None)
+        self._rows.pop(region, None)
+
+    def beside(self, replies: Sequence[Reply]) -> list[Reply]:
+        """The answers with the mean."""
+        if not self.size_bytes or not self._newest or not replies:
+            return list(replies)
+        names = sorted(self._newest)
+        least = min(self._rows.values(), default=1.0)
+        weights = [self._rows.get(name, least) for name in names]
+        mean_E = self.layout.combine([self._newest[name] for name in names], weights)
+        shares = {n: w / sum(weights) for n, w in zip(names, weights, strict=True)}
+        return [replace(r, carried_E=mean_E, carried_share=shares.get(r.to, 0.0)) for r in replies]
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Tensors and plain values for a checkpoint; the tensors never change."""
+        return {PREFIX + name: value for name, value in self._newest.items()}, dict(self._rows)
+
+    def restore(self, tensors: Mapping[str, Tensor], rows: object) -> None:
+        """Become what `export` saved."""
+        self._newest = {
+            name.removeprefix(PREFIX): value.clone()
+            for name, value in tensors.items()
+            if name.startswith(PREFIX)
+        }
+        known = rows if isinstance(rows, Mapping) else {}
+        self._rows = {str(name): float(value) for name, value in known.items()}

@@ -1,0 +1,571 @@
+"""A model's parameters as one flat fp32 vector, and its model buffers as one vector of bytes.
+
+`FlatModel` makes the module's parameters views of one buffer; strategies, codecs and servers
+only see vectors. `pieces_of` cuts a shard's slice at parameter boundaries, so parameter groups
+get the same bits as torch's own optimizers. `CarryLayout` places model buffers (running
+statistics, counters): floats are averaged by rows, variances by the law of total variance,
+integers take the largest.
+
+Shape legend: S = parameters in the slice; B = bytes of the whole vector; E = of what is
+exchanged; F = floats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from operator import attrgetter
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from geo_ray.base.errors import TaskOutputError, TaskStateError
+from geo_ray.data.tasks.groups import GroupRun
+from geo_ray.data.tasks.model_buffers import FLOATS, CarriedEntry, carried_entries, state_of
+
+_VECTOR = 16  # floats in the widest register, 512 bits
+_PIECE = 2**14  # elements whose squares fp32 sums up exactly enough
+
+
+def count_parameters(module: nn.Module) -> int:
+    """P: the number of trainable scalars of ``module``; a shared parameter counts once."""
+    return sum(p.numel() for p in _trainable(module))
+
+
+def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """Shapes of all trainable parameters, in the order in which the vector holds them."""
+    return tuple(tuple(p.shape) for p in _trainable(module))
+
+
+def read_parameters(module: nn.Module) -> Tensor:
+    """A copy of all trainable parameters as one fp32 vector (P,), in the module's order."""
+    return torch.cat([p.detach().reshape(-1).float() for p in _trainable(module)]).cpu()
+
+
+def write_parameters(module: nn.Module, params_P: Tensor) -> None:
+    """Give the trainable parameters of ``module`` the values of ``params_P``, fp32 (P,).
+
+    Raises:
+        TaskOutputError: if the module has another number of them.
+    """
+    check_module(module)
+    if params_P.shape != (count_parameters(module),):
+        raise _other_size(module, params_P)
+    with torch.no_grad():
+        sizes = [p.numel() for p in _trainable(module)]
+        for param, part in zip(_trainable(module), torch.split(params_P, sizes), strict=True):
+            param.copy_(part.view(param.shape))
+
+
+def square_norm(x_P: Tensor) -> float:
+    """The squared 2-norm of a contiguous fp32 vector (P,), in one pass.
+
+    Summed up in fp32, ten million squares are wrong by a thousandth, which is as much as the
+    differences of norms that gradient noise is taken from. So only short pieces are.
+    """
+    whole = x_P.numel() // _PIECE * _PIECE
+    total = float(torch.linalg.vector_norm(x_P[whole:])) ** 2
+    if whole:
+        norms = torch.linalg.vector_norm(x_P[:whole].view(-1, _PIECE), dim=1).double()
+        total += float(torch.dot(norms, norms))
+    return total
+
+
+def exact_square_norm(x_P: Tensor) -> float:
+    """The same in fp64, so that the sum over slices hardly depends on where they are cut."""
+    pieces = torch.split(x_P, _PIECE)
+    return sum(float(torch.dot(piece.double(), piece.double())) for piece in pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A trained parameter, the module that holds it, and its places in the two buffers."""
+
+    name: str
+    owner: nn.Module
+    leaf: str
+    param: nn.Parameter
+    value: Tensor
+    grad: Tensor
+    value_at: int
+    grad_at: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the module still holds this very parameter."""
+        return getattr(self.owner, self.leaf, None) is self.param
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether parameter and gradient lie in the buffers; compares addresses only."""
+        return (
+            _address(self.param) == self.value_at
+            and _address(self.param.grad) == self.grad_at
+            and self.is_held
+        )
+
+
+class FlatModel:
+    """Makes a module's parameters and gradients views of two flat buffers.
+
+    User code can replace these views: ``module.zero_grad()`` drops gradients, and
+    ``module.to(...)`` moves parameters to new memory. Call `take_gradient` after each backward and
+    `attach` after other user code, so that the module always trains in the buffers.
+
+    Args:
+        module: its trainable parameters must be fp32.
+        params_P: fp32 (P,) buffer that from now on holds the parameters; its content counts.
+        grad_P: fp32 (P,) buffer into which ``backward`` accumulates.
+
+    Raises:
+        TaskOutputError: if the module has other dtypes or another size.
+    """
+
+    def __init__(self, module: nn.Module, params_P: Tensor, grad_P: Tensor) -> None:
+        check_module(module)
+        num_params = count_parameters(module)
+        if params_P.shape != (num_params,) or grad_P.shape != (num_params,):
+            raise _other_size(module, params_P, grad_P)
+        self.module = module
+        self.params_P = params_P
+        self.grad_P = grad_P
+        self._slots: list[_Slot] = []
+        offset = 0
+        for name, param in module.named_parameters():
+            if not param.requires_grad:
+                continue
+            piece = slice(offset, offset + param.numel())
+            value, grad = params_P[piece].view(param.shape), grad_P[piece].view(param.shape)
+            path, _, leaf = name.rpartition(".")
+            owner: nn.Module = attrgetter(path)(module) if path else module  # scripted ones, too
+            at = value.data_ptr(), grad.data_ptr()
+            slot = _Slot(name, owner, leaf, param, value, grad, *at)
+            _attach(slot)
+            self._slots.append(slot)
+            offset += param.numel()
+
+    def zero_grad(self) -> None:
+        """Clear all gradients, keeping them views."""
+        self.grad_P.zero_()
+
+    def take_gradient(self) -> None:
+        """Bring gradients that ``backward`` left elsewhere into the buffer, and attach the model.
+
+        Raises:
+            TaskStateError: the loss replaced a parameter, or computed with other values of it; the
+                gradient is then not one of the parameters in the buffer.
+        """
+        for slot in self._detached():
+            param = slot.param
+            if _address(param) != slot.value_at and not _same_values(param.detach(), slot.value):
+                raise TaskStateError(
+                    f"the task's loss gives the trained parameter {slot.name!r} other values "
+                    f"({param.dtype}, {param.device}), which are not those that are trained",
+                    fix="Change trained parameters nowhere but in the optimizer; for another "
+                    "precision use autocast, or convert a copy of the model.",
+                )
+            if param.grad is None:
+                slot.grad.zero_()
+            elif _address(param.grad) != slot.grad_at:
+                slot.grad.copy_(param.grad.detach().to_dense())
+            _attach(slot)
+
+    def attach(self) -> None:
+        """Make parameters and gradients views again; the values in the buffers count.
+
+        Raises:
+            TaskStateError: the task replaced a parameter.
+        """
+        for slot in self._detached():
+            _attach(slot)
+
+    def _detached(self) -> list[_Slot]:
+        found = [slot for slot in self._slots if not slot.is_attached]
+        for slot in found:
+            if not slot.is_held:
+                raise TaskStateError(
+                    f"the task replaces the trained parameter {slot.name!r} by another object, "
+                    "which is not trained",
+                    fix="Make all parameters in model(seed), and keep them: convert a copy of the "
+                    "model (copy.deepcopy) where another one is needed.",
+                )
+        return found
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    """Where the elements are; None if there are none, or not all, as in a sparse gradient."""
+    if tensor is None or tensor.layout is not torch.strided:
+        return None
+    return tensor.data_ptr()
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and torch.equal(one, other)
+
+
+def _attach(slot: _Slot) -> None:
+    slot.param.grad = None  # a gradient must fit the parameter's type and device
+    slot.param.data = slot.value
+    slot.param.grad = slot.grad.detach()  # a tensor of its own: `Module.to` gives it other memory
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what cannot be trained as one flat fp32 vector.
+
+    Raises:
+        TaskOutputError: naming the parameter.
+    """
+    trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    if not trainable:
+        raise TaskOutputError(
+            "model has no trainable parameters",
+            fix="Leave requires_grad of some parameters on.",
+        )
+    for name, param in trainable:
+        if param.dtype != torch.float32:
+            raise TaskOutputError(
+                f"parameter '{name}' is {param.dtype}, not float32",
+                fix="Keep parameters in float32; use autocast inside for lower precision.",
+            )
+
+
+def split_sizes(num_params: int, num_shards: int) -> list[tuple[int, int]]:
+    """Cut P parameters into nearly equal contiguous slices.
+
+    Slices begin at multiples of a vector register's length: the fused AdamW computes what is left
+    over at a slice's end in another way, and S shards would not give the bits of one.
+
+    Returns:
+        ``(start, stop)`` per shard.
+    """
+    step = _VECTOR if num_params >= num_shards * _VECTOR else 1
+    inner = [num_params * i // num_shards // step * step for i in range(1, num_shards)]
+    return list(pairwise([0, *inner, num_params]))
+
+
+def fragment_cuts(num_params: int, fragments: int) -> list[tuple[int, int]]:
+    """Where the fragments of a model lie, as ``(start, stop)``.
+
+    With several, one more follows that is the whole: the last exchange is about all of it.
+    """
+    cuts = split_sizes(num_params, fragments)
+    return cuts if fragments == 1 else [*cuts, (0, num_params)]
+
+
+def fragments_in(
+    num_params: int, fragments: int, piece: tuple[int, int]
+) -> tuple[tuple[int, int], ...]:
+    """Where the model's fragments lie within one shard's slice; empty ranges where they do not.
+
+    Args:
+        num_params: P.
+        fragments: number of parts.
+        piece: the slice, as (start, stop).
+
+    Returns:
+        ``(start, stop)`` per entry of `fragment_cuts`, counted from the slice's start.
+    """
+    start, stop = piece
+    cuts = fragment_cuts(num_params, fragments)
+    return tuple(
+        (min(max(a, start), stop) - start, max(min(b, stop), start) - start) for a, b in cuts
+    )
+
+
+def digest(params_P: Tensor) -> str:
+    """SHA-256 of the parameters' bytes; equal digests mean equal models to the bit."""
+    return hashlib.sha256(params_P.detach().cpu().contiguous().numpy().data).hexdigest()
+
+
+def _other_size(module: nn.Module, *vectors: Tensor) -> TaskOutputError:
+    sizes = " and ".join(str(vector.numel()) for vector in vectors)
+    return TaskOutputError(
+        f"model has {count_parameters(module)} parameters, the buffers hold {sizes}",
+        fix="Let model(seed) make parameters of the same shapes wherever it is called.",
+    )
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+BLOCK: Final = 64  # floats; a multiple of what any vector loop takes at once
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPiece:
+    """Neighbouring elements of one parameter.
+
+    Attributes:
+        start: their first place in the slice.
+        stop: one past their last.
+        factors: of rate, decay and schedule.
+        block: for a part of a block: length of the whole, and where in it the part begins.
+    """
+
+    start: int
+    stop: int
+    factors: tuple[float, float, float]
+    block: tuple[int, int] | None = None
+
+
+def pieces_of(runs: Sequence[GroupRun], piece: tuple[int, int]) -> tuple[GroupPiece, ...]:
+    """The pieces of the slice of a model between two places; empty without groups."""
+    first, last = piece
+    found: list[GroupPiece] = []
+    for run in runs:
+        start, stop = max(run.start, first), min(run.stop, last)
+        if start < stop:
+            found += _cut(run, start, stop, first)
+    return tuple(found)
+
+
+def _cut(run: GroupRun, start: int, stop: int, origin: int) -> list[GroupPiece]:
+    """Parts of blocks at both ends, if they are parts, and whole blocks between them."""
+    edges = [start]
+    begin = run.start - (run.start - start) // BLOCK * BLOCK  # of the first whole block
+    end = stop if stop == run.stop else run.start + (stop - run.start) // BLOCK * BLOCK
+    edges += [edge for edge in (begin, end) if start < edge < stop]
+    edges = sorted({*edges, stop})
+    return [
+        GroupPiece(a - origin, b - origin, run.factors, _block(run, a, b))
+        for a, b in pairwise(edges)
+    ]
+
+
+def _block(run: GroupRun, start: int, stop: int) -> tuple[int, int] | None:
+    """The block that a piece is part of; None if the piece is whole blocks up to the end."""
+    inside = (start - run.start) % BLOCK
+    is_cut = stop < run.stop and (stop - run.start) % BLOCK > 0
+    if not inside and not is_cut:
+        return None
+    first = start - inside
+    return min(BLOCK, run.stop - first), inside
+
+
+_LINE_BYTES = 64  # what lies behind the vector begins on a cache line
+_INTEGER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class CarryLayout:
+    """Where carried values lie in a vector of bytes, and how several such vectors become one.
+
+        | means of variances | those variances | other floats | integers | what a region keeps |
+          fp32                 fp32              fp32           int64      raw
+        |------------------ exchanged between regions ------------------|
+
+    Floats become the mean by rows. A variance about a mean that moves is not the mean of variances:
+    by the law of total variance it is ``sum_i q_i (v_i + (m_i - m)^2)``. Of integers the largest
+    counts.
+
+    Shape legend: B = bytes of the whole vector; E = of what is exchanged; F = floats.
+
+    Attributes:
+        entries: what is carried.
+    """
+
+    entries: tuple[CarriedEntry, ...]
+
+    @classmethod
+    def of(cls, task: object, module: nn.Module) -> CarryLayout:
+        """The layout of a task's model; empty if it carries nothing.
+
+        Raises:
+            TaskStateError: see `carried_entries`.
+        """
+        return cls(carried_entries(task, module))
+
+    @cached_property
+    def _variances(self) -> tuple[CarriedEntry, ...]:
+        return tuple(entry for entry in self.entries if entry.variance_of is not None)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """First and last byte of every entry."""
+        by_name = {entry.name: entry for entry in self.entries}
+        means = [by_name[str(entry.variance_of)] for entry in self._variances]
+        paired = {entry.name for entry in (*means, *self._variances)}
+        shared = [e for e in self.entries if e.rule == "mean" and e.name not in paired]
+        floats = [entry for entry in shared if entry.torch_dtype in FLOATS]
+        integers = [entry for entry in shared if entry.torch_dtype not in FLOATS]
+        kept = [entry for entry in self.entries if entry.rule == "region"]
+        places, at = {}, 0
+        for group, width in (([*means, *self._variances, *floats], 4), (integers, _INTEGER_BYTES)):
+            at = _up(at, width)
+            for entry in group:
+                places[entry.name] = (at, at + width * entry.count)
+                at += width * entry.count
+        for entry in kept:
+            at = _up(at, _INTEGER_BYTES)
+            places[entry.name] = (at, at + entry.torch_dtype.itemsize * entry.count)
+            at = places[entry.name][1]
+        return places
+
+    @cached_property
+    def num_floats(self) -> int:
+        """F: floats at the vector's beginning."""
+        ends = [e for entry, (_, e) in self._with_places("mean") if entry.torch_dtype in FLOATS]
+        return max(ends, default=0) // 4
+
+    @cached_property
+    def exchanged_bytes(self) -> int:
+        """E: bytes at the beginning that regions exchange."""
+        return max((stop for _, (_, stop) in self._with_places("mean")), default=0)
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """B: bytes of the vector, whole cache lines."""
+        last = max((stop for _, stop in self._places.values()), default=0)
+        return _up(last, _LINE_BYTES)
+
+    @property
+    def size_floats(self) -> int:
+        """The vector's length where it lies before parameters, as so many fp32."""
+        return self.size_bytes // 4
+
+    def combine(self, vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """One vector of several.
+
+        Args:
+            vectors: uint8 (B,) or (E,) each, all alike; what is a region's own is the first's.
+            weights: of each, not all 0.
+
+        Returns:
+            A new vector; the very bits of one that is alone.
+        """
+        first_B = vectors[0].clone()
+        if len(vectors) == 1:
+            return first_B
+        total = sum(weights)
+        shares = [weight / total for weight in weights]
+        stop = 4 * self.num_floats
+        floats = [vector[:stop].view(torch.float32) for vector in vectors]
+        mean_F = torch.mul(floats[0], shares[0])
+        for each_F, share in zip(floats[1:], shares[1:], strict=True):
+            mean_F.add_(each_F, alpha=share)
+        count = sum(entry.count for entry in self._variances)
+        if count:
+            mean_M = mean_F[:count]
+            for each_F, share in zip(floats, shares, strict=True):
+                mean_F[count : 2 * count].add_((each_F[:count] - mean_M).square(), alpha=share)
+        first_B[:stop].view(torch.float32).copy_(mean_F)
+        self._take_largest(first_B, vectors[1:])
+        return first_B
+
+    def renewed(self, mean_E: Tensor, share: float, sent_E: Tensor, now_B: Tensor) -> Tensor:
+        """A region's vector after an exchange during which it has gone on.
+
+        Its own part in the mean is as old as its request. It is replaced by what is there now, with
+        the same weight.
+
+        Args:
+            mean_E: the averager's answer.
+            share: the region's weight in it.
+            sent_E: what the region had sent.
+            now_B: what it has now.
+        """
+        new_B = now_B.clone()
+        sent, now = sent_E, now_B[: self.exchanged_bytes]
+        new_B[: self.exchanged_bytes] = mean_E
+        if torch.equal(sent, now):
+            return new_B
+        stop = 4 * self.num_floats
+        new_F = new_B[:stop].view(torch.float32)
+        new_F.add_(now[:stop].view(torch.float32) - sent[:stop].view(torch.float32), alpha=share)
+        count = sum(entry.count for entry in self._variances)
+        new_F[count : 2 * count].clamp_(min=0)  # not below by rounding
+        self._take_largest(new_B, [now_B])
+        return new_B
+
+    def with_statistics(
+        self, home: str, vectors: Mapping[str, Tensor], rows: Mapping[str, float]
+    ) -> Tensor:
+        """A region's vector with means and variances over all regions.
+
+        Args:
+            home: the region.
+            vectors: uint8 (B,) by region.
+            rows: weights of the regions.
+        """
+        new_B = vectors[home].clone()
+        stop = 8 * sum(entry.count for entry in self._variances)
+        names = sorted(vectors)
+        if stop and any(not torch.equal(vectors[n][:stop], new_B[:stop]) for n in names):
+            weights = [rows.get(name, 1.0) for name in names]
+            new_B[:stop] = self.combine([vectors[name] for name in names], weights)[:stop]
+        return new_B
+
+    def is_finite(self, vector: Tensor) -> bool:
+        """Whether all floats that are averaged are finite."""
+        floats_F = vector[: 4 * self.num_floats].view(torch.float32)
+        return bool(torch.isfinite(floats_F).all())
+
+    def read(self, module: nn.Module) -> Tensor:
+        """The present values of a module as a vector, uint8 (B,)."""
+        vector_B = torch.zeros(self.size_bytes, dtype=torch.uint8)
+        self.read_into(module, vector_B)
+        return vector_B
+
+    def read_into(self, module: nn.Module, vector_B: Tensor) -> None:
+        """The same into a vector that is there.
+
+        Raises:
+            TaskStateError: a value has another shape or type than at the start.
+        """
+        tensors = state_of(module)
+        for entry, (start, stop) in self._with_places():
+            tensor = tensors.get(entry.name)
+            if tensor is None or _kind(tensor) != (entry.shape, entry.torch_dtype):
+                found = "gone" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
+                raise TaskStateError(
+                    f"the model's {entry.name!r} was {entry.dtype}{list(entry.shape)} and is "
+                    f"{found} now",
+                    fix="Keep shape and type of what `carry` names.",
+                )
+            flat = vector_B[start:stop].view(self._dtype(entry))
+            flat.copy_(tensor.detach().reshape(-1))
+
+    def write(self, vector_B: Tensor, module: nn.Module) -> None:
+        """Give a module the values of a vector, uint8 (B,); or (E,), then those in it."""
+        tensors = state_of(module)
+        for entry, (start, stop) in self._with_places():
+            if stop <= vector_B.numel():
+                flat = vector_B[start:stop].view(self._dtype(entry))
+                with torch.no_grad():
+                    tensors[entry.name].copy_(flat.view(entry.shape))
+
+    def names(self) -> frozenset[str]:
+        """Of all entries."""
+        return frozenset(self._places)
+
+    def _take_largest(self, into: Tensor, others: Sequence[Tensor]) -> None:
+        start = _up(4 * self.num_floats, _INTEGER_BYTES)
+        if start >= self.exchanged_bytes:
+            return
+        largest = into[start : self.exchanged_bytes].view(torch.int64)
+        for other in others:
+            theirs = other[start : self.exchanged_bytes].view(torch.int64)
+            largest.copy_(torch.maximum(largest, theirs))
+
+    def _with_places(self, rule: str | None = None) -> list[tuple[CarriedEntry, tuple[int, int]]]:
+        wanted = [entry for entry in self.entries if rule in (None, entry.rule)]
+        return [(entry, self._places[entry.name]) for entry in wanted]
+
+    def _dtype(self, entry: CarriedEntry) -> torch.dtype:
+        if entry.rule == "region":
+            return entry.torch_dtype
+        return torch.float32 if entry.torch_dtype in FLOATS else torch.int64
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step

@@ -1,0 +1,719 @@
+"""A region's parameter server as a state machine: completes steps, sends updates and ends the run.
+
+Calls are events and return effects (`training.effects`), carried out over sockets or on a
+virtual clock. A region has at most one request open at the averager (`RegionRequests`). A
+checkpoint copies the state, its open request included, and blocks nobody. The final update pays
+what codecs owe; where rounds are blocking and codecs owe something, the last round is the final
+update (`RegionEnding`). At a membership change all regions send an interim final update and
+then continue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from torch import Tensor
+
+from geo_ray.base.errors import InvariantError
+from geo_ray.base.threads import in_turn
+from geo_ray.base.types import StepReport
+from geo_ray.strategies.state import Border, Outgoing, Reply, Update, Wait, nothing_carried
+from geo_ray.training.assignment import Ledger, Phase, RegionWork, ServerPlan
+from geo_ray.training.checkpoint_parts import load_messages, save_messages
+from geo_ray.training.effects import HANDED, Effect, HandOver, SendUpdate, Snapshot, StepDone
+from geo_ray.training.model_buffers import RegionCarry
+from geo_ray.training.noise import NoiseReading, RegionNoise
+from geo_ray.training.payload_encoding import RegionWire, WirePlan
+from geo_ray.training.shard import Concurrently, Contribution, RegionModel, ShardPort
+
+_REQUEST: Final = "request"  # prefix of the open request's tensors
+
+
+@dataclass(slots=True)
+class RegionRequests:
+    """A region's open request, and what its update says of the time since its last one.
+
+    A region has at most one request open at the averager; its number, what lies in it and what is
+    said beside it belong together. When to send is decided in `geo_ray.training.server`.
+
+    Attributes:
+        seq: number of the newest request.
+        is_open: whether it is not answered yet.
+        request: the open one.
+        samples: rows since the last update.
+        compute_s: seconds of computing in the steps since then, one after another.
+        step_s: of one step, over those before the last update.
+        exchange_s: of the last exchange, without what the averager held it.
+        sent_at: steps applied before the newest request.
+        view: epoch of the newest view that answers were given in; 0: the first.
+    """
+
+    seq: int = 0
+    is_open: bool = False
+    request: SendUpdate | None = None
+    samples: int = 0
+    compute_s: float = 0.0
+    step_s: float = 0.0
+    exchange_s: float = 0.0
+    sent_at: int = 0
+    view: int = 0
+    _sent_samples: int = 0  # behind the open request
+
+    def stepped(self, samples: int, compute_s: float) -> None:
+        """A step was applied."""
+        self.samples += samples
+        self.compute_s += compute_s
+
+    def send(self, update: Update, *, version: int, blocking: bool) -> SendUpdate:
+        """Open the next request.
+
+        Args:
+            update: what it says, but for its number and for the steps behind it.
+            version: steps applied.
+            blocking: whether the region stands still for it.
+        """
+        self.seq += 1
+        self.is_open = True
+        steps = version - self.sent_at
+        if steps:
+            self.step_s = self.compute_s / steps
+        self.compute_s, self.sent_at = 0.0, version
+        update = replace(
+            update,
+            seq=self.seq,
+            num_samples=self.samples,
+            steps=steps,
+            step_s=self.step_s,
+            exchange_s=self.exchange_s,
+            view=self.view,
+        )
+        self._sent_samples, self.samples = self.samples, 0
+        self.request = SendUpdate(update, blocking)
+        return self.request
+
+    def answered(self, took_s: float, *, dropped: bool) -> None:
+        """The open request was answered.
+
+        Args:
+            took_s: seconds that it was on its way.
+            dropped: it was not taken in: its rows count with the next one.
+        """
+        if dropped:
+            self.samples += self._sent_samples
+        self.is_open, self.request = False, None
+        self.exchange_s = max(0.0, took_s)
+
+    def carried(self, update: Update) -> bool:
+        """The open request goes on its way like this; whether it is that one."""
+        if self.request is None or self.request.update.seq != update.seq:
+            return False
+        self.request = replace(self.request, update=update)
+        return True
+
+    def reopen(self, update: Update, *, blocking: bool) -> None:
+        """A restored request is open again."""
+        self.request, self.is_open = SendUpdate(update, blocking), True
+
+    # -------------------------------------------------------------- checkpoints
+
+    def export(self) -> dict[str, object]:
+        """Plain values, but for the open request."""
+        return {
+            "seq": self.seq,
+            "samples_since_send": self.samples,
+            "sent_at": self.sent_at,
+            "times_s": [self.compute_s, self.step_s, self.exchange_s],
+            "sent_samples": self._sent_samples,
+        } | ({"view": self.view} if self.view else {})
+
+    def restore(self, data: Mapping[str, object], version: int) -> None:
+        """Become what `export` saved, with no request open.
+
+        Args:
+            data: the plain values.
+            version: steps applied.
+        """
+        self.seq = int(str(data["seq"]))
+        self.samples = int(str(data["samples_since_send"]))
+        self.sent_at = int(str(data.get("sent_at", version)))
+        times_s = data.get("times_s")
+        if isinstance(times_s, list):
+            self.compute_s, self.step_s, self.exchange_s = map(float, times_s)
+        self._sent_samples = int(str(data.get("sent_samples", 0)))
+        self.view = int(str(data.get("view", 0)))
+
+    def export_request(
+        self, coded: Update | None
+    ) -> tuple[dict[str, Tensor], dict[str, object] | None]:
+        """The open request as tensors and plain values; ``coded``: as it goes on its way, if so."""
+        if self.request is None:
+            return {}, None
+        tensors, rows = save_messages(_REQUEST, [coded or self.request.update])
+        blocking, is_coded = self.request.blocking, coded is not None
+        return tensors, {"blocking": blocking, "is_coded": is_coded, "update": rows}
+
+
+def load_request(tensors: Mapping[str, Tensor], request: Mapping[str, object]) -> Update:
+    """The update of a request that `RegionRequests.export_request` saved."""
+    (update,) = load_messages(Update, tensors, request["update"])
+    return update
+
+
+@dataclass(slots=True)
+class RegionEnding:
+    """When a region's run ends, and which of its requests is the last word.
+
+    The last word says all that is left to say, and pays what codecs owe. So a request that could
+    not be answered before it only makes it later: at the last step what is due goes with the last
+    word. Where regions never stand still, that is also true of what would be under way by then.
+
+    A round that stands still has no exchange after the last step if that ended a round. Then the
+    exchange of that round is the last word, if codecs owe something. Regions that do not know their
+    last step (they end together, or at a target) are told one round before: the run is *closing*.
+
+    When members are about to change, all regions say a last word that is none: they come to a
+    *border* (`geo_ray.training.membership`), and go on.
+
+    A run that is resumed with another goal first comes to the end that its regions knew: some may
+    have said their last word there already, and only last words are answered together. Then it goes
+    on.
+
+    Attributes:
+        plan: what the server is to do.
+        stopped: whether it was told to finish.
+        closing: whether the next request is to be the last word.
+    """
+
+    plan: ServerPlan
+    stopped: bool = False
+    closing: bool = False
+    _ends: list[float] = field(init=False)  # steps: of goals before this one, then of this one
+    _goes_on: bool = False  # what it is told to finish may be a goal before this one
+
+    def __post_init__(self) -> None:
+        self._ends = [self._own_end]
+
+    @property
+    def total_steps(self) -> float:
+        """Steps after which there is a last word; infinite while that is not known."""
+        return self._ends[0]
+
+    @property
+    def _own_end(self) -> float:
+        steps = self.plan.steps
+        return math.inf if steps is None else steps * self.plan.steps_per_round
+
+    def is_over(self, version: int) -> bool:
+        """Whether ``version`` steps are all."""
+        return version >= self.total_steps
+
+    def stop(self, version: int, *, computing: bool) -> None:
+        """Finish after ``version`` steps, or after one more if that is being computed."""
+        self._ends[0] = min(self.total_steps, version + (1 if computing else 0))
+        self.stopped = True
+
+    def gather(self, version: int, sent_at: int, *, computing: bool) -> None:
+        """Come to a border: as `stop`, and then go on.
+
+        Where rounds have the same steps in all regions, after those: they are to stay in step.
+
+        Args:
+            version: steps applied.
+            sent_at: steps applied before the newest request.
+            computing: whether a step is being computed.
+        """
+        end = version + (1 if computing else 0)
+        if self.plan.round_steps is not None:
+            end = max(version, sent_at + self.plan.round_steps)
+        if not self.stopped and not self.closing and end < self.total_steps:
+            self._ends.insert(0, end)
+            self.stopped = self._goes_on = True
+
+    def passed(self, version: int, *, told: bool) -> bool:
+        """The last word is said and answered, or there was none to say; whether that was all.
+
+        Args:
+            version: steps applied.
+            told: whether regions are still told to finish.
+        """
+        if not self._goes_on or told:
+            return True
+        self.stopped = False
+        self._ends = [end for end in self._ends[1:] if end > version] or [self._own_end]
+        self._goes_on = len(self._ends) > 1
+        return self.is_over(version)
+
+    def may_speak(self, version: int, step_s: float, exchange_s: float) -> bool:
+        """Whether there may be a request, after ``version`` steps, beside the last word.
+
+        Args:
+            version: steps applied.
+            step_s: seconds of one step of late.
+            exchange_s: seconds of the last exchange; 0 if there was none.
+        """
+        if self.stopped:  # all regions send their final update next, or rounds would not match
+            return False
+        if not self.plan.has_last_word:
+            return True
+        pushes_at_once = 1 if self.plan.mode == "sync" else self.plan.num_workers
+        left_s = (self.total_steps - version) * step_s / pushes_at_once
+        too_late = self.plan.never_waits and left_s < exchange_s
+        return not (self.is_over(version) or too_late)
+
+    def is_last_word(self, version: int) -> bool:
+        """Whether a round's request after ``version`` steps is the last word."""
+        return self.plan.last_round_is_last_word and (self.closing or self.is_over(version))
+
+    def has_more(self, version: int) -> bool:
+        """Whether there are steps left, as far as is known."""
+        return not self.stopped and not self.is_over(version)
+
+    def export(self) -> dict[str, object]:
+        """Plain values for a checkpoint."""
+        goal, steps = self.plan.goal, [end for end in self._ends if math.isfinite(end)]
+        return {
+            "stops": [goal, self.total_steps] if self.stopped else None,
+            "closes": goal if self.closing else None,
+            "ends": {"goal": goal, "steps": steps, "goes_on": self._goes_on},
+        }
+
+    def restore(self, data: Mapping[str, object], version: int, *, done: bool) -> None:
+        """Become what `export` saved; a run with another goal now goes on after the end it had.
+
+        Args:
+            data: the plain values.
+            version: steps applied.
+            done: whether the region had ended.
+        """
+        is_same = False
+        known: list[float] = []
+        ends = data.get("ends")
+        if isinstance(ends, Mapping):
+            is_same = ends["goal"] == self.plan.goal
+            known = [float(end) for end in ends["steps"]]
+        own_end, stops = self._own_end, data.get("stops")
+        kept = {end for end in known if end < own_end and not (done and end <= version)}
+        if isinstance(stops, list):
+            for_this = stops[0] == self.plan.goal
+            self.stopped = for_this or (self.plan.has_last_word and not done)
+            kept |= {stops[1]} if self.stopped and stops[1] < own_end else set()
+        self._ends = [*sorted(kept), own_end]
+        self.closing = data.get("closes") == self.plan.goal
+        was_to_go_on = isinstance(ends, Mapping) and bool(ends["goes_on"])
+        self._goes_on = was_to_go_on if is_same else (not done or len(kept) > 0)
+
+
+@dataclass(slots=True)
+class Server:
+    """A region's parameter server: who computes what, when a step is whole, when to send.
+
+    A pure state machine. Calls are events; what comes back are effects that the shell carries out:
+    `geo_ray.runtime` over sockets, `geo_ray.simulator` on a virtual clock.
+
+        join, push -> [Assignment ...]  new parameters and the next rows for a worker
+                   -> [SendUpdate]      an update for the averager
+        leave      -> the same, for others, where a region goes on while workers are missing
+        dismiss    -> the same; the worker goes home with its next push, and nothing is lost
+        cut        -> [Snapshot]        the state that a checkpoint must hold is the present one
+
+    A checkpoint holds nobody up: the region copies what it has, its open request included, and goes
+    on. Whoever resumes from the copy repeats that request (`Server.resume`).
+
+    Attributes:
+        plan: what to do.
+        model: the region's shards.
+        wire: encodes updates and decodes replies. The shell does both, and needs no lock for it: a
+            region has one request open, so only who carries that one is in there.
+        carry: what the model carries beside its parameters; None if it does not.
+        version: steps applied.
+        phase: what the region is waiting for, if anything.
+        refused_in_a_row: steps without a usable gradient.
+        noise: what the workers' gradients say about each other.
+        work: the workers, what they compute, and the sample books.
+        requests: the open request, and what is said of the steps before it.
+        loss: mean training loss of the last step that had one.
+    """
+
+    plan: ServerPlan
+    model: RegionModel
+    wire: RegionWire
+    carry: RegionCarry | None = None
+    version: int = 0
+    phase: Phase = "training"
+    refused_in_a_row: int = 0
+    averager_version: int = 0
+    requests: RegionRequests = field(default_factory=RegionRequests)
+    noise: RegionNoise = field(init=False)
+    work: RegionWork = field(init=False)
+    loss: float | None = None
+    _seen: int = 0
+    _ending: RegionEnding = field(init=False)
+    _newest_cut: int = -1
+    _at_halt: dict[str, object] = field(default_factory=dict)  # what was exported then
+
+    def __post_init__(self) -> None:
+        self.noise = RegionNoise(self.plan.noise_every)
+        self.work = RegionWork(self.plan, self._keep)
+        self._ending = RegionEnding(self.plan)
+
+    @classmethod
+    def over(
+        cls,
+        shards: Sequence[ShardPort],
+        num_params: int,
+        plan: ServerPlan,
+        codecs: WirePlan,
+        together: Concurrently = in_turn,
+        carry: RegionCarry | None = None,
+    ) -> Server:
+        """The server of a region of ``num_params`` parameters over its shards in order."""
+        model = RegionModel(shards, num_params, codecs.fragments, together)
+        return cls(plan, model, RegionWire(codecs, plan.region, num_params), carry)
+
+    # -------------------------------------------------------------- events
+
+    def join(self, worker: int) -> list[Effect]:
+        """A worker, new or replaced, is ready. What its predecessor held is its own now."""
+        if not 0 <= worker < self.plan.num_workers:
+            raise InvariantError(f"{self.plan.region} has no worker {worker}")
+        self.work.join(worker)
+        return self._advance()
+
+    def push(self, worker: int, report: StepReport) -> list[Effect]:
+        """A worker's gradient lies in the shards; ``report`` says what is behind it."""
+        self.work.push(worker, report)
+        return self._advance()
+
+    def share_of(self, worker: int) -> int:
+        """Under which share the shards are to hold what ``worker`` pushes next."""
+        return self.work.share_of(worker)
+
+    def leave(self, worker: int) -> list[Effect]:
+        """A worker is gone. The step waits for its replacement, or others compute its share."""
+        self.work.leave(worker)
+        return [] if self.plan.elastic is None else self._advance()
+
+    def dismiss(self, worker: int) -> list[Effect]:
+        """A worker is to go home once what it computes counts: its machine may be gone soon."""
+        self.work.dismiss(worker)
+        return self._advance()
+
+    def on_reply(self, reply: Reply, took_s: float = 0.0) -> list[Effect]:
+        """The averager answered the open request.
+
+        Args:
+            reply: the answer, decoded by `wire`.
+            took_s: seconds since the request.
+        """
+        if self.phase == "halted":  # the checkpoint has the request open
+            return []
+        if reply.seq != self.seq or not self.link_busy:
+            raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
+        self.requests.answered(took_s - reply.held_s, dropped=reply.dropped)
+        if self.carry is not None:
+            self.carry.merge(reply)
+        self.model.merge(replace(reply, carried_E=nothing_carried()))
+        self.averager_version, self._seen = reply.version, reply.seen
+        self.requests.view = max(self.requests.view, reply.view)
+        told = reply.stop or self._ending.closing
+        self._ending.closing = reply.closing
+        if reply.stop:
+            self.stop()
+        elif reply.gather:
+            self._ending.gather(self.version, self.requests.sent_at, computing=self._is_computing)
+        if self.phase == "waiting":
+            self.phase = "training"
+        elif self.phase == "finishing":
+            # Not final: others waited for this region, the final update is sent again.
+            self.phase = "training"
+            if reply.final:
+                self._pass_end(told=told, at_border=reply.border is not None)
+        handed = [] if reply.border is None else self._enter(reply.border)
+        return handed + self._advance()
+
+    def _enter(self, border: Border) -> list[Effect]:
+        """All regions are equal, and members change."""
+        if border.leaves:
+            self.phase = "done"
+            self.work.evals.skip_last()  # others go on without it
+        if not border.donates:
+            return []
+        number = HANDED + border.view
+        self.model.snapshot(number)
+        return [HandOver(Snapshot(number, self.export(), self._tensors()), border.view)]
+
+    def stop(self) -> None:
+        """Finish after the step that is being computed, if any.
+
+        A region that stands still for an answer finishes with it: one step more in one region
+        would wait for the others for ever.
+        """
+        self._ending.stop(self.version, computing=self._is_computing)
+
+    @property
+    def _is_computing(self) -> bool:
+        return self.work.is_computing and self.phase != "waiting"
+
+    def cut(self, checkpoint: int, *, halt: bool) -> list[Effect]:
+        """A checkpoint has begun: copy the present state.
+
+        It must come before an answer is decoded that the averager gave since then. A region may
+        hear of a checkpoint in two ways; the second time nothing happens. One that stands still
+        copies the same state again: the checkpoint before may have come to nothing.
+
+        Args:
+            checkpoint: its id, larger than those before.
+            halt: stand still afterwards.
+        """
+        if checkpoint <= self._newest_cut:
+            return []
+        self._newest_cut = checkpoint
+        self.model.snapshot(checkpoint)
+        control = self.export()
+        if self.phase == "halted":  # rows that came back since then are still to be computed
+            control = self._at_halt | {name: control[name] for name in ("wire", "open")}
+        taken = Snapshot(checkpoint, control, self._tensors())
+        if not halt or self.phase in {"done", "halted"}:  # nothing more to stand still for
+            return [taken]
+        self.phase, self._at_halt = "halted", control
+        return [taken, *self._advance()]
+
+    def resume(self) -> list[Effect]:
+        """What a restored region has to do first: repeat the request that was open, if one was."""
+        return [] if self.open_request is None else [self.open_request]
+
+    @property
+    def open_request(self) -> SendUpdate | None:
+        """The request that waits for its answer."""
+        return self.requests.request
+
+    @property
+    def link_busy(self) -> bool:
+        """Whether a request is open."""
+        return self.requests.is_open
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest request."""
+        return self.requests.seq
+
+    def carried(self, update: Update) -> None:
+        """The open request goes on its way like this: nobody needs its uncoded payload any more."""
+        if self.requests.carried(update):
+            self.wire.reopen(update)
+
+    @property
+    def stands_still_for(self) -> int | None:
+        """The number of the request without whose answer nothing happens here; None: something may.
+
+        All workers are here and wait, and so does the region.
+        """
+        waits = self.phase in {"waiting", "must_send", "finishing"} and self.link_busy
+        return self.seq if waits and self.work.is_still else None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The sample books."""
+        return self.work.ledger
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether too many steps in a row had no usable gradient."""
+        return self.refused_in_a_row >= self.plan.max_refused
+
+    # -------------------------------------------------------------- what follows from them
+
+    def _advance(self) -> list[Effect]:
+        """Do all that can be done now; the order of effects is the order of events."""
+        effects: list[Effect] = []
+        while (more := self._next()) is not None:
+            effects += more
+        if self.phase in {"done", "halted"}:
+            return [
+                *effects,
+                *self.work.send_home(self.version, done=self.phase == "done"),
+            ]
+        effects += self.work.goers(self.version)
+        changed = self.work.news(self.version)
+        if changed is not None:
+            effects.append(changed)
+            if self.carry is not None:
+                self.carry.num_workers = max(1, len(changed.ranks))
+        stands = self.phase != "training" or (self.exhausted and self.plan.alone)
+        return effects if stands else [*effects, *self.work.assign(self.version, self._seen)]
+
+    def _next(self) -> list[Effect] | None:
+        """The one thing to do next, or None if the region must wait for an event."""
+        if self.phase == "must_send" and not self.link_busy:
+            self.phase = "training"
+            if not self._ending.stopped:
+                return self._outgoing()
+            return self._finish() if self._ending.is_over(self.version) else []
+        if self.phase != "training":
+            return None
+        if self._ending.is_over(self.version):
+            return self._finish()
+        ready = self.work.ready()
+        return self._step(ready) if ready else None
+
+    def _step(self, shares: list[int]) -> list[Effect]:
+        reports = {share: self.work.pushes[share] for share in shares}
+        contributions = self.work.rule.contributions(reports)
+        noise = self._apply(contributions, reports)
+        samples, compute_s = self.work.settle(reports, contributions)
+        self.version += 1
+        self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
+        done = StepDone.of(self.version, samples, reports.values(), compute_s, noise)
+        self.loss = self.loss if done.loss is None else done.loss
+        self.requests.stepped(samples, done.compute_s)
+        return [done, *self._outgoing()]
+
+    def _apply(
+        self, contributions: Sequence[Contribution], reports: Mapping[int, StepReport]
+    ) -> NoiseReading | None:
+        step = self.version + 1
+        norms = self.noise.norms(step, contributions, reports)
+        if self.carry is not None:
+            self.carry.apply(contributions, together=self.plan.mode == "sync")
+        mean_sq = self.model.apply(
+            contributions,
+            measure=len(norms) > 1,
+            most_norm=self.plan.clip_mean_norm,
+            rate=self.plan.rate_of(sum(c.num_samples for c in contributions)),
+        )
+        return self.noise.take(step, norms, mean_sq)
+
+    def _keep(self, share: int) -> None:
+        self.model.keep(share)
+        if self.carry is not None:
+            self.carry.keep(share)
+
+    def _outgoing(self) -> list[Effect]:
+        requests = self.requests
+        if not self._ending.may_speak(self.version, requests.step_s, requests.exchange_s):
+            return []
+        out = self.model.outgoing()
+        if isinstance(out, Wait):
+            self.phase = "must_send"
+            return []
+        if out is None:
+            return []
+        final = self._ending.is_last_word(self.version)
+        sent = self._send(out, final=final)
+        if final:
+            self.phase = "finishing"
+        return [sent]
+
+    def _finish(self) -> list[Effect]:
+        if self.link_busy:  # merge what is on its way before the final update
+            self.phase = "waiting"
+            return []
+        out = self.model.finish()
+        if out is None:
+            self._pass_end(told=self._ending.stopped)
+            return []
+        sent = self._send(out, final=True)
+        self.phase = "finishing"
+        return [sent]
+
+    def _pass_end(self, *, told: bool, at_border: bool = False) -> None:
+        is_over = self._ending.passed(self.version, told=told)
+        # At a border others may go on: the last word is said again, and means it.
+        self.phase = "done" if is_over and (told or not at_border) else "training"
+
+    def _send(self, out: Outgoing, *, final: bool) -> SendUpdate:
+        if out.wait:
+            self.phase = "waiting"
+        samples = self.requests.samples
+        update = Update(
+            region=self.plan.region,
+            epoch=self.plan.epoch,
+            seq=0,
+            base_version=self.averager_version,
+            num_samples=samples,
+            payload_P=out.payload_P,
+            final=final,
+            fragment=out.fragment,
+            loss=self.loss,
+            grad_sq=self.noise.mean_sq(samples) if self.plan.tells_norms else None,
+            carried_E=nothing_carried() if self.carry is None else self.carry.outgoing(),
+        )
+        return self.requests.send(update, version=self.version, blocking=out.wait)
+
+    # -------------------------------------------------------------- checkpoints
+
+    def export(self) -> dict[str, object]:
+        """Plain values of the control state; the shards and the wire export the tensors."""
+        return {
+            "version": self.version,
+            "phase": self.phase,
+            "must_speak": self.phase == "must_send",
+            "hub_version": self.averager_version,
+            "ledger": self.ledger.export(),
+            "wire": self.wire.export(),
+            "noise": self.noise.meter.export(),
+            "open": self.requests.export_request(self.wire.open_update)[1],
+            **self.requests.export(),
+        } | self._ending.export()
+
+    def restore(
+        self, data: Mapping[str, object], tensors: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Become what `export` saved.
+
+        Workers join anew and get the rows that were in flight; those of ranks that are no more go
+        to whoever asks first. `resume` tells what to do then.
+
+        Args:
+            data: the control state.
+            tensors: the wire's.
+
+        Raises:
+            ConfigDriftError: if it was saved with other codecs.
+        """
+        ledger, wire = data["ledger"], data.get("wire", {})
+        if not isinstance(ledger, dict) or not isinstance(wire, dict):
+            raise InvariantError("checkpoint without sample books")
+        self.wire.restore(tensors or {}, wire)
+        if self.carry is not None:
+            self.carry.restore(tensors or {})
+        self.version = int(str(data["version"]))
+        self.averager_version = int(str(data["hub_version"]))
+        self.requests.restore(data, self.version)
+        self._reopen(data, tensors or {})
+        self.work.restore(ledger, self.version)
+        self.noise.meter.restore(data.get("noise"))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = self.wire.tensors()
+        if self.carry is not None:
+            found |= self.carry.tensors()
+        return found | self.requests.export_request(self.wire.open_update)[0]
+
+    def _reopen(self, data: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
+        """Phase and open request as they were saved, by the steps that the present plan has."""
+        self.phase = "must_send" if data["must_speak"] else "training"
+        phase = str(data.get("phase", self.phase))
+        self._ending.restore(data, self.version, done=phase == "done")
+        is_closed = self._ending.closing and phase == "finishing"
+        has_more = self._ending.has_more(self.version) and not is_closed
+        if phase == "waiting" or (phase == "done" and not has_more):
+            self.phase = "waiting" if phase == "waiting" else "done"
+        request = data.get("open")
+        if not isinstance(request, Mapping):
+            return
+        if self.plan.alone:  # the others were lost, and with them who would answer
+            self.phase = "training"
+            return
+        update = load_request(tensors, request)
+        if phase == "finishing":  # of a run that was closing, it may be an ordinary one by now
+            self.phase = "waiting" if has_more else "finishing"
+        if update.final and has_more:
+            update = replace(update, final=False)
+        update = update if self.carry is None else self.carry.filled(update)
+        if request["is_coded"]:
+            self.wire.reopen(update)
+        self.requests.reopen(update, blocking=bool(request["blocking"]))

@@ -1,0 +1,597 @@
+"""The shards of a region's model: one slice each, with its optimizer and its strategy.
+
+All shards of a region carry out the same operations in the same order, so any number of shards
+gives the same bits as one; `Server` sets the order. `RegionModel` is the whole model over local
+or remote shards. `OpenPulls` and `HeldVersions` keep a copy of what a late worker may still
+fetch while the region continues.
+
+Shape legend: P = parameters of the model, S = of one shard's slice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Protocol, Self, TypeVar, TypeVarTuple
+
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import CheckpointCorruptError, InvariantError
+from geo_ray.base.threads import in_turn
+from geo_ray.data.tasks.groups import GroupRun
+from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.state import Outgoing, RegionState, Reply, Wait
+from geo_ray.training.lazy_copy import LazyCopy, Unread
+from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+from geo_ray.training.parameters import (
+    GroupPiece,
+    exact_square_norm,
+    fragments_in,
+    pieces_of,
+    split_sizes,
+    square_norm,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A worker may fetch this from every shard, until it is heard of again.
+
+    Attributes:
+        worker: its rank.
+        ticket: number of the pull, larger than those before.
+        version: how many changes the parameters hold.
+        judged: not the live parameters, but those that an evaluation is about.
+    """
+
+    worker: int
+    ticket: int
+    version: int
+    judged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One operation that may change the parameters of every shard.
+
+    Attributes:
+        version: what it makes.
+        pulls: those that are open, all of older versions.
+    """
+
+    version: int
+    pulls: tuple[Pull, ...] = ()
+
+
+@dataclass(slots=True)
+class OpenPulls:
+    """The primary shard's side: what workers were told.
+
+    Attributes:
+        version: how many changes were asked of the shards.
+    """
+
+    version: int = 0
+    _tickets: int = 0
+    _open: dict[int, Pull] = field(default_factory=dict)
+
+    def tell(self, worker: int, *, judged: bool = False) -> Pull:
+        """Let a worker fetch the present version."""
+        self._tickets += 1
+        pull = Pull(worker, self._tickets, self.version, judged)
+        self._open[worker] = pull
+        return pull
+
+    def heard(self, worker: int) -> None:
+        """A worker spoke, or is gone: it has what it was told, or wants it no more."""
+        self._open.pop(worker, None)
+
+    def change(self) -> Change:
+        """The next operation on the shards."""
+        self.version += 1
+        return Change(self.version, tuple(self._open.values()))
+
+
+@dataclass(slots=True)
+class HeldVersions:
+    """A shard's side: the present version, and copies of older ones that somebody waits for.
+
+    Attributes:
+        version: how many changes the parameters hold.
+    """
+
+    version: int = 0
+    _served: dict[int, int] = field(default_factory=dict)
+    _copies: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+
+    def before(self, change: Change, present: Callable[[bool], Tensor]) -> None:
+        """Keep what ``change`` is about to overwrite, where a pull of it is still to be served.
+
+        Args:
+            change: which.
+            present: gives the live parameters, or those that are evaluated.
+        """
+        waiting = [p for p in change.pulls if self._served.get(p.worker, 0) < p.ticket]
+        wanted = {(pull.version, pull.judged) for pull in waiting}
+        self._copies = {key: copy for key, copy in self._copies.items() if key in wanted}
+        for version, judged in wanted - self._copies.keys():
+            if version == self.version:
+                self._copies[version, judged] = present(judged).clone()
+        self.version = change.version
+
+    def fetch(self, pull: Pull, present: Callable[[bool], Tensor]) -> Tensor:
+        """What a worker was told that it may fetch: live, or a copy; not to be changed.
+
+        Raises:
+            InvariantError: if it is not here, because its worker was heard of since.
+        """
+        self._served[pull.worker] = max(pull.ticket, self._served.get(pull.worker, 0))
+        if pull.version == self.version:
+            return present(pull.judged)
+        copy = self._copies.get((pull.version, pull.judged))
+        if copy is None:
+            raise InvariantError(
+                f"worker {pull.worker} asks for version {pull.version} of a shard, which has "
+                f"{self.version} and no copy"
+            )
+        return copy
+
+
+_MOMENTS: Final = "optimizer/"  # the optimizer's tensors in checkpoints
+As = TypeVarTuple("As")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One share of a step.
+
+    Attributes:
+        worker: the rank whose share it is.
+        num_samples: rows behind its gradient, its weight in the mean; 0 if refused.
+        weight: its weight as it is, if it is not that.
+    """
+
+    worker: int
+    num_samples: int
+    weight: float | None = None
+
+
+class Shard:
+    """A slice of the parameters and everything that belongs to it.
+
+    Args:
+        params_S: fp32 (S,), changed in place from now on.
+        optimizer: the inner optimizer's configuration.
+        strategy: the rule between regions.
+        alone: whether this is the only region, so that there is nobody to send to.
+        fragments: where the model's fragments lie in the slice.
+        pieces: of the slice, where parameters are in groups.
+    """
+
+    def __init__(
+        self,
+        params_S: Tensor,
+        optimizer: Sgd | Momentum | AdamW,
+        strategy: Strategy,
+        *,
+        alone: bool = False,
+        fragments: tuple[tuple[int, int], ...] = (),
+        pieces: Sequence[GroupPiece] = (),
+    ) -> None:
+        self._optimizer = InnerOptimizer(optimizer, params_S, pieces)
+        self._strategy = strategy
+        self._alone = alone
+        self._grads: dict[int, Tensor] = {}
+        self._mean_S = torch.empty(0)
+        self._ready_S: Tensor | None = None
+        self._snapshots: dict[int, tuple[dict[str, LazyCopy], dict[str, float]]] = {}
+        # Apart: an answer is merged without a step of the optimizer, whose tensors the writer of a
+        # checkpoint then has until the next step to read.
+        self._unread, self._unread_moments = Unread(), Unread()
+        self._versions = HeldVersions()
+        whole = ((0, params_S.numel()),)
+        self.state = RegionState(params_S, self._step, fragments=fragments or whole)
+
+    @classmethod
+    def cut(
+        cls,
+        params_P: Tensor,
+        piece: tuple[int, int],
+        optimizer: Sgd | Momentum | AdamW,
+        strategy: Strategy,
+        *,
+        alone: bool = False,
+        groups: Sequence[GroupRun] = (),
+        given: bool = False,
+    ) -> Self:
+        """The shard of the slice of ``params_P``, fp32 (P,), between two places.
+
+        It copies the slice, unless ``params_P`` is ``given`` to it and is no larger.
+        """
+        fragments = fragments_in(params_P.numel(), strategy.traits.exchange.fragments, piece)
+        part_S = params_P[slice(*piece)]
+        params_S = part_S if given and part_S.numel() == params_P.numel() else part_S.clone()
+        pieces = pieces_of(groups, piece)
+        return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments, pieces=pieces)
+
+    @property
+    def params_S(self) -> Tensor:
+        """The live parameters of the slice, fp32 (S,)."""
+        return self.state.params_P
+
+    @property
+    def eval_params_S(self) -> Tensor:
+        """The parameters that an evaluation is about, fp32 (S,); often the live ones."""
+        name = None if self._alone else self._strategy.traits.region.eval_params
+        return self.params_S if name is None else self.state.memory.get(name, self.params_S)
+
+    def put(self, worker: int, grad_S: Tensor) -> None:
+        """Hold a worker's gradient, fp32 (S,), until the step that uses it.
+
+        Raises:
+            InvariantError: if it has another size.
+        """
+        if grad_S.shape != self.params_S.shape:
+            raise InvariantError(
+                f"worker {worker} pushed {tuple(grad_S.shape)}, the shard has "
+                f"{tuple(self.params_S.shape)}"
+            )
+        self._grads[worker] = grad_S
+
+    def keep(self, worker: int) -> None:
+        """Copy what is held for a share; its place is needed before the step uses it."""
+        if worker in self._grads:
+            self._grads[worker] = self._grads[worker].clone()
+
+    def ask(
+        self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None
+    ) -> R:
+        """Carry out one of the methods below; see `geo_ray.training.shard`."""
+        if change is not None:
+            self._versions.before(change, self._present)
+        return operation(self, *arguments)
+
+    def fetch(self, pull: Pull) -> Tensor:
+        """The slice of a version that a worker was told of, fp32 (S,); not to be changed.
+
+        Raises:
+            InvariantError: if it is not here any more.
+        """
+        return self._versions.fetch(pull, self._present)
+
+    def mean_sq(self, contributions: Sequence[Contribution]) -> float | None:
+        """Make the mean of a step's gradients, for the `apply` that follows.
+
+        Returns:
+            Its squared norm, of this slice, in fp64; None if nobody's gradient is used.
+        """
+        self._ready_S = self._combine(contributions)
+        return None if self._ready_S is None else exact_square_norm(self._ready_S)
+
+    def apply(
+        self,
+        contributions: Sequence[Contribution],
+        measure: bool = False,
+        scale: float = 1.0,
+        rate: float = 1.0,
+    ) -> float | None:
+        """Take in one step: the sample-weighted mean of the named workers' gradients.
+
+        Args:
+            contributions: who takes part, and how much.
+            measure: look at the mean's norm.
+            scale: what the mean is multiplied by after that.
+            rate: what the inner optimizer's learning rate is multiplied by.
+
+        Returns:
+            Its square, of this slice; None if not asked for, or if nobody's gradient is used.
+        """
+        self._unread.secure()
+        grad_S = self._combine(contributions) if self._ready_S is None else self._ready_S
+        self._ready_S = None
+        mean_sq = square_norm(grad_S) if measure and grad_S is not None else None
+        if grad_S is not None and scale != 1.0:
+            self._mean_S = grad_S = torch.mul(grad_S, scale)
+        for contribution in contributions:
+            self._grads.pop(contribution.worker, None)
+        state = self.state
+        state.step += 1
+        state.since_send += 1
+        state.samples += sum(c.num_samples for c in contributions)
+        self._optimizer.rate = rate
+        if self._alone:
+            if grad_S is not None:
+                self._step(grad_S)
+        else:
+            self._strategy.on_gradient(state, grad_S)
+        return mean_sq
+
+    def outgoing(self) -> Outgoing | Wait | None:
+        """Ask the strategy, after a step, whether to send something now."""
+        if self._alone:
+            return None
+        self._unread.secure()
+        return self._sent(self._strategy.after_step(self.state))
+
+    def finish(self) -> Outgoing | None:
+        """The strategy's final update after the last step."""
+        if self._alone:
+            return None
+        self._unread.secure()
+        out = self._sent(self._strategy.on_finish(self.state))
+        return out if isinstance(out, Outgoing) else None
+
+    def merge(self, reply: Reply) -> None:
+        """Merge the answer (its payload cut to this slice)."""
+        self._unread.secure()
+        self.state.link_busy = False
+        self.state.budget = reply.steps
+        self._strategy.on_reply(self.state, reply)
+
+    def live_params(self) -> Tensor:
+        """`params_S`, for who asks for it."""
+        return self.params_S
+
+    def snapshot(self, checkpoint: int) -> None:
+        """Keep the present state until it is taken; the newest two at most.
+
+        What changes before it is read is copied then: see `geo_ray.training.lazy_copy`.
+        """
+        while len(self._snapshots) > 1:
+            self._snapshots.pop(min(self._snapshots))
+        changing, fixed, numbers = self._live()
+        moments = {name: changing.pop(name) for name in list(changing) if name.startswith(_MOMENTS)}
+        copies = self._unread.copy(changing, fixed) | self._unread_moments.copy(moments)
+        self._snapshots[checkpoint] = copies, numbers
+
+    def take_snapshot(self, checkpoint: int) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Hand over the state that `snapshot` kept, as copies."""
+        tensors, numbers = self.release_snapshot(checkpoint)
+        return {name: copy.whole() for name, copy in tensors.items()}, numbers
+
+    def release_snapshot(self, checkpoint: int) -> tuple[dict[str, LazyCopy], dict[str, float]]:
+        """Hand over the state that `snapshot` kept to who writes it, while the shard goes on."""
+        return self._snapshots.pop(checkpoint)
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Copies of everything that a checkpoint needs: tensors by name, numbers by name."""
+        changing, fixed, numbers = self._live()
+        return fixed | {name: value.clone() for name, value in changing.items()}, numbers
+
+    def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
+        """Tensors that will change, tensors that will not, and numbers."""
+        own, kept = self._optimizer.live()
+        fixed = {_MOMENTS + k: v for k, v in kept.items()}
+        changing = {"params": self.params_S}
+        changing |= {_MOMENTS + k: v for k, v in own.items()}
+        changing |= {f"memory/{k}": v for k, v in self.state.memory.items()}
+        state = self.state
+        budget = {} if state.budget is None else {"budget": state.budget}
+        return (
+            changing,
+            fixed,
+            {
+                "step": state.step,
+                "since_send": state.since_send,
+                "samples": state.samples,
+                "link_busy": float(state.link_busy),
+                **budget,
+                **{f"memory/{k}": v for k, v in state.numbers.items()},
+            },
+        )
+
+    def restore(
+        self, tensors: Mapping[str, Tensor], counters: Mapping[str, float], *, given: bool = False
+    ) -> None:
+        """Become what `export` saved.
+
+        Args:
+            tensors: by name.
+            counters: numbers by name.
+            given: the tensors are the shard's from now on, which saves a copy of them.
+
+        Raises:
+            CheckpointCorruptError: if a tensor is missing or does not fit the slice.
+        """
+        params_S = tensors.get("params")
+        if params_S is None or params_S.shape != self.params_S.shape:
+            found = "missing" if params_S is None else tuple(params_S.shape)
+            raise CheckpointCorruptError(
+                f"shard state 'params' is {found}, the shard has {tuple(self.params_S.shape)}"
+            )
+        self._unread.secure()
+        self._unread_moments.secure()
+        self.params_S.copy_(params_S)
+        self._optimizer.restore(_with_prefix(tensors, _MOMENTS), given=given)
+        self.state.memory.clear()
+        kept = _with_prefix(tensors, "memory/")
+        self.state.memory.update({k: v if given else v.clone() for k, v in kept.items()})
+        state = self.state
+        state.numbers.clear()
+        state.numbers.update(
+            {k.removeprefix("memory/"): v for k, v in counters.items() if k.startswith("memory/")}
+        )
+        state.step = int(counters["step"])
+        state.since_send = int(counters["since_send"])
+        state.samples = int(counters["samples"])
+        state.budget = int(counters["budget"]) if "budget" in counters else None
+        state.link_busy = bool(counters.get("link_busy", 0.0))
+
+    def _step(self, grad_S: Tensor) -> None:
+        """One step of the inner optimizer; parameters are secured by who begins a change."""
+        self._unread_moments.secure()
+        self._optimizer.apply(grad_S)
+
+    def _present(self, judged: bool) -> Tensor:
+        return self.eval_params_S if judged else self.params_S
+
+    def _combine(self, contributions: Sequence[Contribution]) -> Tensor | None:
+        used = [c for c in contributions if c.num_samples > 0]
+        if not used:
+            return None
+        if len(used) == 1 and used[0].weight is None:
+            return self._grads[used[0].worker]  # no copy, and the very bits of plain training
+        total = sum(c.num_samples for c in used)
+        shares = [c.num_samples / total if c.weight is None else c.weight for c in used]
+        if self._mean_S.shape != self.params_S.shape:
+            self._mean_S = torch.empty_like(self.params_S)
+        torch.mul(self._grads[used[0].worker], shares[0], out=self._mean_S)
+        for c, share in zip(used[1:], shares[1:], strict=True):
+            self._mean_S.add_(self._grads[c.worker], alpha=share)
+        return self._mean_S
+
+    def _sent(self, out: Outgoing | Wait | None) -> Outgoing | Wait | None:
+        if isinstance(out, Outgoing):
+            self.state.link_busy = True
+            self.state.since_send = 0
+            self.state.samples = 0
+        return out
+
+
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+class ShardPort(Protocol):
+    """A shard: `Shard` itself, or what asks one that lives elsewhere."""
+
+    def ask(
+        self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None
+    ) -> R:
+        """Let the shard carry out one of its methods, as ``ask(Shard.merge, reply)``.
+
+        ``change`` is given if it may change the parameters, and there are other shards.
+        """
+
+
+class Concurrently(Protocol):
+    """Makes some calls; all have ended when it returns, or raises what one of them raised."""
+
+    def __call__(self, calls: Sequence[Callable[[], R]]) -> list[R]:
+        """Their results, in their order."""
+
+
+class RegionModel:
+    """Carries out each operation on all shards, cutting and joining payloads.
+
+    Attributes:
+        pulls: what workers may fetch from the shards.
+
+    Args:
+        shards: in the order of their slices.
+        num_params: P, so that replies can be cut.
+        fragments: parts of the model that are sent one at a time.
+        together: asks all shards; at the same time where they live in processes of their own.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[ShardPort],
+        num_params: int,
+        fragments: int = 1,
+        together: Concurrently = in_turn,
+    ) -> None:
+        self._shards = tuple(shards)
+        self._together = together
+        self.pulls = OpenPulls()
+        slices = split_sizes(num_params, len(self._shards))
+        self._sizes = [[b - a for a, b in fragments_in(num_params, fragments, s)] for s in slices]
+        self.num_params = num_params
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there are several shards, from which a worker must fetch one version."""
+        return len(self._shards) > 1
+
+    def apply(
+        self,
+        contributions: Sequence[Contribution],
+        *,
+        measure: bool = False,
+        most_norm: float | None = None,
+        rate: float = 1.0,
+    ) -> float | None:
+        """One step on every shard.
+
+        Args:
+            contributions: who takes part.
+            measure: look at the mean's norm.
+            most_norm: largest norm of the mean gradient over all shards; it is made that short.
+            rate: what the learning rate is multiplied by.
+
+        Returns:
+            The squared norm of the mean gradient over all shards, before it is made shorter; None
+            if not to be measured.
+        """
+        scale = 1.0
+        if most_norm is not None:
+            parts = self._all(Shard.mean_sq, contributions)
+            norm = math.sqrt(math.fsum(part for part in parts if part is not None))
+            scale = most_norm / norm if norm > most_norm else 1.0
+        found = self._change(Shard.apply, contributions, measure, scale, rate)
+        known = [mean_sq for mean_sq in found if mean_sq is not None]
+        return sum(known) if len(known) == len(found) else None
+
+    def keep(self, share: int) -> None:
+        """Every shard copies what was pushed for a share, whose place is needed."""
+        self._all(Shard.keep, share)
+
+    def outgoing(self) -> Outgoing | Wait | None:
+        """What the region sends after a step, its payload joined to (P,)."""
+        return self._join(self._change(Shard.outgoing))
+
+    def finish(self) -> Outgoing | None:
+        """The final update, joined to (P,)."""
+        out = self._join(self._change(Shard.finish))
+        return out if isinstance(out, Outgoing) else None
+
+    def merge(self, reply: Reply) -> None:
+        """Merge an answer whose payload is (P,)."""
+        parts = [reply]
+        if self.is_cut:
+            sizes = [each[reply.fragment] for each in self._sizes]
+            cut = torch.split(reply.payload_P, sizes)
+            parts = [replace(reply, payload_P=part_S) for part_S in cut]
+        change = self._next_change()
+        pairs = zip(self._shards, parts, strict=True)
+        asks = [partial(shard.ask, Shard.merge, part, change=change) for shard, part in pairs]
+        self._together(asks)
+
+    def snapshot(self, checkpoint: int) -> None:
+        """Every shard takes its copy."""
+        self._all(Shard.snapshot, checkpoint)
+
+    def whole_params(self) -> Tensor:
+        """The live parameters, fp32 (P,), not to be changed; a copy if there are several shards."""
+        found = self._all(Shard.live_params)
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _all(
+        self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None
+    ) -> list[R]:
+        asks = [partial(each.ask, operation, *arguments, change=change) for each in self._shards]
+        return self._together(asks)
+
+    def _change(self, operation: Callable[[Shard, *As], R], *arguments: *As) -> list[R]:
+        """The same for an operation that may change the parameters."""
+        return self._all(operation, *arguments, change=self._next_change())
+
+    def _next_change(self) -> Change | None:
+        # One shard gives its parameters with its answer: nothing comes between.
+        return self.pulls.change() if self.is_cut else None
+
+    def _join(self, parts: Sequence[Outgoing | Wait | None]) -> Outgoing | Wait | None:
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        if any(type(part) is not type(first) for part in parts):
+            raise InvariantError(f"shards disagree on whether to send: {parts}")
+        outs = [part for part in parts if isinstance(part, Outgoing)]
+        if not outs:
+            return first
+        payload_P = torch.cat([out.payload_P for out in outs])
+        return Outgoing(payload_P, outs[0].wait, outs[0].fragment)

@@ -1,0 +1,464 @@
+"""A worker's computation: gradients, local steps, coded steps and exact running statistics.
+
+Pure: the same rows and parameters give the same bits. Random numbers come from a generator
+seeded by the position of the rows, so a replacement or a resumed run repeats a step exactly.
+With `RegionTraits.worker_steps` a worker trains several steps with its own optimizer and pushes
+its change; that optimizer state is in no checkpoint. Exact running statistics follow Wu and
+Johnson, "Rethinking 'Batch' in BatchNorm" (2021), section 3.
+
+Shape legend: P = parameters of the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from geo_ray.base.errors import NonFiniteError
+from geo_ray.base.random_state import generators_restored, seed_generators
+from geo_ray.base.types import CodedShare, Span
+from geo_ray.data.tasks.base import Batch, Columns, Stats, Task, num_rows
+from geo_ray.data.tasks.checked_calls import (
+    blamed,
+    checked_collate,
+    checked_evaluate,
+    checked_first_loss,
+    checked_loss,
+    checked_model,
+)
+from geo_ray.data.tasks.groups import GroupRun
+from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer
+from geo_ray.training.parameters import CarryLayout, FlatModel, pieces_of, square_norm
+from geo_ray.training.state_guard import StateChange, StateGuard
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Whether a module keeps running statistics, which training changes."""
+    was_training = module.training
+    try:
+        return bool(_layers(module.train()))
+    finally:
+        module.train(was_training)
+
+
+def precise_statistics(
+    task: Task, module: nn.Module, layout: CarryLayout, batches: Sequence[Batch], into_B: Tensor
+) -> None:
+    """Leave the statistics over ``batches`` in a vector of carried values.
+
+    Each batch counts the same; variances by the law of total variance. All else in the vector stays
+    as it is.
+
+    Args:
+        task: its loss is what runs the model.
+        module: in training mode, with the parameters that the statistics are about.
+        layout: of the vector.
+        batches: of one size.
+        into_B: uint8 (B,).
+    """
+    layers = _layers(module)
+    if not layers or not batches:
+        return
+    momenta = [layer.momentum for layer in layers]
+    found: list[list[tuple[Tensor, Tensor]]] = []
+    try:
+        for layer in layers:
+            layer.momentum = 1.0  # what is kept is then that of the last batch alone
+        for batch in batches:
+            with torch.enable_grad(), suppress(NonFiniteError):  # as in a step: it may ask for some
+                checked_loss(task, module, batch)
+            found.append([_of(layer) for layer in layers])
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+    layout.write(into_B, module)
+    for layer, by_batch in zip(layers, zip(*found, strict=True), strict=True):
+        means, variances = (torch.stack(part) for part in zip(*by_batch, strict=True))
+        mean = means.mean(0)
+        layer.get_buffer("running_mean").copy_(mean)
+        layer.get_buffer("running_var").copy_((variances + (means - mean).square()).mean(0))
+    layout.read_into(module, into_B)
+
+
+@dataclass(slots=True)
+class StatisticsBoard:
+    """Puts the regions' statistics of the final parameters together, before they are evaluated.
+
+    Every region's first worker makes them over rows of its own; the final evaluation, and the model
+    that is kept, have those over all regions' rows. Nobody trains by then, so nobody is held up.
+
+    Attributes:
+        layout: of the vectors.
+        rows: of each region's training data, its weight.
+    """
+
+    layout: CarryLayout
+    rows: Mapping[str, float]
+    _told: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, region: str, carried_B: Tensor) -> None:
+        """A region's carried values, uint8 (B,), with statistics over its own rows."""
+        self._told[region] = carried_B
+
+    def take(self, members: Collection[str]) -> dict[str, Tensor]:
+        """Each member's own values with statistics over all, once all have told theirs."""
+        if not self._told or not set(members) <= set(self._told):
+            return {}
+        told = {region: self._told[region] for region in members}
+        self._told = {}
+        return {name: self.layout.with_statistics(name, told, self.rows) for name in told}
+
+    def give_up(self) -> dict[str, Tensor]:
+        """What was told, as it was told: others do not come any more."""
+        told, self._told = self._told, {}
+        return told
+
+
+def _layers(module: nn.Module) -> list[_NormBase]:
+    """Those that training does not hold fixed, as some do for good in their own `train`."""
+    kept = [p for p in module.modules() if isinstance(p, _NormBase) and p.running_mean is not None]
+    return [layer for layer in kept if layer.training]
+
+
+def _of(layer: _NormBase) -> tuple[Tensor, Tensor]:
+    return layer.get_buffer("running_mean").clone(), layer.get_buffer("running_var").clone()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What `Worker.step` found; the gradient lies in the worker's flat buffer.
+
+    Attributes:
+        loss: mean loss, or None if refused.
+        refused: why the gradient must not be used, or None.
+        grad_sq: squared 2-norm of the gradient as it is used; None if that is no plain mean of
+            gradients.
+    """
+
+    loss: float | None
+    refused: str | None = None
+    grad_sq: float | None = None
+
+
+class Worker:
+    """Computes gradients of one task on one replica of the model.
+
+    Attributes:
+        params_P: where the parameters are read from.
+        grad_P: where the gradient is left.
+        carried_B: where carried values are read from, uint8 (B,); empty if there are none.
+        left_B: where they are left.
+
+    Args:
+        task: model, loss and evaluation.
+        params_P: fp32 buffer that the parameter server fills: what the model carries, if it does
+            (`CarryLayout.size_floats`), then the parameters.
+        grad_P: fp32 buffer for the same after a step; may be shared memory.
+        region: for the seed of random numbers.
+        seed: the run's seed.
+        device: where the model computes; buffers on the CPU are copied to and fro if it is another.
+        clip_norm: largest 2-norm of a gradient; None for no clipping.
+        module: the replica, fresh from the task; None: it is made now.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        params_P: Tensor,
+        grad_P: Tensor,
+        *,
+        region: str,
+        seed: int,
+        device: str = "cpu",
+        clip_norm: float | None = None,
+        module: nn.Module | None = None,
+    ) -> None:
+        self._task = task
+        self._device = torch.device(device)
+        module = checked_model(task, seed) if module is None else module
+        self.layout = CarryLayout.of(task, module)
+        before = self.layout.size_floats
+        self.carried_B, self.left_B = (v[:before].view(torch.uint8) for v in (params_P, grad_P))
+        self.params_P = params_P = params_P[before:]
+        self.grad_P = grad_P = grad_P[before:]
+        self._guard = StateGuard(task, module)
+        self._stream = f"{seed}/{region}"
+        self._clip_norm = clip_norm
+        module = module.to(self._device)
+        on_host = self._device.type == params_P.device.type
+        model_P = params_P if on_host else torch.empty_like(params_P, device=self._device)
+        model_grad_P = grad_P if on_host else torch.empty_like(grad_P, device=self._device)
+        model_grad_P.zero_()
+        self._flat = FlatModel(module, model_P, model_grad_P)
+        self._has_stepped = False
+
+    @property
+    def module(self) -> nn.Module:
+        """The replica."""
+        return self._flat.module
+
+    @property
+    def constants(self) -> Mapping[str, str]:
+        """See `state_guard.constants_of`."""
+        return self._guard.constants
+
+    def on_work(self, version: int) -> None:
+        """See `StateGuard.on_work`."""
+        self._guard.on_work(version)
+
+    def take_changed(self) -> list[StateChange]:
+        """See `StateGuard.take_changed`."""
+        return self._guard.take_changed()
+
+    def step(self, columns: Columns, span: Span) -> StepResult:
+        """Compute the mean gradient over ``columns`` into the gradient buffer.
+
+        What the model carries is left beside it.
+
+        Args:
+            columns: the rows of ``span``.
+            span: their position in the region's stream.
+
+        Raises:
+            TaskOutputError: if the task's loss is no scalar that depends on the parameters.
+            TaskStateError: if the step changes what nobody declared, or trained parameters.
+        """
+        self._load()
+        self._flat.zero_grad()
+        self._flat.module.train()
+        with generators_restored(self.rng_devices()):
+            seed_generators(self._seed_of(span), self.rng_devices())
+            batch = checked_collate(self._task, columns, self._device)
+            checked = checked_loss if self._has_stepped else checked_first_loss
+            try:
+                loss = checked(self._task, self._flat.module, batch)
+            except NonFiniteError:
+                self._flat.attach()
+                return StepResult(None, "loss_not_finite")
+            with blamed(self._task, "loss (in its backward pass)"):
+                loss.backward()  # type: ignore[no-untyped-call]
+        self._has_stepped = True
+        self._flat.take_gradient()
+        self._guard.after_step()
+        if self.layout.entries:
+            self.layout.read_into(self.module, self.left_B)
+            if not self.layout.is_finite(self.left_B):
+                return StepResult(None, "carried_not_finite")
+        grad_sq = square_norm(self._flat.grad_P)
+        if not math.isfinite(grad_sq):
+            return StepResult(None, "gradient_not_finite")
+        if self._clip_norm is not None:
+            norm = float(torch.linalg.vector_norm(self._flat.grad_P))
+            if norm > self._clip_norm:
+                self._flat.grad_P.mul_(self._clip_norm / norm)
+                grad_sq *= (self._clip_norm / norm) ** 2
+        if self._flat.grad_P is not self.grad_P:
+            self.grad_P.copy_(self._flat.grad_P)
+        return StepResult(float(loss.detach()), grad_sq=grad_sq)
+
+    def collate(self, columns: Columns, span: Span) -> Batch:
+        """The rows as the model takes them; random choices are those of `step`.
+
+        Plants the seed of those choices: wrap it in `generators_restored`.
+        """
+        seed_generators(self._seed_of(span), self.rng_devices())
+        return checked_collate(self._task, columns, self._device)
+
+    def evaluate(self, columns: Columns) -> Stats:
+        """Additive statistics of the parameters in the buffer over ``columns``."""
+        self._load()
+        self._flat.module.eval()
+        with torch.no_grad():
+            batch = checked_collate(self._task, columns, self._device)
+            try:
+                return checked_evaluate(self._task, self._flat.module, batch)
+            finally:
+                self._flat.attach()
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the model keeps running statistics that are carried."""
+        return bool(self.layout.entries) and has_statistics(self.module)
+
+    def make_precise(self, batches: Sequence[Columns]) -> None:
+        """Put running statistics that the parameters really have over ``batches`` to those given.
+
+        Leaves them in `carried_B`, so that an evaluation uses them, until the next assignment.
+        """
+        self._load()
+        self.module.train()
+        with torch.no_grad(), generators_restored(self.rng_devices()):
+            seed_generators(0, self.rng_devices())
+            made = [checked_collate(self._task, columns, self._device) for columns in batches]
+            precise_statistics(self._task, self.module, self.layout, made, self.carried_B)
+        self._flat.attach()
+
+    def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
+        """Sum the statistics over all batches.
+
+        Returns:
+            The sums, and the number of rows behind them.
+        """
+        self._guard.look()
+        totals: Stats = {}
+        rows = 0
+        for columns in batches:
+            for name, value in self.evaluate(columns).items():
+                totals[name] = totals[name] + value if name in totals else value
+            rows += num_rows(columns)
+        return totals, rows
+
+    def _load(self) -> None:
+        if self._flat.params_P is not self.params_P:
+            self._flat.params_P.copy_(self.params_P)
+        if self.layout.entries:
+            self.layout.write(self.carried_B, self.module)
+
+    def _seed_of(self, span: Span) -> int:
+        key = f"{self._stream}/{span.start}".encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
+
+    def rng_devices(self) -> list[int]:
+        """Whose generators a step plants, beside the CPU's; for `generators_restored`."""
+        return [torch.cuda.current_device()] if self._device.type == "cuda" else []
+
+
+class LocalSteps:
+    """Has the face of a `Worker`, and one inside.
+
+    Args:
+        worker: computes the gradients.
+        optimizer: applies them to its parameters.
+        steps: per push; the rows of a push are cut into as many batches.
+        region_rows: of a batch of each of the region's workers together, to know from a push's
+            place in the stream how many came before.
+        groups: of the parameters, if they are not all alike.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        optimizer: OneOptimizer,
+        steps: int,
+        region_rows: int = 1,
+        groups: Sequence[GroupRun] = (),
+    ) -> None:
+        self._worker = worker
+        pieces = pieces_of(groups, (0, worker.params_P.numel()))
+        self._optimizer = InnerOptimizer(optimizer, worker.params_P, pieces)
+        self._steps = steps
+        self._region_rows = region_rows
+
+    @property
+    def params_P(self) -> Tensor:
+        """Where the parameters are read from, fp32 (P,)."""
+        return self._worker.params_P
+
+    @property
+    def grad_P(self) -> Tensor:
+        """Where the change is left, as what is to be subtracted, fp32 (P,)."""
+        return self._worker.grad_P
+
+    @property
+    def carried_B(self) -> Tensor:
+        """See `Worker.carried_B`."""
+        return self._worker.carried_B
+
+    @property
+    def left_B(self) -> Tensor:
+        """See `Worker.left_B`."""
+        return self._worker.left_B
+
+    @property
+    def layout(self) -> CarryLayout:
+        """Of what the model carries."""
+        return self._worker.layout
+
+    @property
+    def constants(self) -> Mapping[str, str]:
+        """See `Worker.constants`."""
+        return self._worker.constants
+
+    @property
+    def has_statistics(self) -> bool:
+        """See `Worker.has_statistics`."""
+        return self._worker.has_statistics
+
+    def make_precise(self, batches: Sequence[Columns]) -> None:
+        """See `Worker.make_precise`."""
+        self._worker.make_precise(batches)
+
+    def step(self, columns: Columns, span: Span) -> StepResult:
+        """Train over ``columns`` and leave the change; the parameters are as before.
+
+        A gradient that must not be used spoils the whole push.
+
+        Args:
+            columns: the rows of ``span``.
+            span: their position in the region's stream.
+        """
+        params_P = self.params_P
+        before_P, before_B = params_P.clone(), self.carried_B.clone()
+        losses = []
+        # From the stream, since nobody saves what a worker counts.
+        self._optimizer.taken = span.start // self._region_rows
+        for i in range(self._steps):
+            first, stop = (span.count * n // self._steps for n in (i, i + 1))
+            part = {name: column[first:stop] for name, column in columns.items()}
+            result = self._worker.step(part, Span(span.start + first, stop - first))
+            if result.loss is None:
+                params_P.copy_(before_P)
+                self.carried_B.copy_(before_B)
+                return result
+            losses.append(result.loss)
+            self.carried_B.copy_(self.left_B)
+            self._optimizer.apply(self.grad_P)
+        self.grad_P.copy_(before_P).sub_(params_P)
+        params_P.copy_(before_P)
+        self.carried_B.copy_(before_B)
+        return StepResult(sum(losses) / len(losses))
+
+    def on_work(self, version: int) -> None:
+        """See `Worker.on_work`."""
+        self._worker.on_work(version)
+
+    def take_changed(self) -> list[StateChange]:
+        """See `Worker.take_changed`."""
+        return self._worker.take_changed()
+
+    def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
+        """See `Worker.evaluate_all`."""
+        return self._worker.evaluate_all(batches)
+
+
+def coded_step(
+    worker: Worker | LocalSteps,
+    parts: Sequence[CodedShare],
+    own: Span,
+    read: Callable[[Span], Columns],
+) -> StepResult:
+    """Leave the weighted sum of the parts' mean gradients in the worker's gradient buffer.
+
+    Args:
+        worker: computes.
+        parts: rows and weights; one that cannot be used spoils all.
+        own: the rows whose loss is reported.
+        read: gives the rows of a span.
+    """
+    total_P = torch.zeros_like(worker.grad_P)
+    told = StepResult(None)
+    for part in parts:
+        result = worker.step(read(part.span), part.span)
+        if result.loss is None:
+            return result
+        total_P.add_(worker.grad_P, alpha=part.weight)
+        told = replace(result, grad_sq=None) if part.span == own or told.loss is None else told
+    worker.grad_P.copy_(total_P)
+    return told

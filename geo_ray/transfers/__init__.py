@@ -1,1 +1,0 @@
-"""Scheduled transfers: order on the bottleneck, bounded staleness, helper regions."""

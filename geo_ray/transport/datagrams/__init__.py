@@ -1,1 +1,0 @@
-"""Datagrams between regions: sealed and paced; some of them get lost."""

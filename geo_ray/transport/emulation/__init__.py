@@ -1,1 +1,0 @@
-"""Emulated links: a model of a link, and shapers that delay real bytes by it."""

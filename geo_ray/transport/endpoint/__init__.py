@@ -1,1 +1,0 @@
-"""Reliable messages between regions: connections, sessions, chunks and lanes."""

@@ -1,1 +1,0 @@
-"""Flow control: window, number of streams, and the estimate of what a link carries."""

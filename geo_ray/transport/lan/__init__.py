@@ -1,1 +1,0 @@
-"""Requests inside a region: sockets, and shared memory on one host."""

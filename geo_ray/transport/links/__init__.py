@@ -1,1 +1,0 @@
-"""Measurements of links, as records in a table and a file."""

@@ -1,0 +1,116 @@
+"""Builds the parts of an overlay from its configuration, for a run and the simulator alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from geo_ray.transport.overlay.config import (
+    AnyOverlay,
+    BinaryOverlay,
+    NetstormOverlay,
+    RackOverlay,
+    RingOverlay,
+    StarOverlay,
+    TransferOptions,
+    TsengineOverlay,
+)
+from geo_ray.transport.overlay.coordinator import Coordinator
+from geo_ray.transport.overlay.links import Links
+from geo_ray.transport.overlay.netstorm import Netstorm
+from geo_ray.transport.overlay.node import Node
+from geo_ray.transport.overlay.plan import Grid, Tree
+from geo_ray.transport.overlay.policy import (
+    PlannedPolicy,
+    Policy,
+    binary,
+    rack,
+    ring,
+    square_groups,
+    star,
+)
+from geo_ray.transport.overlay.tsengine import Tsengine
+
+_MOST_PARTS: Final = 32  # under way to one region: half of what an endpoint takes by default
+_PROBE_BYTES: Final = 256 * 1024
+
+
+def transfer_of(config: AnyOverlay) -> TransferOptions:
+    """Return how parts are handed on; a star uses the defaults."""
+    return TransferOptions() if isinstance(config, StarOverlay) else config.transfer
+
+
+def grid_of(config: AnyOverlay, num: int) -> Grid:
+    """Return the segments of a vector of ``num`` fp32 elements."""
+    return Grid(num, max(1, min(num, transfer_of(config).segment_bytes // 4)))
+
+
+def links_of(config: AnyOverlay, num_regions: int) -> Links:
+    """Return an empty table of links with the configured ageing."""
+    if isinstance(config, TsengineOverlay | NetstormOverlay):
+        return Links(num_regions, config.forget_rounds, config.smoothing)
+    return Links(num_regions)
+
+
+def build_policy(
+    config: AnyOverlay, regions: Sequence[str], home: int, grid: Grid, links: Links, seed: int
+) -> Policy:
+    """The policy of a run.
+
+    Args:
+        config: kind and options; fits the regions, see `check_overlay`.
+        regions: names, sorted.
+        home: number of the region that hosts the averager.
+        grid: of the vector.
+        links: what is known of links; shared with the coordinator.
+        seed: of random decisions.
+    """
+    num, segments = len(regions), grid.count
+    if isinstance(config, TsengineOverlay):
+        return Tsengine(links, home, grid, config, seed)
+    if isinstance(config, NetstormOverlay):
+        storm = Netstorm(links, segments, config.roots or num, config.hysteresis)
+        return PlannedPolicy(storm.trees, links, fused=True, probes=config.probes)
+    trees = partial(_static, config, tuple(regions), home, segments)
+    return PlannedPolicy(lambda rnd: trees(), links, fused=isinstance(config, RingOverlay))
+
+
+def build_node(
+    config: AnyOverlay, me: int, num_regions: int, home: int, grid: Grid, *, fused: bool
+) -> Node:
+    """Region ``me``'s part in all rounds; ``fused`` is the policy's."""
+    transfer = transfer_of(config)
+    window = max(2, min(_MOST_PARTS, transfer.window_bytes // (4 * grid.segment)))
+    return Node(me, num_regions, home, grid, fused, window, transfer.stall_s)
+
+
+def build_coordinator(
+    home: int, policy: Policy, links: Links, grid: Grid, seed: int
+) -> Coordinator:
+    """The coordinator, beside the averager in region ``home``."""
+    probe_segments = min(grid.count, max(2, -(-_PROBE_BYTES // (4 * grid.segment))))
+    return Coordinator(home, policy, links, probe_segments, seed)
+
+
+def tick_s(config: AnyOverlay) -> float:
+    """How often to look whether transfers make progress."""
+    return min(1.0, transfer_of(config).stall_s / 4)
+
+
+def _static(
+    config: AnyOverlay, regions: tuple[str, ...], home: int, num_segments: int
+) -> list[Tree]:
+    num = len(regions)
+    if isinstance(config, BinaryOverlay):
+        return binary(num, home, num_segments)
+    if isinstance(config, RingOverlay):
+        return ring(num, num_segments)
+    if isinstance(config, RackOverlay):
+        groups = (
+            square_groups(num, home)
+            if config.groups is None
+            else [[regions.index(name) for name in group] for group in config.groups]
+        )
+        return rack(num, home, num_segments, groups)
+    return star(num, home, num_segments)

@@ -1,0 +1,173 @@
+"""The ``overlay`` section of a configuration: how bridges sum a round and hand its answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.config import CodecConfig
+
+
+class TransferOptions(StrictModel):
+    """How one bridge hands parts of a vector to another; the same for every kind but star."""
+
+    segment_bytes: int = Field(
+        default=128 * 1024,
+        ge=4,
+        description="Forwarded as a whole. More than the model: whole messages, no pipelining.",
+    )
+    window_bytes: int = Field(
+        default=4 * 1024 * 1024,
+        gt=0,
+        description="Sent to one bridge and not acknowledged; at least the rate times round trip.",
+    )
+    stall_s: float = Field(
+        default=20.0,
+        gt=0,
+        description="A transfer without progress for that long is given to somebody else.",
+    )
+
+
+class StarOverlay(StrictModel):
+    """Every region sends to the averager and is answered by it."""
+
+    kind: Literal["star"] = "star"
+
+
+class BinaryOverlay(StrictModel):
+    """A balanced binary tree with the averager's region at its root."""
+
+    kind: Literal["binary"] = "binary"
+    transfer: TransferOptions = TransferOptions()
+
+
+class RackOverlay(StrictModel):
+    """Two levels: the regions of a group send to one of them, those to the averager."""
+
+    kind: Literal["rack"] = "rack"
+    groups: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] | None = Field(
+        default=None,
+        description="The regions of each group, its aggregator first; null: groups of about the "
+        "square root of the number of regions.",
+    )
+    transfer: TransferOptions = TransferOptions()
+
+
+class RingOverlay(StrictModel):
+    """Reduce-scatter, then all-gather: every region sums an equal slice of the model."""
+
+    kind: Literal["ring"] = "ring"
+    transfer: TransferOptions = TransferOptions()
+
+
+class TsengineOverlay(StrictModel):
+    """Who is ready first merges first; the answer goes along the links that were fast before."""
+
+    kind: Literal["tsengine"] = "tsengine"
+    buckets: int = Field(default=1, ge=1, le=64, description="Parts with a schedule of their own.")
+    epsilon: float = Field(
+        default=0.05, ge=0, le=1, description="Share of decisions that are taken at random."
+    )
+    probes: int = Field(
+        default=2,
+        ge=0,
+        le=64,
+        description="How often all regions measure one link each while they compute.",
+    )
+    forget_rounds: int = Field(default=5, ge=1, description="Measurements older count no more.")
+    smoothing: float = Field(
+        default=0.5, gt=0, le=1, description="Weight of a new measurement against what was known."
+    )
+    settle_s: float = Field(
+        default=0.02,
+        ge=0,
+        description="How long regions that become ready at about the same time are waited for "
+        "before partners are chosen.",
+    )
+    transfer: TransferOptions = TransferOptions()
+
+
+class NetstormOverlay(StrictModel):
+    """Several roots: the model is cut in slices, each with its own tree over measured links."""
+
+    kind: Literal["netstorm"] = "netstorm"
+    roots: int | None = Field(
+        default=None, ge=1, le=256, description="Most slices; null: one per region."
+    )
+    probes: int = Field(
+        default=2,
+        ge=0,
+        le=64,
+        description="How often all regions measure one link each while they compute.",
+    )
+    forget_rounds: int = Field(default=5, ge=1, description="Measurements older count no more.")
+    smoothing: float = Field(
+        default=0.5, gt=0, le=1, description="Weight of a new measurement against what was known."
+    )
+    hysteresis: float = Field(
+        default=0.05, ge=0, description="Predicted gain below which the trees stay as they are."
+    )
+    transfer: TransferOptions = TransferOptions()
+
+
+PeerOverlay = BinaryOverlay | RackOverlay | RingOverlay | TsengineOverlay | NetstormOverlay
+"""Kinds that need links between all regions."""
+
+AnyOverlay = Annotated[StarOverlay | PeerOverlay, Field(discriminator="kind")]
+"""The ``overlay`` section of a configuration: ``kind`` chooses the class."""
+
+MAX_REGIONS: Final = 60  # sets of regions must fit into a 64-bit field
+
+
+def check_overlay(
+    config: AnyOverlay, regions: Sequence[str], strategy: Strategy, codec: CodecConfig
+) -> None:
+    """Refuse an overlay that does not fit the rest: only plain sums pass through other regions.
+
+    Args:
+        config: the overlay.
+        regions: names of all of them.
+        strategy: the run's.
+        codec: the run's codecs.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    if isinstance(config, StarOverlay):
+        return
+    mean = strategy.traits.averager.round_mean
+    if mean is None:
+        raise ValueError(
+            f"overlay.kind: {config.kind} sums the updates of a round on the way; strategy "
+            f"'{strategy.kind}' is not made of such rounds: use bsp or sma, or overlay star"
+        )
+    if isinstance(config, RingOverlay | NetstormOverlay) and not mean.is_answer:
+        raise ValueError(
+            f"overlay.kind: {config.kind} hands the mean itself out; strategy '{strategy.kind}' "
+            "answers with something else: use tsengine"
+        )
+    for direction, each in (("up", codec.up), ("down", codec.down)):
+        if each is not None:
+            raise ValueError(
+                f"overlay.kind: {config.kind} adds the regions' updates on their way, and updates "
+                f"that codec.{direction} ({each.kind}) has encoded cannot be added: leave "
+                f"codec.{direction} out, or use overlay star"
+            )
+    _check_regions(config, regions)
+
+
+def _check_regions(config: PeerOverlay, regions: Sequence[str]) -> None:
+    """Refuse too many regions, or groups that are not a partition of them."""
+    if len(regions) > MAX_REGIONS:
+        raise ValueError(f"overlay.kind: {config.kind} takes at most {MAX_REGIONS} regions")
+    if isinstance(config, RackOverlay) and config.groups is not None:
+        named = sorted(name for group in config.groups for name in group)
+        if named != sorted(regions):
+            raise ValueError(
+                f"overlay.groups: they must name every region once; they have {', '.join(named)}, "
+                f"regions are {', '.join(sorted(regions))}"
+            )

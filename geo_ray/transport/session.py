@@ -1,0 +1,564 @@
+"""The state shared by two endpoints across connections: ordering, acknowledgements, duplicates.
+
+`Incarnation` detects that a peer has restarted; `TrafficCounters` counts the traffic with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Container
+from dataclasses import asdict
+from typing import Final
+
+from geo_ray.base.errors import DeadlineExceededError, FrameError, LinkDownError, PeerRefusedError
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.connection import Connection
+from geo_ray.transport.flow import FlowControl
+from geo_ray.transport.inbox import Assembly, Callbacks, HeldBytes, Inbox
+from geo_ray.transport.outbox import Chunk, Key, Outbox
+from geo_ray.transport.security.tls import revoked
+from geo_ray.transport.wire.fields import Meta, count, counts, text
+from geo_ray.transport.wire.frames import check_sendable, view_of
+from geo_ray.transport.wire.message import (
+    LANES,
+    EndpointIdentity,
+    Message,
+    PeerStats,
+    Piece,
+    check_message,
+    to_meta,
+)
+
+
+class TrafficCounters:
+    """Counters over all connections of a session; the session's lock guards them.
+
+    Attributes:
+        messages_out: messages sent, resends not counted.
+        messages_in: messages delivered.
+        dropped_out: messages whose addressee was replaced before it had them.
+        connects: connections so far.
+        last_error: why the last connection ended or could not be made.
+    """
+
+    def __init__(self) -> None:
+        self.messages_out = 0
+        self.messages_in = 0
+        self.dropped_out = 0
+        self.connects = 0
+        self.last_error: str | None = None
+        self._live: list[Connection] = []
+        self._sent: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
+
+    def open(self, connection: Connection) -> None:
+        """Include a new connection's bytes from now on."""
+        self.connects += 1
+        self._live.append(connection)
+
+    def close(self, connection: Connection) -> None:
+        """Add the final counts of a connection whose loop has ended."""
+        self._live.remove(connection)
+        sent, received = connection.counts()
+        for each in sent:
+            self._sent.update(each)
+        for each in received:
+            self._received.update(each)
+
+    def bytes_out(self) -> dict[str, int]:
+        """Bytes sent by class."""
+        return self._sum(self._sent, 0)
+
+    def bytes_in(self) -> dict[str, int]:
+        """Bytes received by class."""
+        return self._sum(self._received, 1)
+
+    def _sum(self, done: Counter[str], direction: int) -> dict[str, int]:
+        total = Counter(done)
+        for connection in self._live:
+            for each in connection.counts()[direction]:
+                total.update(each)
+        return dict(sorted(total.items()))
+
+
+class Incarnation:
+    """The newest start of a peer that has connected.
+
+    Args:
+        peer: the peer's region.
+
+    Attributes:
+        epoch: the epoch of that start; -1 before the first.
+    """
+
+    def __init__(self, peer: str) -> None:
+        self.epoch = -1
+        self._peer = peer
+        self._instance = ""
+
+    def is_same(self, hello: Meta) -> bool:
+        """Return whether a hello comes from the known start; False for a newer one.
+
+        Raises:
+            PeerRefusedError: the hello comes from an older start, or from a second endpoint of the
+                same epoch.
+            FrameError: the hello is malformed.
+        """
+        epoch, instance = count(hello, "epoch"), text(hello, "instance")
+        if epoch < self.epoch:
+            raise PeerRefusedError(
+                f"region {self._peer} comes with epoch {epoch}, but its epoch {self.epoch} "
+                "was here already"
+            )
+        if epoch == self.epoch and instance != self._instance:
+            raise PeerRefusedError(
+                f"two endpoints claim to be region {self._peer} in epoch {epoch}: "
+                f"{instance!r:.100} and {self._instance!r}",
+                fix="Give a restarted endpoint a higher epoch.",
+            )
+        return epoch == self.epoch
+
+    def replace(self, hello: Meta) -> bool:
+        """Make the hello's sender the present start; return whether there was another before."""
+        had_one = self.epoch >= 0
+        self.epoch, self._instance = count(hello, "epoch"), text(hello, "instance")
+        return had_one
+
+
+_LARGEST: Final = 2**63
+_LOGGER = logging.getLogger(__name__)
+
+
+class Session:
+    """The state shared with one peer region.
+
+    A connection is adopted after its handshake and `run` in the thread that made it; the newest
+    one counts. When the endpoints reconnect, each tells the other how far it got, and the rest is
+    sent again.
+
+    Args:
+        identity: this endpoint.
+        peer: the other region.
+        config: limits and deadlines.
+        callbacks: the user's.
+        on_change: called when the session was connected or disconnected.
+        is_shaped: whether the link to the peer is emulated.
+        held: what the messages of all peers hold here.
+
+    Attributes:
+        peer: as given.
+        flow: the link's flow control.
+        inbox: messages that have come.
+        is_revoked: whether the certificate that the peer showed last counts no more.
+        is_forgotten: whether the peer is gone, and nobody waits for it unless it comes back.
+    """
+
+    def __init__(
+        self,
+        identity: EndpointIdentity,
+        peer: str,
+        config: TransportConfig,
+        callbacks: Callbacks,
+        on_change: Callable[[], None],
+        *,
+        is_shaped: bool,
+        held: HeldBytes,
+    ) -> None:
+        self.peer = peer
+        self.flow = FlowControl(
+            config, is_shaped=is_shaped, unix_offset_s=time.time() - time.monotonic()
+        )
+        self.inbox = Inbox(peer, callbacks, self._let_go, self._taken)
+        self._region = identity.region
+        self._config = config
+        self._limits = config.limits()
+        self._on_change = on_change
+        # Guards everything below; never held while a callback or a socket is busy.
+        self._changed = threading.Condition()
+        self._outbox = Outbox(
+            config.max_outbox_messages, config.max_outbox_bytes, config.max_ahead_bytes
+        )
+        self._assembly = Assembly(
+            config.max_outbox_messages, config.max_ahead_bytes, config.max_payload_bytes, held
+        )
+        self._connection: Connection | None = None
+        self._peer_serials: set[int] = set()  # of the present connection, or the last one
+        self.is_revoked = self.is_forgotten = False
+        self._closed = False
+        self._incarnation = Incarnation(peer)
+        self._peer_delivered: list[int] = []
+        self._counters = TrafficCounters()
+
+    # ------------------------------------------------------------------ the user's side
+
+    def send(self, message: Message, deadline_s: float) -> None:
+        """Queue a message; see `Endpoint.send`."""
+        # An unsendable message must fail here: in the outbox it would end every connection.
+        check_message(message)
+        size_bytes = view_of(message.payload).nbytes
+        longest = to_meta(message.lane, _LARGEST, 0, _LARGEST, message)
+        check_sendable(longest, size_bytes, self._limits)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._outbox.has_room(size_bytes), deadline_s
+            )
+            if self._closed:
+                raise LinkDownError(f"the link to region {self.peer} is closed")
+            if not self._outbox.has_room(size_bytes):
+                raise DeadlineExceededError(
+                    f"no room for a {message.kind!r} message to region {self.peer} within "
+                    f"{deadline_s} s (send_deadline_s): {len(self._outbox)} messages with "
+                    f"{self._outbox.size_bytes} bytes are not acknowledged"
+                )
+            self._outbox.add(message)
+            connection = self._connection
+        if connection is not None:
+            connection.wake()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until both sides have acknowledged all that they received."""
+        with self._changed:
+            return self._changed.wait_for(self._is_flushed, timeout_s)
+
+    def _is_flushed(self) -> bool:
+        connection = self._connection
+        return self._closed or not (self._outbox or (connection is not None and connection.owes))
+
+    def forget(self) -> None:
+        """The peer is gone; what it has not acknowledged waits for it, should it come back."""
+        self.is_forgotten = True
+
+    def stats(self) -> PeerStats:
+        """See `PeerStats`."""
+        with self._changed:
+            counters, connection = self._counters, self._connection
+            heartbeat = None if connection is None else connection.heartbeat
+            return PeerStats(
+                connected=connection is not None,
+                epoch=None if self._incarnation.epoch < 0 else self._incarnation.epoch,
+                bytes_out=counters.bytes_out(),
+                bytes_in=counters.bytes_in(),
+                messages_out=counters.messages_out,
+                messages_in=counters.messages_in,
+                duplicates_in=self._assembly.duplicates,
+                dropped_out=counters.dropped_out,
+                reconnects=max(0, counters.connects - 1),
+                rtt_s=None if heartbeat is None else heartbeat.rtt_s,
+                rtt_min_s=None if heartbeat is None else heartbeat.rtt_min_s,
+                streams=0 if connection is None else connection.streams,
+                encrypted=connection is not None and connection.is_encrypted,
+                window_bytes=int(self.flow.window.size_bytes),
+                estimate=asdict(self.flow.estimate),
+                outbox_messages=len(self._outbox),
+                outbox_bytes=self._outbox.size_bytes,
+                heard_s_ago=None if connection is None else connection.silent_s(),
+                last_error=counters.last_error,
+            )
+
+    def note_error(self, error: Exception) -> None:
+        """Remember why a connection or stream could not be made, or ended; `stats` shows it."""
+        with self._changed:
+            self._counters.last_error = str(error)
+
+    # ------------------------------------------------------------------ connections
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection is open."""
+        return self._connection is not None
+
+    def wait_disconnected(self) -> bool:
+        """Wait until no connection is open; return False if the session was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._connection is None)
+            return not self._closed
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        """Wait for `finish` or an adopted connection; return whether the session is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._connection is not None, timeout_s)
+            return self._closed
+
+    def admit(self, hello: Meta) -> Meta:
+        """Check a peer's hello that is not authenticated yet; changes nothing.
+
+        Returns:
+            This side's READY: how many of that incarnation's messages were delivered.
+
+        Raises:
+            PeerRefusedError: another incarnation of the peer has taken over, or the hello is of a
+                data stream to a connection that is no more.
+        """
+        with self._changed:
+            is_same = self._incarnation.is_same(hello)
+            if count(hello, "stream"):
+                self._connection_of(hello)
+                return {}
+            return {"delivered": [*self.inbox.delivered]} if is_same else self.nothing_delivered()
+
+    @staticmethod
+    def nothing_delivered() -> Meta:
+        """Return the READY for a peer that has not connected before."""
+        return {"delivered": [0] * LANES}
+
+    def connection_of(self, hello: Meta) -> Connection:
+        """Return the connection that a data stream's hello names.
+
+        Raises:
+            PeerRefusedError: that connection has ended.
+        """
+        with self._changed:
+            return self._connection_of(hello)
+
+    def _connection_of(self, hello: Meta) -> Connection:
+        connection = self._connection
+        if connection is None or connection.greeting.link_id != hello.get("link"):
+            raise PeerRefusedError(f"a data stream of region {self.peer} came too late")
+        return connection
+
+    def adopt(self, connection: Connection) -> None:
+        """Make an authenticated connection the session's; an older one ends.
+
+        Raises:
+            PeerRefusedError: the peer may not, or both sides dialed and the other dial won.
+            FrameError: the peer's READY makes no sense.
+            LinkDownError: the session is closed.
+        """
+        hello = connection.greeting.hello
+        delivered = counts(connection.greeting.ready, "delivered")
+        with self._changed:
+            if self._closed:
+                raise LinkDownError(f"the link to region {self.peer} is closed")
+            old = self._connection
+            if old is not None and self._rank(old) > self._rank(connection):
+                raise PeerRefusedError(f"region {self.peer} is connected already")
+            if not self._incarnation.is_same(hello):
+                self._begin_anew(hello)
+            self._outbox.rewind(delivered)
+            if old is not None:
+                # Told here: the old connection's thread may only get there after the new one's.
+                self.inbox.tell_peer(count(old.greeting.hello, "epoch"), is_up=False)
+                old.end("replaced by a newer connection")
+            self._connection, self.is_forgotten = connection, False
+            self._peer_serials, self.is_revoked = connection.peer_serials, False
+            self.inbox.tell_peer(self._incarnation.epoch, is_up=True)
+            self._peer_delivered = []
+            self._counters.open(connection)
+            self._changed.notify_all()
+        self._on_change()
+
+    def _rank(self, connection: Connection) -> bool:
+        """Rank two dials in opposite directions: the one of the region that sorts first stays."""
+        return connection.dialed == (self._region < self.peer)
+
+    def _begin_anew(self, hello: Meta) -> None:
+        had_predecessor = self._incarnation.replace(hello)
+        self.inbox.begin_anew(self._incarnation.epoch)
+        self._assembly.restart()
+        if not had_predecessor:
+            return
+        dropped = self._outbox.restart()
+        self._counters.dropped_out += dropped
+        _LOGGER.warning(
+            "region %s restarted with epoch %d; %d messages to its earlier incarnation are dropped",
+            self.peer, self._incarnation.epoch, dropped,
+        )  # fmt: skip
+
+    def run(self, connection: Connection) -> None:
+        """Serve an adopted connection until it ends, however it ends, then free its sockets."""
+        try:
+            connection.run()
+        finally:
+            self._ended(connection)
+
+    def cut_connection(self) -> Connection | None:
+        """Return the connection if its path seems to be cut; see `Connection.is_cut`."""
+        with self._changed:
+            connection = self._connection
+        return connection if connection is not None and connection.is_cut else None
+
+    def give_up_revoked(self, is_revoked: Callable[[int], bool]) -> None:
+        """End a connection to a peer that has shown a certificate which counts no more.
+
+        What was agreed on over it, such as keys of datagrams, counts no more either, also if the
+        connection itself has ended before.
+        """
+        with self._changed:
+            connection = self._connection
+            if connection is not None:
+                self._peer_serials = connection.peer_serials
+            self.is_revoked = any(map(is_revoked, self._peer_serials))
+        if connection is not None and self.is_revoked:
+            connection.end(revoked(self.peer))
+
+    def link_key(self, purpose: bytes, *, outgoing: bool, link_id: str | None) -> tuple[str, bytes]:
+        """See `Endpoint.link_key`."""
+        with self._changed:
+            connection = self._connection
+        if connection is None or link_id not in (None, connection.greeting.link_id):
+            raise LinkDownError(f"the connection to region {self.peer} is another one now, or none")
+        greeting = connection.greeting
+        return greeting.link_id, greeting.derive_key(purpose, outgoing=outgoing)
+
+    def give_up_stuck(self, limit_s: float) -> bool:
+        """Give up a connection whose loop has not turned for that long; return whether it did."""
+        with self._changed:
+            connection = self._connection
+            if connection is None or connection.stuck_s() <= limit_s:
+                return False
+            self._connection = None
+            self.inbox.tell_peer(self._incarnation.epoch, is_up=False)
+            self._changed.notify_all()
+        _LOGGER.error("the loop of the connection to region %s stands still", self.peer)
+        connection.end("its loop stands still")
+        self._on_change()
+        return True
+
+    def _ended(self, connection: Connection) -> None:
+        with self._changed:
+            if self._connection is connection:
+                self._connection = None
+                self.inbox.tell_peer(self._incarnation.epoch, is_up=False)
+            self._counters.last_error = str(connection.cause)
+            self._counters.close(connection)
+            is_last = self._closed and self._connection is None
+            self._changed.notify_all()
+        if is_last:
+            self.inbox.close()
+        self._on_change()
+
+    def finish(self) -> None:
+        """Accept and send no more messages; the connection ends when the peer has seen that."""
+        with self._changed:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.finish()
+            else:
+                self.inbox.close()
+            self._changed.notify_all()
+
+    def wait_ended(self, timeout_s: float) -> None:
+        """Wait until there is no connection."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._connection is None, timeout_s)
+
+    def end(self) -> None:
+        """End the connection, if there is one, after `finish`."""
+        with self._changed:
+            if self._connection is not None:
+                self._connection.end("closed by this side")
+
+    # ------------------------------------------------------------------ for the connection
+
+    def next_chunk(
+        self, link_id: str, lanes: range, chunk_bytes: int, now_s: float, shares: int = 1
+    ) -> Chunk | None:
+        """See `Outbox.next_chunk`; None for a connection that was replaced."""
+        with self._changed:
+            if not self._has(link_id):
+                return None
+            chunk = self._outbox.next_chunk(lanes, chunk_bytes, now_s, shares)
+            if chunk is not None and not chunk.offset and chunk.times_sent == 1:
+                self._counters.messages_out += 1
+            return chunk
+
+    def _has(self, link_id: str) -> bool:
+        """Return whether the present connection has that link id."""
+        return self._connection is not None and self._connection.greeting.link_id == link_id
+
+    def has_chunk(self, lanes: range) -> bool:
+        """See `Outbox.has_chunk`."""
+        with self._changed:
+            return self._outbox.has_chunk(lanes)
+
+    def straggler(
+        self,
+        link_id: str,
+        sent_before_s: float,
+        times: int,
+        now_s: float,
+        but: Container[Key],
+    ) -> Chunk | None:
+        """See `Outbox.straggler`; None for a connection that was replaced."""
+        with self._changed:
+            if not self._has(link_id):
+                return None
+            return self._outbox.straggler(sent_before_s, times, now_s, but)
+
+    def acknowledged(self, link_id: str, keys: list[Key], delivered: list[int]) -> list[Chunk]:
+        """Take in an ACK and return the chunks that it newly acknowledges.
+
+        Raises:
+            FrameError: the ACK is for more than was sent, or for other lanes.
+        """
+        if len(delivered) != LANES:
+            raise FrameError(f"an acknowledgement of {len(delivered)} lanes instead of {LANES}")
+        with self._changed:
+            if not self._has(link_id):  # it may be for an earlier incarnation's messages
+                return []
+            acked = [self._outbox.acknowledge(key) for key in keys]
+            if delivered != self._peer_delivered:
+                for lane, number in enumerate(delivered):
+                    self._outbox.delivered(lane, number)
+                self._peer_delivered = delivered
+            self._changed.notify_all()
+        return [chunk for chunk in acked if chunk is not None]
+
+    def give_back(self, link_id: str, chunks: list[Chunk]) -> None:
+        """See `Outbox.give_back`; a connection that was replaced has given all back."""
+        with self._changed:
+            if self._has(link_id):
+                self._outbox.give_back(chunks)
+
+    def in_flight_bytes(self, lanes: range) -> int:
+        """See `Outbox.in_flight_bytes`."""
+        return self._outbox.in_flight_bytes(lanes)
+
+    def place(
+        self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
+    ) -> memoryview:
+        """See `Assembly.place`."""
+        with self._changed:
+            if epoch != self._incarnation.epoch:
+                raise PeerRefusedError(f"region {self.peer} restarted")
+            return self._assembly.place(piece, size_bytes, divert)
+
+    def abandon(self, piece: Piece, divert: Callable[[], None]) -> None:
+        """See `Assembly.abandon`."""
+        with self._changed:
+            self._assembly.abandon(piece, divert)
+
+    def complete(self, epoch: int, piece: Piece, payload: memoryview) -> bool:
+        """See `Assembly.complete`; whether the chunk was new."""
+        with self._changed:
+            if epoch != self._incarnation.epoch:
+                return False
+            is_new, messages = self._assembly.complete(piece, payload)
+        if messages:
+            self.inbox.add(epoch, messages)
+        return is_new
+
+    def delivered(self) -> list[int]:
+        """Return, by lane, the number up to which messages were delivered here."""
+        return self.inbox.delivered
+
+    def settled(self) -> None:
+        """Note that nothing is owed to the peer any more."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _let_go(self, epoch: int, message: Message) -> None:
+        with self._changed:
+            if epoch == self._incarnation.epoch:
+                self._assembly.delivered(message.lane, view_of(message.payload).nbytes)
+
+    def _taken(self, _: Message) -> None:
+        with self._changed:
+            self._counters.messages_in += 1
+            connection = self._connection
+            self._changed.notify_all()
+        if connection is not None:
+            connection.wake()
