@@ -241,7 +241,7 @@ _WHERE = {
     "Table": "api.display",
     "TuningResult": "api.tune",
     "tune": "api.tune",
-    "Options": "config.base:StrictModel",
+    "Options": "base.model:StrictModel",
     "Experiment": "experiment.experiment",
     "ReadOptions": "data.files.options",
     "GeoRayError": "base.errors",

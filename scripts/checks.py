@@ -29,16 +29,16 @@ LINKS = (  # tests that wait for the network most of the time and need no cluste
     "tests/integration/test_*_in_process.py",
     "tests/integration/test_*_paths.py",
     "tests/integration/test_lab_[cln]*.py",
-    "tests/integration/test_overlay_rounds.py",
-    "tests/integration/test_udp_channel.py",
+    "tests/integration/runtime/test_overlay_rounds.py",
+    "tests/integration/transport/test_udp_channel.py",
 )
 WHOLE_RUNS = (  # the longest tests that need a cluster, beside as many shorter ones
     "tests/chaos/test_*.py",
-    "tests/integration/test_api_train.py",
-    "tests/integration/test_clusters_local.py",
-    "tests/integration/test_store_checkpoints.py",
+    "tests/integration/api/test_api_train.py",
+    "tests/integration/cloud/test_clusters_local.py",
+    "tests/integration/runs/test_store_checkpoints.py",
 )
-ENVIRONMENT = "tests/integration/test_environment.py"
+ENVIRONMENT = "tests/integration/cli/test_environment.py"
 
 
 class Part:

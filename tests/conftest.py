@@ -34,7 +34,7 @@ ONE_OF_EACH = frozenset(
         "sma",
     )
 )
-ONE_IS_ENOUGH = ("tests/sim/", "tests/integration/test_bridges_in_process.py")
+ONE_IS_ENOUGH = ("tests/sim/", "tests/integration/runtime/test_bridges_in_process.py")
 
 # An example may take as long as it does: on a busy machine durations say nothing about the code.
 settings.register_profile(

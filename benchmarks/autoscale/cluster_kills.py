@@ -45,8 +45,8 @@ from geo_ray.cloud.cluster.state import ClusterState
 from geo_ray.cloud.local import LocalProvider, write_catalog
 from geo_ray.cloud.provider import MachineProvider, MachineState
 from geo_ray.cloud.terraform import read_stack
-from tests.cloud_servers import as_caller
-from tests.cluster_support import (
+from tests.support.cloud_servers import as_caller
+from tests.support.cluster_support import (
     RUN,
     WORLDS,
     CloudWorld,
@@ -56,7 +56,7 @@ from tests.cluster_support import (
     near_store,
     stack_world,
 )
-from tests.provider_support import Sleeper
+from tests.support.provider_support import Sleeper
 
 KILLS = 200
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from world_support import Run, experiment
+
+from tests.support.world_support import Run, experiment
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_support import columns_task
 
 import geo_ray
 from geo_ray.base import errors
 from geo_ray.data.prepare.saved_preparation import load_prepared
+from tests.support.data_support import columns_task
 
 TASK = columns_task("Toy", "y", 2)
 PREPARE = """

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from job_support import TEXT, digits, experiment
 
 from geo_ray.api.train import check_own_certificates, new_run, resumed_run
 from geo_ray.base.errors import CertificateError
@@ -19,6 +18,7 @@ from geo_ray.runs.start_checks import start_notes
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.transport.security import cert_store
+from tests.support.job_support import TEXT, digits, experiment
 
 SMALL = ("--plain", "--set", "train.steps=2", "--set", "checkpoint.every_s=9")
 

@@ -17,8 +17,8 @@ from geo_ray.runs.resume import check_resumable
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.storage.uri import join
-from tests.job_support import experiment as any_experiment
-from tests.s3_support import new_prefix, s3_server, set_credentials
+from tests.support.job_support import experiment as any_experiment
+from tests.support.s3_support import new_prefix, s3_server, set_credentials
 
 
 def found(tmp_path: Path, *overrides: str, **run: Any) -> Path | str | None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import ray
 from click.testing import CliRunner, Result
-from job_support import TEXT
 
 import geo_ray
 from geo_ray.base import errors
 from geo_ray.cli.main import root
+from tests.support.job_support import TEXT
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from geo_ray.cloud.backtest.markets import MarketTrace
 from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud
 from geo_ray.cloud.local import LocalCatalog, LocalProvider
 from geo_ray.cloud.provider import LaunchRequest, MachineState, Market, Pool
-from tests.provider_support import Sleeper
+from tests.support.provider_support import Sleeper
 
 POOL = Pool("r", "r-a", "t", Market.SPOT)
 TRACE = MarketTrace(((0.0, 36.0), (5.0, 72.0)), ((0.0, 9), (1.0, 1)))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from job_support import TEXT
 
 import geo_ray
 from geo_ray.base.errors import ConfigError, GeoRayError, RunDirectoryError
@@ -17,6 +16,7 @@ from geo_ray.base.load import load_text
 from geo_ray.cli.lab import example_commands
 from geo_ray.cli.main import root
 from geo_ray.experiment.experiment import Experiment
+from tests.support.job_support import TEXT
 
 
 def error_of(*words: str) -> GeoRayError:

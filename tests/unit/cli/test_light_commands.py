@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from job_support import experiment
 
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
@@ -17,6 +16,7 @@ from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.storage.parts import write_part
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog
+from tests.support.job_support import experiment
 
 HEAVY = ("torch", "ray", "numpy", "pyarrow", "pandas", "boto3")
 COMMANDS = """

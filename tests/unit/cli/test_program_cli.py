@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from geo_ray.base.errors import ProgramInvalidError, ProgramLoadError
 from geo_ray.cli.main import root
-from tests.program_support import EXAMPLE, MEANS
+from tests.support.program_support import EXAMPLE, MEANS
 
 QUICKSTART = EXAMPLE.parents[1] / "configs" / "quickstart.yaml"
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from queue_support import TOKENS, SimQueue, job, sim_queue
 
 import geo_ray
 from geo_ray.base.errors import (
@@ -20,6 +19,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.cli.main import root
 from geo_ray.scheduler.queue import inbox
+from tests.support.queue_support import TOKENS, SimQueue, job, sim_queue
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_support import write
 
 from geo_ray.base.errors import (
     ConfigError,
@@ -27,6 +26,7 @@ from geo_ray.data.prepare.inputs import Gathered, gather_rows, hold_out
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.prepare.statistics import Statistics
 from geo_ray.data.shards import check_shards
+from tests.support.data_support import write
 
 TYPES = {"x": "float32[2]", "y": "int64"}
 

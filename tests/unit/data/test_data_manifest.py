@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from data_support import REGIONS, write
 
 from geo_ray.base.errors import ManifestError
 from geo_ray.data.manifest import DataShard, Manifest, load_manifest, merge_manifests, save_manifest
 from geo_ray.data.reader import RegionReader
+from tests.support.data_support import REGIONS, write
 
 SHARD = {
     "path": "us-east/train-00000.parquet",

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from data_support import columns_task
 
 from geo_ray.api import display
 from geo_ray.base.errors import (
@@ -26,6 +25,7 @@ from geo_ray.data.manifest import load_manifest
 from geo_ray.data.prepare.preparer import Preparer
 from geo_ray.data.prepare.saved_preparation import load_prepared
 from geo_ray.data.reader import RegionReader
+from tests.support.data_support import columns_task
 
 TASK = columns_task("Churn", "bought", 8)
 

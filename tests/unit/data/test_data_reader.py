@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_support import TYPES, RecordingStore, make_columns, replace_shard, write
 
 from geo_ray.base.errors import (
     DataError,
@@ -26,6 +25,7 @@ from geo_ray.data.manifest import Manifest
 from geo_ray.data.parquet import encode
 from geo_ray.data.reader import RegionReader
 from geo_ray.storage.store import LocalStore
+from tests.support.data_support import TYPES, RecordingStore, make_columns, replace_shard, write
 
 VICTIM = "us-east/train-00001.parquet"
 

@@ -4,13 +4,13 @@ import logging
 from pathlib import Path
 
 import pytest
-from data_support import RecordingStore, write
 
 from geo_ray.base.errors import ResidencyDeniedError
 from geo_ray.data.columns import parse_types
 from geo_ray.data.reader import RegionReader
 from geo_ray.data.shards import fetch_shard
 from geo_ray.storage.store import LocalStore
+from tests.support.data_support import RecordingStore, write
 
 
 def test_a_shard_of_another_region_is_refused_before_any_io(

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from data_support import columns_task
 
 from geo_ray.base.errors import ConfigError, GeoRayError, ManifestError, SchemaMismatchError
 from geo_ray.cli.data import data
@@ -23,6 +22,7 @@ from geo_ray.data.manifest import load_manifest
 from geo_ray.data.prepare.preparer import Preparer
 from geo_ray.data.prepare.saved_preparation import load_prepared
 from geo_ray.data.reader import RegionReader
+from tests.support.data_support import columns_task
 
 PREPARE = """\
 columns:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from data_support import columns_task
 
 from geo_ray.cli.data import data
 from geo_ray.data.files.find import find_files
@@ -18,6 +17,7 @@ from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.prepare.config import source_text
 from geo_ray.data.prepare.suggest import likely_label, suggest, suggest_options
 from geo_ray.data.prepare.survey import MOST_DISTINCT, Survey, survey_files
+from tests.support.data_support import columns_task
 
 
 def run(*arguments: object) -> Result:

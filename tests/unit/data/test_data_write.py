@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_support import REGIONS, TYPES, make_columns, write
 
 from geo_ray.base.errors import ConfigError, SchemaMismatchError, ShardEmptyError, StoreError
 from geo_ray.data.manifest import DataShard, load_manifest, save_manifest
 from geo_ray.data.reader import RegionReader
 from geo_ray.data.shards import write_shards
 from geo_ray.data.split import ByLabelSplit, DirichletSplit, RatioSplit
+from tests.support.data_support import REGIONS, TYPES, make_columns, write
 
 
 def rows_of(manifest: object, region: str, split: str) -> list[int]:

@@ -16,7 +16,7 @@ from geo_ray.base.user_code import import_file
 from geo_ray.program.graph import NodeGroup, NodeHandle, Program, ProgramNode
 from geo_ray.program.peers import NodeTable
 from geo_ray.program.serialization import ShippedNode, pack, ship, unpack
-from tests import program_support as toys
+from tests.support import program_support as toys
 
 
 def shipped(make: Any, *args: object) -> ShippedNode:
@@ -34,7 +34,7 @@ def test_it_is_names_and_plain_values() -> None:
     assert found.made_by() is toys.Returns
     assert found.given() == ([NodeHandle("other"), (1, 2.5)],)
     assert found.names == {"other": ("other/0", "other/1"), "node": ("node",)}
-    assert (found.where, found.what) == ("tests.program_support", "Returns")
+    assert (found.where, found.what) == ("tests.support.program_support", "Returns")
 
 
 def test_a_node_of_a_file_is_found_by_the_file(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_what_lies_in_a_function_or_nowhere() -> None:
 @pytest.mark.parametrize(
     ("where", "what", "why"),
     [
-        ("tests.program_support", "Gone", "has no Gone where the node is to run"),
-        ("tests.program_support", "BATTERY", "BATTERY is no function"),
+        ("tests.support.program_support", "Gone", "has no Gone where the node is to run"),
+        ("tests.support.program_support", "BATTERY", "BATTERY is no function"),
         ("no_such_module", "x", "importing no_such_module failed: ModuleNotFoundError"),
         ("/nowhere/x.py", "x", "program file /nowhere/x.py does not exist"),
     ],

@@ -14,7 +14,7 @@ from geo_ray.program.peers import NodePeers, NodeServer, NodeTable
 from geo_ray.program.serialization import pack, ship, unpack
 from geo_ray.transport.lan import LanServer
 from geo_ray.transport.wire.sockets import Address
-from tests import program_support as toys
+from tests.support import program_support as toys
 
 HOST: Final = "127.0.0.1"
 KEY: Final = b"k" * 32

@@ -12,7 +12,7 @@ from geo_ray.base.errors import NodeEndedError, NodeFailedError, ProgramError
 from geo_ray.program.clock import NodeStopped, RealClock, here
 from geo_ray.program.graph import ProgramNode
 from geo_ray.program.run import On, run_program
-from tests import program_support as toys
+from tests.support import program_support as toys
 
 KEPT: list[Any] = []
 

@@ -18,7 +18,7 @@ from geo_ray.program.clock import NodeStopped, VirtualThreads, here
 from geo_ray.program.graph import NodeGroup, NodeRestarts, Program, ProgramNode
 from geo_ray.program.run import run_program
 from geo_ray.transport.emulation import LinkSpec
-from tests import program_support as toys
+from tests.support import program_support as toys
 
 
 class Slow:

@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from wan_support import Node, running
 
 from geo_ray.base.errors import CheckpointCorruptError, LinkDownError
 from geo_ray.runtime.state_transfer import PIECE_BYTES, CarriedParts, CopyTransfer
@@ -17,6 +16,7 @@ from geo_ray.storage.folders import SpoolFolder
 from geo_ray.storage.manifest import PartInfo
 from geo_ray.storage.parts import read_part, write_part
 from geo_ray.transport.wire.message import Message
+from tests.support.wan_support import Node, running
 
 TENSORS = {
     "params": torch.arange(3 * PIECE_BYTES // 4 + 77, dtype=torch.float32),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_support import experiment_of
 
 from geo_ray.runs.remote import REQUESTS
 from geo_ray.runs.requests import (
@@ -16,6 +15,7 @@ from geo_ray.runs.requests import (
     take_member_requests,
 )
 from geo_ray.runtime.member_policies import MemberPolicy
+from tests.support.train_support import experiment_of
 
 REGIONS: list[dict[str, Any]] = [{"name": "us"}, {"name": "eu"}, {"name": "ap"}]
 

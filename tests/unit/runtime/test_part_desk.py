@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from train_support import experiment_of
 
 from geo_ray.base.errors import (
     CheckpointCorruptError,
@@ -40,6 +39,7 @@ from geo_ray.storage.parts import read_part, write_part
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.transport.lan import LanClient
 from geo_ray.transport.wire.fields import Meta
+from tests.support.train_support import experiment_of
 
 TENSORS = {
     "params": torch.arange(3 * PIECE_BYTES // 4 + 77, dtype=torch.float32),

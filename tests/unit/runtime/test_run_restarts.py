@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from observe_support import started, step, write
 
 from geo_ray.base.errors import (
     CheckpointMissingError,
@@ -32,7 +31,8 @@ from geo_ray.runtime.driver.train import Resumption
 from geo_ray.runtime.launcher import GoneRegions
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.summary import Summary, summarise
-from tests.job_support import TEXT
+from tests.support.job_support import TEXT
+from tests.support.observe_support import started, step, write
 
 BEGAN_UNIX_S = 1_000_000.0
 LOST = RegionLostError("the averager's region is lost")

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from observe_support import Row, started
 
 from geo_ray.base.errors import HeadLostError, InterruptedRunError, RunDirectoryError
 from geo_ray.ray_cluster.connect import HeadState, HeadWatch, patience_s
@@ -18,6 +17,7 @@ from geo_ray.runtime.driver.driver_actor import Attendance, driver_name
 from geo_ray.runtime.driver.run_context import interruptible
 from geo_ray.runtime.driver.train import Resumption
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail
+from tests.support.observe_support import Row, started
 
 
 def test_a_run_that_nobody_watches_for_long_enough_is_over() -> None:

@@ -1,4 +1,4 @@
-"""The keeper with cheap processes; tests/integration/test_cluster.py has it with Ray's."""
+"""The process supervisor with cheap processes; tests/integration/ray_cluster has Ray's."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from codec_toys import Dice, Exact, Habit, TopOne
 from torch import Tensor
 
 from geo_ray.base.errors import (
@@ -26,6 +25,7 @@ from geo_ray.strategies.sma import Sma
 from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.training.averager import Averager
 from geo_ray.training.payload_encoding import AveragerWire, RegionWire, WirePlan
+from tests.support.codec_toys import Dice, Exact, Habit, TopOne
 
 NUM = 3
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from wan_support import WAIT_S, leaving_nothing_behind
 
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.sockets import Address, SocketTarget, resolve
+from tests.support.wan_support import WAIT_S, leaving_nothing_behind
 
 
 @pytest.fixture(autouse=True)

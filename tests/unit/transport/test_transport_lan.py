@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wan_support import open_files
 
 from geo_ray.base.errors import (
     DeadlineExceededError,
@@ -25,6 +24,7 @@ from geo_ray.transport.lan import Handler, LanClient, LanConnection, LanServer
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.frame_io import recv_frame
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode
+from tests.support.wan_support import open_files
 
 KEY = b"k" * 32
 Answer = tuple[Meta, memoryview | None]

@@ -1,0 +1,142 @@
+"""The checks of tasks: those of the library pass, and each mistake is found by its promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import geo_ray
+from geo_ray.data.tasks.load import BUILT_IN
+
+TASKS = Path(__file__).parents[2] / "carry_tasks.py"
+MISTAKES = '''
+import copy
+
+import torch
+from torch import nn
+
+import geo_ray
+from geo_ray.data.tasks.digits import Digits
+
+
+class Plain(Digits):
+    def model(self, seed):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+
+
+class Undeclared(Plain):
+    def model(self, seed):
+        model = super().model(seed)
+        model.register_buffer("seen", torch.zeros(()))
+        return model
+
+    def loss(self, model, batch):
+        model.seen.add_(1)
+        return super().loss(model, batch)
+
+
+class Follows(Plain):
+    """An average of the weights, which is not declared: it stands still while they do."""
+
+    def model(self, seed):
+        model = super().model(seed)
+        model.register_buffer("average", model[1].weight.detach().clone())
+        return model
+
+    def loss(self, model, batch):
+        with torch.no_grad():
+            model.average.lerp_(model[1].weight, 0.1)
+        return super().loss(model, batch)
+
+
+class Hidden(Plain):
+    """Keeps what changes where nobody can find it."""
+
+    count = 0
+
+    def loss(self, model, batch):
+        self.count += 1
+        return super().loss(model, batch) * self.count
+
+
+class Forgets(Plain):
+    """Computes with parameters that are not those it is given."""
+
+    kept = None
+
+    def evaluate(self, model, batch):
+        self.kept = copy.deepcopy(model)
+        return super().evaluate(model, batch)
+
+    def loss(self, model, batch):
+        out = 0.0 if self.kept is None else self.kept(batch.inputs).sum().detach()
+        return super().loss(model, batch) * (1 + out)
+
+
+class Replaces(Plain):
+    def evaluate(self, model, batch):
+        model[1].weight = nn.Parameter(model[1].weight.detach().clone())
+        return super().evaluate(model, batch)
+
+
+class Misspelt(Plain):
+    carry = {"sean": "mean"}
+
+
+class NoSuchRule(Plain):
+    carry = {"2.running_mean": "sum"}
+
+
+class NoSuchGroup(Plain):
+    def groups(self, model):
+        return [geo_ray.ParameterGroup("head.*")]
+
+
+class Grouped(Plain):
+    carry = {"2.*": "region"}
+
+    def groups(self, model):
+        return [geo_ray.undecayed(model)]
+'''
+
+
+def broken(name: str, base_dir: Path, options: list[str] | None = None) -> dict[str, str]:
+    found = geo_ray.check(name, options or [], base_dir=base_dir)
+    assert len(found.findings) == 7
+    return {finding.promise: str(finding.why) for finding in found.broken}
+
+
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"images", "ctr"}))
+def test_tasks_of_the_library_pass(name: str, tmp_path: Path) -> None:
+    options = {"bytelm": ["size=0.1M", "max_bytes=20000", "decay=matrices"]}.get(name)
+    assert broken(name, tmp_path, options) == {}
+
+
+@pytest.mark.parametrize("name", ["Stateful", "Constant", "Normed", "Grouped"])
+def test_what_says_all_that_changes_passes(name: str, tmp_path: Path) -> None:
+    assert broken(f"{TASKS}:{name}", tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "promise", "why"),
+    [
+        ("Undeclared", "what a step changes is trained or carried", "'seen'"),
+        ("Follows", "what a step changes is trained or carried", "'average'"),
+        ("Hidden", "a step that is done again gives the same bits", "another gradient"),
+        ("Forgets", "a step gives the gradient that PyTorch gives", "1.weight"),
+        ("Replaces", "evaluations add up", "'1.weight'"),
+        ("Misspelt", "what it carries can be carried", "'sean'"),
+        ("NoSuchRule", "what it carries can be carried", "'sum'"),
+        ("NoSuchGroup", "its groups are of its parameters", "'head.*'"),
+    ],
+)
+def test_a_mistake_is_found(name: str, promise: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "mistakes.py").write_text(MISTAKES)
+    assert why in broken(f"mistakes.py:{name}", tmp_path)[promise]
+
+
+def test_a_task_with_both_passes(tmp_path: Path) -> None:
+    (tmp_path / "mistakes.py").write_text(MISTAKES)
+    assert broken("mistakes.py:Grouped", tmp_path) == {}

@@ -1,0 +1,77 @@
+"""Commands in processes of their own that have runs driven on the shared cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.process_supervisor import descendants
+from tests.support.train_support import experiment_of
+
+ACTORS = (
+    b"ray::DriverA",
+    b"ray::StewardA",
+    b"ray::WorkerA",
+    b"ray::PrimaryA",
+    b"ray::ShardS",
+    b"ray::BridgeA",
+)
+
+
+@contextmanager
+def command(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`geo-ray train ...` in a process of its own."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "geo_ray.cli.main", "train", "--plain", *arguments],
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def slow_experiment(
+    cluster: LocalCluster, directory: Path, steps: int, **changes: Any
+) -> Experiment:
+    """A run that takes long enough for things to happen to it."""
+    tree: dict[str, Any] = {
+        "train": {"steps": steps, "eval_every": 8, "step_timeout_s": 60},
+        "emulate": {"step_s": 0.15},
+        "checkpoint": {"every_s": 0.5},
+        "cluster": {"kind": "existing", "address": cluster.address},
+        "run": {"dir": str(directory / "runs"), "driver": "actor"},
+    }
+    return experiment_of(directory, **(tree | changes))
+
+
+def actors_of_runs(cluster: LocalCluster) -> list[str]:
+    """Command lines of all actors of runs that the cluster has."""
+    found = []
+    for pid in descendants(cluster._kept._supervisor.pid):
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if title.startswith(ACTORS):
+            found.append(title.decode(errors="replace"))
+    return found
+
+
+def places_of_runs() -> list[str]:
+    """Names of reservations that stand, on the cluster that this process is connected to."""
+    from ray.util.placement_group import placement_group_table
+
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    return [each["name"] for each in table.values() if each["state"] != "REMOVED"]

@@ -1,0 +1,256 @@
+"""A run's events in other programs: they never hold a run up, and their books are true."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import geo_ray
+from benchmarks.observe.made_run import MadeRun, made_run
+from geo_ray.base.errors import ConfigError, RunDirectoryError
+from geo_ray.base.load import load_text
+from geo_ray.cli.events import events as command
+from geo_ray.telemetry.event_log import read_events
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.export.base import ExportOrder, ObserveConfig, ScalarFold
+from geo_ray.telemetry.export.exporters import ExportPump, check_exports, exporting
+from tests.support.live_support import until
+from tests.support.observe_support import (
+    evaluation,
+    events,
+    exchange,
+    small_run,
+    started,
+    step,
+    wan,
+)
+from tests.support.tensorboard_support import tensorboard_values
+
+
+class Kept:
+    """An exporter that keeps what it is given, and does what a test wants."""
+
+    def __init__(self, does: Callable[[Event], None] = lambda event: None) -> None:
+        self.does = does
+        self.events: list[Event] = []
+        self.flushed = self.closed = 0
+
+    def feed(self, event: Event) -> None:
+        self.does(event)
+        self.events.append(event)
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+EVENTS = events(small_run())
+
+
+# ------------------------------------------------------------------ the run goes on
+
+
+def test_all_events_come_in_order_and_the_end_waits_for_them() -> None:
+    kept = Kept(lambda event: time.sleep(0.002))
+    pump = ExportPump({"kept": kept})
+    for event in EVENTS:
+        pump.feed(event)
+    pump.close()
+    pump.close()
+    assert kept.events == EVENTS
+    assert kept.closed == 1
+    assert not [each for each in threading.enumerate() if each.name == "export"]
+
+
+def test_one_that_hangs_holds_nobody_up() -> None:
+    gate, told = threading.Event(), []
+    pump = ExportPump(
+        {"slow": Kept(lambda event: gate.wait(30) and None)}, most=5, close_s=0.1, tell=told.append
+    )
+    for event in EVENTS * 20:
+        pump.feed(event)  # returns, whatever the other does
+    assert pump.lost >= len(EVENTS) * 20 - 7
+    pump.close()
+    assert told == [
+        "observe.export: slow did not take all events of the run in time",
+        f"observe.export: {pump.lost:,} events were lost, as they came too fast",
+    ]
+    gate.set()
+    until(lambda: not [each for each in threading.enumerate() if each.name == "export"])
+
+
+def test_errors_are_told_once_and_others_go_on() -> None:
+    def fails(event: Event) -> None:
+        raise OSError("no route\nto host")
+
+    good, told = Kept(), []
+    pump = ExportPump({"bad": Kept(fails), "good": good}, tell=told.append)
+    for event in EVENTS:
+        pump.feed(event)
+    pump.close()
+    assert told == [
+        "observe.export: bad fails, the run goes on without it: OSError: no route to host"
+    ]
+    assert good.events == EVENTS
+
+
+def test_what_failed_for_a_while_is_given_the_next_events() -> None:
+    left = [3]
+
+    def fails_at_first(event: Event) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ConnectionError("not yet")
+
+    kept = Kept(fails_at_first)
+    pump = ExportPump({"kept": kept}, tell=lambda text: None)
+    for event in EVENTS:
+        pump.feed(event)
+    pump.close()
+    assert kept.events == EVENTS[3:]
+
+
+def test_without_exporters_there_is_no_thread() -> None:
+    before = threading.active_count()
+    pump = ExportPump({})
+    pump.feed(EVENTS[0])
+    assert threading.active_count() == before
+    pump.close()
+
+
+def test_an_error_that_ends_the_run_is_told_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept()
+    monkeypatch.setattr(
+        "geo_ray.telemetry.export.exporters.open_exporters", lambda *_: {"kept": kept}
+    )
+    order = ExportOrder(tmp_path, tmp_path, time.time())
+    with pytest.raises(RunDirectoryError), exporting((), order) as pump:
+        pump.feed(EVENTS[0])
+        raise RunDirectoryError("the disk is full")
+    assert [event.kind for event in kept.events] == ["run_started", "run_failed"]
+    assert kept.events[1]["code"] == "RUN_DIRECTORY"
+    assert kept.closed == 1
+
+
+def test_a_package_that_is_missing_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as Python does for what cannot be imported
+    monkeypatch.delitem(sys.modules, "geo_ray.telemetry.export.wandb", raising=False)
+    config = load_text("export: [{kind: wandb}]", [], ObserveConfig, "x")
+    with pytest.raises(ConfigError, match="wandb needs a package"):
+        check_exports(config.export)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{kind: nonsense}", "{kind: otlp, endpoint: 'file:///x'}", "{kind: otlp, header: x}", "{}"],
+)
+def test_what_is_wrong_in_the_configuration_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        load_text(f"export: [{text}]", [], ObserveConfig, "x")
+
+
+# ------------------------------------------------------------------ scalars
+
+
+def test_scalars_are_what_the_events_say() -> None:
+    rows = [
+        started(),
+        step("east", 1, 1.0, loss=0.5, compute_s=0.75, wait_s=0.25),
+        step("east", 2, 1.5, loss=0.25),
+        step("west", 1, 1.5, loss=float("nan")),
+        exchange("east", 1, 2.0),
+        wan("west", "east", 2.0, update=100, control=1),
+        wan("west", "east", 4.0, update=300, control=1),
+        evaluation(2, 4.0, accuracy=0.5),
+        evaluation(2, 4.1, "east", accuracy=0.75),
+    ]
+    fold = ScalarFold(every_s=1.0)
+    found = [(v.name, v.value, v.step) for event in events(rows) for v in fold.feed(event)]
+    assert found == [
+        ("loss/east", 0.5, 1),
+        ("wait_share/east", 0.25, 1),
+        ("wait_share/west", pytest.approx(1 / 3), 1),
+        ("exchange_s/east", 0.25, 2),
+        ("staleness/east", 0.0, 2),
+        ("wan_bytes", 101.0, 2),
+        ("wan_bytes", 301.0, 2),
+        ("eval/accuracy", 0.5, 2),
+        ("eval/accuracy/east", 0.75, 2),
+    ]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[MadeRun]:
+    made = made_run(tmp_path, 3)
+    made.begin()
+    made.go_on(8)
+    made.write(("eval", 16.5, {"step": 32, "region": None, "metrics": {"acc": 0.5}, "samples": 9}))
+    made.finish()
+    yield made
+    made.close()
+
+
+def losses_of(made: MadeRun, region: str) -> list[tuple[int, float]]:
+    return [
+        (event["step"], event["loss"])
+        for event in read_events(made.path / "events.jsonl")
+        if event.kind == "step" and event["region"] == region
+    ]
+
+
+def test_tensorboard_has_every_curve(made: MadeRun) -> None:
+    ran = CliRunner().invoke(
+        command, [str(made.path), "--export", "{kind: tensorboard, every_s: 0}"]
+    )
+    assert (ran.exit_code, ran.output) == (0, f"handed on {1 + 8 * 19 + 2} events\n")
+    values = tensorboard_values(made.path / "tensorboard")
+    wanted = losses_of(made, "eu-west")
+    assert [step for step, _ in values["loss/eu-west"]] == [step for step, _ in wanted]
+    assert [v for _, v in values["loss/eu-west"]] == pytest.approx([v for _, v in wanted])
+    assert values["eval/acc"] == [(32, 0.5)]
+    assert values["wan_bytes"][-1][1] == pytest.approx(8e6 * (2 + 3) * 1.5)
+
+
+def test_mlflow_has_the_run_and_goes_on_with_it(
+    made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip(
+        "mlflow", reason="mlflow-skinny, of the extra `export`, is missing"
+    )
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
+    to: dict[str, Any] = {"kind": "mlflow", "tracking_uri": uri, "experiment": "e", "every_s": 0}
+    for _ in range(2):  # a run that is resumed is the same run there
+        geo_ray.export_events(made.path, [to])
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("e")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["strategy"] == "sma"
+    assert run.data.params["regions"] == "us-east eu-west ap-south"
+    history = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "loss/eu-west")}
+    assert list(history.items()) == losses_of(made, "eu-west")
+
+
+def test_weights_and_biases_keeps_the_run_for_later(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="wandb, of the extra `export`, is not installed")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    geo_ray.export_events(made.path, ["{kind: wandb, mode: offline, every_s: 0}"])
+    (kept,) = (made.path / "wandb").glob("offline-run-*/run-*.wandb")
+    data = kept.read_bytes()
+    assert b"loss/eu-west" in data and b"eval/acc" in data
