@@ -42,8 +42,7 @@ STARTS_THREADS = {
     "geo_ray.runtime.driver.supervisor": "joined by `leave`",
     "geo_ray.runtime.driver.run_context": "writes models, and is joined by `EvalNotes.end`",
     "geo_ray.runtime.checkpoints": "writes checkpoints; does not call Ray",
-    "geo_ray.runtime.replanning": "writes a file; does not call Ray",
-    "geo_ray.runtime.replanning": "plans; does not call Ray",
+    "geo_ray.runtime.replanning": "plans, writes a file; does not call Ray",
     "geo_ray.runtime.driver.driver_actor": "an actor, whose process never shuts Ray down",
     "geo_ray.runtime.driver.supervisor": "an actor, whose process never shuts Ray down",
 }
