@@ -39,13 +39,11 @@ ALLOWED = {("geo_ray.runs.model_file", "torch.save")}  # writes tensors alone, a
 STARTS_THREADS = {
     "geo_ray.ray_cluster.calls": "joins all that it starts before Ray is shut down",
     "geo_ray.ray_cluster.connect": "joined by its context manager",
-    "geo_ray.runtime.driver.supervisor": "joined by `leave`",
+    "geo_ray.runtime.driver.supervisor": "joined by `leave`, or in an actor of its own",
     "geo_ray.runtime.driver.run_context": "writes models, and is joined by `EvalNotes.end`",
     "geo_ray.runtime.checkpoints": "writes checkpoints; does not call Ray",
-    "geo_ray.runtime.replanning": "writes a file; does not call Ray",
-    "geo_ray.runtime.replanning": "plans; does not call Ray",
+    "geo_ray.runtime.replanning": "plans, writes a file; does not call Ray",
     "geo_ray.runtime.driver.driver_actor": "an actor, whose process never shuts Ray down",
-    "geo_ray.runtime.driver.supervisor": "an actor, whose process never shuts Ray down",
 }
 OF_A_DRIVER = tuple(
     f"geo_ray.runtime.{each}." for each in ("cluster", "control", "driver", "steward")
