@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from geo_ray.base.errors import LeaseLostError, RunDirectoryError
 from geo_ray.cloud.autoscaler.state import (
     AutoscalerMemory,
-    Duty,
-    Intent,
+    ManagedInstance,
+    PendingLaunch,
     decode_memory,
     encode_memory,
     outstanding,
@@ -187,42 +187,58 @@ def _row(data: bytes) -> dict[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
-def _noted(memory: AutoscalerMemory, now_unix_s: float) -> MachinesView:
-    duties = (*memory.heads.values(), *memory.duties.values())
-    rows = [_there(duty, now_unix_s) for duty in duties]
-    for intent in memory.intents.values():
-        missing = outstanding(memory, intent)
+class JournalMachines:
+    """Reads the machines of a run from the journal of its autoscaler; a `MachineSource`.
+
+    Args:
+        store: where the journal lies; None: next to the lease of the run.
+    """
+
+    def __init__(self, store: ConditionalStore | None = None) -> None:
+        self._store = store
+
+    def machines(self, leases: ConditionalStore, now_unix_s: float) -> MachinesView | None:
+        """Return the machines that the journal lists; None if there is no journal."""
+        found = (self._store or leases).read(JOURNAL_KEY)
+        return None if found is None else _view(decode_memory(found.data), now_unix_s)
+
+
+def _view(memory: AutoscalerMemory, now_unix_s: float) -> MachinesView:
+    instances = (*memory.heads.values(), *memory.instances.values())
+    rows = [_machine_row(instance, now_unix_s) for instance in instances]
+    for pending_launch in memory.pending_launches.values():
+        missing = outstanding(memory, pending_launch)
         if missing > 0:
-            rows.append(_asked(intent, missing))
+            rows.append(_requested_row(pending_launch, missing))
     rows.sort(key=lambda row: (row.region, row.machine))
     return MachinesView("autoscaler", tuple(rows), memory.ledger.paid_usd)
 
 
-def _there(duty: Duty, now_unix_s: float) -> MachineRow:
-    machine = duty.machine
-    state, note = machine.state.value, duty.reason
-    if duty.parting is not None:
-        state, note = "leaving", duty.parting.reason
-    elif duty.unready_unix_s is not None and machine.state.value == "running":
+def _machine_row(instance: ManagedInstance, now_unix_s: float) -> MachineRow:
+    machine = instance.machine
+    state, note = machine.state.value, instance.reason
+    if not instance.stays:
+        state, note = "leaving", instance.leaves_for
+    elif not instance.is_ready and machine.state.value == "running":
         state = "without a node"
     return MachineRow(
         region=machine.labels.get("ray.io/availability-region", machine.pool.region),
         machine=machine.id,
         type=f"{machine.pool.type} {machine.pool.market.value.replace('_', '-')}",
         state=state,
-        usd_per_hour=duty.usd_per_hour,
+        usd_per_hour=instance.usd_per_hour,
         age_s=now_unix_s - machine.launched_unix_s,
         note=note,
     )
 
 
-def _asked(intent: Intent, missing: int) -> MachineRow:
-    pool = intent.request.pool
+def _requested_row(pending_launch: PendingLaunch, missing: int) -> MachineRow:
+    pool = pending_launch.request.pool
     return MachineRow(
-        region=intent.request.labels.get("ray.io/availability-region", pool.region),
+        region=pending_launch.request.labels.get("ray.io/availability-region", pool.region),
         machine=f"{missing} x",
         type=f"{pool.type} {pool.market.value.replace('_', '-')}",
         state="asked for",
-        usd_per_hour=missing * intent.usd_per_hour,
-        note=intent.reason,
+        usd_per_hour=missing * pending_launch.usd_per_hour,
+        note=pending_launch.reason,
     )
