@@ -1,4 +1,4 @@
-"""Inputs of the library functions, and `geo_ray.init_project`.
+"""Inputs of the library functions, and `init_project`.
 
 Configurations, overrides, task names, and starter projects.
 """

@@ -1,4 +1,4 @@
-"""`geo_ray.training_program` and `geo_ray.price_program`: the training job as a program."""
+"""`training_program` and `price_program`: the training job as a program."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from geo_ray.api.config import FilePath, Overrides, own_threads_kept
-from geo_ray.api.display import Table
-from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.base.errors import ConfigError, InterruptedRunError, TrialsFailedError
 from geo_ray.base.load import ConfigSource, load_tree, override_items, text_of
 from geo_ray.base.output import ticking

@@ -9,16 +9,18 @@ import os
 import sys
 import time
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import click
 
+from geo_ray.base.clock import COMMAND_BEGAN_UNIX_S
 from geo_ray.base.errors import GeoRayError, InterruptedRunError
 from geo_ray.base.output import terminal_outlived
 from geo_ray.base.text import nearest_word, printable
 from geo_ray.base.version import __version__
 
-BEGAN_UNIX_S = time.time()
+_BEGAN_UNIX_S = time.time()
 """When the user's command began, as near as Python can tell."""
 
 _VERBS = {
@@ -91,8 +93,9 @@ def root(context: click.Context) -> None:
     """Train one PyTorch model on data that must stay in several cloud regions."""
     from geo_ray.base.overrides import CALLED
 
-    called = CALLED.set("--set")
-    context.call_on_close(lambda: CALLED.reset(called))
+    called, began = CALLED.set("--set"), COMMAND_BEGAN_UNIX_S.set(_BEGAN_UNIX_S)
+    context.call_on_close(partial(CALLED.reset, called))
+    context.call_on_close(partial(COMMAND_BEGAN_UNIX_S.reset, began))
 
 
 def main(arguments: list[str] | None = None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import click
@@ -146,12 +145,12 @@ def profile(
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.cli import main as entry
+    from geo_ray.api.plan import ProfileGrid
 
     result = geo_ray.profile(
         config,
         overrides,
-        grid=geo_ray.ProfileGrid(
+        grid=ProfileGrid(
             workers=_numbers("workers", workers),
             batch_sizes=_numbers("batch-sizes", batch_sizes),
             codecs=_codecs(codecs),
@@ -162,7 +161,6 @@ def profile(
         ),
         out=out,
         progress=True,
-        began_unix_s=min(entry.BEGAN_UNIX_S, time.time()),
     )
     found = result.profile
     if as_json:
@@ -186,11 +184,11 @@ def _measure_loss(
 ) -> None:
     from rich.console import Console
 
-    import geo_ray
+    from geo_ray.api.compare import LossGrid, profile_loss
 
     intervals, codecs = lists
     steps, seeds, jobs = numbers
-    grid = geo_ray.LossGrid(
+    grid = LossGrid(
         intervals=_numbers("intervals", intervals) or None,
         codecs=_codecs(codecs),
         steps=steps or 200,
@@ -198,7 +196,7 @@ def _measure_loss(
         jobs=jobs,
         fresh=fresh,
     )
-    result = geo_ray.profile_loss(config, overrides, grid=grid, out=out, progress=True)
+    result = profile_loss(config, overrides, grid=grid, out=out, progress=True)
     if as_json:
         say_json(result.profile.model_dump_json(indent=2))
         return
