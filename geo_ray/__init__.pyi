@@ -17,6 +17,7 @@ from geo_ray.api.train import simulate as simulate
 from geo_ray.api.train import train as train
 from geo_ray.api.tune import tune as tune
 from geo_ray.base.errors import GeoRayError as GeoRayError
+from geo_ray.base.model import StrictModel
 from geo_ray.base.version import __version__ as __version__
 from geo_ray.codecs.base import Codec as Codec
 from geo_ray.data.tasks.base import Dataset as Dataset
@@ -24,5 +25,7 @@ from geo_ray.data.tasks.base import Task as Task
 from geo_ray.experiment.experiment import Experiment as Experiment
 from geo_ray.strategies.base import Strategy as Strategy
 from geo_ray.telemetry.events import Event as Event
+
+Options = StrictModel
 
 __all__: list[str]

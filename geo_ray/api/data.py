@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from geo_ray.api.config import FilePath, NamedTask, task_config
 from geo_ray.api.display import RunWatch, ShowProgress, Table, progress_bar, reading_files
@@ -68,12 +68,12 @@ from geo_ray.data.prepare.survey import (
 )
 from geo_ray.data.shards import Verdict, check_shards, shards_to_check, write_shards
 from geo_ray.data.split import SplitConfig
-from geo_ray.data.tasks.base import SelfContained, Task
-from geo_ray.data.tasks.checked_calls import checked_dataset
-from geo_ray.data.tasks.load import TaskConfig, load_task, option_for
-from geo_ray.experiment.experiment import GenerateConfig
 from geo_ray.storage.store import open_store
 from geo_ray.storage.uri import is_s3, join, local_path
+
+if TYPE_CHECKING:
+    from geo_ray.data.tasks.base import Task
+    from geo_ray.data.tasks.load import TaskConfig
 
 Split: TypeAlias = str | Mapping[str, Any] | SplitConfig
 """The kind of a split, or its keys as the section ``data.generate.split`` has them."""
@@ -176,6 +176,9 @@ def shard_data(
         TaskLoadError: the task cannot be loaded.
         DataError: the files cannot be read or do not fit the task, or a store cannot be written.
     """
+    from geo_ray.data.tasks.load import load_task  # PyTorch takes seconds to import
+    from geo_ray.experiment.experiment import GenerateConfig
+
     names = list(regions.split(",") if isinstance(regions, str) else regions)
     place = os.fspath(out)
     homes = dict(regions) if isinstance(regions, Mapping) else dict.fromkeys(names, place)
@@ -336,6 +339,9 @@ class _Rows:
 
 
 def _own_data(task: Task, use: str, seed: int) -> _Rows:
+    from geo_ray.data.tasks.base import SelfContained
+    from geo_ray.data.tasks.checked_calls import checked_dataset
+
     if not isinstance(task, SelfContained):
         raise ConfigError(
             f"--task: {use} brings no data of its own",
@@ -351,6 +357,8 @@ def _from_files(
     source = os.fspath(files.source)
     prepare = None if files.prepare is None else Path(files.prepare)
     preparation = None if prepare is None else load_preparation(prepare)
+    from geo_ray.data.tasks.load import option_for
+
     finder = partial(option_for, named, Path.cwd())
     resolved = resolve(preparation, task.columns, _statistics(files.stats), finder)
     notes = resolved.notes if files.heldout else (*resolved.notes, _NOTHING_HELD_OUT)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from geo_ray.api.auto import load_experiment
 from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.base.errors import QueueDeniedError, QueueMissingError, QueueRequestError, from_code
 from geo_ray.base.load import load_tree, override_items, text_of
@@ -98,6 +97,7 @@ def submit_job(
         QueueMissingError: there is no queue.
     """
     # PyTorch takes seconds to import, and the other requests do without it.
+    from geo_ray.api.auto import load_experiment
     from geo_ray.scheduler.queue.job_config import config_tree, spec_of
 
     with own_threads_kept():

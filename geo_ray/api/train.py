@@ -27,18 +27,11 @@ from geo_ray.base.errors import (
     RunFinishedError,
     RunHeldError,
 )
-from geo_ray.base.load import (
-    ConfigSource,
-    dump_yaml,
-    load_tree,
-    override_items,
-    override_notes,
-    read_text,
-)
+from geo_ray.base.load import dump_yaml, load_tree, override_items, override_notes
 from geo_ray.base.model import expanded
 from geo_ray.base.output import terminal_outlived, ticking
 from geo_ray.base.overrides import apply_overrides
-from geo_ray.base.yaml import parse_yaml
+from geo_ray.base.yaml import ConfigSource, parse_yaml, read_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.recorded import RunConfig
 from geo_ray.planner.plan import Plan

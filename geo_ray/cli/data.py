@@ -703,7 +703,7 @@ def check(manifest_uri: str, region: str | None) -> None:
 
     Its size, hash, schema and rows.
     """
-    loading()
+    loading("pyarrow")
     from geo_ray.api.data import check_data
     from geo_ray.data.prepare.saved_preparation import label_words
 
@@ -726,7 +726,7 @@ def merge(manifests: tuple[str, ...], out: str) -> None:
 
     They were written apart, each in its own region.
     """
-    loading()
+    loading("pyarrow")
     from geo_ray.api.data import merge_data
     from geo_ray.data.prepare.saved_preparation import label_words
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -12,8 +13,10 @@ from geo_ray.base.tables import FittedTable
 from geo_ray.base.text import bytes_text
 from geo_ray.cli.paths import config_file, loading
 from geo_ray.cli.say import say, say_json
-from geo_ray.planner.loss import AssumedLoss, LossProfile, differences
 from geo_ray.planner.profile import Profile, fit_steps
+
+if TYPE_CHECKING:
+    from geo_ray.planner.loss import LossProfile
 
 
 def steps_table(profile: Profile) -> FittedTable:
@@ -58,6 +61,8 @@ def exchanges_table(profile: Profile) -> FittedTable:
 
 def loss_table(profile: LossProfile) -> FittedTable:
     """What each interval and codec costs: mean, what plans count, and what they would assume."""
+    from geo_ray.planner.loss import AssumedLoss, differences
+
     table = FittedTable(box=SIMPLE_HEAD)
     table.add_column("every", justify="right")
     for heading in ("codec", "against"):

@@ -127,7 +127,14 @@ def test_the_stub_of_the_package_declares_what_its_table_lists(root: Path) -> No
         name: f"geo_ray.{where}" if ":" in where else f"geo_ray.{where}:{name}"
         for name, where in geo_ray._WHERE.items()
     }
-    assert declared == listed | {"__version__": "geo_ray.base.version:__version__"}
+    renamed = {
+        target.id: declared.pop(node.value.id)
+        for node in stub.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    assert declared | renamed == listed | {"__version__": "geo_ray.base.version:__version__"}
     assert all(getattr(geo_ray, name) is not None for name in geo_ray.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         getattr(geo_ray, "nonsense")  # noqa: B009

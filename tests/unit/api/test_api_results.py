@@ -41,7 +41,7 @@ _RECORDS = (
 """Results that other packages than the API's make, or that are no records."""
 
 
-_INTERNAL = {"ReadyRun", "RunWatch", "Watched"}
+_INTERNAL = {"Advice", "ReadyRun", "RunWatch", "Watched"}
 """What functions of the API pass to each other."""
 
 
