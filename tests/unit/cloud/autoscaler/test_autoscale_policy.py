@@ -472,6 +472,6 @@ def test_the_speed_is_chosen_once_in_a_while_when_nothing_changes(
     monkeypatch.setattr(PostKeeper, "cost", counted)
     scene.looks(400)
     times_s = sorted(set(chosen_s))
-    rested = [b - a for a, b in zip(times_s, times_s[1:], strict=False) if a > CONFIG.start_s]
+    rested = [b - a for a, b in itertools.pairwise(times_s) if a > CONFIG.start_s]
     assert len(rested) >= 2
     assert min(rested) >= CONFIG.calm.dwell_s
