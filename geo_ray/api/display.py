@@ -270,9 +270,10 @@ def _ignore_amount(amount: float) -> None:
 
 
 class OnEvent(Protocol):
-    """Takes every event of a run; what it raises ends the run."""
+    """A function that is given every event of a run."""
 
-    def __call__(self, event: Event, /) -> None: ...
+    def __call__(self, event: Event, /) -> None:
+        """Take one event; an exception ends the run."""
 
 
 ShowProgress: TypeAlias = bool | Literal["plain"]

@@ -19,9 +19,10 @@ from geo_ray.prices.price_book import PriceBook
 
 
 class SendQuery(Protocol):
-    """Sends one query to a cloud and returns the prices in its answer; raises CloudError."""
+    """A function that sends one query to a cloud."""
 
-    def __call__(self) -> list[PriceRecord]: ...
+    def __call__(self) -> list[PriceRecord]:
+        """Return the prices in the answer; raises CloudError."""
 
 
 @dataclass(frozen=True, slots=True)
