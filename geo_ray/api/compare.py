@@ -16,8 +16,8 @@ from geo_ray.api.display import RunWatch, ShowProgress, Table, progress_bar
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.base.errors import ConfigError, RunDirectoryError
 from geo_ray.base.load import load_tree, override_items, override_notes
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.output import ticking
-from geo_ray.base.tables import html_view
 from geo_ray.base.text import bytes_text, duration_text, number_text
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, over
 from rich import progress as rich_progress
 from rich.console import Console
 
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.output import outliving
-from geo_ray.base.tables import html_view
 from geo_ray.base.text import printable
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.progress import Progress

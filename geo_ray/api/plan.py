@@ -18,7 +18,7 @@ from geo_ray.base.clock import command_began_unix_s
 from geo_ray.base.errors import ConfigError
 from geo_ray.base.files import save_text
 from geo_ray.base.load import load_tree, override_items
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import bytes_text, duration_text, number_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.loss import BITS_PER_PARAM
