@@ -13,8 +13,10 @@ from typing import Any, Final
 from geo_ray.base.states import StateTable
 from geo_ray.cloud.autoscaler.state import INSTANCE
 from geo_ray.runtime.actor import ACTOR
+from geo_ray.runtime.regions import REGION
 
 TABLES: Final[tuple[tuple[StateTable[Any, Any], str], ...]] = (
+    (REGION, "geo_ray/runtime/regions.py"),
     (ACTOR, "geo_ray/runtime/actor.py"),
     (INSTANCE, "geo_ray/cloud/autoscaler/state.py"),
 )
