@@ -53,7 +53,8 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import start_ray
 from geo_ray.lab.stats import LabStats
-from geo_ray.sweep.outcome import Outcome, parse_variant
+from geo_ray.sweep.compare import parse_variant
+from geo_ray.sweep.trial import Outcome
 
 TASK = Path(__file__).with_name("four_continents_task.py")
 LINKS = support.REPOSITORY / "configs" / "four_continents.yaml"

@@ -21,8 +21,21 @@ from geo_ray.api.tune import plan_of
 from geo_ray.base.errors import GeoRayError, SearchMissingError, from_code
 from geo_ray.base.load import load_tree
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.sweep.objective import FAILED, UNREACHED, Goal, Standing, score, usd_of
-from geo_ray.sweep.result import (
+from geo_ray.sweep.ray_tune import BaseKeptAsha, BaseKeptPbt, check_installed
+from geo_ray.sweep.score import (
+    FAILED,
+    UNREACHED,
+    Goal,
+    Standing,
+    TrialWatch,
+    report_of,
+    score,
+    usd_of,
+)
+from geo_ray.sweep.search_config import PricesConfig, SearchConfig
+from geo_ray.sweep.space import base_of
+from geo_ray.sweep.tune import (
+    SearchResult,
     TrialPoint,
     TrialRow,
     Tuning,
@@ -32,13 +45,9 @@ from geo_ray.sweep.result import (
     save_tuning,
     summary_text,
     tuning_table,
+    write_best,
     write_tuning_page,
 )
-from geo_ray.sweep.search import BaseKeptAsha, BaseKeptPbt, check_installed
-from geo_ray.sweep.search_config import PricesConfig, SearchConfig
-from geo_ray.sweep.space import base_of
-from geo_ray.sweep.trial import TrialWatch, report_of
-from geo_ray.sweep.tune import SearchResult, write_best
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.summary import Target
 
@@ -280,7 +289,7 @@ def test_the_best_finds_its_files_from_where_it_lies(tmp_path: Path) -> None:
 
 
 def test_a_search_that_is_not_installed_says_what_to_install(monkeypatch: Any) -> None:
-    monkeypatch.setattr("geo_ray.sweep.search.find_spec", lambda _: None)
+    monkeypatch.setattr("geo_ray.sweep.ray_tune.find_spec", lambda _: None)
     with pytest.raises(SearchMissingError, match="optuna is not installed") as caught:
         check_installed(SearchConfig(kind="optuna"))
     assert "pip install optuna" in caught.value.fix
@@ -311,7 +320,7 @@ def test_a_trial_that_diverged_is_never_first_whatever_its_score() -> None:
 def test_a_training_loss_that_exploded_is_divergence(
     losses: list[float | None], diverged: bool
 ) -> None:
-    watch = TrialWatch(load_tree(CONFIG, (), Experiment), None, lambda standing, event: None)
+    watch = TrialWatch(load_tree(CONFIG, (), Experiment), None)
     for number, loss in enumerate(losses, start=1):
         for region in ("us-east", "eu-west"):
             steps = {"region": region, "step": number, "samples": 8, "loss": loss}
