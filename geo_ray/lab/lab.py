@@ -42,7 +42,6 @@ from geo_ray.lab.relay_client import RelayClient, RelayProcess
 from geo_ray.lab.stats import CapStats, LabStats, LinkStats
 from geo_ray.lab.topology import CapConfig, LinkConfig, Topology, compile_plan, load_topology
 from geo_ray.ray_cluster.labels import label_flag
-from geo_ray.ray_cluster.settings import local_node_environment, tls_environment, token_environment
 
 _PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux"}
 
@@ -474,6 +473,12 @@ def start_ray(lab: Lab, options: RayOptions | None = None) -> dict[str, str]:
     Raises:
         ClusterStartError: a node does not start; nodes that have started stay until the lab ends.
     """
+    from geo_ray.ray_cluster.settings import (  # imports Ray, which takes seconds
+        local_node_environment,
+        tls_environment,
+        token_environment,
+    )
+
     options = options or RayOptions()
     record = teardown.read_record(lab.directory)
     if "ray" in record:

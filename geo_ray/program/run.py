@@ -36,7 +36,7 @@ from geo_ray.program.clock import (
     VirtualThreads,
 )
 from geo_ray.program.graph import NodeInstance, Program, handles_in, instance_names
-from geo_ray.program.processes import ApartCrew, LocalProcesses, NodeMaker
+from geo_ray.program.processes import ApartCrew, Launcher, LocalProcesses
 from geo_ray.program.result import ProgramResult
 from geo_ray.program.serialization import check_not_importing, pack, unpack
 from geo_ray.transport.emulation import build_links
@@ -361,14 +361,14 @@ def run_program(
         return virtual.run(lambda: carry_out(program, crew, virtual, on))
     if on in ("processes", "ray"):
         real = RealClock()
-        apart = ApartCrew(program, _maker(program, on, cluster, logs), real)
+        apart = ApartCrew(program, _launcher(program, on, cluster, logs), real)
         return real.run(lambda: carry_out(program, apart, real, on))
     raise ProgramError(f"a program cannot run on {on!r}{or_meant(on, WAYS)}")
 
 
-def _maker(
+def _launcher(
     program: Program, on: str, cluster: ClusterConfig | None, logs: Path | None
-) -> NodeMaker:
+) -> Launcher:
     if on == "processes":
         return LocalProcesses(program, logs)
     from geo_ray.program.on_ray import RayActors  # Ray takes a second to import
