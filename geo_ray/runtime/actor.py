@@ -41,6 +41,7 @@ ACTOR: Final[StateTable[ActorState, ActorEvent]] = StateTable(
     },
     moves={
         (ActorState.CREATED, "load"): ActorState.LOADED,
+        (ActorState.CREATED, "halt"): ActorState.HALTED,
         (ActorState.LOADED, "serve"): ActorState.SERVING,
         (ActorState.LOADED, "halt"): ActorState.HALTED,
         (ActorState.SERVING, "halt"): ActorState.HALTED,
@@ -78,8 +79,9 @@ class RunActor(Generic[L, S]):
 
     def close(self) -> None:
         """Close all sockets; a second call does nothing."""
-        self._move("close")
-        served, self._held, self._served = self._served, None, None
+        with self._lock:
+            self._state = ACTOR.after(self._state, "close")
+            served, self._held, self._served = self._served, None, None
         self._release(served)
 
     def _release(self, served: S | None) -> None:
@@ -91,18 +93,25 @@ class RunActor(Generic[L, S]):
 
     def _load(self, loaded: L) -> None:
         """Enter the state `ActorState.LOADED`."""
-        self._held = loaded
-        self._move("load")
+        with self._lock:
+            self._state = ACTOR.after(self._state, "load")
+            self._held, self._served = loaded, None
 
     def _serve(self, serving: S) -> None:
         """Enter the state `ActorState.SERVING`."""
-        self._served = serving
-        self._move("serve")
+        with self._lock:
+            self._state = ACTOR.after(self._state, "serve")
+            self._served = serving
 
     def _halt(self) -> None:
         """Enter the state `ActorState.HALTED`."""
-        self._move("halt")
-        self._served = None
+        with self._lock:
+            self._state = ACTOR.after(self._state, "halt")
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether it does not serve yet."""
+        return self._state in (ActorState.CREATED, ActorState.LOADED)
 
     @property
     def _loaded(self) -> L:
@@ -125,10 +134,6 @@ class RunActor(Generic[L, S]):
         if self._served is None:
             raise self._wrong("does not serve")
         return self._served
-
-    def _move(self, event: ActorEvent) -> None:
-        with self._lock:
-            self._state = ACTOR.after(self._state, event)
 
     def _wrong(self, problem: str) -> InvariantError:
         name = f"{type(self).__name__} of region '{self._region}'"
