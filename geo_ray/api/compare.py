@@ -108,20 +108,24 @@ class ComparisonResult:
 
     def _repr_html_(self) -> str:
         metric = self.comparison.metric or ""
-        shown = {
-            "strategy": lambda row: row.label,
-            "lr": lambda row: f"{row.lr:g}",
-            "to target": lambda row: duration_text(row.to_target_s.median),
-            "run": lambda row: duration_text(row.seconds.median),
-            "WAN": lambda row: bytes_text(row.wan_bytes.median),
-            f"final {metric}": lambda row: number_text(row.final.median),
-            "to the best": self.comparison.standing,
-        }
+        headings = ["strategy", "lr", "to target", "run", "WAN", f"final {metric}", "to the best"]
+        rows = [
+            [
+                row.label,
+                f"{row.lr:g}",
+                duration_text(row.to_target_s.median),
+                duration_text(row.seconds.median),
+                bytes_text(row.wan_bytes.median),
+                number_text(row.final.median),
+                self.comparison.standing(row),
+            ]
+            for row in self.rows
+        ]
         if self.comparison.target is None:
-            del shown["to target"]
-        rows = [tuple(text(row) for text in shown.values()) for row in self.rows]
+            for cells in (headings, *rows):
+                del cells[2]
         title = f"Comparison of {len(rows)} strategies, best first; {self.comparison.links}"
-        return html_view(title, tuple(shown), rows)
+        return html_view(title, headings, rows)
 
 
 def compare(

@@ -354,15 +354,15 @@ def run_program(
     check_not_importing()
     if on == "threads":
         real = RealClock()
-        return real.run(lambda: carry_out(program, LocalCrew(program, real, on), real, on))
+        return real.run(partial(carry_out, program, LocalCrew(program, real, on), real, on))
     if on == "virtual":
         virtual = VirtualThreads()
         crew = LocalCrew(program, virtual, on)
-        return virtual.run(lambda: carry_out(program, crew, virtual, on))
+        return virtual.run(partial(carry_out, program, crew, virtual, on))
     if on in ("processes", "ray"):
         real = RealClock()
         apart = ApartCrew(program, _launcher(program, on, cluster, logs), real)
-        return real.run(lambda: carry_out(program, apart, real, on))
+        return real.run(partial(carry_out, program, apart, real, on))
     raise ProgramError(f"a program cannot run on {on!r}{or_meant(on, WAYS)}")
 
 

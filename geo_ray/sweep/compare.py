@@ -27,15 +27,7 @@ from geo_ray.planner.bill import Bill
 from geo_ray.runs.recorder import links_text
 from geo_ray.strategies.registry import STRATEGIES, default_section
 from geo_ray.sweep import page
-from geo_ray.sweep.runner import (
-    TRIALS_FILE,
-    Backend,
-    ProcessPool,
-    RealRuns,
-    TrialsFile,
-    progress_text,
-    run_trials,
-)
+from geo_ray.sweep.runner import TRIALS_FILE, TrialsFile, progress_text, run_trials
 from geo_ray.sweep.trial import Outcome, Point, Trial, rate_of
 from geo_ray.telemetry.charts import (
     AXES,
@@ -464,20 +456,20 @@ def compare(plan: ComparisonPlan, tell: Callable[[str], None]) -> Comparison:
         experiment_of(case, plan.config, plan.common, plan.out)
     began_s, done = time.monotonic(), 0
 
-    def outcomes_of(cases: Sequence[Case], backend: Backend, folder: str) -> list[Outcome]:
+    def outcomes_of(cases: Sequence[Case], *, real: bool = False) -> list[Outcome]:
         nonlocal done
         found = []
-        trials = [_trial(case, plan, plan.out / folder) for case in cases]
-        file = TrialsFile(plan.out / folder / TRIALS_FILE)
-        for outcome in run_trials(trials, file, backend):
+        folder = plan.out / ("real" if real else "simulated")
+        trials = [_trial(case, plan, folder) for case in cases]
+        file = TrialsFile(folder / TRIALS_FILE)
+        for outcome in run_trials(trials, file, None if real else plan.jobs):
             done += 1
             found.append(priced(outcome, plan.bill))
             what = f"{outcome.label} x{outcome.rate:g} seed {outcome.seed}"
             tell(progress_text(done, count, time.monotonic() - began_s, done, what))
         return found
 
-    pool = ProcessPool(plan.jobs)
-    tuning = outcomes_of(tried, pool, "simulated")
+    tuning = outcomes_of(tried)
     workload = experiment_of(Case(plan.variants[0], 1.0, 0), plan.config, plan.common, plan.out)
     target = workload.train.target
     best = {
@@ -487,8 +479,7 @@ def compare(plan: ComparisonPlan, tell: Callable[[str], None]) -> Comparison:
         for v in plan.variants
     }
     cases = [Case(v, best[v.label], seed) for v in plan.variants for seed in plan.seeds]
-    how: tuple[Backend, str] = (RealRuns(), "real") if plan.real else (pool, "simulated")
-    outcomes = outcomes_of(cases, *how)
+    outcomes = outcomes_of(cases, real=plan.real)
     metric, grows = goal_of(target, outcomes)
     rows = [row_of([o for o in outcomes if o.label == v.label], target) for v in plan.variants]
     links = links_text(workload, simulated=not plan.real)
@@ -534,12 +525,12 @@ _HEADINGS = (
 _ON_PAGE_ONLY = ("samples to it", "rounds")
 _WITH_TARGET_ONLY = ("to target", "samples to it", "reached")
 _RANGED = ("to target", "samples to it", "run", "rounds", "WAN", "idle", "final", "USD")
-_PLACES: Mapping[str, Callable[[Point], float]] = {
-    TIME_AXIS: lambda point: point.t_s,
-    STEPS_AXIS: lambda point: float("nan") if point.step is None else float(point.step),
-    SAMPLES_AXIS: lambda point: float(point.samples),
-    WAN_AXIS: lambda point: float(point.wan_bytes),
-}
+
+
+def _place(point: Point, axis: str) -> float:
+    step = math.nan if point.step is None else float(point.step)
+    places = (point.t_s, step, float(point.samples), float(point.wan_bytes))
+    return places[(TIME_AXIS, STEPS_AXIS, SAMPLES_AXIS, WAN_AXIS).index(axis)]
 
 
 def cells(row: Row, comparison: Comparison) -> list[str]:
@@ -591,9 +582,7 @@ noise of the best if their ranges overlap. Learning rates were chosen for each s
 same runs. USD are until the target where it was reached, else of the whole run, without the start."
     metric = comparison.metric or "no metric"
     known = [point for outcome in comparison.outcomes for point in outcome.points]
-    axes = [axis for axis in AXES if any(_PLACES[axis](point) > 0 for point in known)] or [
-        TIME_AXIS
-    ]
+    axes = [axis for axis in AXES if any(_place(point, axis) > 0 for point in known)] or [TIME_AXIS]
     charts = "".join(chart_view(axis, metric, _curves(comparison, axis)) for axis in axes)
     lines = "A line per run; the first seed of a strategy is named."
     body = (
@@ -673,14 +662,13 @@ def _failed(comparison: Comparison) -> list[Outcome]:
 
 
 def _curves(comparison: Comparison, axis: str) -> list[Curve]:
-    where = _PLACES[axis]
     places = {row.label: number for number, row in enumerate(comparison.rows)}
     named: set[str] = set()
     curves = []
     for outcome in sorted(comparison.outcomes, key=lambda o: (places[o.label], o.seed)):
         label = "" if outcome.label in named else outcome.label
         named.add(outcome.label)
-        points = [(where(p), _value(p, comparison.metric)) for p in outcome.points]
+        points = [(_place(p, axis), _value(p, comparison.metric)) for p in outcome.points]
         curves.append(page.curve(label, points, places[outcome.label], faint=not label))
     return curves
 

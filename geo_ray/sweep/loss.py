@@ -31,7 +31,7 @@ from geo_ray.planner.loss import (
 from geo_ray.planner.profile import save_profile
 from geo_ray.runs.follow_plan import exchange_of
 from geo_ray.runs.plan_inputs import check_strategy, codecs_of
-from geo_ray.sweep.runner import ProcessPool
+from geo_ray.sweep.runner import pooled
 from geo_ray.sweep.trial import Outcome, Trial, validated
 
 INTERVALS: Final = (1, 4, 16, 64)
@@ -302,7 +302,7 @@ def measure_loss(
     with tempfile.TemporaryDirectory(prefix="geo-ray-loss-") as scratch:
         trials = _trials(task, still_to_do(task, known), Path(scratch))
         # Closed here: an error in `gathered` holds it open, and runs would continue in `scratch`.
-        with closing(ProcessPool(task.jobs).run(trials)) as outcomes:
+        with closing(pooled(trials, task.jobs)) as outcomes:
             yield from gathered(task, known, _each_told(outcomes, told))
 
 

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from pydantic import Field, JsonValue, ValidationError
 
@@ -123,32 +123,19 @@ class TrialsFile:
         return found
 
 
-class Backend(Protocol):
-    """Runs trials."""
-
-    def run(self, trials: Sequence[Trial]) -> Generator[Outcome, None, None]:
-        """Run trials and give each outcome when its trial ends; closing it ends all trials.
-
-        Raises:
-            GeoRayError: whatever is wrong with a configuration, the task or the data.
-        """
-
-
-def run_trials(trials: Sequence[Trial], file: TrialsFile, backend: Backend) -> Iterator[Outcome]:
+def run_trials(trials: Sequence[Trial], file: TrialsFile, jobs: int | None) -> Iterator[Outcome]:
     """Give the outcomes of all trials: recorded ones first, then the others as they end.
 
     Args:
         trials: to run. A recorded trial counts if its configuration is the same.
         file: gets each trial that ends.
-        backend: runs trials that are not recorded.
+        jobs: trials simulated at a time; None: they train on real actors, one after another.
 
     Raises:
         RunDirectoryError: the file cannot be read or written.
-        GeoRayError: as for `Backend.run`.
+        GeoRayError: whatever is wrong with a configuration, the task or the data.
     """
-    if not trials:
-        return
-    recorded = file.read(trials[0].values.keys())
+    recorded = file.read(trials[0].values.keys()) if trials else {}
     todo: dict[tuple[str, float, int], Trial] = {}
     for trial in trials:
         known = recorded.get(key_of(trial.values))
@@ -157,11 +144,36 @@ def run_trials(trials: Sequence[Trial], file: TrialsFile, backend: Backend) -> I
             todo[trial.label, trial.rate, trial.experiment.seed] = trial
         else:
             yield outcome
-    with closing(backend.run(list(todo.values()))) as outcomes:
+    left = list(todo.values())
+    running = (each.measure(RealTrial()) for each in left) if jobs is None else pooled(left, jobs)
+    with closing(running) as outcomes:
         for outcome in outcomes:
             trial = todo[outcome.label, outcome.rate, outcome.seed]
             file.add(trial.values, [json.loads(outcome.model_dump_json())])
             yield outcome
+
+
+def pooled(trials: Sequence[Trial], jobs: int) -> Generator[Outcome, None, None]:
+    """Simulate trials in a pool of processes; closing this ends all processes.
+
+    Args:
+        trials: to run.
+        jobs: trials at a time.
+
+    Raises:
+        GeoRayError: as for `run_trials`.
+    """
+    if not trials:
+        return
+    count = min(jobs, len(trials))
+    with _Processes() as processes, ThreadPoolExecutor(count) as threads:
+        try:
+            waiting = [threads.submit(processes.run, trial) for trial in trials]
+            for done in as_completed(waiting):
+                yield done.result()
+        finally:
+            processes.kill()  # a process that continued would keep its thread
+            threads.shutdown(cancel_futures=True)
 
 
 def _outcome_in(record: TrialRecord) -> Outcome | None:
@@ -189,40 +201,6 @@ def progress_text(done: int, wanted: int, spent_s: float, fresh: int, what: str)
 def default_jobs() -> int:
     """As many simulated trials at a time as there are cores."""
     return max(1, len(os.sched_getaffinity(0)))
-
-
-class RealRuns:
-    """A `Backend` that trains one trial after another on real actors."""
-
-    def run(self, trials: Sequence[Trial]) -> Generator[Outcome, None, None]:
-        """See `Backend.run`."""
-        for trial in trials:
-            yield trial.measure(RealTrial())
-
-
-class ProcessPool:
-    """A `Backend` that simulates several trials at a time, each in a process of the pool.
-
-    Args:
-        jobs: trials at a time.
-    """
-
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-
-    def run(self, trials: Sequence[Trial]) -> Generator[Outcome, None, None]:
-        """See `Backend.run`."""
-        if not trials:
-            return
-        count = min(self._jobs, len(trials))
-        with _Processes() as processes, ThreadPoolExecutor(count) as threads:
-            try:
-                waiting = [threads.submit(processes.run, trial) for trial in trials]
-                for done in as_completed(waiting):
-                    yield done.result()
-            finally:
-                processes.kill()  # a process that continued would keep its thread
-                threads.shutdown(cancel_futures=True)
 
 
 class _Processes:

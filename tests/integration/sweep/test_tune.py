@@ -178,7 +178,7 @@ def test_the_example_of_the_page_runs_on_a_cluster_of_its_own(
 def test_plain_tune_code_takes_the_trainable(connected: ConnectedCluster, tmp_path: Path) -> None:
     from ray import tune
 
-    from geo_ray.sweep import trainable
+    from geo_ray.sweep.ray_tune import trainable
 
     trial = trainable(QUICKSTART, SMALL)
     tuner = tune.Tuner(
