@@ -106,7 +106,7 @@ def test_a_pool_that_is_sold_out_is_left_alone_and_for_longer_each_time() -> Non
             if launch.request.pool == SPOT_A:
                 asked.append(scene.now_s)
         scene.machines.clear()  # all others are ended by somebody, again and again
-        scene.memory.duties.clear()
+        scene.memory.instances.clear()
     gaps = [later - before for before, later in itertools.pairwise(asked)]
     assert len(asked) <= 9
     assert gaps[0] >= 60
@@ -130,7 +130,7 @@ def test_a_fleet_of_which_half_came_is_completed_from_elsewhere_and_nothing_is_p
     for _ in range(60):
         scene.look()
         assert len(scene.machines) == 3
-    assert not scene.memory.intents, "nobody waits for what did not come"
+    assert not scene.memory.pending_launches, "nobody waits for what did not come"
 
 
 def test_machines_whose_nodes_come_only_in_part_are_completed() -> None:
