@@ -28,7 +28,7 @@ from geo_ray.runs.recorder import links_text
 from geo_ray.strategies.registry import STRATEGIES, default_section
 from geo_ray.sweep import page
 from geo_ray.sweep.runner import TRIALS_FILE, TrialsFile, progress_text, run_trials
-from geo_ray.sweep.trial import Outcome, Point, Trial, rate_of
+from geo_ray.sweep.trial import Outcome, Point, TrialSpec, rate_of
 from geo_ray.telemetry.charts import (
     AXES,
     SAMPLES_AXIS,
@@ -486,10 +486,10 @@ def compare(plan: ComparisonPlan, tell: Callable[[str], None]) -> Comparison:
     return Comparison(ordered(rows, grows=grows), tuning, outcomes, metric, target, links)
 
 
-def _trial(case: Case, plan: ComparisonPlan, folder: Path) -> Trial:
+def _trial(case: Case, plan: ComparisonPlan, folder: Path) -> TrialSpec:
     directory = folder / plan.names.of(case)
     experiment = experiment_of(case, plan.config, plan.common, directory)
-    return Trial(case.variant.label, case.rate, experiment, plan.config.parent.absolute())
+    return TrialSpec(case.variant.label, case.rate, experiment, plan.config.parent.absolute())
 
 
 def save_comparison(comparison: Comparison, path: Path) -> None:

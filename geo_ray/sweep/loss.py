@@ -32,7 +32,7 @@ from geo_ray.planner.profile import save_profile
 from geo_ray.runs.follow_plan import exchange_of
 from geo_ray.runs.plan_inputs import check_strategy, codecs_of
 from geo_ray.sweep.runner import pooled
-from geo_ray.sweep.trial import Outcome, Trial, validated
+from geo_ray.sweep.trial import Outcome, TrialSpec, validated
 
 INTERVALS: Final = (1, 4, 16, 64)
 _LEAST_ROUNDS: Final = 2
@@ -383,12 +383,12 @@ def _point(key: LossKey, losses: tuple[float | None, ...]) -> LossPoint:
     return LossPoint(interval=key[0], codec=key[1], losses=losses)
 
 
-def _trials(task: LossTask, cases: Sequence[LossCase], scratch: Path) -> list[Trial]:
+def _trials(task: LossTask, cases: Sequence[LossCase], scratch: Path) -> list[TrialSpec]:
     trials = []
     for number, case in enumerate(cases):
         for seed in task.seeds:
             run = with_seed(case.experiment, task.base_dir, seed, scratch / f"{number}-{seed}")
-            trials.append(Trial(label_of(case.key), 1.0, run, task.base_dir, is_kept=False))
+            trials.append(TrialSpec(label_of(case.key), 1.0, run, task.base_dir, is_kept=False))
     return trials
 
 

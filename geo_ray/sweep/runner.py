@@ -31,7 +31,7 @@ from geo_ray.base.canonical import canonical_json
 from geo_ray.base.errors import GeoRayError, RunDirectoryError, RunError, from_code
 from geo_ray.base.files import unwritable
 from geo_ray.base.model import StrictModel
-from geo_ray.sweep.trial import Outcome, RealTrial, Trial, validated
+from geo_ray.sweep.trial import Outcome, RealTrial, TrialSpec, validated
 
 TRIALS_FILE: Final = "trials.jsonl"
 _log = logging.getLogger(__name__)
@@ -123,7 +123,9 @@ class TrialsFile:
         return found
 
 
-def run_trials(trials: Sequence[Trial], file: TrialsFile, jobs: int | None) -> Iterator[Outcome]:
+def run_trials(
+    trials: Sequence[TrialSpec], file: TrialsFile, jobs: int | None
+) -> Iterator[Outcome]:
     """Give the outcomes of all trials: recorded ones first, then the others as they end.
 
     Args:
@@ -136,7 +138,7 @@ def run_trials(trials: Sequence[Trial], file: TrialsFile, jobs: int | None) -> I
         GeoRayError: whatever is wrong with a configuration, the task or the data.
     """
     recorded = file.read(trials[0].values.keys()) if trials else {}
-    todo: dict[tuple[str, float, int], Trial] = {}
+    todo: dict[tuple[str, float, int], TrialSpec] = {}
     for trial in trials:
         known = recorded.get(key_of(trial.values))
         outcome = None if known is None else _outcome_in(known)
@@ -153,7 +155,7 @@ def run_trials(trials: Sequence[Trial], file: TrialsFile, jobs: int | None) -> I
             yield outcome
 
 
-def pooled(trials: Sequence[Trial], jobs: int) -> Generator[Outcome, None, None]:
+def pooled(trials: Sequence[TrialSpec], jobs: int) -> Generator[Outcome, None, None]:
     """Simulate trials in a pool of processes; closing this ends all processes.
 
     Args:
@@ -232,7 +234,7 @@ class _Processes:
                             pipe.close()
             self._all.clear()
 
-    def run(self, trial: Trial) -> Outcome:
+    def run(self, trial: TrialSpec) -> Outcome:
         """Simulate a trial in the process of this thread.
 
         Raises:
@@ -277,7 +279,7 @@ class _Processes:
         return process
 
 
-def _request(trial: Trial) -> str:
+def _request(trial: TrialSpec) -> str:
     return json.dumps(
         {
             "label": trial.label,
@@ -295,7 +297,7 @@ def _answer_to(line: str) -> str:
     base_dir = Path(given["base_dir"])
     try:
         experiment = validated(given["experiment"], base_dir)
-        trial = Trial(given["label"], given["rate"], experiment, base_dir, given["is_kept"])
+        trial = TrialSpec(given["label"], given["rate"], experiment, base_dir, given["is_kept"])
         return json.dumps({"outcome": trial.measure().model_dump_json()})
     except GeoRayError as error:
         return json.dumps({"code": error.code, "message": error.message, "fix": error.fix})

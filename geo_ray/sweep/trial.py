@@ -107,7 +107,7 @@ def _ignore(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialSpec:
     """A run to make.
 
     Attributes:

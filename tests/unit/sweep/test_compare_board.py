@@ -27,7 +27,7 @@ from geo_ray.sweep.compare import (
     spread,
 )
 from geo_ray.sweep.runner import TrialsFile, run_trials
-from geo_ray.sweep.trial import Outcome, Trial, failed_outcome
+from geo_ray.sweep.trial import Outcome, TrialSpec, failed_outcome
 from geo_ray.telemetry.summary import Target
 from geo_ray.telemetry.totals import SentUntil
 from tests.support.observe_support import events, started, wan
@@ -211,11 +211,11 @@ def test_a_run_that_failed_is_recorded_and_not_run_again(tmp_path, monkeypatch):
     )
     experiment = load_text(text, [], Experiment, "run.yaml")
     failed = failed_outcome("bsp", 2.0, experiment, "loss is nan")
-    trial, file = Trial("bsp", 2.0, experiment, tmp_path), TrialsFile(tmp_path / "trials.jsonl")
-    monkeypatch.setattr(Trial, "measure", lambda *_: failed)
+    trial, file = TrialSpec("bsp", 2.0, experiment, tmp_path), TrialsFile(tmp_path / "trials.jsonl")
+    monkeypatch.setattr(TrialSpec, "measure", lambda *_: failed)
     assert list(run_trials([trial], file, None)) == [failed]
-    monkeypatch.setattr(Trial, "measure", lambda *_: pytest.fail("it was run again"))
+    monkeypatch.setattr(TrialSpec, "measure", lambda *_: pytest.fail("it was run again"))
     assert list(run_trials([trial], file, None)) == [failed]
     other = experiment.model_copy(update={"name": "other"})
     with pytest.raises(pytest.fail.Exception, match="run again"):
-        list(run_trials([Trial("bsp", 2.0, other, tmp_path)], file, None))
+        list(run_trials([TrialSpec("bsp", 2.0, other, tmp_path)], file, None))

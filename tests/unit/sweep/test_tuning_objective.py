@@ -139,24 +139,25 @@ def test_a_run_is_followed_by_its_events() -> None:
     target = "train.target={metric: loss, value: 0.2, direction: at_most}"
     experiment = load_tree(CONFIG, [target], Experiment)
     prices = PricesConfig(worker_usd_per_h=dict.fromkeys(experiment.region_names, 0.9))
-    told: list[Standing] = []
-    watch = TrialWatch(experiment, prices, lambda standing, _: told.append(standing))
-    for each in (
-        event("step", 1.0, region="us", samples=16, loss=1.0),
-        evaluation(2.0, 0.1, region="us"),
-        evaluation(2.5, 0.5),
-        event("step", 3.0, region="us", samples=16, loss=0.9),
-        evaluation(4.0, 0.15),
-        evaluation(5.0, 0.3),
-    ):
+    watch = TrialWatch(experiment, prices)
+    fed = [
         watch.feed(each)
+        for each in (
+            event("step", 1.0, region="us", samples=16, loss=1.0),
+            evaluation(2.0, 0.1, region="us"),
+            evaluation(2.5, 0.5),
+            event("step", 3.0, region="us", samples=16, loss=0.9),
+            evaluation(4.0, 0.15),
+            evaluation(5.0, 0.3),
+        )
+    ]
+    told = [standing for standing in fed if standing is not None]
     assert [standing.time_s for standing in told] == [2.5, 4.0, 5.0], "those of all regions"
     assert [standing.samples for standing in told] == [16, 32, 32]
     assert [standing.reached_s for standing in told] == [None, 4.0, 4.0], "the first time counts"
     assert told[-1].reached_usd == pytest.approx(4 * 0.9 * 4.0 / 3600)
-    goes_on = TrialWatch(experiment, prices, lambda standing, _: told.append(standing), told[0])
-    goes_on.feed(evaluation(1.0, 0.1))
-    assert told[-1].time_s == told[-1].reached_s == 3.5, "on top of what was before"
+    later = TrialWatch(experiment, prices, told[0]).feed(evaluation(1.0, 0.1))
+    assert later is not None and later.time_s == later.reached_s == 3.5, "after what was before"
 
 
 def test_ray_tune_is_told_finite_numbers_only() -> None:
@@ -273,9 +274,8 @@ def test_the_best_finds_its_files_from_where_it_lies(tmp_path: Path) -> None:
     home, away = tmp_path / "home", tmp_path / "away"
     home.mkdir()
     away.mkdir()
-    task = CONFIG.parents[1] / "geo_ray" / "starters" / "own" / "my_task.py.in"
-    own = sorted((CONFIG.parents[1] / "geo_ray" / "starters").rglob("*task*.py.in"))
-    source = task if task.exists() else own[0]
+    starters = CONFIG.parents[1] / "geo_ray" / "cli" / "starters"
+    source = sorted(starters.rglob("*task*.py.in"))[0]
     (home / "mine.py").write_text(source.read_text())
     name = re.findall(r"class (\w+)", source.read_text())[-1]
     (home / "base.yaml").write_text(

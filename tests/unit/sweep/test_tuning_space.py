@@ -340,7 +340,7 @@ def test_errors_of_the_cluster_name_the_keys_of_a_search(
             f"the local cluster was not up (cluster.start_timeout_s):\n{log}", fix=fix
         )
 
-    monkeypatch.setattr("geo_ray.ray_cluster.connect.connect", refuse)
+    monkeypatch.setattr("geo_ray.sweep.ray_tune.connect", refuse)
     with pytest.raises(ClusterStartError) as caught:
         tune(file_of({"strategy.interval": {"randint": [1, 8]}}), out=tmp_path / "out")
     assert caught.value.message == (
