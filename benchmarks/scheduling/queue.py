@@ -185,7 +185,7 @@ def follow(place: str, trouble: Trouble | None) -> QueueState:
             return state
         if trouble is not None:
             trouble.look(state)
-        text = ", ".join(f"{job.name} {job.phase} {job.course.done:.0%}" for job in state.living())
+        text = ", ".join(f"{job.name} {job.state} {job.course.done:.0%}" for job in state.living())
         if text != told:
             told = text
             support.say(text)

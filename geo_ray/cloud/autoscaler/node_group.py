@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil
 from typing import Final
 
@@ -62,22 +63,27 @@ def cheapest_machines(items: Sequence[CoverItem], rows_per_s: float) -> list[int
         items: to choose from.
         rows_per_s: that they must compute together.
     """
+    return list(_cheapest(tuple(items), rows_per_s))
+
+
+@lru_cache(maxsize=4096)  # most looks ask what the one before asked
+def _cheapest(items: tuple[CoverItem, ...], rows_per_s: float) -> tuple[int, ...]:
     if rows_per_s <= 0 or not items:
-        return [0] * len(items)
+        return (0,) * len(items)
     slowest = min((item.rows_per_s for item in items if item.rows_per_s > 0), default=rows_per_s)
     wanted = ceil(rows_per_s / slowest / SHORT)
     total = min(_MOST_PARTS, max(_LEAST_PARTS, wanted))
     parts = [max(0, ceil(item.rows_per_s / rows_per_s * total - 1e-6)) for item in items]
     caps = [min(max(0, item.most), total) for item in items]
     if sum(part * cap for part, cap in zip(parts, caps, strict=True)) < total:
-        return caps
+        return tuple(caps)
     counts = cheapest_whole(
         np.array([max(item.usd_per_hour, _LEAST_USD) for item in items]),
         np.array(parts, dtype=np.int64),
         np.array(caps, dtype=np.int64),
         total,
     )
-    return caps if counts is None else [int(count) for count in counts]
+    return tuple(caps if counts is None else (int(count) for count in counts))
 
 
 ENOUGH = 1 - 1.2 * SHORT  # of the speed
