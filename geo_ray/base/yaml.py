@@ -12,7 +12,8 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import yaml
 
@@ -229,4 +230,52 @@ for _kind, _pattern in (
 def write_yaml(value: JSONValue) -> str:
     """Write ``value`` so that `parse_yaml` gives it back, keys in the given order."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+MAX_FILE_BYTES: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigText:
+    """A configuration that lies in no file and is read like one.
+
+    Attributes:
+        text: YAML.
+        parent: where relative paths in it start.
+        name: what messages call it.
+    """
+
+    text: str
+    parent: Path
+    name: str = "the configuration given"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ConfigSource: TypeAlias = Path | ConfigText
+
+
+def read_text(path: ConfigSource) -> str:
+    """The text of a configuration.
+
+    Raises:
+        ConfigError: it cannot be read, or is larger than `MAX_FILE_BYTES`.
+    """
+    if isinstance(path, ConfigText):
+        return path.text
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        fix = "Save the file as UTF-8."
+        raise ConfigError(f"{path}: not UTF-8 text: {error}", fix=fix) from None
+    except (OSError, ValueError) as error:
+        fix = "Name a YAML file that exists and can be read."
+        raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from None
+    if len(data) > MAX_FILE_BYTES:
+        fix = "Name a configuration; data and tables have files of their own."
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes", fix=fix)
     return text

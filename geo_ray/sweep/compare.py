@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Literal
 
 from geo_ray.base.errors import ConfigError
-from geo_ray.base.load import ConfigSource, load_tree
+from geo_ray.base.load import load_tree
 from geo_ray.base.overrides import OptionText, typed
 from geo_ray.base.tables import FittedTable
 from geo_ray.base.text import bytes_text, duration_text, nearest_word, number_text
+from geo_ray.base.yaml import ConfigSource
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.bill import Bill

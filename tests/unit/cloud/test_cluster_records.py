@@ -15,7 +15,7 @@ import yaml
 from ray._private.runtime_env.packaging import get_uri_for_directory
 
 import geo_ray
-from geo_ray.api.clusters import cluster_at
+from geo_ray.api.clusters import cluster_at, cluster_status
 from geo_ray.base.errors import ClusterBusyError, ClusterStateError, ConfigError, RegionsSilentError
 from geo_ray.base.load import load_tree, override_items
 from geo_ray.cloud.autoscaler.actions import ActionTold, AutoscalerStatus
@@ -279,7 +279,7 @@ def test_a_cluster_is_named_by_its_folder_or_its_configuration(
     assert state == ClusterState.at("clusters/cluster_local")
     assert not names_cluster("clusters/cluster_local")
     with pytest.raises(ClusterStateError, match="there is no cluster in clusters/cluster_local"):
-        geo_ray.cluster_status(CONFIG)
+        cluster_status(CONFIG)
     assert not (tmp_path / "clusters").exists()
     state.make()
     state.write(asked(plan, tmp_path).record, None)

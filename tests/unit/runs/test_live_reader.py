@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import geo_ray
 from benchmarks.observe.made_run import MadeRun, eventful, made_run
+from geo_ray.api.live import follow_view
 from geo_ray.base.errors import RunDirectoryError
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal, JournalMachines
 from geo_ray.cloud.autoscaler.state import (
@@ -184,7 +184,7 @@ def test_a_run_in_a_bucket_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             eventful(made, 9)
         made.close()
         assert RunObjects(address).is_there()
-        view = next(geo_ray.follow_view(address))
+        view = next(follow_view(address))
         assert isinstance(view, RunView)
         assert view.status.round == 9
         assert view.status.run == address
@@ -196,6 +196,6 @@ def test_a_run_in_a_bucket_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         journal = Journal(LocalConditionalStore(elsewhere), 1)
         journal.read()
         journal.write(memory)
-        view = next(geo_ray.follow_view(address, machines=elsewhere))
+        view = next(follow_view(address, machines=elsewhere))
         assert isinstance(view, RunView) and view.machines is not None
         assert [row.machine for row in view.machines.rows] == ["i-1"]
