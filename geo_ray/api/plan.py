@@ -33,7 +33,6 @@ from geo_ray.runs.planning import (
     make_plan,
 )
 from geo_ray.runs.replanning import decide
-from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.sweep.profile import corners, hardware, measure, missing
 
 
@@ -331,10 +330,9 @@ def profile(
             watch.tell(f"{len(wanted) - len(todo)} of {len(wanted)} runs are known from {path}")
         found = known
         sinks = () if on_event is None else (on_event,)
-        reporting = Reporting(watch.tell, sinks, began_unix_s)
-        with closing(
-            measure(experiment, source.parent, todo, labels, known, grid.steps, reporting)
-        ) as profiles:
+        told = watch.tell, sinks, began_unix_s
+        profiles = measure(experiment, source.parent, todo, labels, known, grid.steps, *told)
+        with closing(profiles):
             for found in profiles:
                 save_profile(found, path)  # after each run: an interrupt loses one at most
     return ProfileResult(found, path)
