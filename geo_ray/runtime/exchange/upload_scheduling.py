@@ -34,13 +34,13 @@ from geo_ray.runtime.exchange.messages import (
 )
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.endpoint import Endpoint
-from geo_ray.transport.upload_helpers import HelperScheduler
 from geo_ray.transport.uploads import (
     Decision,
     Dissolve,
     Drop,
     Gather,
     Grant,
+    HelperScheduler,
     Take,
     TransfersConfig,
     UploadRequest,
