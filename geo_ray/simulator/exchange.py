@@ -88,7 +88,6 @@ class _Flow:
 @dataclass(slots=True)
 class _Held:
     update: UpdateMessage
-    go_on: Callable[[UpdateMessage], None]
     missing: int
 
 
@@ -129,21 +128,18 @@ class SimLossy:
         if flow is not None:
             wire.unsent(flow.update.seq, flow.next_rank)
 
-    def depart(
-        self, name: str, update: UpdateMessage, carry: Callable[[UpdateMessage], float]
-    ) -> None:
+    def depart(self, name: str, update: UpdateMessage) -> None:
         """Send an update: its reliable part, then its lossy blocks.
 
         Args:
             name: the sender; in the averager's own region nothing needs a road.
             update: as it was encoded.
-            carry: puts the reliable part on its way and tells when it arrives.
         """
         coded = update.coded
         if coded is None or coded.lossy is None or name == self._averager_region:
-            carry(update)
+            self._host.ship(name, update)
             return
-        arrival_s = carry(replace(update, coded=replace(coded, lossy=None)))
+        arrival_s = self._host.ship(name, replace(update, coded=replace(coded, lossy=None)))
         rate_mbps = self._codec.rate_mbps
         bucket = None if rate_mbps is None else TokenBucket(rate_mbps)
         flow = self._flows[name] = _Flow(update, coded.lossy, bucket)
@@ -151,14 +147,14 @@ class SimLossy:
             acknowledged_s = arrival_s + self._network.delay_s(self._averager_region, name)
             self._scheduler.at(acknowledged_s, lambda: self._tick(name, flow))
 
-    def arrive(self, update: UpdateMessage, go_on: Callable[[UpdateMessage], None]) -> None:
+    def arrive(self, update: UpdateMessage) -> None:
         """Complete an update, now or when its grace is over, and go on with it."""
         books = self._of(update.region)
         missing = books.begin(update) if self._codec.grace_s else 0
         if missing <= 0:
-            go_on(books.complete(update))
+            self._host.take_in(books.complete(update))
             return
-        held = self._held[update.region] = _Held(update, go_on, missing)
+        held = self._held[update.region] = _Held(update, missing)
         self._scheduler.after(self._codec.grace_s, lambda: self._release(held))
 
     def beside(self, reply: ReplyMessage) -> ReplyMessage:
@@ -224,7 +220,7 @@ class SimLossy:
         region = held.update.region
         if self._held.get(region) is held:
             del self._held[region]
-            held.go_on(self._of(region).complete(held.update))
+            self._host.take_in(self._of(region).complete(held.update))
 
 
 class SimTurns:

@@ -25,7 +25,13 @@ from geo_ray.simulator.clock import Scheduler
 from geo_ray.simulator.exchange import build_paths
 from geo_ray.simulator.network import Network
 from geo_ray.simulator.region import MANY, Gradients, SimRegion, Surroundings
-from geo_ray.training.averager import Averager, open_requests, stalled_error, stalled_regions
+from geo_ray.training.averager import (
+    Averager,
+    AveragerFactory,
+    open_requests,
+    stalled_error,
+    stalled_regions,
+)
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.command_log import become_twin, resume_averager, twin_of
 from geo_ray.training.effects import SendUpdate, Snapshot, StepDone, TeamChanged
@@ -149,7 +155,7 @@ class SimHome:
     """
 
     experiment: Experiment
-    make: Callable[[], Averager]
+    make: AveragerFactory
     averager: Averager = field(init=False)
     region: str = field(init=False)
     epoch: int = 1
@@ -611,7 +617,7 @@ class World:
         elif self._lossy is None:
             self.ship(name, update)
         else:
-            self._lossy.depart(name, update, lambda part: self.ship(name, part))
+            self._lossy.depart(name, update)
 
     def skip(self, region: str, epoch: int, seq: int) -> None:
         """See `ExchangeHost`."""
@@ -639,11 +645,11 @@ class World:
         arrival_s = self._network.arrival_s(now_s, name, self._home.region, size_bytes, "update")
         lossy, turns = self._lossy, self._turns
         if turns is not None:
-            self._scheduler.at(arrival_s, lambda: turns.arrived(update))
+            self._scheduler.at(arrival_s, partial(turns.arrived, update))
         elif lossy is None:
             self._scheduler.at(arrival_s, partial(self.take_in, update, self._home.epoch))
         else:
-            self._scheduler.at(arrival_s, lambda: lossy.arrive(update, self.take_in))
+            self._scheduler.at(arrival_s, partial(lossy.arrive, update))
         return arrival_s
 
     def take_in(self, update: UpdateMessage, epoch: int = 1) -> None:

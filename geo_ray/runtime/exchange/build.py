@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -31,7 +31,7 @@ from geo_ray.runtime.exchange.standby import StandbyPath
 from geo_ray.runtime.exchange.upload_scheduling import Transfers
 from geo_ray.storage.places import PartPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
-from geo_ray.training.averager import Averager
+from geo_ray.training.averager import Averager, AveragerFactory
 from geo_ray.training.failover import Caller, LivenessWatch, StandbyNode
 from geo_ray.training.membership import AveragerHome
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
@@ -86,7 +86,7 @@ class PathSetting:
     saved: Mapping[str, Any] = field(default_factory=dict)
     run_dir: str = ""
     home: AveragerHome | None = None
-    make: Callable[[], Averager] | None = None
+    make: AveragerFactory | None = None
 
 
 def choose_path(experiment: Experiment) -> PathChoice:
