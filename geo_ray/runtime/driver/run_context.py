@@ -367,7 +367,7 @@ def drive_to_end(stage: Stage, controller: Controller, startup_s: float) -> Summ
         if controller.policy.is_halting or controller.interrupted.is_set():
             raise
         clock = RunClock(origin_unix_s, startup_s)
-        raise BrokenError(error, controller.members.away, clock) from error
+        raise BrokenError(error, controller.members.regions.away, clock) from error
     except LeaseLostError:
         is_lost = True
         raise
