@@ -52,8 +52,8 @@ REGION: Final[StateTable[MembershipState, RegionEvent]] = StateTable(
         MembershipState.ABSENT: "It takes no part, and joins only when it is asked to.",
         MembershipState.JOINING: "Its processes start, or it copies the state of a member.",
         MembershipState.MEMBER: "It trains.",
-        MembershipState.DRAINING: "It trains until the next reconfiguration point, and leaves there; "
-        "if it hosts the averager, that moves first.",
+        MembershipState.DRAINING: "It trains until the next reconfiguration point, and leaves "
+        "there; if it hosts the averager, that moves first.",
         MembershipState.LOST: "It ended without being asked to, and can be brought back.",
     },
     moves={
