@@ -28,8 +28,8 @@ from geo_ray.runs import directory as rundir
 from geo_ray.runs.build import check_device, parameter_count
 from geo_ray.runs.follow_plan import changes_of, model_id
 from geo_ray.runs.planning import default_loss_path, subject_of
-from geo_ray.runtime.driver.run_cluster import Reporting, with_its_driver
-from geo_ray.runtime.driver.train import train as train_to_end
+from geo_ray.runtime.run_client import RunRequest, train_watched
+from geo_ray.runtime.run_context import Reporting
 from geo_ray.sweep.compare import (
     Comparison,
     ComparisonPlan,
@@ -257,7 +257,7 @@ def _train(base_dir: Path, experiment: Experiment, directory: Path) -> Outcome:
     directory.mkdir(parents=True, exist_ok=True)
     run = rundir.create(experiment, base_dir)
     reporting = Reporting(lambda _: None, [], time.time())
-    summary = train_to_end(with_its_driver(experiment), run, reporting)
+    summary = train_watched(RunRequest(experiment, run), reporting)
     return outcome_of("", 1.0, experiment, summary, run.path)
 
 

@@ -34,7 +34,7 @@ from geo_ray.runs.planning import (
     make_plan,
 )
 from geo_ray.runs.replanning import decide
-from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.run_context import Reporting
 from geo_ray.sweep.profile import corners, hardware, measure, missing
 
 

@@ -29,8 +29,8 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.profile import ExchangePoint, NoisePoint, Profile, StartPoint, StepPoint
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runtime.driver.run_cluster import Reporting, cluster_of, with_its_driver
-from geo_ray.runtime.driver.train import train
+from geo_ray.runtime.run_client import RunRequest, cluster_of, train_watched
+from geo_ray.runtime.run_context import Reporting
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.events import Event
 from geo_ray.transport.links import LinkTable, load_links, table_of
@@ -327,7 +327,7 @@ def measure(
                 time.time() - before_s,
             )
             try:
-                summary = train(with_its_driver(short), run, told, stands=cluster)
+                summary = train_watched(RunRequest(short, run), told, cluster)
             except InterruptedRunError:
                 shutil.rmtree(run.path)
                 raise InterruptedRunError(

@@ -42,8 +42,9 @@ from geo_ray.ray_cluster.demand import by_label
 from geo_ray.ray_cluster.placement import bundles_of, placed_in
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runtime.driver.run_cluster import Reporting, with_its_driver
-from geo_ray.runtime.driver.train import Resumption, train
+from geo_ray.runtime import main
+from geo_ray.runtime.launcher import OwnProcesses
+from geo_ray.runtime.run_context import Reporting, Resumption
 from geo_ray.runtime.spec import demands_of
 from geo_ray.storage.folders import directory_of
 from geo_ray.sweep.objective import Goal, Standing, Status, kind_of
@@ -145,12 +146,12 @@ def _trained(
     sinks = [sender.feed, watch.feed]
     group = get_current_placement_group()
     demands = demands_of(experiment)
-    summary = train(
-        with_its_driver(experiment),
+    summary = main.run(
+        experiment,
         run,
         Reporting(lambda _: None, sinks, time.time()),
+        OwnProcesses(None if group is None else placed_in(group, demands, first=1)),
         resume=None if before is None else Resumption(),
-        placed=None if group is None else placed_in(group, demands, first=1),
     )
     shutil.rmtree(run.data, ignore_errors=True)
     return watch.ended(summary), watch

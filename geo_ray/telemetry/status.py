@@ -113,7 +113,7 @@ class RunStatus(ShownModel):
     is_going: bool | None = Field(description="whether anybody drives it; null if not known")
     waits_s: float | None = Field(
         default=None,
-        description="seconds for which it trains on without a driver and waits for one; null: not",
+        description="seconds within which its driver, which died, is started again; null: not",
     )
     strategy: str | None = Field(default=None, description="null before training began")
     averager: str | None = Field(default=None, description="region where the averager lives")

@@ -39,16 +39,19 @@ ALLOWED = {("geo_ray.runs.model_file", "torch.save")}  # writes tensors alone, a
 STARTS_THREADS = {
     "geo_ray.ray_cluster.calls": "joins all that it starts before Ray is shut down",
     "geo_ray.ray_cluster.connect": "joined by its context manager",
-    "geo_ray.runtime.driver.supervisor": "joined by `leave`",
+    "geo_ray.runtime.driver.supervisor": "joined by `leave`, or in an actor",
     "geo_ray.runtime.driver.run_context": "writes models, and is joined by `EvalNotes.end`",
     "geo_ray.runtime.checkpoints": "writes checkpoints; does not call Ray",
-    "geo_ray.runtime.replanning": "writes a file; does not call Ray",
-    "geo_ray.runtime.replanning": "plans; does not call Ray",
+    "geo_ray.runtime.replanning": "plans and writes a file; does not call Ray",
     "geo_ray.runtime.driver.driver_actor": "an actor, whose process never shuts Ray down",
-    "geo_ray.runtime.driver.supervisor": "an actor, whose process never shuts Ray down",
 }
 OF_A_DRIVER = tuple(
-    f"geo_ray.runtime.{each}." for each in ("cluster", "control", "driver", "steward")
+    f"geo_ray.{each}"
+    for each in (
+        *("ray_cluster.", "runtime.driver.", "runtime.actor_group", "runtime.checkpoint"),
+        *("runtime.controller", "runtime.joining", "runtime.launcher", "runtime.member"),
+        *("runtime.policies", "runtime.process_watch", "runtime.replanning"),
+    )
 )
 THREADS = {"threading.Thread", "threading.Timer", "ThreadPoolExecutor", "Workers"}
 
@@ -91,7 +94,7 @@ def test_nothing_that_executes_received_bytes(library: list[Any]) -> None:
 
 def is_program(file: Any) -> bool:
     """What a person or a shell starts: the command line, and ``python -m`` of a package."""
-    return file.package == "cli" or file.name.endswith(".__main__")
+    return file.package == "cli" or 'if __name__ == "__main__":' in file.text.splitlines()
 
 
 def test_only_programs_print(library: list[Any]) -> None:
@@ -113,16 +116,16 @@ def test_threads_of_a_driver_end_before_it_disconnects_from_ray(
 ) -> None:
     assert not [text for file in library for text in threads_started(file)]
     assert {file.name for file in library} >= STARTS_THREADS.keys()
-    started = source_file.parse("geo_ray.runtime.x", "threading.Thread(target=f).start()")
+    started = source_file.parse("geo_ray.runtime.driver.x", "threading.Thread(target=f).start()")
     assert len(threads_started(started)) == 1
 
 
 def shared_generator_uses(file: Any) -> list[str]:
-    """Where the generators that all threads share are read or set, but by `util/generators.py`.
+    """Where the generators that all threads share are read or set, but by `base/random_state.py`.
 
-    Checks of users' own code (`contract`) run alone.
+    Checks of users' own code (`testing`) run alone.
     """
-    if file.name == "geo_ray.base.random_state" or file.package == "contract":
+    if file.name == "geo_ray.base.random_state" or file.package == "testing":
         return []
     return [
         f"{file.name}:{node.lineno} uses {dotted(node)}"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from geo_ray.base.load import dump_yaml
 from geo_ray.experiment.experiment import Experiment
@@ -19,14 +19,14 @@ from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.summary import Summary
 from geo_ray.training.assignment import Ledger
 
+if TYPE_CHECKING:
+    from geo_ray.runtime.run_context import Reporting, Resumption
+
 WAIT_S = 180.0
 
 
 def experiment_of(directory: Path, **changes: Any) -> Experiment:
-    """A tiny experiment on the shared cluster; keywords replace whole sections.
-
-    Its processes end with its driver, unless `run` says otherwise.
-    """
+    """A tiny experiment on the shared cluster; keywords replace whole sections."""
     tree: dict[str, Any] = {
         "name": "tiny",
         "task": {"use": "digits", "options": {"width": 2}},
@@ -37,7 +37,7 @@ def experiment_of(directory: Path, **changes: Any) -> Experiment:
         "train": {"steps": 8, "eval_every": 4, "step_timeout_s": 60},
         "cluster": {"kind": "existing"},
         "checkpoint": {"every_s": None},
-        "run": {"dir": str(directory / "runs"), "driverless_s": None},
+        "run": {"dir": str(directory / "runs")},
     }
     return Experiment.model_validate_json(json.dumps(tree | changes))
 
@@ -73,14 +73,28 @@ def train(
     sink: Callable[[Event], None] = lambda event: None,
 ) -> Trained:
     """Train in this process, in a new run directory unless one is given."""
-    from geo_ray.runtime.driver.run_cluster import Reporting
-    from geo_ray.runtime.driver.train import Resumption
-    from geo_ray.runtime.driver.train import train as run_to_end
+    from geo_ray.runtime.run_context import Reporting, Resumption
 
     reporting = Reporting(lambda text: None, [sink], time.time())
     run = begun or rundir.create(experiment, base_dir)
     found = Resumption(away=away) if resume else None
-    return Trained(run, run_to_end(experiment, run, reporting, resume=found))
+    return Trained(run, run_here(experiment, run, reporting, resume=found))
+
+
+def run_here(
+    experiment: Experiment,
+    run: RunDirectory,
+    reporting: Reporting,
+    *,
+    resume: Resumption | None = None,
+) -> Summary:
+    """Host the run loop in this process, which owns the run's processes, as a Tune trial does."""
+    from geo_ray.runtime import main
+    from geo_ray.runtime.launcher import OwnProcesses
+    from geo_ray.runtime.run_client import cluster_of
+
+    with cluster_of(experiment, reporting.status):
+        return main.run(experiment, run, reporting, OwnProcesses(), resume=resume)
 
 
 def simulate(experiment: Experiment, base_dir: Path) -> Trained:

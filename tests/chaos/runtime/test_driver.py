@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import ray
+from geo_ray.runtime.driver.driver_actor import driver_name
 
 from geo_ray.base.errors import DriverLostError, InterruptedRunError
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.runs.lease import LEASE_KEY, decode_record
-from geo_ray.runtime.driver.driver_actor import driver_name
 from geo_ray.telemetry.summary import load_summary
 from tests.support.driver_support import actors_of_runs, command, places_of_runs, slow_experiment
 from tests.support.train_support import count, events_of, eventually, losses, simulate, write_config

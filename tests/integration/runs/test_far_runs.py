@@ -302,7 +302,6 @@ def test_a_run_that_was_removed_is_told_although_there_is_a_copy(uri: str, tmp_p
     ("changes", "key"),
     [
         ({"train": {"steps": 2, "keep_best": {"metric": "loss", "mode": "min"}}}, "keep_best"),
-        ({"run": {"dir": "s3://b/p", "driver": "actor"}}, "run.driver"),
         ({"run": {"dir": "s3://b/p?what=1"}}, "`dir`: address of bucket"),
     ],
 )

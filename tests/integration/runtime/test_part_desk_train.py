@@ -20,11 +20,16 @@ from geo_ray.ray_cluster.settings import driver_environment
 from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import store_of
 from geo_ray.runs.requests import Interruption
-from geo_ray.runtime.driver.run_cluster import Reporting
-from geo_ray.runtime.driver.train import Resumption
-from geo_ray.runtime.driver.train import train as run_to_end
+from geo_ray.runtime.run_context import Reporting, Resumption
 from geo_ray.telemetry.events import Event
-from tests.support.train_support import Trained, events_of, final_digests, losses, simulate
+from tests.support.train_support import (
+    Trained,
+    events_of,
+    final_digests,
+    losses,
+    run_here,
+    simulate,
+)
 from tests.support.train_support import experiment_of as tiny
 
 REGIONS = ("us-east", "eu-west")
@@ -73,7 +78,7 @@ def stopped_after(
 
     reporting = Reporting(lambda text: None, [sink], time.time(), interruption=stop)
     with pytest.raises(InterruptedRunError):
-        run_to_end(experiment, run, reporting)
+        run_here(experiment, run, reporting)
     return run
 
 
@@ -112,7 +117,7 @@ def test_stopped_and_resumed_to_the_bit_without_a_shared_directory(
     assert sent[-1][2] >= 2 * whole, "each checkpoint counts"
 
     reporting = Reporting(lambda text: None, [], time.time())
-    done = Trained(run, run_to_end(experiment, run, reporting, resume=Resumption()))
+    done = Trained(run, run_here(experiment, run, reporting, resume=Resumption()))
     assert done.summary.digest == undisturbed.summary.digest
     assert final_digests(done.events) == {undisturbed.summary.digest}
     assert losses(done.events) == losses(undisturbed.events)

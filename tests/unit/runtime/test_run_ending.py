@@ -13,8 +13,8 @@ import torch
 from geo_ray.base.errors import GeoRayError, InvariantError, RunDirectoryError, StoreError
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.requests import Interruption
-from geo_ray.runtime.driver import run_context
-from geo_ray.runtime.driver.run_context import Retrying, _final_model
+from geo_ray.runtime import run_finish
+from geo_ray.runtime.run_finish import Retrying, _final_model
 from geo_ray.runtime.server_actors import PrimaryActor
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.training.parameters import digest
@@ -58,7 +58,7 @@ class Trial:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(run_context, "time", clock)
+    monkeypatch.setattr(run_finish, "time", clock)
     monkeypatch.setattr(Interruption, "wait", lambda _, longest_s: clock.sleep(longest_s))
     return clock
 
@@ -122,9 +122,9 @@ def test_a_model_that_no_store_takes_comes_from_its_server(
         tries.append(words)
         raise StoreError("no answer")
 
-    monkeypatch.setattr(run_context, "collect", called)
-    monkeypatch.setattr(run_context, "_through", refuse)
-    monkeypatch.setattr(run_context, "_PIECE_BYTES", 300)
+    monkeypatch.setattr(run_finish, "collect", called)
+    monkeypatch.setattr(run_finish, "_through", refuse)
+    monkeypatch.setattr(run_finish, "_PIECE_BYTES", 300)
     told: list[str] = []
     retrying = Retrying(0.0, told.append, Interruption(), is_store_away=is_store_away)
     run = RunDirectory(tmp_path, tmp_path)

@@ -8,6 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from geo_ray.runtime.driver import run_context
+from geo_ray.runtime.driver import train as driver
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.driver.run_context import BrokenError, RunClock, Stage
+from geo_ray.runtime.driver.train import Resumption
 
 from geo_ray.base.errors import (
     CheckpointMissingError,
@@ -23,11 +28,6 @@ from geo_ray.data.tasks.digits import Digits
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.requests import Interruption
-from geo_ray.runtime.driver import run_context
-from geo_ray.runtime.driver import train as driver
-from geo_ray.runtime.driver.run_cluster import Reporting
-from geo_ray.runtime.driver.run_context import BrokenError, RunClock, Stage
-from geo_ray.runtime.driver.train import Resumption
 from geo_ray.runtime.launcher import GoneRegions
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.summary import Summary, summarise

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import ray
+from geo_ray.runtime.driver import supervisor
+from geo_ray.runtime.driver.supervisor import StewardActor
 
 from geo_ray.base.errors import InvariantError, LeaseLostError
 from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
-from geo_ray.runtime.driver import supervisor
-from geo_ray.runtime.driver.supervisor import StewardActor
 from geo_ray.runtime.launcher import ProcessOrder
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SecretReceiver
