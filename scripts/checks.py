@@ -18,27 +18,50 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import takewhile
 from pathlib import Path
 
 KILL_AFTER_S = 90.0  # after Ctrl-C; a cluster takes a while to go
 POLL_S = 0.1
 NICE = 3  # half the share of the others
-LINKS = (  # tests that wait for the network most of the time and need no cluster
-    "tests/contract/test_transport*.py",
-    "tests/chaos/test_transport*.py",
-    "tests/integration/test_*_in_process.py",
-    "tests/integration/test_*_paths.py",
-    "tests/integration/test_lab_[cln]*.py",
-    "tests/integration/runtime/test_overlay_rounds.py",
-    "tests/integration/transport/test_udp_channel.py",
-)
-WHOLE_RUNS = (  # the longest tests that need a cluster, beside as many shorter ones
-    "tests/chaos/test_*.py",
-    "tests/integration/api/test_api_train.py",
-    "tests/integration/cloud/test_clusters_local.py",
-    "tests/integration/runs/test_store_checkpoints.py",
-)
-ENVIRONMENT = "tests/integration/cli/test_environment.py"
+ENVIRONMENT = "environment"
+LINKS = "links"  # wait for the network most of the time and need no cluster
+WHOLE_RUNS = "whole runs"  # the longest that need a cluster, beside as many shorter ones
+STRATEGIES = "strategies"
+# Patterns of test files; a file belongs to the first part with a pattern that matches its path.
+PARTS = {
+    ENVIRONMENT: ("tests/integration/cli/test_environment.py",),
+    LINKS: (
+        "tests/contract/transport/test_transport*.py",
+        "tests/chaos/transport/test_transport*.py",
+        "tests/integration/*_in_process.py",
+        "tests/integration/*_paths.py",
+        "tests/integration/lab/test_lab_[cln]*.py",
+        "tests/integration/runtime/test_overlay_rounds.py",
+        "tests/integration/transport/test_udp_channel.py",
+    ),
+    WHOLE_RUNS: (
+        "tests/chaos/*",
+        "tests/integration/api/test_api_train.py",
+        "tests/integration/cloud/test_clusters_local.py",
+        "tests/integration/runs/test_store_checkpoints.py",
+    ),
+    STRATEGIES: ("tests/contract/strategies/*",),
+    "contracts": ("tests/contract/*",),
+    "clusters": ("tests/integration/*",),
+    "simulations": ("tests/sim/*",),
+    "properties": ("tests/property/*",),
+    "units": ("tests/*",),
+}
+USAGE = """\
+scripts/test                    style, types and all tests but those marked slow
+scripts/test --all              the slow ones too
+scripts/test FEATURE... [ARGS]  the tests of features in all layers; ARGS go to pytest
+scripts/test ARGS               pytest with these arguments
+
+Features:"""
+LAYERS = ("unit", "property", "contract", "sim", "integration", "chaos")
 
 
 class Part:
@@ -204,48 +227,90 @@ def pytest(*arguments: str, slow: bool) -> list[str]:
     return [sys.executable, "-m", "pytest", *color, *chosen, *arguments]
 
 
-def files(patterns: Sequence[str]) -> list[str]:
-    """Returns the paths that match one of them."""
-    return [str(path) for pattern in patterns for path in sorted(Path().glob(pattern))]
+def part_of(path: str) -> str:
+    """Returns the part that runs a test file."""
+    return next(
+        part
+        for part, patterns in PARTS.items()
+        if any(fnmatch(path, pattern) for pattern in patterns)
+    )
+
+
+def files() -> dict[str, list[str]]:
+    """Returns the test files of each part."""
+    found: dict[str, list[str]] = {part: [] for part in PARTS}
+    for path in sorted(map(str, Path().glob("tests/**/test_*.py"))):
+        found[part_of(path)].append(path)
+    return found
+
+
+def features() -> dict[str, list[str]]:
+    """Returns the test folders of each feature, which is a package of geo_ray or one inside it."""
+    found: dict[str, list[str]] = {}
+    for layer in LAYERS:
+        for folder in sorted(Path("tests", layer).glob("**/")):
+            if folder.name not in (layer, "__pycache__"):
+                found.setdefault(folder.name, []).append(str(folder))
+    return dict(sorted(found.items()))
 
 
 def everything(slow: bool) -> list[list[Lane]]:
     """Returns what must pass, those marked slow too or not."""
-    of_links = files(LINKS)
-    of_runs = [path for path in files(WHOLE_RUNS) if path not in of_links]
-    others = [f"--ignore-glob={pattern}" for pattern in (*LINKS, ENVIRONMENT)]
-    strategies = "tests/contract/test_[os]*.py"
-    contracts = ["tests/contract", *others, f"--ignore-glob={strategies}"]
+    of = files()
+    of["units"] += of.pop(ENVIRONMENT)
+    commands = {part: pytest(*paths, slow=slow) for part, paths in of.items()}
+
+    def lane(*parts: str, nice: int = 0) -> Lane:
+        return Lane({part: commands[part] for part in parts}, nice)
+
+    static = {
+        "ruff": ["ruff", "check", "."],
+        "format": ["ruff", "format", "--check", "."],
+        "mypy": ["mypy"],
+    }
     first = [
-        Lane({"units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow)}),
-        Lane(
-            {
-                "ruff": ["ruff", "check", "."],
-                "format": ["ruff", "format", "--check", "."],
-                "mypy": ["mypy"],
-                # Waits for servers and processes a third of its time.
-                "contracts": pytest(*contracts, slow=slow),
-            },
-            nice=NICE,
-        ),
-        Lane({"simulations": pytest("tests/sim", *others, slow=slow)}, nice=NICE),
+        lane("units"),
+        # Contracts wait for servers and processes a third of their time.
+        Lane(static | lane("contracts").commands, nice=NICE),
+        lane("simulations", nice=NICE),
     ]
     # Two with clusters at a time: the processes of one keep both cores busy while they start, and a
     # head or a node that gets no turn for a minute gives up.
-    shorter = [f"--ignore-glob={pattern}" for pattern in WHOLE_RUNS]
     second = [
-        Lane({"clusters": pytest("tests/integration", *others, *shorter, slow=slow)}),
-        Lane({"whole runs": pytest(*of_runs, slow=slow), "links": pytest(*of_links, slow=slow)}),
-        Lane(
-            {
-                "strategies": pytest(*files([strategies]), slow=slow),
-                "properties": pytest("tests/property", *others, slow=slow),
-            },
-            nice=NICE,
-        ),
+        lane("clusters"),
+        lane(WHOLE_RUNS, LINKS),
+        lane(STRATEGIES, "properties", nice=NICE),
     ]
     return [first, second]
 
 
+def chosen(arguments: Sequence[str]) -> list[str] | None:
+    """Returns pytest's arguments where features come first, None if the first word names none."""
+    known = features()
+    named = list(takewhile(known.__contains__, arguments))
+    rest = arguments[len(named) :]
+    if rest and not rest[0].startswith("-") and not Path(rest[0].partition("::")[0]).exists():
+        return None
+    folders = sorted({folder for feature in named for folder in known[feature]})
+    outer = [one for one in folders if not any(one.startswith(f"{other}/") for other in folders)]
+    return [*(["-m", "not slow"] if named else []), *outer, *rest]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs everything, the tests of some features, or pytest with these arguments."""
+    if not arguments or arguments[0] == "--all":
+        return run_all(everything(slow=bool(arguments)))
+    if arguments[0] in ("-h", "--help"):
+        print(USAGE, *features())
+        return 0
+    given = chosen(arguments)
+    if given is None:
+        print("No such feature, file or folder:", *arguments, file=sys.stderr)
+        print(USAGE, *features(), file=sys.stderr)
+        return 2
+    command = [sys.executable, "-m", "pytest", *given]
+    os.execv(command[0], command)  # noqa: S606
+
+
 if __name__ == "__main__":
-    sys.exit(run_all(everything(slow="--all" in sys.argv[1:])))
+    sys.exit(main(sys.argv[1:]))

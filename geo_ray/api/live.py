@@ -19,11 +19,12 @@ from geo_ray.base.clock import SystemClock
 from geo_ray.base.errors import GeoRayError
 from geo_ray.base.load import load_text
 from geo_ray.base.text import printable
+from geo_ray.cloud.autoscaler.journal import JournalMachines
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.report import LiveReader
 from geo_ray.scheduler.queue.page import QueueView, queue_sections
 from geo_ray.scheduler.queue.page_reader import QueueLiveReader
-from geo_ray.storage.conditional_store import ConditionalStore, StorePlace
+from geo_ray.storage.conditional_store import StorePlace
 from geo_ray.telemetry.event_log import EVENTS_FILE, has_begun, last_time_s, read_events
 from geo_ray.telemetry.export.base import ExportOrder, ObserveConfig
 from geo_ray.telemetry.export.exporters import open_exporters
@@ -89,7 +90,7 @@ class LivePage:
             queue = QueueLiveReader(place_of(run))
             self._looking = Looking(str(run), queue, *at, draw=queue_sections)
         else:
-            reader = LiveReader(_finder(run), _journal_in(machines))
+            reader = LiveReader(_finder(run), _machines_in(machines))
             self._looking = Looking(str(run), reader, *at, draw=page_sections)
 
     @property
@@ -179,7 +180,7 @@ def follow_view(
     Yields:
         What is shown; while there is no run, the error that says so.
     """
-    reader, clock = LiveReader(_finder(run), _journal_in(machines)), SystemClock()
+    reader, clock = LiveReader(_finder(run), _machines_in(machines)), SystemClock()
     while True:
         try:
             while reader.read(_SLICE_EVENTS) < 1.0:
@@ -198,5 +199,5 @@ def _finder(run: FilePath) -> Callable[[], Path]:
     return lambda: directory_of(run)
 
 
-def _journal_in(where: FilePath | None) -> ConditionalStore | None:
-    return None if where is None else StorePlace(os.fspath(where)).store()
+def _machines_in(where: FilePath | None) -> JournalMachines:
+    return JournalMachines(None if where is None else StorePlace(os.fspath(where)).store())

@@ -17,6 +17,7 @@ from geo_ray.api.status import directory_of, not_begun
 from geo_ray.base.errors import ConfigDriftError, ConfigError, RunDirectoryError
 from geo_ray.base.tables import html_view
 from geo_ray.base.text import bytes_text, duration_text, metrics_text, nearest_word, number_text
+from geo_ray.cloud.autoscaler.journal import JournalMachines
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
@@ -95,7 +96,8 @@ class Run:
         Raises:
             RunDirectoryError: it cannot be written.
         """
-        return write_run_report(self.path, None if out is None else Path(out))
+        target = None if out is None else Path(out)
+        return write_run_report(self.path, target, JournalMachines())
 
     def events(self, kind: str | None = None) -> tuple[Event, ...]:
         """Its events in order; those of one kind, if that is named.

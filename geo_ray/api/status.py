@@ -220,9 +220,11 @@ def report(run: FilePath | OpenedRun, out: FilePath | None = None) -> Path:
     Raises:
         RunDirectoryError: there is no run, or the page cannot be written.
     """
+    from geo_ray.cloud.autoscaler.journal import JournalMachines
     from geo_ray.runs.report import write_run_report  # with all that it draws
 
-    return write_run_report(directory_of(run), None if out is None else Path(out))
+    target = None if out is None else Path(out)
+    return write_run_report(directory_of(run), target, JournalMachines())
 
 
 def stop(run: FilePath | OpenedRun) -> None:

@@ -379,6 +379,8 @@ def train(
             address = _address_of(resume)
             path = directory_of(resume) if address is None else copy_path(address, "driven")
             as_it_is = source is None and not changes and followed is None and checkpoint is None
+            if again is not None and source is not None:
+                as_it_is = followed is None and _is_unchanged(path, source, changes)
             if as_it_is and (running := _watched_if_running(path, watch, began_unix_s, detach)):
                 return running
             leases = None if address is None else RunObjects(address).lease()
@@ -452,6 +454,15 @@ def _address_of(run: FilePath | Run) -> str | None:
     if isinstance(run, Run):
         return run.directory.address
     return run if isinstance(run, str) and is_s3(run) else copied_from(Path(run))
+
+
+def _is_unchanged(path: Path, source: ConfigSource, overrides: tuple[str, ...]) -> bool:
+    """Whether a configuration is that of the run in a directory."""
+    saved = path / directory.CONFIG_FILE
+    if not saved.is_file():
+        return False
+    wanted, _ = load_experiment(source, overrides)
+    return dump_yaml(wanted) == read_text(saved)
 
 
 def _watched_if_running(

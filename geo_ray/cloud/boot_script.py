@@ -16,7 +16,7 @@ from geo_ray.cloud.provider import HEAD_ROLE, ROLE_LABEL, LaunchRequest
 from geo_ray.experiment.provider import NodeJoin
 from geo_ray.prices.tencent import METADATA_VARIABLE
 
-_MACHINE_LABEL: Final = "geo-ray/machine"  # also in runtime/cluster/labels.py, which is above
+_MACHINE_LABEL: Final = "geo-ray/machine"  # also in ray_cluster/labels.py, which is above
 HEAD_ENVIRONMENT: Final = {
     "RAY_gcs_storage": "rocksdb",
     # `ray job stop`, and the cluster's end, give a run the time to save.

@@ -1,9 +1,10 @@
 """A small process that is one local machine: it starts the programs there, and ends them.
 
-It runs alone (``python -I -S keeper.py FOLDER``), belongs to nobody, and is found by its folder:
-whoever launched it gave it a lock on ``lock``, which it holds as long as it lives. It ends the
-machine when its time is up, when a notice's deadline has come, when its program ends, when the file
-``terminate`` or ``kill`` appears, when the process that owns the cloud is gone, or the folder is.
+It runs alone (``python -I -S local_machine.py FOLDER``), belongs to nobody, and is found by its
+folder: whoever launched it gave it a lock on ``lock``, which it holds as long as it lives. It ends
+the machine when its time is up, when a notice's deadline has come, when its program ends, when the
+file ``terminate`` or ``kill`` appears, when the process that owns the cloud is gone, or the folder
+is.
 """
 
 from __future__ import annotations

@@ -295,5 +295,5 @@ def unstarted(machine: Machine, request_id: str, shortage: Shortage, reason: str
     return LaunchFailure(request_id, machine.pool, 1, shortage, reason, machine.id)
 
 
-ROLE_LABEL: Final = "geo-ray/role"  # also in autoscale/target.py, which is above
+ROLE_LABEL: Final = "geo-ray/role"  # also in cloud/autoscaler/target.py, which is above
 HEAD_ROLE: Final = "head"

@@ -8,17 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from geo_ray.base.errors import GeoRayError, LeaseLostError, RunHeldError
-from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, _noted
-from geo_ray.cloud.autoscaler.state import decode_memory
 from geo_ray.planner.bill import Spent, held_against
 from geo_ray.planner.plan import Plan, load_plan
 from geo_ray.runs.directory import FOLLOWED_FILE, RunDirectory, followed_plan
 from geo_ray.runs.status import Beside, StatusReader
 from geo_ray.storage.conditional_store import ConditionalStore, LocalConditionalStore
-from geo_ray.telemetry.columns import RunRecord
 from geo_ray.telemetry.event_log import EVENTS_FILE, has_begun
 from geo_ray.telemetry.report import write_report
 from geo_ray.telemetry.run_map import MOST_LINKS
@@ -57,24 +54,30 @@ def account(run: RunDirectory, totals: RunTotals) -> float | None:
     return None if total is None else total.actual
 
 
-def machines_of(
-    store: ConditionalStore, plan: Plan | None, now_unix_s: float
+class MachineSource(Protocol):
+    """Where the machines rented for a run are recorded."""
+
+    def machines(self, leases: ConditionalStore, now_unix_s: float) -> MachinesView | None:
+        """Return the machines of a run; None if none are recorded.
+
+        Args:
+            leases: the store that holds the lease of the run.
+            now_unix_s: time of day.
+
+        Raises:
+            RunDirectoryError: the record cannot be read.
+            StoreError: the bucket does not answer or refuses.
+        """
+
+
+def _machines_of(
+    source: MachineSource | None, leases: ConditionalStore, plan: Plan | None, now_unix_s: float
 ) -> MachinesView | None:
-    """Give the machines of a run; None where nothing is known of them.
-
-    Args:
-        store: where the autoscaler's journal lies, if there is one.
-        plan: that the run follows, for a run without an autoscaler.
-        now_unix_s: time of day.
-
-    Raises:
-        RunDirectoryError: the journal cannot be read.
-        StoreError: the bucket does not answer or refuses.
-    """
-    found = store.read(JOURNAL_KEY)
-    if found is not None:
-        return _noted(decode_memory(found.data), now_unix_s)
-    return None if plan is None else _planned(plan)
+    """Return the recorded machines, or else those of the plan."""
+    found = None if source is None else source.machines(leases, now_unix_s)
+    if found is None and plan is not None:
+        found = _planned(plan)
+    return found
 
 
 def _planned(plan: Plan) -> MachinesView:
@@ -95,13 +98,20 @@ def _planned(plan: Plan) -> MachinesView:
 _log = logging.getLogger(__name__)
 
 
-def write_run_report(run_dir: Path, out: Path | None = None, run: RunRecord | None = None) -> Path:
-    """Write the page of a run; see `write_report`.
+def write_run_report(
+    run_dir: Path, out: Path | None = None, machines: MachineSource | None = None
+) -> Path:
+    """Write the report page of a run; see `write_report`.
+
+    Args:
+        run_dir: directory of the run.
+        out: file to write.
+        machines: where its machines are recorded; None: the page shows those of its plan.
 
     Raises:
         RunDirectoryError: as for `write_report`.
     """
-    return write_report(run_dir, out, run, _machines(run_dir))
+    return write_report(run_dir, out, None, _readable_machines(run_dir, machines))
 
 
 @contextmanager
@@ -130,12 +140,12 @@ def _write_or_log(run_dir: Path) -> None:
         _log.warning("no report was written: %s", error.message)
 
 
-def _machines(run_dir: Path) -> MachinesView | None:
-    """None also where a file of them cannot be read: the rest is worth its page."""
+def _readable_machines(run_dir: Path, source: MachineSource | None) -> MachinesView | None:
+    """Return the machines; None also if they cannot be read, as the page has more to show."""
     with suppress(GeoRayError):
         followed = run_dir / FOLLOWED_FILE
         plan = load_plan(followed) if followed.exists() else None
-        return machines_of(LocalConditionalStore(run_dir), plan, time.time())
+        return _machines_of(source, LocalConditionalStore(run_dir), plan, time.time())
     return None
 
 
@@ -151,18 +161,18 @@ class LiveReader:
 
     Args:
         find: gives the run's directory; raises while there is none.
-        machines: where the autoscaler's journal lies; None: where the run's lease does.
+        machines: where the machines of the run are recorded; None: those of its plan are shown.
         now_unix_s: time of day, by which ages are told.
     """
 
     def __init__(
         self,
         find: Callable[[], Path],
-        machines: ConditionalStore | None = None,
+        machines: MachineSource | None = None,
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._find = find
-        self._journal = machines
+        self._machine_source = machines
         self._now_unix_s = now_unix_s
         self._path: Path | None = None
         self._reader: StatusReader | None = None
@@ -260,8 +270,9 @@ class LiveReader:
 
     def _machines(self, reader: StatusReader) -> MachinesView | None:
         try:
-            store = self._journal or reader.leases
-            return machines_of(store, reader.plan, self._now_unix_s())
+            return _machines_of(
+                self._machine_source, reader.leases, reader.plan, self._now_unix_s()
+            )
         except GeoRayError as error:
             self._note(error)
             return None

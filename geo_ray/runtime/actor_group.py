@@ -505,7 +505,7 @@ class ActorGroup:
         """Be the group that another driver has noted, which goes on.
 
         Args:
-            kept: what the steward has.
+            kept: what the supervisor has.
             book: the same, of which the processes are.
         """
         for (role, region), handle in book.servers.items():

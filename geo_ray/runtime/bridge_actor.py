@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast
 
@@ -18,13 +19,13 @@ from geo_ray.base.clock import SystemClock
 from geo_ray.base.errors import CheckpointCorruptError, GeoRayError, InvariantError
 from geo_ray.ray_cluster.keys import BridgeKeys, BridgeSecrets, Introduction
 from geo_ray.runs.build import build_averager, use_cpus
+from geo_ray.runtime.actor import PartActor
 from geo_ray.runtime.bridge_client import AskedOnce, PlacedReplies
-from geo_ray.runtime.checkpoint_upload import DeskEntry, DeskGrant
 from geo_ray.runtime.exchange.base import BridgeFailure, UpdatePath, joined
 from geo_ray.runtime.exchange.build import PathSetting, averager_lives_in, build_path
 from geo_ray.runtime.exchange.differential import EndpointSite
 from geo_ray.runtime.exchange.messages import read_refusal, refusal_meta
-from geo_ray.runtime.spec import DriverFence, RunSpec
+from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.state_transfer import CopyTransfer, answer_of
 from geo_ray.storage.manifest import AVERAGER_PART
 from geo_ray.telemetry.event_buffer import EventBuffer
@@ -188,7 +189,43 @@ def open_bridge(
 _PIECE_S: Final = 30.0
 
 
-class BridgeActor:
+@dataclass(frozen=True, slots=True)
+class _LoadedBridge:
+    """A bridge before it listens.
+
+    Attributes:
+        secrets: its keys.
+        averager: the averager, if this region hosts it at the start.
+        saved: what a checkpoint holds of the averager's exchange.
+    """
+
+    secrets: BridgeSecrets
+    averager: Averager | None = None
+    saved: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _ServingBridge:
+    """A bridge that listens.
+
+    Attributes:
+        bridge: to other regions.
+        lan: where the own region connects.
+        event_buffer: what happens here.
+    """
+
+    bridge: Bridge
+    lan: LanServer
+    event_buffer: EventBuffer
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self.bridge.close()
+        self.lan.close()
+        self.bridge.endpoint.close(1.0)
+
+
+class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
     """A region's bridge, with the averager if this region hosts it.
 
     Args:
@@ -198,44 +235,33 @@ class BridgeActor:
     """
 
     def __init__(self, spec: RunSpec, region: str, is_successor: bool = False) -> None:
-        self._spec = spec
-        self._region = region
+        super().__init__(spec, region)
         self._is_successor = is_successor
-        self._averager: Averager | None = None
-        self._saved: Mapping[str, Any] = {}
-        self._entry = DeskEntry(spec, region)
-        self._fence = DriverFence()
-
-    def sight(self) -> bytes | None:
-        """See `DeskEntry.sight`; before `ready`."""
-        return self._entry.sight()
-
-    def use_desk(self, grant: DeskGrant) -> None:
-        """Send the averager's part to the driver's machine, and read it there; before `ready`."""
-        self._spec = self._entry.spec(grant)
 
     def introduce(self) -> Introduction:
-        """Tell the public halves of this process's keys; after `ready`."""
-        return self._secrets.introduce()
+        """Return the public halves of this process's keys; after `ready`."""
+        return self._loaded.secrets.introduce()
 
     def ready(self) -> None:
-        """Build what lives here; not in the constructor, whose errors Ray turns into text."""
+        """Make the keys, and the averager if it is hosted here."""
         spec = self._spec
         use_cpus(spec.experiment, spec.region(self._region).cpus_per_server)
-        self._secrets = BridgeSecrets(self._region, spec.experiment.transport)
+        secrets = BridgeSecrets(self._region, spec.experiment.transport)
         spec.check_run_directory(self._region)
         is_new = self._is_successor or spec.home is not None
         is_here = not is_new and averager_lives_in(spec.experiment, self._region)
         if is_here or spec.experiment.averager.standby is not None:
             spec.places.prepare(None)  # it may come here later
         if not is_here:
+            self._load(_LoadedBridge(secrets))
             return
-        self._averager = self._make()
+        averager, saved = self._make(), {}
         if spec.resume is not None:
             tensors, meta = spec.resume.read(AVERAGER_PART)
             control = cast(dict[str, Any], meta["control"])
-            resume_averager(self._averager, tensors, control)  # type: ignore[arg-type]
-            self._saved = control.get("beside", {})
+            resume_averager(averager, tensors, control)  # type: ignore[arg-type]
+            saved = control.get("beside", {})
+        self._load(_LoadedBridge(secrets, averager, saved))
 
     def _make(self) -> Averager:
         spec = self._spec
@@ -254,34 +280,39 @@ class BridgeActor:
         Returns:
             Where other regions, and where the own region, reach this bridge.
         """
-        spec, experiment = self._spec, self._spec.experiment
+        spec, experiment, loaded = self._spec, self._spec.experiment, self._loaded
         host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._event_buffer = EventBuffer(self._region, origin_unix_s)
+        event_buffer = EventBuffer(self._region, origin_unix_s)
         setting = PathSetting(
             experiment,
             spec.num_params,
-            self._averager,
-            self._event_buffer,
+            loaded.averager,
+            event_buffer,
             spec.places,
             wait_limit_s(experiment.train),
-            self._saved,
+            loaded.saved,
             spec.run_dir,
             home or spec.home,
             self._make,
         )
-        wan_key, lan_key = self._secrets.wan_key(keys), self._secrets.lan_key(keys)
+        wan_key, lan_key = loaded.secrets.wan_key(keys), loaded.secrets.lan_key(keys)
         identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, wan_key)
-        certificate = self._secrets.certificate(keys.signed)
-        self._bridge = open_bridge(identity, setting, host, certificate=certificate)
-        handle, on_close = self._bridge.handle, self._bridge.on_close
-        self._lan = LanServer(host, lan_key, handle, on_close=on_close, config=experiment.lan)
-        return self._bridge.endpoint.advertised, self._lan.address
+        certificate = loaded.secrets.certificate(keys.signed)
+        bridge = open_bridge(identity, setting, host, certificate=certificate)
+        handle, on_close = bridge.handle, bridge.on_close
+        lan = LanServer(host, lan_key, handle, on_close=on_close, config=experiment.lan)
+        self._serve(_ServingBridge(bridge, lan, event_buffer))
+        return bridge.endpoint.advertised, lan.address
 
     def use_certificate(self, signed: SignedCertificate) -> None:
         """Use another certificate from now on: the answer to a request in `poll`."""
-        renewed = self._secrets.renewed(signed)
+        renewed = self._loaded.secrets.renewed(signed)
         if renewed is not None:
             self._bridge.endpoint.use_certificate(renewed)
+
+    @property
+    def _bridge(self) -> Bridge:
+        return self._serving.bridge
 
     def connect(self, peer: str, address: Address) -> None:
         """Dial another region's bridge and keep the link up."""
@@ -314,7 +345,7 @@ class BridgeActor:
     def attend(self, driver: int) -> dict[str, Any]:
         """Another driver comes: tell it how things stand, and then what the last one heard, too."""
         self._fence.check(driver)
-        self._event_buffer.recall()
+        self._serving.event_buffer.recall()
         return self._bridge.status()
 
     def poll(self, driver: int = 0) -> dict[str, Any]:
@@ -324,8 +355,9 @@ class BridgeActor:
             LeaseLostError: a later one has asked.
         """
         self._fence.check(driver)
-        status = self._bridge.status() | {"certificate_request": self._secrets.renewal()}
-        return {"status": status, **self._event_buffer.news()}
+        renewal = self._loaded.secrets.renewal()
+        status = self._bridge.status() | {"certificate_request": renewal}
+        return {"status": status, **self._serving.event_buffer.news()}
 
     def request_stop(self) -> None:
         """Let all regions finish."""
@@ -356,11 +388,9 @@ class BridgeActor:
         """A region that has joined is there."""
         self._bridge.path.tell_members(Begun(region))
 
-    def close(self) -> None:
-        """Close all sockets."""
-        self._bridge.close()
-        self._lan.close()
-        self._bridge.endpoint.close(1.0)
+    def _release(self, served: _ServingBridge | None) -> None:
+        if served is not None:
+            served.close()
 
 
 def _lent_piece(servers: Mapping[str, Any], file: str, offset: int, num_bytes: int) -> bytes:

@@ -35,7 +35,7 @@ from geo_ray.ray_cluster.calls import Handle, failure_of, kill
 from geo_ray.ray_cluster.connect import ConnectedCluster, connect, keep_logs, wait_for_ray
 from geo_ray.ray_cluster.demand import by_label
 from geo_ray.runs.directory import RunDirectory, lease_of
-from geo_ray.runs.lease import LEASE_KEY, decode_record
+from geo_ray.runs.lease import LEASE_KEY, decode_record, has_ended
 from geo_ray.runtime.run_actor import RunOrder
 from geo_ray.runtime.run_context import Reporting, Resumption
 from geo_ray.runtime.spec import demand_of
@@ -151,6 +151,8 @@ def watch_running(
 ) -> tuple[bool, Summary | None]:
     """Watch a run that goes on, from where its newest segment began.
 
+    One that is being stopped is waited for, and does not go on.
+
     Returns:
         Whether the run goes on; what it came to, None if it was detached from.
 
@@ -158,7 +160,12 @@ def watch_running(
         GeoRayError, KeyboardInterrupt: as for `drive`.
     """
     with cluster_of(experiment, lambda text: None) as cluster:
-        supervisor = _find(run)
+        supervisor, state = _find(run)
+        if supervisor is not None and state is not RunState.RUNNING:
+            reporting.status("the run is being stopped: waiting for its end")
+            while supervisor is not None:
+                time.sleep(_ASK_EVERY_S)
+                supervisor, _ = _find(run)
         if supervisor is None:
             return False, None
         log = EventTail(run.path / EVENTS_FILE)
@@ -172,19 +179,27 @@ def watch_running(
 
 
 def may_be_running(run: RunDirectory) -> bool:
-    """Whether a run may have a supervisor: somebody has its lease, or had it until killed."""
+    """Whether a run may have a supervisor that can be watched from here.
+
+    Somebody has its lease, or had it until killed; if the run is in a bucket, on this machine,
+    which then has its events.
+    """
     found = (lease_of(run) or LocalConditionalStore(run.path)).read(LEASE_KEY)
-    return found is not None and not decode_record(found.data).released
+    if found is None:
+        return False
+    record = decode_record(found.data)
+    is_here = run.address is None or has_ended(record.owner) is not None
+    return is_here and not record.released
 
 
-def _find(run: RunDirectory) -> Handle | None:
-    """Return the supervisor of a run that is not over, if this cluster has one."""
+def _find(run: RunDirectory) -> tuple[Handle | None, RunState]:
+    """Return the supervisor of a run that is not over, if this cluster has one; and its state."""
     try:
         supervisor: Any = ray.get_actor(supervisor_name(run), namespace=NAMESPACE)
         news: RunNews = ray.get(supervisor.hear.remote("", 0), timeout=_ANSWER_S)
     except (ValueError, RayError):  # there is none, it has just ended, or it hangs
-        return None
-    return None if news.state is RunState.OVER else supervisor
+        return None, RunState.OVER
+    return None if news.state is RunState.OVER else supervisor, news.state
 
 
 def _start(order: RunOrder) -> Handle:
@@ -211,7 +226,7 @@ def _start(order: RunOrder) -> Handle:
         try:
             return kind.remote(order)
         except ValueError as error:  # the name is taken
-            running = _find(order.run)
+            running, _ = _find(order.run)
             if running is not None:
                 return running
             with suppress(ValueError):

@@ -6,23 +6,23 @@ Ray carries only small control messages to them. Everything big goes over `geo_r
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import ray
 import torch
 from torch import Tensor
 
-from geo_ray.base.errors import InvariantError
 from geo_ray.base.memory import give_back_memory
 from geo_ray.base.threads import Together
 from geo_ray.data.tasks.load import load_task
 from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
 from geo_ray.runs.build import ModelStart, build_server, build_shard, model_start, use_cpus
-from geo_ray.runtime.checkpoint_upload import DeskEntry, DeskGrant
+from geo_ray.runtime.actor import PartActor
 from geo_ray.runtime.primary_shard import PrimaryShard
 from geo_ray.runtime.remote_shard import RemoteShard, ShardServer
-from geo_ray.runtime.spec import DriverFence, RunSpec
+from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.state_transfer import PIECES_AHEAD, CarriedParts, answer_of
 from geo_ray.storage.manifest import PartInfo, shard_part_name
 from geo_ray.storage.parts import read_part, write_part
@@ -42,13 +42,23 @@ def _host() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _load_shard(
-    spec: RunSpec, region: str, index: int
-) -> tuple[HeldShard, ModelStart, dict[str, Any]]:
-    """A shard at the start of the run, or as the checkpoint has it; and what else its part holds.
+@dataclass(slots=True)
+class _LoadedShard:
+    """A shard at the start of the run, or as a checkpoint or another region has it.
 
-    That is the plain values, and under ``"wire"`` the tensors of the exchange.
+    Attributes:
+        held: the shard.
+        start: the initial model, without the parameters of the shard.
+        restored: what else the shard's part of a checkpoint holds: the plain values, and under
+            ``"wire"`` the tensors of the exchange.
     """
+
+    held: HeldShard
+    start: ModelStart
+    restored: dict[str, Any]
+
+
+def _load_shard(spec: RunSpec, region: str, index: int) -> _LoadedShard:
     experiment = spec.experiment
     use_cpus(experiment, spec.region(region).cpus_per_server)
     spec.check_run_directory(region)
@@ -64,10 +74,11 @@ def _load_shard(
     give_back_memory()  # the module that these came from
     spec.places.prepare(region)
     if spec.resume is None:
-        return held, start, {}
+        return _LoadedShard(held, start, {})
     tensors, meta = spec.resume.read(shard_part_name(region, index))
     shard.restore(tensors, meta["counters"], given=True)  # type: ignore[arg-type]
-    return held, start, meta | {"wire": wire_tensors(tensors)}  # type: ignore[arg-type]
+    restored = meta | {"wire": wire_tensors(tensors)}  # type: ignore[arg-type]
+    return _LoadedShard(held, start, restored)
 
 
 def _begin_as(spec: RunSpec, held: HeldShard, handed: Handed, bridge: Any) -> dict[str, Any]:
@@ -95,7 +106,82 @@ def _begin_as(spec: RunSpec, held: HeldShard, handed: Handed, bridge: Any) -> di
     return {"control": found, "wire": on_wire}
 
 
-class PrimaryActor:
+@dataclass(slots=True)
+class _ServingPrimary:
+    """A primary shard that serves.
+
+    Attributes:
+        key: of the region's sockets.
+        event_buffer: what happens in the region.
+        shard: carries out the effects of the region's server.
+        lan: where workers connect.
+        together: uses all shards of the region at the same time.
+        final: vectors of the final model, once they are asked for.
+    """
+
+    key: bytes
+    event_buffer: EventBuffer
+    shard: PrimaryShard
+    lan: LanServer
+    together: Together
+    final: dict[str, Tensor] = field(default_factory=dict)
+
+    def final_model(self) -> dict[str, Tensor]:
+        """Return the final parameters, and the model's buffers if it has any."""
+        if not self.final:
+            server = self.shard.server
+            self.final = {"params": server.model.whole_params()}
+            if server.carry is not None:
+                self.final["carried"] = server.carry.final_B
+        return self.final
+
+    def close(self) -> None:
+        """Close its sockets."""
+        self.shard.close()
+        self.lan.close()
+        self.together.close()
+
+
+S = TypeVar("S")
+
+
+class _ServerActor(PartActor[_LoadedShard, S]):
+    """An actor that holds a shard of a region.
+
+    Args:
+        spec: the run.
+        region: this region.
+        index: number of the shard; 0 is the primary one.
+    """
+
+    def __init__(self, spec: RunSpec, region: str, index: int) -> None:
+        super().__init__(spec, region)
+        self._index = index
+        self._receiver = SecretReceiver()
+
+    def introduce(self) -> Introduction:
+        """Return the public half of this process's key."""
+        return Introduction(self._receiver.public)
+
+    def ready(self) -> None:
+        """Load the shard."""
+        self._load(_load_shard(self._spec, self._region, self._index))
+
+    def begin_as(self, handed: Handed, bridge: Any) -> None:
+        """Continue from a copy of another region; before the region's primary shard starts."""
+        loaded = self._loaded
+        loaded.restored = _begin_as(self._spec, loaded.held, handed, bridge)
+
+    def lent_piece(self, file: str, offset: int, num_bytes: int) -> bytes:
+        """Return a piece of this shard's part of the copy for joining regions."""
+        return self._loaded.held.handed.piece(file, offset, num_bytes)
+
+    def end_lending(self) -> None:
+        """Drop the copy for joining regions."""
+        self._loaded.held.handed.clear()
+
+
+class PrimaryActor(_ServerActor[_ServingPrimary]):
     """The primary shard of a region, and with it the region's server.
 
     Args:
@@ -104,42 +190,8 @@ class PrimaryActor:
     """
 
     def __init__(self, spec: RunSpec, region: str) -> None:
-        self._spec = spec
-        self._region = region
-        self._primary: PrimaryShard | None = None
-        self._final: dict[str, Tensor] | None = None
+        super().__init__(spec, region, 0)
         self._clients: list[LanClient] = []
-        self._receiver = SecretReceiver()
-        self._entry = DeskEntry(spec, region)
-        self._fence = DriverFence()
-
-    def sight(self) -> bytes | None:
-        """See `DeskEntry.sight`; before `ready`."""
-        return self._entry.sight()
-
-    def use_desk(self, grant: DeskGrant) -> None:
-        """Send parts to the driver's machine, and read them there; before `ready`."""
-        self._spec = self._entry.spec(grant)
-
-    def introduce(self) -> Introduction:
-        """Tell the public half of this process's key."""
-        return Introduction(self._receiver.public)
-
-    def ready(self) -> None:
-        """Load the shard."""
-        self._held, self._start, self._restored = _load_shard(self._spec, self._region, 0)
-
-    def begin_as(self, handed: Handed, bridge: Any) -> None:
-        """Begin as a copy of another region; before `start`."""
-        self._restored = _begin_as(self._spec, self._held, handed, bridge)
-
-    def lent_piece(self, file: str, offset: int, num_bytes: int) -> bytes:
-        """A piece of this shard's part of the copy that is handed over."""
-        return self._held.handed.piece(file, offset, num_bytes)
-
-    def end_lending(self) -> None:
-        """The newcomer has it, or will not."""
-        self._held.handed.clear()
 
     def start(
         self, origin_unix_s: float, bridge: Address | None, others: list[Address], lan_key: bytes
@@ -155,71 +207,67 @@ class PrimaryActor:
         Returns:
             Where workers connect.
         """
-        spec, experiment = self._spec, self._spec.experiment
-        self._key = self._receiver.open(lan_key, LAN_KEY)
+        spec, experiment, loaded = self._spec, self._spec.experiment, self._loaded
+        key = self._receiver.open(lan_key, LAN_KEY)
         timeout_s = operation_s(experiment.train, spec.num_params)
-        self._event_buffer = EventBuffer(self._region, origin_unix_s)
-        remotes = [RemoteShard(self._dial(address), timeout_s) for address in others]
-        self._together = Together(1 + len(others), "shards")
+        event_buffer = EventBuffer(self._region, origin_unix_s)
+        remotes = [RemoteShard(self._dial(key, address), timeout_s) for address in others]
+        together = Together(1 + len(others), "shards")
         server = build_server(
             experiment,
             spec.region(self._region),
-            [self._held.shard, *remotes],
+            [loaded.held.shard, *remotes],
             spec.num_params,
             spec.epoch,
-            self._together,
-            self._start,
+            together,
+            loaded.start,
         )
-        if self._restored:
-            server.restore(self._restored["control"], self._restored["wire"])
-            self._restored = {}  # it may hold a payload as large as the model
-        # Memory that both see holds an update, then its answer.
-        uplink = None if bridge is None else self._dial(bridge, shared_bytes=4 * spec.num_params)
-        writers = [RemoteShard(self._dial(address), timeout_s) for address in others]
-        self._primary = PrimaryShard(
-            server,
-            self._held,
-            writers,
-            uplink,
-            self._event_buffer,
-            wait_limit_s(experiment.train),
-        )
-        handle, on_close = self._primary.handle, self._primary.on_close
-        self._lan = LanServer(_host(), self._key, handle, on_close=on_close, config=experiment.lan)
-        return self._lan.address
+        if loaded.restored:
+            server.restore(loaded.restored["control"], loaded.restored["wire"])
+            loaded.restored = {}  # it may hold a payload as large as the model
+        uplink = None if bridge is None else self._dial_bridge(key, bridge)
+        writers = [RemoteShard(self._dial(key, address), timeout_s) for address in others]
+        limit_s = wait_limit_s(experiment.train)
+        shard = PrimaryShard(server, loaded.held, writers, uplink, event_buffer, limit_s)
+        lan = LanServer(_host(), key, shard.handle, on_close=shard.on_close, config=experiment.lan)
+        self._serve(_ServingPrimary(key, event_buffer, shard, lan, together))
+        return lan.address
 
     def pause(self, is_paused: bool) -> None:
         """Let workers begin no more steps, or again."""
-        if self._primary is not None:
-            self._primary.pause(is_paused)
+        self._serving.shard.pause(is_paused)
 
     def use_bridge(self, bridge: Address) -> None:
-        """Go on with a new bridge: the one before is lost; after `start`.
+        """Continue with a new bridge: the one before is lost.
 
         Args:
             bridge: where it is.
         """
-        if self._primary is not None:
-            self._primary.use_bridge(self._dial(bridge, shared_bytes=4 * self._spec.num_params))
+        serving = self._serving
+        serving.shard.use_bridge(self._dial_bridge(serving.key, bridge))
 
-    def _dial(self, address: Address, *, shared_bytes: int = 0) -> LanClient:
+    def _dial_bridge(self, key: bytes, bridge: Address) -> LanClient:
+        # Memory that both see holds an update, then its answer.
+        return self._dial(key, bridge, shared_bytes=4 * self._spec.num_params)
+
+    def _dial(self, key: bytes, address: Address, *, shared_bytes: int = 0) -> LanClient:
         hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
         config = self._spec.experiment.lan
-        client = LanClient(address, self._key, hello, shared_bytes=shared_bytes, config=config)
+        client = LanClient(address, key, hello, shared_bytes=shared_bytes, config=config)
         self._clients.append(client)
         return client
 
     def seal_key(self, worker: Introduction) -> bytes:
-        """Return the key of the region's sockets, sealed for a worker; after `start`."""
-        return seal_secret(self._key, worker.public, LAN_KEY)
+        """Return the key of the region's sockets, sealed for a worker."""
+        return seal_secret(self._serving.key, worker.public, LAN_KEY)
 
     def attend(self, driver: int) -> dict[str, Any]:
         """See `BridgeActor.attend`."""
         self._fence.check(driver)
-        if self._primary is None:
+        if self._is_starting:
             return {"phase": "starting"}
-        self._event_buffer.recall()
-        return self._primary.status()
+        self._serving.event_buffer.recall()
+        return self._serving.shard.status()
 
     def poll(self, driver: int = 0) -> dict[str, Any]:
         """State and new events, for a driver.
@@ -228,37 +276,32 @@ class PrimaryActor:
             LeaseLostError: a later one has asked.
         """
         self._fence.check(driver)
-        if self._primary is None:
+        if self._is_starting:
             return {"status": {"phase": "starting"}, "events": []}
-        return {"status": self._primary.status(), **self._event_buffer.news()}
+        return {"status": self._serving.shard.status(), **self._serving.event_buffer.news()}
 
     def stop(self) -> None:
         """Finish after the present step; for a region that is alone."""
-        if self._primary is not None:
-            self._primary.stop()
+        self._serving.shard.stop()
 
     def lose_worker(self, worker: int, epoch: int) -> None:
-        """An incarnation of a worker has ended, though its connection may not have told."""
-        if self._primary is not None:
-            self._primary.lose(worker, epoch)
+        """Forget an incarnation of a worker that has ended; its connection may still be open."""
+        self._serving.shard.lose(worker, epoch)
 
     def dismiss_worker(self, worker: int) -> None:
-        """Send a worker home between two steps."""
-        if self._primary is not None:
-            self._primary.dismiss(worker)
+        """Release a worker between two steps."""
+        self._serving.shard.dismiss(worker)
 
     def cut(self, checkpoint: int, halt: bool) -> None:
-        """A checkpoint has begun: copy the region's state."""
-        if self._primary is not None:
-            self._primary.cut(checkpoint, halt=halt)
+        """Copy the region's state for a checkpoint that has begun."""
+        self._serving.shard.cut(checkpoint, halt=halt)
 
     def use_statistics(self, carried: bytes) -> None:
-        """What the final model carries, with statistics over all regions."""
-        if self._primary is not None:
-            self._primary.use_statistics(carried)
+        """Take the final model's buffers, with statistics over all regions."""
+        self._serving.shard.use_statistics(carried)
 
     def write_model(self, whole: bool) -> tuple[PartInfo | None, str]:
-        """Write the region's parameters as one vector, and what is carried; for the run's end.
+        """Write the region's parameters as one vector, and the model's buffers; for the run's end.
 
         Args:
             whole: whether a file is wanted; else nothing is written.
@@ -267,13 +310,11 @@ class PrimaryActor:
             The file's fingerprint, and the digest of the parameters.
 
         Raises:
-            InvariantError: if the actor was not started.
+            InvariantError: if the actor does not serve.
         """
-        if self._primary is None:
-            raise InvariantError(f"the parameter server of '{self._region}' was not started")
         if not whole:
-            return None, digest(self._primary.server.model.whole_params())
-        tensors = self._final_model()
+            return None, digest(self._serving.shard.server.model.whole_params())
+        tensors = self._serving.final_model()
         folder = self._spec.places.model_folder(self._spec.run_dir)
         part = write_part(folder, f"model-{self._region}", tensors, {})
         return part, digest(tensors["params"])
@@ -285,81 +326,27 @@ class PrimaryActor:
             Bytes of each vector, as for `write_model`; the digest of the parameters.
 
         Raises:
-            InvariantError: if the actor was not started.
+            InvariantError: if the actor does not serve.
         """
-        tensors = self._final_model()
+        tensors = self._serving.final_model()
         return {k: v.numel() * v.element_size() for k, v in tensors.items()}, digest(
             tensors["params"]
         )
 
     def model_piece(self, name: str, start: int, stop: int) -> bytes:
         """Give bytes of one vector of the final model; see `model_bytes`."""
-        return self._final_model()[name].view(torch.uint8)[start:stop].numpy().tobytes()
+        whole = self._serving.final_model()[name]
+        return whole.view(torch.uint8)[start:stop].numpy().tobytes()
 
-    def _final_model(self) -> dict[str, Tensor]:
-        if self._primary is None:
-            raise InvariantError(f"the parameter server of '{self._region}' was not started")
-        if self._final is None:
-            server = self._primary.server
-            self._final = {"params": server.model.whole_params()}
-            if server.carry is not None:
-                self._final["carried"] = server.carry.final_B
-        return self._final
-
-    def close(self) -> None:
-        """Close all sockets."""
-        for client in self._clients:
+    def _release(self, served: _ServingPrimary | None) -> None:
+        for client in self._clients:  # also those of a start that failed
             client.close()
-        if self._primary is not None:
-            self._primary.close()
-            self._lan.close()
-            self._together.close()
+        if served is not None:
+            served.close()
 
 
-class ShardServerActor:
-    """One more shard of a region.
-
-    Args:
-        spec: the run.
-        region: this region.
-        index: number of the shard, 1 or more.
-    """
-
-    def __init__(self, spec: RunSpec, region: str, index: int) -> None:
-        self._spec = spec
-        self._region = region
-        self._index = index
-        self._receiver = SecretReceiver()
-        self._entry = DeskEntry(spec, region)
-        self._fence = DriverFence()
-
-    def sight(self) -> bytes | None:
-        """See `DeskEntry.sight`; before `ready`."""
-        return self._entry.sight()
-
-    def use_desk(self, grant: DeskGrant) -> None:
-        """See `PrimaryActor.use_desk`."""
-        self._spec = self._entry.spec(grant)
-
-    def introduce(self) -> Introduction:
-        """Tell the public half of this process's key."""
-        return Introduction(self._receiver.public)
-
-    def ready(self) -> None:
-        """Load the shard."""
-        self._held, *_ = _load_shard(self._spec, self._region, self._index)
-
-    def begin_as(self, handed: Handed, bridge: Any) -> None:
-        """Begin as a copy of another region; before that starts."""
-        _begin_as(self._spec, self._held, handed, bridge)
-
-    def lent_piece(self, file: str, offset: int, num_bytes: int) -> bytes:
-        """See `PrimaryActor.lent_piece`."""
-        return self._held.handed.piece(file, offset, num_bytes)
-
-    def end_lending(self) -> None:
-        """See `PrimaryActor.end_lending`."""
-        self._held.handed.clear()
+class ShardServerActor(_ServerActor[LanServer]):
+    """One more shard of a region."""
 
     def attend(self, driver: int) -> dict[str, Any]:
         """See `BridgeActor.attend`."""
@@ -385,9 +372,10 @@ class ShardServerActor:
             Where workers and the primary shard connect.
         """
         key, config = self._receiver.open(lan_key, LAN_KEY), self._spec.experiment.lan
-        self._lan = LanServer(_host(), key, ShardServer(self._held).handle, config=config)
-        return self._lan.address
+        lan = LanServer(_host(), key, ShardServer(self._loaded.held).handle, config=config)
+        self._serve(lan)
+        return lan.address
 
-    def close(self) -> None:
-        """Close all sockets."""
-        self._lan.close()
+    def _release(self, served: LanServer | None) -> None:
+        if served is not None:
+            served.close()

@@ -34,6 +34,7 @@ from geo_ray.runs.build import build_worker, use_cpus
 from geo_ray.runs.data import data_region, open_readers
 from geo_ray.runs.evaluation import Candidates, Note
 from geo_ray.runs.start_checks import metrics_there
+from geo_ray.runtime.actor import ActorState, RunActor
 from geo_ray.runtime.exchange.messages import (
     as_bytes,
     as_tensor,
@@ -44,7 +45,7 @@ from geo_ray.runtime.exchange.messages import (
     stats_message,
 )
 from geo_ray.runtime.remote_shard import shared_bytes, shared_gradient, shared_parameters
-from geo_ray.runtime.spec import DriverFence, RunSpec
+from geo_ray.runtime.spec import RunSpec
 from geo_ray.training.config import answer_s, wait_limit_s
 from geo_ray.training.effects import Assignment
 from geo_ray.training.parameters import split_sizes
@@ -352,8 +353,24 @@ class WorkerLoop:
 _LOOK_EVERY_S: Final = 0.1
 
 
-class WorkerActor:
+@dataclass(slots=True)
+class _Loaded:
+    """What a worker has before it trains.
+
+    Attributes:
+        task: its task.
+        module: its model; None once it trains, when the parameters lie in the buffers.
+    """
+
+    task: Task
+    module: nn.Module | None = None
+
+
+class WorkerActor(RunActor[_Loaded, WorkerLoop]):
     """One worker.
+
+    It serves while its loop runs and is halted afterwards. A parameter server that replaces a lost
+    one loads it again.
 
     Args:
         spec: the run.
@@ -363,19 +380,14 @@ class WorkerActor:
     """
 
     def __init__(self, spec: RunSpec, region: str, rank: int, epoch: int) -> None:
-        self._spec = spec
-        self._region = region
+        super().__init__(spec, region)
         self._rank = rank
         self._epoch = epoch
-        self._task: Task | None = None
-        self._module: nn.Module | None = None
         self._receiver = SecretReceiver()
-        self._fence = DriverFence()
         self._outcome: Future[int] = Future()
-        self._loop: WorkerLoop | None = None
 
     def introduce(self) -> Introduction:
-        """Tell the public half of this process's key."""
+        """Return the public half of this process's key."""
         return Introduction(self._receiver.public)
 
     def ready(self) -> set[str] | None:
@@ -386,7 +398,8 @@ class WorkerActor:
             driver wrote and tried.
         """
         experiment, task = self._spec.experiment, self._load_task()
-        self._module = checked_model(task, experiment.seed)  # while servers make theirs
+        # Servers make theirs at the same time.
+        self._load(_Loaded(task, checked_model(task, experiment.seed)))
         if self._rank > 0 or self._epoch > 1 or experiment.data.generate is not None:
             return None
         manifest = load_manifest(self._spec.manifest_address)
@@ -394,19 +407,19 @@ class WorkerActor:
         return metrics_there(experiment, task, heldout)
 
     def process_id(self) -> int:
-        """Of this actor's process, for operators and tests."""
+        """Return the id of this actor's process, for operators and tests."""
         return os.getpid()
 
     def doing(self) -> str:
-        """What it is doing, for a driver that waits for it."""
-        return "starting" if self._loop is None else self._loop.doing
+        """Return what the worker is doing, for a driver that waits for it."""
+        return "starting" if self._is_starting else self._serving.doing
 
     def node_id(self) -> str:
-        """The node that it runs on."""
+        """Return the node that this process runs on."""
         return str(ray.get_runtime_context().get_node_id())
 
     def run(self, shards: list[Address], lan_key: bytes) -> int:
-        """Work until the parameter server says that it is enough.
+        """Work until the parameter server releases this worker.
 
         Args:
             shards: where the region's shards are, the primary one first.
@@ -417,15 +430,19 @@ class WorkerActor:
         """
         self._outcome = outcome = Future[int]()
         try:
+            if self._state is ActorState.CREATED:  # it replaces a lost worker
+                self._load(_Loaded(self._load_task()))
             steps = self._run(shards, lan_key)
-        except Exception as error:  # whatever it is: a driver that comes later gets it, too
+        except Exception as error:  # of any class: a driver that comes later gets it, too
             outcome.set_exception(error)
             raise
+        finally:
+            self._halt()
         outcome.set_result(steps)
         return steps
 
     def outcome(self, driver: int) -> int:
-        """What `run` returns or raises, for a driver that did not call it; blocks.
+        """Wait for what `run` returns or raises, for a driver that did not call it.
 
         Raises:
             LeaseLostError: a later driver has asked.
@@ -436,7 +453,7 @@ class WorkerActor:
         return self._outcome.result()
 
     def _run(self, shards: list[Address], lan_key: bytes) -> int:
-        spec, experiment, task = self._spec, self._spec.experiment, self._load_task()
+        spec, experiment, loaded = self._spec, self._spec.experiment, self._loaded
         manifest = load_manifest(spec.manifest_address)
         train, heldout = open_readers(experiment, manifest, self._region, self._here(manifest))
         hello: Meta = {
@@ -453,8 +470,8 @@ class WorkerActor:
         try:
             timeout_s = wait_limit_s(experiment.train)
             params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s, carried)
-            module, self._module = self._module, None
-            worker = build_worker(experiment, self._region, task, params_P, grad_P, module)
+            module, loaded.module = loaded.module, None
+            worker = build_worker(experiment, self._region, loaded.task, params_P, grad_P, module)
             del module
             give_back_memory()  # its parameters lie in the buffers now
             check_constants(
@@ -465,7 +482,7 @@ class WorkerActor:
             candidates = Candidates.of(experiment, Path(spec.run_dir))
             for reader in (train, heldout):
                 reader.retry_for(experiment.checkpoint.retry_s)
-            self._loop = WorkerLoop(
+            loop = WorkerLoop(
                 worker,
                 links,
                 train,
@@ -478,7 +495,8 @@ class WorkerActor:
                 ),
                 step_s=None if experiment.step_s(self._region) is None else self._push_s,
             )
-            return self._loop.run()
+            self._serve(loop)
+            return loop.run()
         finally:
             for client in clients:
                 client.close()
@@ -488,11 +506,11 @@ class WorkerActor:
         return experiment.push_s(self._region, self._rank, span.start, span.count) or 0.0
 
     def _load_task(self) -> Task:
-        if self._task is None:
-            spec = self._spec
-            use_cpus(spec.experiment, spec.region(self._region).cpus_per_worker)
-            self._task = load_task(self._spec.experiment.task, self._spec.here)
-        return self._task
+        if self._state is not ActorState.CREATED:
+            return self._loaded.task
+        spec = self._spec
+        use_cpus(spec.experiment, spec.region(self._region).cpus_per_worker)
+        return load_task(spec.experiment.task, spec.here)
 
     def _here(self, manifest: Manifest) -> str:
         """The region that this process really runs in, by its node's label.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 
 def graph_of(files: list[Any]) -> dict[str, set[str]]:
     """Which modules of the library each one imports, at the top, within functions, for types."""
@@ -35,6 +37,27 @@ def circle_in(graph: dict[str, set[str]]) -> list[str]:
                 waiting.append((name, True))
                 waiting.extend((target, False) for target in sorted(graph[name]))
     return []
+
+
+def of_folders(graph: dict[str, set[str]], depth: int) -> dict[str, set[str]]:
+    """The same imports between folders; modules deeper than that count for their folder."""
+
+    def folder(module: str) -> str:
+        return ".".join(module.split(".")[:-1][:depth])
+
+    found: dict[str, set[str]] = {}
+    for name, targets in graph.items():
+        own = folder(name)
+        others = {folder(target) for target in targets} - {own}
+        found.setdefault(own, set()).update(others)
+    return found
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_no_folder_imports_one_that_imports_it(library: list[Any], depth: int) -> None:
+    """At every level: packages, and the folders in them."""
+    graph = graph_of([file for file in library if file.path.name != "__init__.py"])
+    assert circle_in(of_folders(graph, depth)) == []
 
 
 def test_the_library_has_no_circle(library: list[Any]) -> None:

@@ -187,18 +187,34 @@ def _row(data: bytes) -> dict[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
-def _noted(memory: AutoscalerMemory, now_unix_s: float) -> MachinesView:
+class JournalMachines:
+    """Reads the machines of a run from the journal of its autoscaler; a `MachineSource`.
+
+    Args:
+        store: where the journal lies; None: next to the lease of the run.
+    """
+
+    def __init__(self, store: ConditionalStore | None = None) -> None:
+        self._store = store
+
+    def machines(self, leases: ConditionalStore, now_unix_s: float) -> MachinesView | None:
+        """Return the machines that the journal lists; None if there is no journal."""
+        found = (self._store or leases).read(JOURNAL_KEY)
+        return None if found is None else _view(decode_memory(found.data), now_unix_s)
+
+
+def _view(memory: AutoscalerMemory, now_unix_s: float) -> MachinesView:
     duties = (*memory.heads.values(), *memory.duties.values())
-    rows = [_there(duty, now_unix_s) for duty in duties]
+    rows = [_machine_row(duty, now_unix_s) for duty in duties]
     for intent in memory.intents.values():
         missing = outstanding(memory, intent)
         if missing > 0:
-            rows.append(_asked(intent, missing))
+            rows.append(_requested_row(intent, missing))
     rows.sort(key=lambda row: (row.region, row.machine))
     return MachinesView("autoscaler", tuple(rows), memory.ledger.paid_usd)
 
 
-def _there(duty: Duty, now_unix_s: float) -> MachineRow:
+def _machine_row(duty: Duty, now_unix_s: float) -> MachineRow:
     machine = duty.machine
     state, note = machine.state.value, duty.reason
     if duty.parting is not None:
@@ -216,7 +232,7 @@ def _there(duty: Duty, now_unix_s: float) -> MachineRow:
     )
 
 
-def _asked(intent: Intent, missing: int) -> MachineRow:
+def _requested_row(intent: Intent, missing: int) -> MachineRow:
     pool = intent.request.pool
     return MachineRow(
         region=intent.request.labels.get("ray.io/availability-region", pool.region),

@@ -142,7 +142,7 @@ def _secrets(group: ActorGroup) -> list[bytes]:
     actors = [handle.actor for handle in group.servers().values()]
     actors += [worker.handle.actor for worker in group.workers.values()]
     for actor in actors:
-        secrets = getattr(actor, "_secrets", None)
+        secrets = getattr(actor._loaded, "secrets", None)
         if secrets is not None and secrets._own is not None:
             pairs += secrets._own._keys.values()
         receiver = actor._receiver if secrets is None else secrets._receiver
@@ -168,7 +168,7 @@ def test_no_key_of_a_run_passes_between_its_actors(tls: str, wire: Wire, tmp_pat
             used = bridge._bridge.endpoint.use_certificate
             given: list[TlsBytes] = []
             bridge._bridge.endpoint.use_certificate = lambda each: (given.append(each), used(each))
-            group.renew_certificate("us-east", bridge._secrets._own.request())
+            group.renew_certificate("us-east", bridge._loaded.secrets._own.request())
             deadline_s = time.monotonic() + WAIT_S
             while not given and time.monotonic() < deadline_s:
                 time.sleep(0.01)

@@ -83,17 +83,23 @@ def test_the_wheel_carries_every_file_that_the_library_reads() -> None:
     patterns = tools["package-data"]["geo_ray"]
     folder = ROOT / "geo_ray"
     files = [file for file in folder.rglob("*") if "__pycache__" not in file.parts]
-    files += (folder / "starters" / "configs").glob("*")  # a link, which rglob does not follow
+    files += (folder / "cli" / "starters" / "configs").glob(
+        "*"
+    )  # a link, which rglob does not follow
     data = [file for file in files if file.is_file() and file.suffix != ".py"]
     names = {file.relative_to(folder).as_posix() for file in data}
-    assert {"py.typed", "clouds/snapshots/aws.json", "starters/configs/quickstart.yaml"} <= names
+    assert {
+        "py.typed",
+        "prices/snapshots/aws.json",
+        "cli/starters/configs/quickstart.yaml",
+    } <= names
     assert {f"lab/presets/{name}.yaml" for name in preset_names()} <= names
     for name in names:
         depth = name.count("/")
         fitting = [p for p in patterns if p.count("/") == depth and fnmatch.fnmatch(name, p)]
         assert fitting, f"{name} is not in package-data"
     for starter in STARTERS:
-        assert any(name.startswith(f"starters/{starter}/") for name in names)
+        assert any(name.startswith(f"cli/starters/{starter}/") for name in names)
     lost = {file.parent for file in files if file.suffix == ".py"}
     assert not [place for place in lost if not (place / "__init__.py").exists()]
 

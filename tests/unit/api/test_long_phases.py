@@ -56,7 +56,7 @@ def test_a_long_phase_is_reported(
         raise ReachedError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(output, "EVERY_S", 0.01)
+    monkeypatch.setattr(output, "REPORT_EVERY_S", 0.01)
     monkeypatch.setattr("geo_ray.api.watch.RunWatch.tell", tell)
     if place[1] == "_tuner":
         monkeypatch.setattr(tuning_run, "connect", lambda *_, **__: threading.Lock())

@@ -16,7 +16,7 @@ def test_an_import_that_takes_long_is_told_with_its_seconds(tmp_path, monkeypatc
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(paths, "_PACKAGES", {"slow_package": "a package"})
-    monkeypatch.setattr(output, "EVERY_S", 0.01)
+    monkeypatch.setattr(output, "REPORT_EVERY_S", 0.01)
     told: list[str] = []
 
     def tell(text: str, err: bool) -> None:
@@ -48,7 +48,7 @@ def test_a_module_of_its_own_is_told_only_if_it_takes_long(tmp_path, monkeypatch
     monkeypatch.setattr(paths.click, "echo", tell)
     paths.loading("own_quick")
     assert not told
-    monkeypatch.setattr(output, "EVERY_S", 0.01)
+    monkeypatch.setattr(output, "REPORT_EVERY_S", 0.01)
     paths.loading("own_slow")
     assert told and all(text.startswith("loading geo_ray (") for text in told)
 

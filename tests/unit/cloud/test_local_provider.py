@@ -112,7 +112,7 @@ def test_nothing_is_left_however_a_machine_ends(bench: CloudBench, root: Path, h
                 (keeper,) = [
                     pid
                     for pid in processes_below(root)
-                    if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                    if b"local_machine.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
                 ]
                 os.kill(keeper, signal.SIGKILL)
         wait(lambda: not processes_below(root))

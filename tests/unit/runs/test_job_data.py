@@ -192,4 +192,4 @@ def test_the_actor_that_hosts_the_averager_is_told_them(tmp_path):
     )
     actor = BridgeActor(spec, spec.experiment.averager_region)
     actor.ready()
-    assert actor._averager.state.data_rows == {"eu": 5.0, "us": 7.0}
+    assert actor._loaded.averager.state.data_rows == {"eu": 5.0, "us": 7.0}

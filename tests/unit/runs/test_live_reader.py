@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 import geo_ray
-from benchmarks.observe.made_run import MadeRun, eventful, made_run, plan_for
+from benchmarks.observe.made_run import MadeRun, eventful, made_run
 from geo_ray.base.errors import RunDirectoryError
-from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal
+from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal, JournalMachines
 from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, Intent, Parting
 from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Market, Pool
+from geo_ray.runs.directory import FOLLOWED_FILE
 from geo_ray.runs.remote import RunObjects
-from geo_ray.runs.report import LiveReader, machines_of
+from geo_ray.runs.report import LiveReader
 from geo_ray.runs.uploader import mirrored
 from geo_ray.storage.conditional_store import LocalConditionalStore
 from geo_ray.telemetry.event_log import EVENTS_FILE
@@ -33,7 +34,7 @@ def made(tmp_path: Path) -> Iterator[MadeRun]:
 
 
 def reader_of(made: MadeRun) -> LiveReader:
-    return LiveReader(lambda: made.path, now_unix_s=lambda: NOW_S)
+    return LiveReader(lambda: made.path, JournalMachines(), now_unix_s=lambda: NOW_S)
 
 
 def duty(number: int, **changes: object) -> Duty:
@@ -77,10 +78,17 @@ def test_machines_are_those_of_the_journal_with_price_and_age(made: MadeRun) -> 
 
 
 def test_without_an_autoscaler_machines_are_as_planned(made: MadeRun) -> None:
-    view = machines_of(LocalConditionalStore(made.path), plan_for(made.regions), NOW_S)
+    made.begin()
+    assert JournalMachines().machines(LocalConditionalStore(made.path), NOW_S) is None
+    reader = reader_of(made)
+    reader.read(100)
+    view = reader.view().machines
     assert view is not None and view.source == "plan"
     assert view.usd_per_hour == pytest.approx(1.2 * (1 + 2 + 1 + 2))
-    assert machines_of(LocalConditionalStore(made.path), None, NOW_S) is None
+    (made.path / FOLLOWED_FILE).unlink()
+    reader = reader_of(made)
+    reader.read(100)
+    assert reader.view().machines is None
 
 
 def test_a_journal_that_cannot_be_read_is_told_and_the_rest_is_shown(made: MadeRun) -> None:

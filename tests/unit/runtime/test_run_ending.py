@@ -15,7 +15,7 @@ from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.requests import Interruption
 from geo_ray.runtime import run_finish
 from geo_ray.runtime.run_finish import Retrying, _final_model
-from geo_ray.runtime.server_actors import PrimaryActor
+from geo_ray.runtime.server_actors import PrimaryActor, _ServingPrimary
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.training.parameters import digest
 
@@ -97,7 +97,8 @@ class Server:
         model = SimpleNamespace(whole_params=lambda: params_P)
         server = SimpleNamespace(model=model, carry=carry)
         self._actor: Any = object.__new__(PrimaryActor)
-        self._actor._primary, self._actor._final = SimpleNamespace(server=server), None
+        shard: Any = SimpleNamespace(server=server)
+        self._actor._served = _ServingPrimary(b"", None, shard, None, None)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._actor, name)

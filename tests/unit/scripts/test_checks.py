@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import os
 import signal
 import subprocess
@@ -19,7 +19,25 @@ SCRIPTS = ROOT / "scripts"
 WAIT_FOR = "wait() { while [ ! -e $1 ]; do sleep 0.05; done; }; "
 
 Lanes = Sequence[dict[str, str]]
+QUEUE_LAYERS = ("unit", "property", "integration", "chaos")
 Start = Callable[[Sequence[Lanes]], "subprocess.Popen[str]"]
+
+# `scripts` is no package.
+_spec = importlib.util.spec_from_file_location("checks", SCRIPTS / "checks.py")
+assert _spec is not None
+assert _spec.loader is not None
+checks = importlib.util.module_from_spec(_spec)
+sys.modules["checks"] = checks  # where its dataclasses look
+_spec.loader.exec_module(checks)
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def all_files() -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/**/test_*.py"))]
 
 
 @pytest.fixture
@@ -52,28 +70,52 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_every_test_file_is_in_one_part() -> None:
-    code = (
-        "import json, checks; "
-        "print(json.dumps([lane.commands for p in checks.everything(slow=True) for lane in p]))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    said = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
-    )
-    times = Counter[str]()
-    for lane in json.loads(said.stdout):
-        for command in lane.values():
-            if command[1:3] != ["-m", "pytest"]:
-                continue
-            chosen = [word for word in command[3:] if not word.startswith("--")]
-            left_out = [word.partition("=")[2] for word in command if "--ignore-glob=" in word]
-            assert chosen, "without arguments pytest runs everything"
-            for path in sorted(ROOT.glob("tests/**/test_*.py")):
-                file = str(path.relative_to(ROOT))
-                if any(file == name or file.startswith(f"{name}/") for name in chosen):
-                    times[file] += not any(fnmatch(file, pattern) for pattern in left_out)
-    files = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")}
-    assert times == dict.fromkeys(files, 1)
+    phases = checks.everything(slow=True)
+    commands = [command for phase in phases for lane in phase for command in lane.commands.values()]
+    tests = [command[3:] for command in commands if command[1:3] == ["-m", "pytest"]]
+    assert all(path.endswith(".py") for paths in tests for path in paths), "nothing is left out"
+    assert all(tests), "without arguments pytest runs everything"
+    assert Counter(path for paths in tests for path in paths) == dict.fromkeys(all_files(), 1)
+
+
+def test_every_pattern_of_a_part_takes_a_file() -> None:
+    """A file that was moved is not left to another part unnoticed."""
+    taken: dict[tuple[str, str], int] = {}
+    for file in all_files():
+        part = checks.part_of(file)
+        for pattern in checks.PARTS[part]:
+            taken[part, pattern] = taken.get((part, pattern), 0) + fnmatch(file, pattern)
+    known = [(part, pattern) for part, patterns in checks.PARTS.items() for pattern in patterns]
+    assert [pair for pair in known if not taken.get(pair)] == []
+
+
+def test_a_feature_is_its_folders_in_all_layers() -> None:
+    folders = checks.features()
+    assert folders["queue"] == [f"tests/{layer}/scheduler/queue" for layer in QUEUE_LAYERS]
+    given = checks.chosen(["queue", "scheduler", "-k", "sweep"])
+    scheduler = sorted(f"tests/{layer}/scheduler" for layer in QUEUE_LAYERS)
+    assert given == ["-m", "not slow", *scheduler, "-k", "sweep"]
+    in_a_feature = {file for file in all_files() if file.split("/")[2] in folders}
+    assert {file for file in all_files() if file not in in_a_feature} == {
+        file for file in all_files() if file.startswith("tests/arch/")
+    }
+
+
+def test_other_arguments_go_to_pytest() -> None:
+    for arguments in (["tests/arch", "-q"], ["-k", "queue"], [f"{__file__}::test_x"]):
+        assert checks.chosen(arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["--help"], 0), (["quue"], 2), (["queue", "quue", "-q"], 2)]
+)
+def test_help_and_an_unknown_feature_list_the_features(
+    arguments: list[str], status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert checks.main(arguments) == status
+    said = "".join(capfd.readouterr())
+    assert " queue " in said
+    assert " transport" in said
 
 
 def test_lanes_run_at_the_same_time_and_outputs_stay_whole(start: Start) -> None:
