@@ -32,14 +32,7 @@ from geo_ray.runs.report import reported
 from geo_ray.runs.uploader import mirrored
 from geo_ray.runtime.attach import Attached, attached, running_processes
 from geo_ray.runtime.launcher import ProcessMaker
-from geo_ray.runtime.run_context import (
-    BrokenError,
-    Reporting,
-    Resumption,
-    RunClock,
-    RunSetup,
-    Training,
-)
+from geo_ray.runtime.run_context import BrokenError, Reporting, Resumption, RunSetup, Training
 from geo_ray.runtime.run_finish import Retrying, finish
 from geo_ray.runtime.run_start import started
 from geo_ray.telemetry.event_log import note_failure
@@ -58,24 +51,18 @@ def run(
 ) -> Summary:
     """Run the experiment to its end, in a process that is connected to the run's cluster.
 
-    Args:
-        experiment: the run.
-        directory: its directory.
-        reporting: receives its progress.
-        launcher: owns its processes, places and keys.
-        resume: how to continue it; None: it begins.
+    It begins, or continues as ``resume`` says; the processes belong to ``launcher``.
 
     Raises:
         GeoRayError: the reason why it ends early.
     """
     limit, window_s = experiment.checkpoint.restarts, experiment.train.restart_window_s
     restarts, failed_starts = Restarts(limit, window_s, "checkpoint.restarts"), 0
-    retry_s, address = experiment.checkpoint.retry_s, directory.address
     with (
         driving(seeker_of(directory.path, reporting.status, lease_of(directory))) as lease,
         mirrored(
-            *(address, directory.path, lease.epoch, lease.check),
-            retry_s=retry_s,
+            *(directory.address, directory.path, lease.epoch, lease.check),
+            retry_s=experiment.checkpoint.retry_s,
             tell=reporting.status,
         ),
         reported(directory.path),
@@ -91,9 +78,8 @@ def run(
             except BrokenError as broken:
                 failed_starts = failed_starts + 1 if broken.at_start else 0
                 pause_s = _PAUSE_S * 2 ** (failed_starts - 1)
-                if not _may_restart(setup, broken, restarts) or (
-                    failed_starts and told.interruption.wait(pause_s)
-                ):
+                may = _may_restart(setup, broken, restarts)
+                if not may or (failed_starts and told.interruption.wait(pause_s)):
                     note_failure(directory.path, broken.cause, told.began_unix_s)
                     raise broken.cause from None
                 resume = Resumption(waits=True, away=broken.away, clock=broken.clock)
@@ -109,10 +95,10 @@ def _ready(setup: RunSetup, resume: Resumption | None, *, attaches: bool) -> Ite
             with attached(setup, found, resume.away) as training:
                 yield training
             return
-        interruption = setup.reporting.interruption
-        if interruption.is_set():  # the checkpoint is all that a stopped run leaves
-            note_failure(setup.run.path, interruption.why, setup.reporting.began_unix_s)
-            raise interruption.why
+        told = setup.reporting
+        if told.interruption.is_set():  # the checkpoint is all that a stopped run leaves
+            note_failure(setup.run.path, told.interruption.why, told.began_unix_s)
+            raise told.interruption.why
         resume = replace(resume, cause=found)
     with started(setup, resume) as training:
         yield training
@@ -133,8 +119,7 @@ def train(training: Training) -> Summary:
     except RegionLostError as error:
         if controller.policy.is_halting or controller.interrupted.is_set():
             raise
-        clock = RunClock(controller.origin_unix_s, training.startup_s)
-        raise BrokenError(error, controller.members.away, clock) from error
+        raise BrokenError(error, controller.members.away, training.clock) from error
     except LeaseLostError:
         is_lost = True
         raise
@@ -155,7 +140,7 @@ def _may_restart(setup: RunSetup, broken: BrokenError, restarts: Restarts) -> bo
         retrying.until_done("reading the newest checkpoint", store.latest)
     except (CheckpointError, StoreError, RunDirectoryError):
         return False
-    if not restarts.take(time.monotonic()):
-        return False
-    told.status(f"{broken.cause.message}: the run goes on from its newest checkpoint")
-    return True
+    may = restarts.take(time.monotonic())
+    if may:
+        told.status(f"{broken.cause.message}: the run goes on from its newest checkpoint")
+    return may

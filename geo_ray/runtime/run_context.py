@@ -296,6 +296,11 @@ class Training:
     controller: Controller
     startup_s: float
 
+    @property
+    def clock(self) -> RunClock:
+        """The run's clock."""
+        return RunClock(self.controller.origin_unix_s, self.startup_s)
+
 
 def _planner(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
     """What plans anew for those who take part; None: the run follows no plan."""
