@@ -22,7 +22,7 @@ from geo_ray.training.assignment import Ledger
 if TYPE_CHECKING:
     from geo_ray.runtime.run_context import Reporting, Resumption
 
-WAIT_S = 180.0
+WAIT_S = 400.0
 
 
 def experiment_of(directory: Path, **changes: Any) -> Experiment:

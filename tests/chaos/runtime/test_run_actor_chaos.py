@@ -67,7 +67,7 @@ def test_a_run_actor_is_killed_and_the_next_one_attaches(
         assert front.poll() is None, log.read_text()
         assert kill_run_actor(run_dir) != front.pid
         assert geo_ray.status(run_dir).phase != "cut off"
-        assert front.wait(200) == 0, log.read_text()
+        assert front.wait(400) == 0, log.read_text()
     assert "it is started again" in log.read_text()
     assert "driver attached: nobody drove for" in log.read_text()
     check_undisturbed(experiment, run_dir, tmp_path)
@@ -98,7 +98,7 @@ def ending(run_dir: Path, log: str) -> bool:
 def test_a_run_actor_is_killed_in(
     phase: Callable[[Path, str], bool], ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    experiment = slow_experiment(ray_cluster, tmp_path, steps=40)
+    experiment = slow_experiment(ray_cluster, tmp_path, steps=40, regions=[{"name": "us-east"}])
     run_dir = Path(experiment.run.dir) / experiment.name
     log = tmp_path / "front.log"
     with command(log, str(write_config(tmp_path, experiment))) as front:
@@ -110,7 +110,7 @@ def test_a_run_actor_is_killed_in(
             "the phase has come",
         )
         kill_run_actor(run_dir)
-        assert front.wait(200) == 0, log.read_text()
+        assert front.wait(400) == 0, log.read_text()
     check_result(experiment, run_dir, tmp_path)
     check_nothing_left(ray_cluster)
 
@@ -125,7 +125,7 @@ def test_a_run_actor_of_a_local_cluster_is_killed(
     with command(log, str(write_config(tmp_path, experiment))) as front:
         eventually(lambda: count(run_dir, "step") >= 10 or front.poll() is not None, "trains")
         kill_run_actor(run_dir)
-        assert front.wait(200) == 0, log.read_text()
+        assert front.wait(400) == 0, log.read_text()
     check_undisturbed(experiment, run_dir, tmp_path)
 
 
@@ -157,12 +157,12 @@ def test_the_supervisor_is_killed_and_the_run_is_resumed(
         assert front.poll() is None, first.read_text()
         name = supervisor_name(RunDirectory(run_dir, tmp_path))
         ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
-        assert front.wait(100) == DriverLostError.exit_code, first.read_text()
+        assert front.wait(400) == DriverLostError.exit_code, first.read_text()
     assert f"[{DriverLostError.code}]" in first.read_text()
     assert "--resume runs/tiny" in first.read_text()
     check_nothing_left(ray_cluster)
     with command(second, "--resume", str(run_dir)) as front:
-        assert front.wait(200) == 0, second.read_text()
+        assert front.wait(400) == 0, second.read_text()
     begun = [event for event in events_of(run_dir) if event.kind == "run_started"]
     assert begun[-1]["cause"] == "they have ended with their supervisor"
     check_result(experiment, run_dir, tmp_path)

@@ -34,7 +34,7 @@ def test_a_run_outlives_who_started_it_and_is_watched_again(
     before = count(run_dir, "step")
     eventually(lambda: count(run_dir, "step") > before + 4, "training goes on")
     with command(second, "--resume", str(run_dir)) as front:
-        assert front.wait(200) == 0, second.read_text()
+        assert front.wait(400) == 0, second.read_text()
     assert "watching it" in second.read_text() and "model.safetensors" in second.read_text()
     events = events_of(run_dir)
     assert [event.kind for event in events].count("run_started") == 1
@@ -82,7 +82,7 @@ def test_a_detached_run_is_stopped_from_another_terminal(
     run_dir = Path(experiment.run.dir) / experiment.name
     log = tmp_path / "front.log"
     with command(log, "--detach", str(write_config(tmp_path, experiment))) as front:
-        assert front.wait(100) == 0, log.read_text()
+        assert front.wait(400) == 0, log.read_text()
     assert "geo-ray stop" in log.read_text()
     before = count(run_dir, "step")
     eventually(lambda: count(run_dir, "step") > before + 30, "nobody has to watch it")
@@ -126,15 +126,15 @@ def test_a_second_command_watches_the_run_and_may_stop_it(
         eventually(lambda: count(run_dir, "step") >= 4 or front.poll() is not None, "trains")
         assert front.poll() is None, first.read_text()
         with command(third, "--resume", str(run_dir), "--set", "train.steps=7") as other:
-            assert other.wait(120) == RunHeldError.exit_code, third.read_text()
+            assert other.wait(400) == RunHeldError.exit_code, third.read_text()
         with command(second, "--resume", str(run_dir)) as late:
             eventually(
                 lambda: "watching it" in second.read_text() or late.poll() is not None, "watches"
             )
             assert late.poll() is None, second.read_text()
             late.send_signal(signal.SIGINT)
-            assert late.wait(120) == InterruptedRunError.exit_code, second.read_text()
-        assert front.wait(120) == InterruptedRunError.exit_code, first.read_text()
+            assert late.wait(400) == InterruptedRunError.exit_code, second.read_text()
+        assert front.wait(400) == InterruptedRunError.exit_code, first.read_text()
     assert f"[{RunHeldError.code}]" in third.read_text() and "Traceback" not in third.read_text()
     kinds = [event.kind for event in events_of(run_dir)]
     assert (kinds.count("run_started"), kinds.count("run_failed")) == (1, 1)
