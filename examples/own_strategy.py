@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
-from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.base import Rounds, answer_all, weighted_mean
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import ExchangeTraits, Traits
 
 
-class Halfway(StrictModel):
+class Halfway(Rounds):
     """Every few steps each region moves halfway to the mean; the last exchange goes all the way."""
 
     kind: Literal["halfway"] = "halfway"
@@ -30,11 +28,6 @@ class Halfway(StrictModel):
                 stands_still="always", every=self.interval, last="always", interval=self.interval
             ),
         )
-
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        if grad_P is not None:
-            region.apply_gradient(grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Send the model when it is time, and wait."""
@@ -53,9 +46,6 @@ class Halfway(StrictModel):
         """Always one last exchange: regions are not equal."""
         return Outgoing(region.params_P.clone(), wait=True)
 
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the mean."""
-        updates = averager.gather(update)
-        if updates is None:
-            return []
         return answer_all(averager, updates, weighted_mean(updates, "uniform"))

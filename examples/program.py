@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
-import geo_ray
-from geo_ray import LinkSpec, NodeGroup, Program, ProgramNode
+from geo_ray.program.calls import batched_handler, gathered
+from geo_ray.program.clock import here
+from geo_ray.program.graph import NodeGroup, NodeRestarts, Program, ProgramNode
+from geo_ray.program.run import run_program
+from geo_ray.transport.emulation import LinkSpec
 
 
 class Rows:
@@ -18,10 +21,10 @@ class Rows:
     def __init__(self, seed: int) -> None:
         self.rows = np.random.default_rng(seed).normal(seed, 1.0, (10_000, 8))
 
-    @geo_ray.batched_handler(batch_size=4, timeout_s=0.05)
+    @batched_handler(batch_size=4, timeout_s=0.05)
     def sums(self, columns: list[int]) -> list[tuple[int, float]]:
         """Number and sum of each asked column, of up to four calls at once."""
-        geo_ray.here().takes_s(0.1)
+        here().takes_s(0.1)
         return [(len(self.rows), float(self.rows[:, column].sum())) for column in columns]
 
 
@@ -34,7 +37,7 @@ class Means:
     def run(self) -> list[float]:
         """Means of all columns over all regions' rows."""
         asked = [[each.futures.sums(column) for each in self.regions] for column in range(8)]
-        answers = [geo_ray.gathered(futures) for futures in asked]
+        answers = [gathered(futures) for futures in asked]
         return [round(sum(s for _, s in each) / sum(n for n, _ in each), 6) for each in answers]
 
 
@@ -45,7 +48,7 @@ program = Program(
     (
         NodeGroup("us-east", (east,), machine="aws:m5.2xlarge"),
         NodeGroup("us-west", (west,), machine="aws:m5.2xlarge"),
-        NodeGroup("eu-west", (means,), restarts=geo_ray.NodeRestarts(most=1)),
+        NodeGroup("eu-west", (means,), restarts=NodeRestarts(most=1)),
     ),
     links={
         ("us-east", "eu-west"): LinkSpec(rate_mbps=50, delay_s=0.04),
@@ -55,4 +58,4 @@ program = Program(
 )
 
 if __name__ == "__main__":
-    print(geo_ray.run_program(program, on="processes"))
+    print(run_program(program, on="processes"))

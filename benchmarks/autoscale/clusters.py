@@ -30,6 +30,7 @@ import yaml
 
 import geo_ray
 from benchmarks.common import support
+from geo_ray.api.clusters import UpCluster, cluster_status
 from geo_ray.cloud.local import LocalProvider, read_catalog, write_catalog
 from geo_ray.cloud.provider import MachineState
 from geo_ray.ray_cluster.settings import driver_environment
@@ -92,7 +93,7 @@ def _written(tree: dict[str, Any], work: Path) -> Path:
     return config
 
 
-def _up(config: Path) -> tuple[geo_ray.UpCluster, LocalProvider]:
+def _up(config: Path) -> tuple[UpCluster, LocalProvider]:
     """Make the cluster; its machines end with this process."""
     made = geo_ray.up(config, provider="local", longest_s=0.0)
     root = Path(made.state.uri) / "cloud"
@@ -100,7 +101,7 @@ def _up(config: Path) -> tuple[geo_ray.UpCluster, LocalProvider]:
     return made, LocalProvider(root)
 
 
-def _submit(made: geo_ray.UpCluster, config: Path) -> None:
+def _submit(made: UpCluster, config: Path) -> None:
     from ray.job_submission import JobSubmissionClient
 
     client = JobSubmissionClient(str(made.report.job_server))
@@ -109,7 +110,7 @@ def _submit(made: geo_ray.UpCluster, config: Path) -> None:
     )
 
 
-def _notice_to_drained(made: geo_ray.UpCluster, cloud: LocalProvider, region: str) -> float:
+def _notice_to_drained(made: UpCluster, cloud: LocalProvider, region: str) -> float:
     taken = _machine_in(made, region)
     began_s = time.monotonic()
     cloud.preempt(taken, 30.0)
@@ -234,23 +235,23 @@ def _trains(run: Path, region: str) -> bool:
     return bool(mine) and mine[-1] == "step"
 
 
-def _is_full(made: geo_ray.UpCluster, without: str = "") -> bool:
-    report = geo_ray.cluster_status(made.state.uri)
+def _is_full(made: UpCluster, without: str = "") -> bool:
+    report = cluster_status(made.state.uri)
     is_gone = without not in {row.id for row in report.machines}
     return is_gone and all(post.ready == post.planned for post in report.posts)
 
 
-def _machine_in(made: geo_ray.UpCluster, region: str) -> str:
-    report = geo_ray.cluster_status(made.state.uri)
+def _machine_in(made: UpCluster, region: str) -> str:
+    report = cluster_status(made.state.uri)
     return next(row.id for row in report.machines if row.region == region and row.is_ready)
 
 
-def _has_ended(cloud: LocalProvider, made: geo_ray.UpCluster, machine: str) -> bool:
+def _has_ended(cloud: LocalProvider, made: UpCluster, machine: str) -> bool:
     listed = cloud.list_machines(made.record.name)
     return all(m.state is MachineState.ENDED for m in listed if m.id == machine)
 
 
-def _node_start(made: geo_ray.UpCluster) -> float:
+def _node_start(made: UpCluster) -> float:
     """From the first launch of a machine until all computed, as the nodes' logs have it."""
     found = []
     for folder in sorted((Path(made.state.uri) / "cloud" / "machines").iterdir()):

@@ -283,13 +283,13 @@ class MortalCluster:
 
     def _ending(self, machine_ids: Sequence[str]) -> None:
         stored = self.store.read("")
-        duties = {} if stored is None else decode_memory(stored.data).duties
+        instances = {} if stored is None else decode_memory(stored.data).instances
         for each in (self.cloud.machines[name] for name in machine_ids):
             if each.ended_unix_s is not None:
                 continue
             node = self.world.seen([each.machine]).get(each.machine.id)
-            duty = duties.get(each.machine.id)
-            if duty is None or duty.reason == UNWANTED:
+            instance = instances.get(each.machine.id)
+            if instance is None or instance.reason == UNWANTED:
                 self.wasted.append(each.machine.id)
             elif node is not None and node.is_busy and node.leaves_unix_s is None:
                 self.rude.append(each.machine.id)

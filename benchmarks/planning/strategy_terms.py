@@ -19,6 +19,7 @@ from pathlib import Path
 
 import geo_ray
 from benchmarks.common import support
+from geo_ray.api.plan import PlanInputs
 from geo_ray.base.errors import ConfigError
 from geo_ray.telemetry.summary import TOTAL, load_cost
 
@@ -100,7 +101,7 @@ def deviations(kind: str, mbps: float, slower: float, place: Path) -> tuple[floa
     path = place / f"{kind}.yaml"
     path.write_text(config(kind, mbps, slower))
     runs = [f"run.dir={place / 'runs'}"]
-    made = geo_ray.plan(path, runs, policy="fixed", inputs=geo_ray.PlanInputs(prices=[]))
+    made = geo_ray.plan(path, runs, policy="fixed", inputs=PlanInputs(prices=[]))
     run = geo_ray.simulate(path, runs, plan=made)
     rows = {(row.unit, row.term): row for row in load_cost(run.path).rows}
     time, egress = rows["s", TOTAL], rows["USD", "egress"]

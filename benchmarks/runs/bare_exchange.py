@@ -81,12 +81,12 @@ def _region(name: str, port: int, rounds: int, result: Connection) -> None:
             _send(sock, update_P)
             change_P = _receive(sock, room_P)
         else:
-            outer_round(
-                averager, Update("here", 1, seq, 0, 1, update_P), "uniform", OuterNesterov()
-            )
+            ours = Update("here", 1, seq, 0, 1, update_P)
             theirs = Update("there", 1, seq, 0, 1, _receive(sock, room_P))
             square_norm(theirs.payload_P)  # it is finite
-            change_P = outer_round(averager, theirs, "uniform", OuterNesterov())[0].payload_P
+            change_P = outer_round(averager, [ours, theirs], "uniform", OuterNesterov())[
+                0
+            ].payload_P
             _send(sock, change_P)
         anchor_P.sub_(change_P)
         params_P.copy_(anchor_P)

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import geo_ray
 from benchmarks.common import support
+from geo_ray.api.queue import QueueUser, new_queue_token, start_queue, stop_queue, submit_job
 from geo_ray.experiment.cluster import LocalClusterConfig
 from geo_ray.ray_cluster import ray_internals
 from geo_ray.ray_cluster.labels import REGION_LABEL
@@ -28,6 +28,8 @@ from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.ray_cluster.settings import driver_environment
 from geo_ray.runs.lease import LEASE_KEY, decode_record
 from geo_ray.scheduler.policies.registry import policy_named
+from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.job_spec import JobWorth
 from geo_ray.scheduler.queue.journal import SeenJob
 from geo_ray.scheduler.queue.model import adapted, cluster_job, cluster_of
 from geo_ray.scheduler.queue.report import report_of
@@ -57,13 +59,13 @@ def main() -> None:
     options = support.parse(__doc__)
     machine = support.hardware()
     jobs = JOBS[2:5] if options.quick else JOBS
-    token, key = geo_ray.new_queue_token()
-    user = geo_ray.QueueUser("bench", token)
+    token, key = new_queue_token()
+    user = QueueUser("bench", token)
     with tempfile.TemporaryDirectory(prefix="gq", dir="/tmp") as work:
         config = queue_of(Path(work), key)
         cluster = LocalCluster(LocalClusterConfig(dashboard=True), REGIONS, cpus_per_region=4)
         with cluster as made, driver_environment(made.environment):
-            place = geo_ray.start_queue(config, address=made.address)
+            place = start_queue(config, address=made.address)
             try:
                 for each in WARM:  # how long starts take here, side by side
                     submit(place, each, user)
@@ -79,7 +81,7 @@ def main() -> None:
                 state = follow(place, None if options.quick else trouble)
                 took_s = time.monotonic() - began_s
             finally:
-                geo_ray.stop_queue(config, address=made.address)
+                stop_queue(config, address=made.address)
     planned, plans = plan_of(state, config, start_s or START_S)
     report = report_of(state)
     support.say(f"starts took {start_s or 0.0:.0f} s")
@@ -105,9 +107,9 @@ def main() -> None:
     support.finish("queue", machine, figures, options.out)
 
 
-def queue_of(work: Path, key: str) -> geo_ray.QueueConfig:
+def queue_of(work: Path, key: str) -> QueueConfig:
     """One job a region at a time, on two cores that do all of it."""
-    return geo_ray.QueueConfig.model_validate(
+    return QueueConfig.model_validate(
         {
             "name": "bench",
             "policy": "pd_ors",
@@ -122,7 +124,7 @@ def queue_of(work: Path, key: str) -> geo_ray.QueueConfig:
     )
 
 
-def submit(place: str, each: tuple[Any, ...], user: geo_ray.QueueUser) -> None:
+def submit(place: str, each: tuple[Any, ...], user: QueueUser) -> None:
     name, regions, seconds, worth, slots, urgency, _ = each
     config = {
         "name": name,
@@ -138,8 +140,8 @@ def submit(place: str, each: tuple[Any, ...], user: geo_ray.QueueUser) -> None:
         "emulate": {"step_s": STEP_S},
         "checkpoint": {"every_s": 10.0},
     }
-    worths = geo_ray.JobWorth(worth=worth, deadline_s=slots * SLOT_S, urgency=urgency)
-    geo_ray.submit_job(place, config, user=user, worth=worths, wait_s=60.0)
+    worths = JobWorth(worth=worth, deadline_s=slots * SLOT_S, urgency=urgency)
+    submit_job(place, config, user=user, worth=worths, wait_s=60.0)
     support.say(f"{name} is submitted")
 
 
@@ -185,7 +187,7 @@ def follow(place: str, trouble: Trouble | None) -> QueueState:
             return state
         if trouble is not None:
             trouble.look(state)
-        text = ", ".join(f"{job.name} {job.phase} {job.course.done:.0%}" for job in state.living())
+        text = ", ".join(f"{job.name} {job.state} {job.course.done:.0%}" for job in state.living())
         if text != told:
             told = text
             support.say(text)
@@ -194,7 +196,7 @@ def follow(place: str, trouble: Trouble | None) -> QueueState:
 
 
 def plan_of(
-    state: QueueState, config: geo_ray.QueueConfig, start_s: float
+    state: QueueState, config: QueueConfig, start_s: float
 ) -> tuple[float, dict[str, float]]:
     """Return the utility that the policy has in the simulator, over the same arrivals."""
     arrived: dict[str, int] = {}

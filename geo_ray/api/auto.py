@@ -25,11 +25,11 @@ import torch
 
 from geo_ray.base.canonical import sha256_hex
 from geo_ray.base.errors import ConfigError, NonFiniteError
-from geo_ray.base.load import ConfigSource, checked, load_text, load_tree, read_text
+from geo_ray.base.load import checked, load_text, load_tree
 from geo_ray.base.overrides import apply_overrides
 from geo_ray.base.types import Span
 from geo_ray.base.user_section import context
-from geo_ray.base.yaml import parse_yaml
+from geo_ray.base.yaml import ConfigSource, parse_yaml, read_text
 from geo_ray.data.tasks.base import Columns, SelfContained, Task, num_rows
 from geo_ray.data.tasks.checked_calls import checked_dataset
 from geo_ray.data.tasks.load import load_task

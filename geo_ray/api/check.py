@@ -1,4 +1,4 @@
-"""`geo_ray.check` and `geo_ray.check_run`: checks that start no run.
+"""`check` and `check_run`: checks that start no run.
 
 Does a strategy, codec or task keep its contract; could a run start, and with which resources.
 """
@@ -17,10 +17,9 @@ import torch
 from rich.box import SIMPLE_HEAD
 
 from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.api.display import Table
+from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.api.train import checked_run
-from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.base.errors import ConfigError, DataError, RunDirectoryError
 from geo_ray.base.load import override_items
 from geo_ray.base.output import ticking

@@ -1,4 +1,4 @@
-"""`geo_ray.compare` and `geo_ray.profile_loss`."""
+"""`compare` and `profile_loss`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.api.display import Table, progress_bar
+from geo_ray.api.display import RunWatch, ShowProgress, Table, progress_bar
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
-from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.base.errors import ConfigError, RunDirectoryError
 from geo_ray.base.load import load_tree, override_items, override_notes
 from geo_ray.base.output import ticking

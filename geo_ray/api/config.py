@@ -1,4 +1,4 @@
-"""Inputs of the library functions, and `geo_ray.init_project`.
+"""Inputs of the library functions, and `init_project`.
 
 Configurations, overrides, task names, and starter projects.
 """
@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from geo_ray.base.errors import ConfigError, RunDirectoryError
 from geo_ray.base.files import save_text
-from geo_ray.base.load import (
-    ConfigSource,
-    ConfigText,
-    json_schema,
-    load_tree,
-    override_items,
-    read_text,
-    text_of,
-)
+from geo_ray.base.load import json_schema, load_tree, override_items, text_of
+from geo_ray.base.yaml import ConfigSource, ConfigText, read_text
 
 if TYPE_CHECKING:
     from geo_ray.data.tasks.load import TaskConfig

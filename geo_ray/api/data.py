@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from geo_ray.api.columns import DataStatistics
 from geo_ray.api.config import FilePath, NamedTask, task_config
-from geo_ray.api.display import Table, progress_bar, reading_files
-from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.api.display import RunWatch, ShowProgress, Table, progress_bar, reading_files
 from geo_ray.base.errors import ConfigError
+from geo_ray.base.files import save_text
 from geo_ray.base.load import load_tree, text_of
 from geo_ray.base.tables import html_view
-from geo_ray.data.columns import Columns
+from geo_ray.base.text import number_text
+from geo_ray.data.columns import Columns, parse_types
 from geo_ray.data.files.find import LeftOut, find_files
 from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.manifest import (
@@ -29,9 +30,11 @@ from geo_ray.data.manifest import (
     merge_manifests,
     save_manifest,
 )
-from geo_ray.data.prepare.config import Preparation, load_preparation, written_sources
+from geo_ray.data.prepare.config import Preparation, load_preparation, source_text, written_sources
+from geo_ray.data.prepare.encoders import Kind
+from geo_ray.data.prepare.findings import Findings
 from geo_ray.data.prepare.inputs import Complaint, gather_rows, hold_out
-from geo_ray.data.prepare.preparer import Counts
+from geo_ray.data.prepare.preparer import Counts, Preparer
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.prepare.saved_preparation import (
     preparation_bytes,
@@ -39,15 +42,38 @@ from geo_ray.data.prepare.saved_preparation import (
     refuse_different_preparations,
     save_preparation,
 )
-from geo_ray.data.prepare.statistics import Statistics, load_statistics
+from geo_ray.data.prepare.statistics import (
+    Statistics,
+    load_statistics,
+    merge_statistics,
+    save_statistics,
+)
+from geo_ray.data.prepare.suggest import (
+    Suggestion,
+    draft_text,
+    label_origin,
+    likely_label,
+    suggest,
+    suggest_label,
+    suggest_options,
+)
+from geo_ray.data.prepare.survey import (
+    Survey,
+    Trial,
+    needs_of,
+    require_columns,
+    share,
+    survey_files,
+    untrained,
+)
 from geo_ray.data.shards import Verdict, check_shards, shards_to_check, write_shards
 from geo_ray.data.split import SplitConfig
-from geo_ray.data.tasks.base import SelfContained, Task
-from geo_ray.data.tasks.checked_calls import checked_dataset
-from geo_ray.data.tasks.load import TaskConfig, load_task, option_for
-from geo_ray.experiment.experiment import GenerateConfig
 from geo_ray.storage.store import open_store
 from geo_ray.storage.uri import is_s3, join, local_path
+
+if TYPE_CHECKING:
+    from geo_ray.data.tasks.base import Task
+    from geo_ray.data.tasks.load import TaskConfig
 
 Split: TypeAlias = str | Mapping[str, Any] | SplitConfig
 """The kind of a split, or its keys as the section ``data.generate.split`` has them."""
@@ -150,6 +176,9 @@ def shard_data(
         TaskLoadError: the task cannot be loaded.
         DataError: the files cannot be read or do not fit the task, or a store cannot be written.
     """
+    from geo_ray.data.tasks.load import load_task  # PyTorch takes seconds to import
+    from geo_ray.experiment.experiment import GenerateConfig
+
     names = list(regions.split(",") if isinstance(regions, str) else regions)
     place = os.fspath(out)
     homes = dict(regions) if isinstance(regions, Mapping) else dict.fromkeys(names, place)
@@ -310,6 +339,9 @@ class _Rows:
 
 
 def _own_data(task: Task, use: str, seed: int) -> _Rows:
+    from geo_ray.data.tasks.base import SelfContained
+    from geo_ray.data.tasks.checked_calls import checked_dataset
+
     if not isinstance(task, SelfContained):
         raise ConfigError(
             f"--task: {use} brings no data of its own",
@@ -325,6 +357,8 @@ def _from_files(
     source = os.fspath(files.source)
     prepare = None if files.prepare is None else Path(files.prepare)
     preparation = None if prepare is None else load_preparation(prepare)
+    from geo_ray.data.tasks.load import option_for
+
     finder = partial(option_for, named, Path.cwd())
     resolved = resolve(preparation, task.columns, _statistics(files.stats), finder)
     notes = resolved.notes if files.heldout else (*resolved.notes, _NOTHING_HELD_OUT)
@@ -350,3 +384,315 @@ def _statistics(stats: FilePath | DataStatistics | None) -> Statistics | None:
     if isinstance(stats, DataStatistics):
         return stats.statistics
     return None if stats is None else load_statistics(Path(stats))
+
+
+_UNKNOWABLE: tuple[Kind, ...] = ("inexact", "is_list", "is_single")
+"""What a preparation refuses or not by the types of the task's columns."""
+
+
+@dataclass(frozen=True, repr=False)
+class DataSurvey:
+    """What a folder of files has, and how it could be prepared.
+
+    Attributes:
+        survey: rows, files, and what was seen of each column.
+        treatments: what is usual for each column.
+        wanted: columns of the task that the files are for, if one was named, with their types.
+        options: options of reading without which the usual treatments would be refused.
+        label: the column that has, or most likely has, the class of each row.
+    """
+
+    survey: Survey
+    treatments: Mapping[str, Suggestion]
+    wanted: Mapping[str, str]
+    options: tuple[str, ...] = ()
+    label: str | None = None
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Files, folders and lines that were not read, with the reasons."""
+        return tuple(self.survey.left_out)
+
+    def raise_if_bad(self) -> None:
+        """Raise the error of the first file that cannot be read, if there is one.
+
+        Raises:
+            DataError: what is wrong with it.
+        """
+        if self.survey.unreadable:
+            raise self.survey.unreadable[0]
+
+    def table(self) -> Table:
+        """A row per column; ``different`` is null where there are too many values to count."""
+        kinds = {"column": str, "type": str, "no_value": int, "different": int}
+        rows = [
+            {
+                "column": name,
+                "type": column.kind,
+                "no_value": column.nulls + column.nans,
+                "different": None if column.distinct is None else len(column.distinct),
+                "treatment": self.treatment_text(name),
+                "remark": self.treatments[name].remark,
+            }
+            for name, column in self.survey.columns.items()
+        ]
+        return Table(rows, kinds | {"treatment": str, "remark": str})
+
+    def treatment_text(self, column: str) -> str:
+        """The usual treatment of a column, as a preparation file has it."""
+        source = self.treatments[column].source
+        return f"{column}: leave it out" if source is None else source_text(source)
+
+    def __repr__(self) -> str:
+        survey = self.survey
+        what = f"{survey.rows:,} rows in {survey.files:,} files, {len(survey.columns)} columns"
+        return f"<DataSurvey: {what}>"
+
+    def _repr_html_(self) -> str:
+        headings = ("column", "type", "no value", "different", "usual treatment")
+        rows = [
+            (
+                row["column"],
+                row["type"],
+                f"{row['no_value']:,}",
+                "many" if row["different"] is None else f"{row['different']:,}",
+                row["treatment"],
+            )
+            for row in self.table().to_pylist()
+        ]
+        return html_view(repr(self)[1:-1], headings, rows)
+
+
+def inspect_data(
+    source: FilePath,
+    read: ReadOptions | None = None,
+    *,
+    task: NamedTask | None = None,
+    draft: FilePath | None = None,
+    force: bool = False,
+    progress: ShowProgress = False,
+) -> DataSurvey:
+    """Look at the columns of files: types, missing values, and usual treatments.
+
+    Args:
+        source: their folder, or the address of it.
+        read: what the files do not say themselves.
+        task: what they are for; needed by ``draft``.
+        draft: write a first preparation file for the task there.
+        force: replace a file that is there.
+        progress: as for `geo_ray.train`.
+
+    Raises:
+        ConfigError: there is a preparation file already.
+        TaskLoadError: the task cannot be loaded.
+        ShardMissingError: there are no files.
+    """
+    path = None if draft is None else Path(draft)
+    if path is not None and task is None:
+        raise ConfigError(
+            "a draft is made for the columns of a task, and none is named", fix="Name the task."
+        )
+    if path is not None and path.exists() and not force:
+        raise ConfigError(
+            f"--draft: {path} is already there",
+            fix="Choose another name, or add --force (force=True).",
+        )
+    named = loaded = None
+    if task is not None:
+        from geo_ray.data.tasks.load import load_task, option_for  # PyTorch takes seconds to import
+
+        named = task_config(task)
+        loaded = load_task(named, Path.cwd())
+    found = find_files(os.fspath(source), read)
+    with reading_files(len(found.files), progress) as on_read:
+        survey = survey_files(found, on_read=on_read)
+    label = None if loaded is None else loaded.label_column
+    origin = likely_label(survey) if label is None else label_origin(label, survey)
+    treatments = {
+        name: suggest_label(name, column)
+        if name == origin and label is not None
+        else suggest(name, column)
+        for name, column in survey.columns.items()
+    }
+    wanted = {} if loaded is None else dict(loaded.columns)
+    if path is not None and named is not None:
+        finder = partial(option_for, named, Path.cwd())
+        save_text(path, draft_text(survey, wanted, label, finder))
+    return DataSurvey(survey, treatments, wanted, suggest_options(survey), origin)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedStatistics:
+    """What a region tells of its columns.
+
+    Attributes:
+        prepare: a preparation file: only the columns whose statistics it needs.
+        columns: only these columns; none: all.
+        words: columns whose words are counted, too. Words are data: they leave the region.
+        at_least: words that fewer rows have are left out.
+        extremes: tell the least and greatest numbers, which are values of single rows.
+    """
+
+    prepare: FilePath | None = None
+    columns: Sequence[str] = ()
+    words: Sequence[str] = ()
+    at_least: int = 10
+    extremes: bool = True
+
+    def __post_init__(self) -> None:
+        if self.columns and self.prepare is not None:
+            raise ConfigError(
+                "--columns and --prepare both say which columns", fix="Give one of them."
+            )
+        if self.at_least < 1:
+            raise ConfigError(
+                f"at_least: {self.at_least} is not positive", fix="Give 1 to count every word."
+            )
+
+    def names(self) -> tuple[str, ...] | None:
+        """The columns to look at; None for all.
+
+        Raises:
+            ConfigError: the preparation needs none, or words that are not to be told.
+        """
+        if self.prepare is None:
+            return tuple(dict.fromkeys((*self.columns, *self.words))) if self.columns else None
+        needs = needs_of(load_preparation(Path(self.prepare)))
+        if not needs.columns and not self.words:
+            raise ConfigError(
+                f"{self.prepare} needs no statistics", fix="Leave this step and --stats out."
+            )
+        if silent := [name for name in needs.words if name not in self.words]:
+            raise ConfigError(
+                f"{self.prepare} needs the words of {', '.join(silent)}, which are data of this "
+                "region",
+                fix=f"If they may leave it, add --values {','.join(silent)}; words that fewer rows "
+                "have than --at-least stay here. Otherwise use vocabulary: {hash: N} or "
+                "{file: FILE}.",
+            )
+        return tuple(dict.fromkeys((*needs.columns, *self.words)))
+
+
+@dataclass(frozen=True, repr=False)
+class DataStatistics:
+    """What is known of the columns of one region, or of several together.
+
+    Attributes:
+        statistics: of each column, and why some have none.
+        left_out: files, folders and lines that were not read, with the reasons.
+    """
+
+    statistics: Statistics
+    left_out: tuple[LeftOut, ...] = ()
+
+    def save(self, path: FilePath) -> Path:
+        """Write the file that `merge_data_stats` and `SourceFiles.stats` take.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        save_statistics(self.statistics, Path(path))
+        return Path(path)
+
+    def table(self) -> Table:
+        """A row per column; of one that has no numbers, mean and deviation are null."""
+        kinds = {"column": str, "kind": str, "no_value": int, "numbers": int}
+        rows = [
+            {
+                "column": name,
+                "kind": known.kind,
+                "no_value": known.nulls + known.nans,
+                "numbers": known.count,
+                "mean": known.mean,
+                "deviation": None if known.m2 is None else math.sqrt(known.m2 / known.count),
+                "words": None if known.words is None else len(known.words),
+            }
+            for name, known in self.statistics.columns.items()
+        ]
+        return Table(rows, kinds | {"mean": float, "deviation": float, "words": int})
+
+    def __repr__(self) -> str:
+        known = self.statistics
+        what = f"{known.rows:,} rows, {len(known.columns)} columns"
+        return f"<DataStatistics of {', '.join(known.regions)}: {what}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                row["column"],
+                row["kind"],
+                f"{row['no_value']:,}",
+                f"{row['numbers']:,}",
+                number_text(row["mean"]),
+                number_text(row["deviation"]),
+            )
+            for row in self.table().to_pylist()
+        ]
+        headings = ("column", "kind", "no value", "numbers", "mean", "deviation")
+        return html_view(repr(self)[1:-1], headings, rows)
+
+
+def data_stats(
+    source: FilePath,
+    region: str,
+    wanted: WantedStatistics | None = None,
+    *,
+    read: ReadOptions | None = None,
+    progress: ShowProgress = False,
+) -> DataStatistics:
+    """Gather statistics of a region's columns: counts, means, deviations; no rows.
+
+    Args:
+        source: folder or address of the files.
+        region: whose they are.
+        wanted: of which columns, and how much is told.
+        read: what the files do not say themselves.
+        progress: as for `geo_ray.train`.
+
+    Raises:
+        ConfigError: a wanted column is not in the files, or words are needed and not to be told.
+        DataError: the files cannot all be read, or the preparation refuses some of their values.
+    """
+    wanted = wanted or WantedStatistics()
+    names = wanted.names()
+    place = os.fspath(source)
+    prepare = None if wanted.prepare is None else Path(wanted.prepare)
+    written = written_sources(prepare)
+    found = find_files(place, read)
+    findings, trial = Findings({}), None
+    needed: tuple[str, ...] = ()
+    if prepare is not None:
+        preparation = load_preparation(prepare)
+        needs = needs_of(preparation)
+        needed = needs.numbers
+        tried = untrained(preparation)
+        findings = Findings(parse_types(tried.types), written=written, ignored=_UNKNOWABLE)
+        options = found.options
+        preparer = Preparer(tried, decimal=options.decimal, thousands=options.thousands)
+        trial = Trial(preparer, findings, needs.formats)
+    with reading_files(len(found.files), progress) as on_read:
+        survey = survey_files(found, names, tuple(wanted.words), on_read, trial)
+    findings.forget(survey.report.untranslated)
+    for error in survey.unreadable:
+        findings.add_unreadable(error)
+    if trial is not None and not survey.unreadable:
+        require_columns(survey, dict.fromkeys((*(names or ()), *trial.preparer.inputs)), written)
+    findings.raise_any(f"the files in {place} do not fit", prepared=True)
+    shared = share(survey, region, names, wanted.at_least, wanted.extremes, needed)
+    return DataStatistics(shared, tuple(survey.left_out))
+
+
+def merge_data_stats(parts: Sequence[FilePath | DataStatistics]) -> DataStatistics:
+    """Make statistics of all regions of those of single ones; no row is looked at.
+
+    Args:
+        parts: one per region: files, or what `data_stats` gave.
+
+    Raises:
+        ConfigError: there are none, one cannot be read, or a region is in two of them.
+    """
+    loaded = [
+        part.statistics if isinstance(part, DataStatistics) else load_statistics(Path(part))
+        for part in parts
+    ]
+    return DataStatistics(merge_statistics(loaded))

@@ -1,4 +1,4 @@
-"""A run for other programs: `geo_ray.watch`, a live page, and `geo_ray.export_events`."""
+"""A run for other programs: `watch`, a live page, and `export_events`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from geo_ray.api.config import FilePath
-from geo_ray.api.queue_server import names_queue, place_of
+from geo_ray.api.queue import names_queue, place_of
 from geo_ray.api.status import directory_of, not_begun
 from geo_ray.base.clock import SystemClock
 from geo_ray.base.errors import GeoRayError

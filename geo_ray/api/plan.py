@@ -1,10 +1,9 @@
-"""`geo_ray.plan`, `geo_ray.replan` and `geo_ray.profile`."""
+"""`plan`, `replan` and `profile`."""
 
 from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.api.display import Table
+from geo_ray.api.display import OnEvent, RunWatch, ShowProgress, Table
 from geo_ray.api.run import Run
 from geo_ray.api.status import directory_of
-from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress
+from geo_ray.base.clock import command_began_unix_s
 from geo_ray.base.errors import ConfigError
 from geo_ray.base.files import save_text
 from geo_ray.base.load import load_tree, override_items
@@ -138,10 +137,10 @@ class PlanInputs:
 
     Attributes:
         prices: files of your prices; of several the later count more.
-        links: a link table of `geo_ray.probe`; default: the emulated links, or the profile's.
+        links: a link table of `probe`; default: the emulated links, or the profile's.
         profile: what `geo_ray.profile` measured; default: one of this model below ``run.dir``.
         extrapolate: go beyond what the profile has measured.
-        loss: what `geo_ray.profile_loss` measured; default: one of this task below ``run.dir``.
+        loss: what `profile_loss` measured; default: one of this task below ``run.dir``.
     """
 
     prices: Sequence[FilePath] = ()
@@ -293,7 +292,6 @@ def profile(
     on_event: OnEvent | None = None,
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
-    began_unix_s: float | None = None,
 ) -> ProfileResult:
     """Measure a job by short runs of itself on real actors, for `plan`.
 
@@ -305,13 +303,12 @@ def profile(
         on_event: given every event of every run.
         progress: say on standard error what is being done.
         base_dir: as for `geo_ray.train`.
-        began_unix_s: as for `geo_ray.train`.
 
     Raises:
         InterruptedRunError: by Ctrl-C; what was measured is kept.
         GeoRayError: whatever ends a run early.
     """
-    began_unix_s = time.time() if began_unix_s is None else began_unix_s
+    began_unix_s = command_began_unix_s()
     grid = grid or ProfileGrid()
     watch = RunWatch(progress, on_event)
     with own_threads_kept():

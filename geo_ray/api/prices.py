@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from geo_ray.api.config import FilePath
-from geo_ray.api.display import Table
-from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.base.errors import CloudError, ConfigError, PriceBookError, PriceUnknownError
 from geo_ray.base.files import write_atomic
 from geo_ray.base.tables import html_view

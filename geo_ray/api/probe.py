@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from geo_ray.api.config import Config, FilePath, Overrides, source_of
-from geo_ray.api.display import Table
-from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.base.errors import GeoRayError
 from geo_ray.base.load import load_tree, override_items
 from geo_ray.base.tables import html_view

@@ -1,4 +1,4 @@
-"""`geo_ray.training_program` and `geo_ray.price_program`: the training job as a program."""
+"""`training_program` and `price_program`: the training job as a program."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, so
 from geo_ray.api.plan import PlanInputs
 from geo_ray.api.plan import plan as plan_of
 from geo_ray.api.train import simulate, train
-from geo_ray.base.load import override_items, read_text
+from geo_ray.base.load import override_items
 from geo_ray.base.overrides import apply_overrides
-from geo_ray.base.yaml import parse_yaml
+from geo_ray.base.yaml import parse_yaml, read_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.prices.price_book import known_book
 from geo_ray.program.clock import here

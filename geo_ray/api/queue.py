@@ -1,21 +1,21 @@
-"""Jobs of a queue: `geo_ray.submit_job`, `cancel_job`, `move_job`, `queue_report`."""
+"""Jobs of a queue: `submit_job`, `cancel_job`, `move_job`, `queue_report`."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from geo_ray.api.auto import load_experiment
 from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.api.queue_server import place_of
 from geo_ray.base.errors import QueueDeniedError, QueueMissingError, QueueRequestError, from_code
-from geo_ray.base.load import override_items
+from geo_ray.base.load import load_tree, override_items, text_of
+from geo_ray.experiment.cluster import ExistingClusterConfig
 from geo_ray.scheduler.queue import inbox
 from geo_ray.scheduler.queue.config import QueueConfig as QueueConfig
-from geo_ray.scheduler.queue.inbox import key_of
+from geo_ray.scheduler.queue.inbox import key_of, new_token
 from geo_ray.scheduler.queue.job_spec import (
     AnyRequest,
     CancelRequest,
@@ -31,7 +31,8 @@ from geo_ray.scheduler.queue.journal import QueueJournal
 from geo_ray.scheduler.queue.page import queue_sections
 from geo_ray.scheduler.queue.page_reader import QueueLiveReader
 from geo_ray.scheduler.queue.report import QueueReport as QueueReport
-from geo_ray.scheduler.queue.state import QueueState, RequestAnswer
+from geo_ray.scheduler.queue.state import QueuePlace, QueueState, RequestAnswer
+from geo_ray.storage.uri import is_s3
 from geo_ray.telemetry.html_page import html_page, write_html
 
 _LOOK_S = 0.2
@@ -96,6 +97,7 @@ def submit_job(
         QueueMissingError: there is no queue.
     """
     # PyTorch takes seconds to import, and the other requests do without it.
+    from geo_ray.api.auto import load_experiment
     from geo_ray.scheduler.queue.job_config import config_tree, spec_of
 
     with own_threads_kept():
@@ -246,3 +248,103 @@ def _check_known(config: QueueConfig, user: QueueUser) -> None:
 def _raise_refused(answer: RequestAnswer) -> None:
     if answer.refused is not None:
         raise from_code(answer.code or "", answer.refused, None)
+
+
+_ADVICE = "docs/queue.md describes the file of a queue."
+
+
+def load_queue(config: FilePath | QueueConfig, overrides: Overrides = ()) -> QueueConfig:
+    """Read and check the configuration of a queue.
+
+    Raises:
+        ConfigError: naming every key that is wrong.
+    """
+    if isinstance(config, QueueConfig):
+        source = text_of(config, Path.cwd())
+        return load_tree(source, override_items(overrides), QueueConfig, _ADVICE)
+    return load_tree(Path(config), override_items(overrides), QueueConfig, _ADVICE)
+
+
+def start_queue(
+    config: FilePath | QueueConfig,
+    overrides: Overrides = (),
+    *,
+    address: str = "auto",
+    longest_s: float = 60.0,
+) -> str:
+    """Serve a queue from an actor of a cluster; return its folder.
+
+    The actor goes on when this process ends, and is started anew when it dies. May be repeated:
+    with another configuration, the queue goes on with that.
+
+    Args:
+        config: of the queue.
+        overrides: changes of single keys.
+        address: of the cluster's head.
+        longest_s: longest wait until it is served.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        ClusterError: there is no cluster, or it has no job server.
+        QueueError: it is not served in time.
+    """
+    from geo_ray.scheduler.queue.actor import serve_queue  # Ray takes seconds to import
+
+    queue = _absolute(load_queue(config, overrides))
+    place = QueuePlace.of(queue)
+    place.make()
+    serve_queue(queue, ExistingClusterConfig(address=address), longest_s)
+    return place.uri
+
+
+def stop_queue(
+    config: FilePath | QueueConfig, overrides: Overrides = (), *, address: str = "auto"
+) -> bool:
+    """Serve a queue no more; its jobs go on, and so does the queue once it is started again.
+
+    Args:
+        config: of the queue.
+        overrides: changes of single keys.
+        address: of the cluster's head.
+
+    Returns:
+        Whether anybody served it.
+    """
+    from geo_ray.scheduler.queue.actor import unserve_queue
+
+    queue = load_queue(config, overrides)
+    return unserve_queue(queue.name, ExistingClusterConfig(address=address))
+
+
+def new_queue_token() -> tuple[str, str]:
+    """Make a token for a tenant: the token, and the key for the queue's configuration."""
+    token = new_token()
+    return token, key_of(token)
+
+
+def place_of(queue: FilePath) -> QueuePlace:
+    """The place of a queue by its folder or its configuration."""
+    name = os.fspath(queue)
+    if not is_s3(name) and name.endswith((".yaml", ".yml")):
+        return QueuePlace.of(load_queue(name))
+    return QueuePlace.at(name)
+
+
+def names_queue(place: FilePath) -> bool:
+    """Whether a place is a queue's folder or configuration, and so no run."""
+    name = os.fspath(place)
+    if is_s3(name):
+        return QueuePlace.at(name).is_there()
+    return name.endswith((".yaml", ".yml")) or (
+        Path(name).is_dir() and QueuePlace.at(name).is_there()
+    )
+
+
+def _absolute(queue: QueueConfig) -> QueueConfig:
+    """Name directories in full: the actor works elsewhere."""
+    changes = {
+        key: str(Path(value).absolute())
+        for key, value in (("state", queue.state), ("runs", queue.runs))
+        if not is_s3(value)
+    }
+    return queue.model_copy(update=changes)

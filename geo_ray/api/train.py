@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,10 +15,11 @@ from typing import Final, TypeAlias
 
 from geo_ray.api.auto import load_experiment
 from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.display import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.api.run import Run, open_run
 from geo_ray.api.status import directory_of
-from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
+from geo_ray.base.clock import command_began_unix_s
 from geo_ray.base.errors import (
     ConfigError,
     GeoRayError,
@@ -27,18 +27,11 @@ from geo_ray.base.errors import (
     RunFinishedError,
     RunHeldError,
 )
-from geo_ray.base.load import (
-    ConfigSource,
-    dump_yaml,
-    load_tree,
-    override_items,
-    override_notes,
-    read_text,
-)
+from geo_ray.base.load import dump_yaml, load_tree, override_items, override_notes
 from geo_ray.base.model import expanded
 from geo_ray.base.output import terminal_outlived, ticking
 from geo_ray.base.overrides import apply_overrides
-from geo_ray.base.yaml import parse_yaml
+from geo_ray.base.yaml import ConfigSource, parse_yaml, read_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.recorded import RunConfig
 from geo_ray.planner.plan import Plan
@@ -330,7 +323,6 @@ def train(
     on_event: OnEvent | None = None,
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
-    began_unix_s: float | None = None,
     detach: bool = False,
 ) -> Run:
     """Train as a configuration says, on real actors, or go on with an earlier run.
@@ -355,7 +347,6 @@ def train(
         progress: True shows the run on standard error, "plain" does it in lines.
         base_dir: where relative paths in a mapping or an experiment start; default: the working
             directory. Those in a file start in its own directory.
-        began_unix_s: time of day from which the start-up counts; default: now.
         detach: return as soon as it trains; on a cluster with ``cluster: {kind: existing}``.
 
     Raises:
@@ -363,7 +354,7 @@ def train(
         ClusterError: this process is connected to another cluster than the run's.
         GeoRayError: whatever else ends the run early; the class says what.
     """
-    began_unix_s = time.time() if began_unix_s is None else began_unix_s
+    began_unix_s = command_began_unix_s()
     watch = RunWatch(progress, on_event)
     followed = None if plan is None else plan_to_follow(plan)
     changes = override_items(overrides)

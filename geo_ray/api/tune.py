@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from geo_ray.api.config import FilePath, Overrides, own_threads_kept
-from geo_ray.api.display import Table
-from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.base.errors import ConfigError, InterruptedRunError, TrialsFailedError
-from geo_ray.base.load import ConfigSource, load_tree, override_items, text_of
+from geo_ray.base.load import load_tree, override_items, text_of
 from geo_ray.base.output import ticking
 from geo_ray.base.tables import html_view
+from geo_ray.base.yaml import ConfigSource
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.build import check_device
 from geo_ray.sweep.result import (

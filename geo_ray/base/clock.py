@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from contextvars import ContextVar
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -65,3 +66,13 @@ class VirtualClock:
         if when_s < self._now_s:
             raise ValueError(f"virtual time would go back from {self._now_s} to {when_s}")
         self._now_s = when_s
+
+
+COMMAND_BEGAN_UNIX_S: Final = ContextVar[float | None]("command_began_unix_s", default=None)
+"""Time of day at which the command line that runs began; None in a program that has no command."""
+
+
+def command_began_unix_s() -> float:
+    """Time of day from which the start-up of a run counts: the command's beginning, or now."""
+    began = COMMAND_BEGAN_UNIX_S.get()
+    return time.time() if began is None else min(began, time.time())

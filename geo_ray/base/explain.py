@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
 from pydantic import AwareDatetime, BaseModel, TypeAdapter, ValidationError
@@ -419,7 +420,7 @@ def _nearest_key(path: KeyPath, word: str, valid: Sequence[str], root: type[Base
 
 def _near_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str | None:
     """The key that was probably meant: of this section, or with its path one of another."""
-    paths = [path for path, _ in every_field(root)]
+    paths = _paths(root)
     whole = [path for path in paths if "." in path and _bare(path) == _bare(word)]
     if whole:  # a path whose dots were forgotten
         return _as_set(min(whole, key=len))
@@ -432,9 +433,14 @@ def _near_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str | N
     return None if nearest_other is None else _as_set(nearest_other)
 
 
+@lru_cache(maxsize=32)
+def _paths(root: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(path for path, _ in every_field(root))
+
+
 def _of_kind(key: str, root: type[BaseModel]) -> str:
     """The kind of section that alone has a key, in words; an empty text if several have it."""
-    paths = [path for path, _ in every_field(root) if _as_set(path) == key]
+    paths = [path for path in _paths(root) if _as_set(path) == key]
     kinds = re.findall(r"\(kind=([^),]*)\)", paths[0]) if len(paths) == 1 else []
     return f", a key of {kinds[-1]} alone" if kinds else ""
 

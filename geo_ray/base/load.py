@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,28 +18,15 @@ from geo_ray.base.errors import ConfigError, GeoRayError, RunDirectoryError
 from geo_ray.base.explain import dotted, explain, keys_in
 from geo_ray.base.overrides import apply_overrides, kept_keys
 from geo_ray.base.user_section import context
-from geo_ray.base.yaml import KeyPath, YamlTree, parse_yaml, write_yaml
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigText:
-    """A configuration that lies in no file; read like one.
-
-    Attributes:
-        text: YAML.
-        parent: where relative paths in it start.
-        name: what messages call it.
-    """
-
-    text: str
-    parent: Path
-    name: str = "the configuration given"
-
-    def __str__(self) -> str:
-        return self.name
-
-
-ConfigSource: TypeAlias = Path | ConfigText
+from geo_ray.base.yaml import (
+    ConfigSource,
+    ConfigText,
+    KeyPath,
+    YamlTree,
+    parse_yaml,
+    read_text,
+    write_yaml,
+)
 
 
 def text_of(tree: Mapping[str, Any] | BaseModel, base_dir: Path) -> ConfigText:
@@ -102,23 +88,8 @@ def _plain(value: object) -> Any:
     raise TypeError(f"{value!r} ({type(value).__name__}) is no plain value")
 
 
-__all__ = [
-    "MAX_FILE_BYTES",
-    "changes",
-    "checked",
-    "diff",
-    "digest",
-    "dump_yaml",
-    "json_schema",
-    "load_text",
-    "load_tree",
-    "override_notes",
-    "read_text",
-]
-
 T = TypeVar("T", bound=BaseModel)
 
-MAX_FILE_BYTES = 1_000_000
 _MOST_SECTIONS = 3
 _ABSENT = object()
 
@@ -136,7 +107,7 @@ def load_tree(
     """Read a configuration file.
 
     Args:
-        path: a YAML file of at most `MAX_FILE_BYTES`, or what `source.text_of` made.
+        path: a YAML file, or what `text_of` made.
         overrides: ``key.key=value`` each, applied in order (see `apply_overrides`).
         root: the class of the whole tree.
         advice: where its keys are described; None if `geo-ray config schema` does.
@@ -154,30 +125,6 @@ def load_tree(
         to_look_at=to_look_at,
     )
     return load_text(read_text(path), overrides, root, str(path), advice, where)
-
-
-def read_text(path: ConfigSource) -> str:
-    """The text of a configuration.
-
-    Raises:
-        ConfigError: it cannot be read, or is larger than `MAX_FILE_BYTES`.
-    """
-    if isinstance(path, ConfigText):
-        return path.text
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        fix = "Save the file as UTF-8."
-        raise ConfigError(f"{path}: not UTF-8 text: {error}", fix=fix) from None
-    except (OSError, ValueError) as error:
-        fix = "Name a YAML file that exists and can be read."
-        raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from None
-    if len(data) > MAX_FILE_BYTES:
-        fix = "Name a configuration; data and tables have files of their own."
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes", fix=fix)
-    return text
 
 
 def load_text(

@@ -11,6 +11,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -178,8 +179,9 @@ def item_places(place: Place) -> tuple[str, list[Place]]:
     return "", []
 
 
-def model_tags(model: type[BaseModel]) -> dict[str, str]:
-    """Return the fields that may hold one word only, such as ``{"kind": "diloco"}``."""
+@lru_cache(maxsize=1024)
+def model_tags(model: type[BaseModel]) -> Mapping[str, str]:
+    """Return the fields that may hold one word only, such as ``{"kind": "diloco"}``; read only."""
     found = {name: Place.of(info).words for name, info in model.model_fields.items()}
     return {
         name: words[0]

@@ -139,7 +139,8 @@ class OwnLoader:
 
     Attributes:
         wanted: strategy or codec.
-        protocol: what the class must have: every public member of it.
+        protocol: what the class must have: every public member of it. A class that derives from
+            it, where it is no `typing.Protocol` but a base class.
         look: gives an object's name and its traits.
         traits_class: of these.
         taken: names that the library's own classes have.
@@ -205,10 +206,12 @@ class OwnLoader:
         """
         name = f"{self.wanted.what} {use}"
         kind = find_class(use, base_dir, self.wanted)
-        if not issubclass(kind, StrictModel):
+        base = self.protocol if issubclass(self.protocol, StrictModel) else StrictModel
+        if not issubclass(kind, base):
             raise ConfigError(
                 f"{name} is no class of options",
-                fix="Derive it from geo_ray.base.model.StrictModel; its fields are its options.",
+                fix=f"Derive it from {base.__module__}.{base.__name__}; its fields are its "
+                "options.",
             )
         where = use.rpartition(":")[0]
         if not where.endswith(".py") and kind.__module__ != where:
@@ -217,8 +220,9 @@ class OwnLoader:
                 fix=f"Write use: {kind.__module__}:{kind.__name__}.",
             )
         members = dict(inspect.getmembers_static(kind)) | kind.model_fields
-        asked = {k: v for k, v in vars(self.protocol).items() if not k.startswith("_")}
-        missing = [key for key in asked if key not in members]
+        asked = {k: v for k, v in vars(self.protocol).items() if k in self._members}
+        missing = [key for key in self._members if key not in members]
+        missing += sorted(kind.__abstractmethods__)
         if missing:
             raise ConfigError(
                 f"{name} lacks {', '.join(missing)}",
@@ -238,9 +242,15 @@ class OwnLoader:
         members = dict(inspect.getmembers_static(kind))
         return {
             key: _blaming(members[key], f"{self.wanted.what} {use}: {key}", path)
-            for key in vars(self.protocol)
-            if not key.startswith("_") and inspect.isfunction(members.get(key))
+            for key in self._members
+            if inspect.isfunction(members.get(key))
         }
+
+    @property
+    def _members(self) -> list[str]:
+        """The public members that the class must have: its methods and properties."""
+        inherited = vars(StrictModel) if issubclass(self.protocol, StrictModel) else {}
+        return [k for k in vars(self.protocol) if not k.startswith("_") and k not in inherited]
 
     def _check_object(self, found: StrictModel, kind: type, use: str) -> None:
         try:

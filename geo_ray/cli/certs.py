@@ -42,9 +42,9 @@ def _directory(named: Path | None, directory: Path | None) -> Path:
 @click.option("--force", is_flag=True, help="Replace a CA; every region needs a new certificate.")
 def init(named: Path | None, directory: Path | None, days: float, force: bool) -> None:
     """Make the deployment's CA in DIR. Keep DIR/ca.key to yourself."""
-    import geo_ray
+    from geo_ray.api.certs import init_certs
 
-    made = geo_ray.init_certs(_directory(named, directory), days=days, force=force)
+    made = init_certs(_directory(named, directory), days=days, force=force)
     click.echo(f"CA: {made}, its key: {made.with_suffix('.key')}")
 
 
@@ -66,10 +66,10 @@ def issue(
     force: bool,
 ) -> None:
     """Make key and certificate of REGION."""
-    import geo_ray
+    from geo_ray.api.certs import issue_cert
 
     home = _directory(named, directory)
-    made = geo_ray.issue_cert(home, region, days=days, hosts=hosts, force=force)
+    made = issue_cert(home, region, days=days, hosts=hosts, force=force)
     click.echo(f"{region}: copy {made} to the host of the region's bridge")
 
 
@@ -86,9 +86,10 @@ def show(named: Path | None, directory: Path | None, as_json: bool) -> None:
     from rich.text import Text
 
     import geo_ray
+    import geo_ray.api.certs
     from geo_ray.base.tables import FittedTable
 
-    found = geo_ray.certs(_directory(named, directory))
+    found = geo_ray.api.certs.certs(_directory(named, directory))
     if as_json:
         say_json(json.dumps(found.table().to_pylist(), indent=2))
         _end(found)
@@ -123,7 +124,7 @@ def _end(found: CertificateList) -> None:
 @click.option("--ca", is_flag=True, help="The CA itself; certificates that it issued stay valid.")
 def renew(regions: tuple[str, ...], directory: Path | None, days: float | None, ca: bool) -> None:
     """Give certificates new dates; without REGION those of all regions. Keys stay."""
-    import geo_ray
+    from geo_ray.api.certs import renew_ca, renew_certs
 
     if directory is None:
         if not regions or not Path(regions[-1]).is_dir():
@@ -133,10 +134,10 @@ def renew(regions: tuple[str, ...], directory: Path | None, days: float | None, 
     if ca and regions:
         raise click.UsageError("--ca renews the CA; leave the regions away")
     if ca:
-        names = geo_ray.renew_ca(directory, days=days or 3650)
+        names = renew_ca(directory, days=days or 3650)
         say(f"CA renewed; copy ca.pem to the bridge hosts of: {', '.join(names) or '-'}")
         return
-    for region, path in geo_ray.renew_certs(directory, regions, days=days or 365).items():
+    for region, path in renew_certs(directory, regions, days=days or 365).items():
         say(f"{region}: copy {path} to the host of the region's bridge")
 
 
@@ -150,9 +151,9 @@ def revoke(region: str, named: Path | None, directory: Path | None) -> None:
     None of its certificates counts any more. Bridges see it when the list that is named here has
     been copied to their hosts; docs/operations.md has the steps.
     """
-    import geo_ray
+    from geo_ray.api.certs import revoke_cert
 
-    for path in geo_ray.revoke_cert(_directory(named, directory), region):
+    for path in revoke_cert(_directory(named, directory), region):
         say(f"copy {path} to the host of the bridge of {path.parent.name}")
 
 
@@ -166,10 +167,10 @@ def rotate(named: Path | None, directory: Path | None, days: float, finish: bool
 
     Both count until --finish; renew all regions between.
     """
-    import geo_ray
+    from geo_ray.api.certs import rotate_ca
 
     home = _directory(named, directory)
-    names = geo_ray.rotate_ca(home, days=days, finish=finish)
+    names = rotate_ca(home, days=days, finish=finish)
     say(f"copy ca.pem and crl.pem to the bridge hosts of: {', '.join(names) or '-'}")
     if not finish:
         where = f"--dir {shlex.quote(str(home))}"

@@ -23,12 +23,13 @@ def check(name: str, options: tuple[str, ...]) -> None:
     """
     loading("torch", "geo_ray.api.check")
     import geo_ray
+    import geo_ray.api.check
     from geo_ray.base.overrides import CALLED
 
     called = CALLED.set("--option")
     try:
         with telling(f"checking {name}"):
-            found = geo_ray.check(name, options)
+            found = geo_ray.api.check.check(name, options)
     finally:
         CALLED.reset(called)
     for finding in found.findings:

@@ -45,12 +45,13 @@ def schema(key: str | None, as_json: bool) -> None:
     """
     loading()
     import geo_ray
+    from geo_ray.api.config import config_schema
     from geo_ray.base.describe import describe, describe_key
 
     if as_json:
         if key is not None:
             raise click.UsageError("--json prints the whole schema: leave KEY out")
-        say_json(json.dumps(geo_ray.config_schema(), indent=2))
+        say_json(json.dumps(config_schema(), indent=2))
     else:
         root = geo_ray.Experiment
         click.echo(describe(root) if key is None else describe_key(root, key))

@@ -22,8 +22,9 @@ from geo_ray.cli.paths import loading
 from geo_ray.cli.say import say
 
 if TYPE_CHECKING:
-    from geo_ray import DataSurvey, ReadOptions
+    from geo_ray.api.data import DataSurvey
     from geo_ray.data.files.find import LeftOut
+    from geo_ray.data.files.options import ReadOptions
     from geo_ray.data.manifest import DataShard, Manifest
     from geo_ray.data.prepare.preparer import Counts
     from geo_ray.data.prepare.statistics import Statistics
@@ -94,8 +95,7 @@ def read_options(verb: Callable[..., None]) -> Callable[..., None]:
         strict: bool,
         **others: Any,
     ) -> None:
-        from geo_ray import ReadOptions
-        from geo_ray.data.files.options import CHARACTERS, DEFAULT_NULLS
+        from geo_ray.data.files.options import CHARACTERS, DEFAULT_NULLS, ReadOptions
 
         names = tuple(name.strip() for name in header.split(",")) if header is not None else ()
         read = ReadOptions(
@@ -124,7 +124,7 @@ def names_of(text: str | None) -> tuple[str, ...]:
 
 def is_default(read: ReadOptions) -> bool:
     """Whether no option of reading was given."""
-    from geo_ray import ReadOptions as Options
+    from geo_ray.data.files.options import ReadOptions as Options
 
     return read == Options()
 
@@ -264,14 +264,12 @@ def inspect(
     Their types, missing values, and usual treatments.
     """
     loading("pyarrow" if use is None else "torch")
-    import geo_ray
+    from geo_ray.api.data import inspect_data
 
     if draft_file is not None and use is None:
         raise click.UsageError("--draft needs --task, whose columns are to be made")
     task = None if use is None else named_task(use, options)
-    found = geo_ray.inspect_data(
-        source, read, task=task, draft=draft_file, force=force, progress=True
-    )
+    found = inspect_data(source, read, task=task, draft=draft_file, force=force, progress=True)
     _show_survey(found)
     if found.wanted:
         wanted = ", ".join(f"{name}: {kind}" for name, kind in found.wanted.items())
@@ -478,6 +476,7 @@ def shard(
     """
     loading()
     import geo_ray
+    from geo_ray.api.data import SourceFiles
     from geo_ray.data.prepare.saved_preparation import label_words
 
     names = [name.strip() for name in regions.split(",") if name.strip()]
@@ -492,7 +491,7 @@ def shard(
         _refuse_without_input(heldout, prepare_file, read)
     else:
         part = 0.1 if heldout is None else heldout
-        files = geo_ray.SourceFiles(source, read, prepare_file, stats_file, part)
+        files = SourceFiles(source, read, prepare_file, stats_file, part)
     made = geo_ray.shard_data(
         named_task(use, options),
         {name: own.get(name, out) for name in names} if own else names,
@@ -626,12 +625,12 @@ def stats(
     Counts, means, deviations; no rows.
     """
     loading("pyarrow")
-    import geo_ray
+    from geo_ray.api.data import WantedStatistics, data_stats
 
-    wanted = geo_ray.WantedStatistics(
+    wanted = WantedStatistics(
         prepare_file, names_of(columns), names_of(values), at_least, extremes=not no_extremes
     )
-    found = geo_ray.data_stats(source, region, wanted, read=read, progress=True)
+    found = data_stats(source, region, wanted, read=read, progress=True)
     found.save(out)
     for line in left_out_lines(found.left_out, MOST_LEFT_OUT):
         say(line, err=True)
@@ -648,9 +647,9 @@ def merge_stats(files: tuple[Path, ...], out: Path) -> None:
     `geo-ray data stats` wrote them, one per region.
     """
     loading("pyarrow")
-    import geo_ray
+    from geo_ray.api.data import merge_data_stats
 
-    merged = geo_ray.merge_data_stats(files)
+    merged = merge_data_stats(files)
     merged.save(out)
     _show_statistics(merged.statistics)
     click.echo(f"Statistics: {out}")
@@ -704,11 +703,11 @@ def check(manifest_uri: str, region: str | None) -> None:
 
     Its size, hash, schema and rows.
     """
-    loading()
-    import geo_ray
+    loading("pyarrow")
+    from geo_ray.api.data import check_data
     from geo_ray.data.prepare.saved_preparation import label_words
 
-    found = geo_ray.check_data(manifest_uri, region, progress=True)
+    found = check_data(manifest_uri, region, progress=True)
     bad = frozenset(verdict.shard.path for verdict in found.bad)
     print_table(found.manifest, label_words(manifest_uri), region, bad)
     for verdict in found.bad:
@@ -727,9 +726,9 @@ def merge(manifests: tuple[str, ...], out: str) -> None:
 
     They were written apart, each in its own region.
     """
-    loading()
-    import geo_ray
+    loading("pyarrow")
+    from geo_ray.api.data import merge_data
     from geo_ray.data.prepare.saved_preparation import label_words
 
-    print_table(geo_ray.merge_data(manifests, out).manifest, label_words(out))
+    print_table(merge_data(manifests, out).manifest, label_words(out))
     click.echo(f"Manifest: {out}")

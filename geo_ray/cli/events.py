@@ -23,7 +23,7 @@ def events(run_dir: RunRef, to: tuple[str, ...]) -> None:
 
     While a run goes on, `observe.export` in its configuration does the same.
     """
-    import geo_ray
+    from geo_ray.api.live import export_events
 
-    count = geo_ray.export_events(run_dir, to)
+    count = export_events(run_dir, to)
     click.echo(f"handed on {count:,} events")

@@ -20,9 +20,9 @@ import click
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 def init(directory: Path, starter: str, force: bool) -> None:
     """Write a project into DIRECTORY: configuration, task, README; it runs as it is."""
-    import geo_ray
+    from geo_ray.api.config import init_project
 
-    files = geo_ray.init_project(directory, starter, force=force)
+    files = init_project(directory, starter, force=force)
     for path in files:
         click.echo(f"written  {path}")
     config = next(path for path in sorted(files, reverse=True) if path.suffix == ".yaml")

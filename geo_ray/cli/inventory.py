@@ -27,8 +27,9 @@ def inventory(source: Path, as_json: bool) -> None:
     """
     loading()
     import geo_ray
+    import geo_ray.api.clusters
 
-    found = geo_ray.inventory(source)
+    found = geo_ray.api.clusters.inventory(source)
     if as_json:
         say_json(found.stack.model_dump_json(indent=2))
     else:

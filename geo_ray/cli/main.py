@@ -9,90 +9,95 @@ import os
 import sys
 import time
 from contextlib import nullcontext, suppress
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import click
 
+from geo_ray.base.clock import COMMAND_BEGAN_UNIX_S
 from geo_ray.base.errors import GeoRayError, InterruptedRunError
 from geo_ray.base.output import terminal_outlived
 from geo_ray.base.text import nearest_word, printable
 from geo_ray.base.version import __version__
 
-BEGAN_UNIX_S = time.time()
+_BEGAN_UNIX_S = time.time()
 """When the user's command began, as near as Python can tell."""
 
-_VERBS = {
-    "init": ("geo_ray.cli.init", "init"),
-    "train": ("geo_ray.cli.train", "train"),
-    "simulate": ("geo_ray.cli.simulate", "simulate"),
-    "compare": ("geo_ray.cli.compare", "compare"),
-    "tune": ("geo_ray.cli.tune", "tune"),
-    "program": ("geo_ray.cli.program", "program"),
-    "profile": ("geo_ray.cli.profile", "profile"),
-    "plan": ("geo_ray.cli.plan", "plan"),
-    "inventory": ("geo_ray.cli.inventory", "inventory"),
-    "config": ("geo_ray.cli.config", "config"),
-    "check": ("geo_ray.cli.check", "check"),
-    "data": ("geo_ray.cli.data", "data"),
-    "probe": ("geo_ray.cli.probe", "probe"),
-    "certs": ("geo_ray.cli.certs", "certs"),
-    "checkpoints": ("geo_ray.cli.checkpoints", "checkpoints"),
-    "stop": ("geo_ray.cli.stop", "stop"),
-    "members": ("geo_ray.cli.members", "members"),
-    "status": ("geo_ray.cli.status", "status"),
-    "watch": ("geo_ray.cli.watch", "watch"),
-    "events": ("geo_ray.cli.events", "events"),
-    "dashboards": ("geo_ray.cli.dashboards", "dashboards"),
-    "report": ("geo_ray.cli.report", "report"),
-    "export": ("geo_ray.cli.export", "export"),
-    "schedule": ("geo_ray.cli.schedule", "schedule"),
-    "queue": ("geo_ray.cli.queue", "queue"),
-    "prices": ("geo_ray.cli.prices", "prices"),
-    "lab": ("geo_ray.cli.lab", "lab"),
-    "up": ("geo_ray.cli.up", "up"),
-    "down": ("geo_ray.cli.down", "down"),
+_COMMANDS: Final = {
+    "init": "Write a project into DIRECTORY that runs as it is.",
+    "train": "Train as CONFIG says, or go on with a run.",
+    "simulate": "Train as CONFIG says, on emulated links and a virtual clock.",
+    "compare": "Run CONFIG's workload with several strategies.",
+    "tune": "Search for the values with which a job is soonest or cheapest.",
+    "program": "Draw, price, simulate or run a job that is written as a program.",
+    "profile": "Measure the job of CONFIG, for `geo-ray plan`.",
+    "plan": "Choose machines and more for CONFIG, by time and money.",
+    "inventory": "Show what could be rented, as Terraform's outputs have it.",
+    "config": "Show a configuration or its keys.",
+    "check": "Check a strategy, a codec or a task of your own.",
+    "data": "Write and check training data, a shard set per region.",
+    "probe": "Measure goodput, round trips and loss of links.",
+    "certs": "Make the certificates by which regions know each other.",
+    "checkpoints": "List the checkpoints of RUN.",
+    "stop": "Save RUN, wherever it goes on, and stop it.",
+    "members": "Show the regions that take part in RUN, or change which do.",
+    "status": "Say how RUN or CLUSTER stands.",
+    "watch": "Show RUN, or a QUEUE, as it goes, on a page or in the terminal.",
+    "events": "Hand the events of RUN to other programs.",
+    "dashboards": "Write files for Grafana and Prometheus into DIR.",
+    "report": "Write one HTML page about RUN and print its path.",
+    "export": "Write the model of RUN as a file of its own.",
+    "schedule": "Replay a trace of jobs under several policies.",
+    "queue": "Jobs on a shared cluster, in a queue.",
+    "prices": "Show the known prices, or ask a cloud for its present ones.",
+    "lab": "Run regions as network namespaces joined by emulated links.",
+    "up": "Make the cluster of CONFIG.",
+    "down": "End CLUSTER, and all that it has rented.",
 }
+"""Every command with the line that `geo-ray --help` shows; the module `geo_ray.cli.NAME` has it."""
+
+_OUTLIVING = frozenset(("train", "simulate", "compare", "tune", "program", "profile", "up", "down"))
+"""Commands that continue when the terminal closes: they do more than show something."""
 
 
-_VERBS_THAT_OUTLIVE = frozenset(
-    ("train", "simulate", "compare", "tune", "program", "profile", "up", "down")
-)
-"""Verbs that do something beside showing it: they go on if nobody reads what they show."""
-
-
-class _Verbs(click.Group):
-    """Imports a verb only when it is asked for, so that `--help` does not wait for PyTorch."""
+class _Commands(click.Group):
+    """Imports a command when it is called; `--help` imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_VERBS)
+        return list(_COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _VERBS:
+        if cmd_name not in _COMMANDS:
             return None
-        module, name = _VERBS[cmd_name]
-        command = getattr(importlib.import_module(module), name)
+        command = getattr(importlib.import_module(f"geo_ray.cli.{cmd_name}"), cmd_name)
         return command if isinstance(command, click.Command) else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, which does not know the verbs that are not imported yet."""
-        verb = args[0]
-        near = nearest_word(verb, _VERBS)
-        if near is not None and verb not in _VERBS and not ctx.resilient_parsing:
-            ctx.fail(f"there is no verb '{verb}'; did you mean {near}?")
+        """Resolve as click does, but suggest a name that is near to an unknown one."""
+        command = args[0]
+        near = nearest_word(command, _COMMANDS)
+        if near is not None and command not in _COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command '{command}'; did you mean {near}?")
         return super().resolve_command(ctx, args)
 
 
-@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="geo-ray")
 @click.pass_context
 def root(context: click.Context) -> None:
     """Train one PyTorch model on data that must stay in several cloud regions."""
     from geo_ray.base.overrides import CALLED
 
-    called = CALLED.set("--set")
-    context.call_on_close(lambda: CALLED.reset(called))
+    called, began = CALLED.set("--set"), COMMAND_BEGAN_UNIX_S.set(_BEGAN_UNIX_S)
+    context.call_on_close(partial(CALLED.reset, called))
+    context.call_on_close(partial(COMMAND_BEGAN_UNIX_S.reset, began))
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -133,7 +138,7 @@ class _QuickExit:
 
 
 def _outliving(given: list[str]) -> Any:
-    outlives = terminal_outlived() if _VERBS_THAT_OUTLIVE.intersection(given[:1]) else nullcontext()
+    outlives = terminal_outlived() if _OUTLIVING.intersection(given[:1]) else nullcontext()
     with outlives:
         return _main(given)
 

@@ -42,6 +42,7 @@ def members(
     from rich.console import Console
 
     import geo_ray
+    from geo_ray.api.status import change_members
     from geo_ray.base.errors import ConfigError
     from geo_ray.base.tables import FittedTable
 
@@ -50,7 +51,7 @@ def members(
             f"{verb}: no region is named", fix=f"Say `geo-ray members RUN {verb} REGION`."
         )
     if verb is not None and region is not None:
-        answer = geo_ray.change_members(run_dir, verb, region, wait_s=0.0 if no_wait else wait_s)
+        answer = change_members(run_dir, verb, region, wait_s=0.0 if no_wait else wait_s)
         said = "begun" if answer == "begun" else "asked"
         waited = "" if no_wait or answer == "begun" else ", not answered yet"
         click.echo(

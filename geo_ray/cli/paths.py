@@ -210,9 +210,8 @@ def check_plan_section(path: Path, overrides: Sequence[str]) -> None:
 
 
 def _keys_of(path: Path, overrides: Sequence[str]) -> dict[str, JSONValue]:
-    from geo_ray.base.load import read_text
     from geo_ray.base.overrides import apply_overrides
-    from geo_ray.base.yaml import parse_yaml
+    from geo_ray.base.yaml import parse_yaml, read_text
 
     tree = parse_yaml(read_text(path), str(path))
     if not isinstance(tree.value, dict):

@@ -222,13 +222,14 @@ def plan(
     from rich.console import Console
 
     import geo_ray
+    from geo_ray.api.plan import PlanInputs, replan
     from geo_ray.telemetry.html_page import write_plan_page
 
     progress = partial(click.echo, err=True)
-    inputs = geo_ray.PlanInputs(prices, links, profile_file, extrapolate, loss_file)
+    inputs = PlanInputs(prices, links, profile_file, extrapolate, loss_file)
     if run_dir is not None:
         with ticking("planning", progress):
-            decision = geo_ray.replan(run_dir, config, overrides, inputs=inputs, age_h=age_h)
+            decision = replan(run_dir, config, overrides, inputs=inputs, age_h=age_h)
         if as_json:
             say_json(decision.plan.model_dump_json(indent=2))
         else:

@@ -112,9 +112,10 @@ def show(
     Those of your own files, and those that came with this release.
     """
     import geo_ray
+    import geo_ray.api.prices
     from geo_ray.prices.price_book import dump_book
 
-    found = geo_ray.prices(files, cloud=cloud, region=region, machine=type_, stale=stale)
+    found = geo_ray.api.prices.prices(files, cloud=cloud, region=region, machine=type_, stale=stale)
     if as_json:
         say_json(dump_book(found.book).decode(), nl=False)
     elif found.book.records:
@@ -163,9 +164,9 @@ def refresh(
     What cannot be read keeps its old price. Credentials come from where the cloud's own tools take
     them; reading prices costs nothing and starts nothing.
     """
-    import geo_ray
+    from geo_ray.api.prices import refresh_prices
 
-    done = geo_ray.refresh_prices(
+    done = refresh_prices(
         cloud,
         regions=_split(regions),
         types=_split(types),

@@ -18,7 +18,8 @@ from geo_ray.cli.say import say
 from geo_ray.transport.links import LinkRecord
 
 if TYPE_CHECKING:
-    from geo_ray import ProbeAddress, ProbeResult, ProbeSide
+    from geo_ray.api.probe import ProbeResult
+    from geo_ray.transport.probe.hosts import ProbeAddress, ProbeSide
 
 
 def print_links(records: Iterable[LinkRecord]) -> None:
@@ -122,17 +123,21 @@ def probe(
     """
     loading("torch", "ray", "geo_ray.api.probe")
     import geo_ray
+    import geo_ray.api.probe
+    from geo_ray.api.probe import probe_host, serve_probes
+    from geo_ray.transport.probe.hosts import ProbeSide
+    from geo_ray.transport.probe.plan import ProbePlan
 
     if listen == (target is not None):
         raise click.UsageError("give a TARGET, or --listen")
-    how = geo_ray.ProbePlan(
+    how = ProbePlan(
         duration_s=duration_s,
         timeout_s=timeout_s,
-        udp_s=0.0 if no_udp else geo_ray.ProbePlan().udp_s,
+        udp_s=0.0 if no_udp else ProbePlan().udp_s,
     )
-    side = geo_ray.ProbeSide(region, certs, peer)
+    side = ProbeSide(region, certs, peer)
     if target is None:
-        geo_ray.serve_probes(
+        serve_probes(
             bind,
             side,
             once=once,
@@ -140,12 +145,14 @@ def probe(
             on_served=lambda count: click.echo(f"served {count}"),
         )
     elif Path(target).suffix in _CONFIGS:
-        found = geo_ray.probe(target, overrides, how=how, disjoint=disjoint, progress=True)
+        found = geo_ray.api.probe.probe(
+            target, overrides, how=how, disjoint=disjoint, progress=True
+        )
         for (src, dst), error in found.failures.items():
             click.secho(printable(f"{src} -> {dst} was not measured: {error}"), fg="red", err=True)
         _keep(found, out)
     else:
-        _keep(geo_ray.probe_host(target, _with_key(side), how=how, progress=True), out)
+        _keep(probe_host(target, _with_key(side), how=how, progress=True), out)
 
 
 def _tell_other_end(at: ProbeAddress, side: ProbeSide) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -13,8 +13,10 @@ from geo_ray.base.tables import FittedTable
 from geo_ray.base.text import bytes_text
 from geo_ray.cli.paths import config_file, loading
 from geo_ray.cli.say import say, say_json
-from geo_ray.planner.loss import AssumedLoss, LossProfile, differences
 from geo_ray.planner.profile import Profile, fit_steps
+
+if TYPE_CHECKING:
+    from geo_ray.planner.loss import LossProfile
 
 
 def steps_table(profile: Profile) -> FittedTable:
@@ -59,6 +61,8 @@ def exchanges_table(profile: Profile) -> FittedTable:
 
 def loss_table(profile: LossProfile) -> FittedTable:
     """What each interval and codec costs: mean, what plans count, and what they would assume."""
+    from geo_ray.planner.loss import AssumedLoss, differences
+
     table = FittedTable(box=SIMPLE_HEAD)
     table.add_column("every", justify="right")
     for heading in ("codec", "against"):
@@ -146,12 +150,12 @@ def profile(
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.cli import main as entry
+    from geo_ray.api.plan import ProfileGrid
 
     result = geo_ray.profile(
         config,
         overrides,
-        grid=geo_ray.ProfileGrid(
+        grid=ProfileGrid(
             workers=_numbers("workers", workers),
             batch_sizes=_numbers("batch-sizes", batch_sizes),
             codecs=_codecs(codecs),
@@ -162,7 +166,6 @@ def profile(
         ),
         out=out,
         progress=True,
-        began_unix_s=min(entry.BEGAN_UNIX_S, time.time()),
     )
     found = result.profile
     if as_json:
@@ -186,11 +189,11 @@ def _measure_loss(
 ) -> None:
     from rich.console import Console
 
-    import geo_ray
+    from geo_ray.api.compare import LossGrid, profile_loss
 
     intervals, codecs = lists
     steps, seeds, jobs = numbers
-    grid = geo_ray.LossGrid(
+    grid = LossGrid(
         intervals=_numbers("intervals", intervals) or None,
         codecs=_codecs(codecs),
         steps=steps or 200,
@@ -198,7 +201,7 @@ def _measure_loss(
         jobs=jobs,
         fresh=fresh,
     )
-    result = geo_ray.profile_loss(config, overrides, grid=grid, out=out, progress=True)
+    result = profile_loss(config, overrides, grid=grid, out=out, progress=True)
     if as_json:
         say_json(result.profile.model_dump_json(indent=2))
         return

@@ -186,11 +186,11 @@ def queue() -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG from the cluster, until `geo-ray queue stop`."""
-    loading("torch", "ray", "geo_ray.api.queue_server")
+    loading("torch", "ray", "geo_ray.api.queue")
     click.echo(f"reading {config}, and asking the cluster", err=True)
-    import geo_ray
+    from geo_ray.api.queue import start_queue
 
-    place = geo_ray.start_queue(config, overrides, address=address)
+    place = start_queue(config, overrides, address=address)
     click.echo(f"served   {place}")
     click.echo(f"next     geo-ray queue submit {place} CONFIG, and geo-ray watch {place}", err=True)
 
@@ -201,20 +201,20 @@ def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
 @click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
 def stop(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG no more. Its jobs go on."""
-    loading("torch", "ray", "geo_ray.api.queue_server")
+    loading("torch", "ray", "geo_ray.api.queue")
     click.echo(f"reading {config}, and asking the cluster", err=True)
-    import geo_ray
+    from geo_ray.api.queue import stop_queue
 
-    was = geo_ray.stop_queue(config, overrides, address=address)
+    was = stop_queue(config, overrides, address=address)
     click.echo("not served any more; jobs that run go on" if was else "nobody serves it")
 
 
 @queue.command("token")
 def token() -> None:
     """Make a token for a tenant, and the key for the queue's configuration."""
-    import geo_ray
+    from geo_ray.api.queue import new_queue_token
 
-    secret, key = geo_ray.new_queue_token()
+    secret, key = new_queue_token()
     click.echo(f"token    {secret}")
     click.echo(f"key      {key}")
     click.echo("The token is the tenant's secret; the key goes into tenants.NAME.key.", err=True)
@@ -259,10 +259,10 @@ def submit(
     loading("torch", "geo_ray.api.queue")
     user = _user(tenant, token_file)
     click.echo(f"reading {config}, and asking {queue}", err=True)
-    import geo_ray
+    from geo_ray.api.queue import submit_job
     from geo_ray.scheduler.queue.job_spec import JobHints, JobWorth
 
-    answer = geo_ray.submit_job(
+    answer = submit_job(
         queue,
         config,
         overrides,
@@ -284,11 +284,11 @@ def submit(
 def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) -> None:
     """Show the jobs of QUEUE: who runs, who waits, and why."""
     click.echo(f"reading {queue}", err=True)
-    import geo_ray
+    from geo_ray.api.queue import queue_report, save_queue_page
 
-    report = geo_ray.queue_report(queue)
+    report = queue_report(queue)
     if page is not None:
-        click.echo(f"page     {geo_ray.save_queue_page(queue, page)}", err=True)
+        click.echo(f"page     {save_queue_page(queue, page)}", err=True)
     if as_json:
         say_json(report.model_dump_json(indent=2))
         return
@@ -304,10 +304,10 @@ def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) ->
 def show(queue: str, job: str, as_json: bool) -> None:
     """Show JOB of QUEUE: what it had when, how far it is, what it is worth."""
     click.echo(f"reading {queue}", err=True)
-    import geo_ray
+    from geo_ray.api.queue import queue_report
     from geo_ray.base.errors import QueueRequestError
 
-    report = geo_ray.queue_report(queue)
+    report = queue_report(queue)
     row = report.job(job)
     if row is None:
         known = ", ".join(each.name for each in report.jobs) or "none"
@@ -329,9 +329,9 @@ def cancel(queue: str, job: str, tenant: str, token_file: Path | None, wait_s: f
     """Cancel JOB of QUEUE; one that runs is saved first."""
     user = _user(tenant, token_file)
     click.echo(f"asking {queue}", err=True)
-    import geo_ray
+    from geo_ray.api.queue import cancel_job
 
-    _show(geo_ray.cancel_job(queue, job, user=user, wait_s=wait_s), "cancelled")
+    _show(cancel_job(queue, job, user=user, wait_s=wait_s), "cancelled")
 
 
 @queue.command("move")
@@ -365,20 +365,21 @@ def move(
     """
     user = _user(tenant, token_file)
     click.echo(f"asking {queue}", err=True)
-    import geo_ray
+    from geo_ray.api.queue import move_job, queue_report
+    from geo_ray.scheduler.queue.job_spec import WorthChange
 
     change = _said(worth, deadline_s, urgency)
-    answer = geo_ray.move_job(
+    answer = move_job(
         queue,
         job,
         user=user,
         place=place,  # type: ignore[arg-type]  # click has checked it
         before=before,
-        worth=geo_ray.WorthChange(**change) if change else None,
+        worth=WorthChange(**change) if change else None,
         wait_s=wait_s,
     )
     _show(answer, "moved; it counts from the next slot on")
-    row = geo_ray.queue_report(queue).job(job) if answer.is_taken and change else None
+    row = queue_report(queue).job(job) if answer.is_taken and change else None
     if row is not None:
         click.echo(worth_line(row))
 

@@ -140,10 +140,11 @@ def schedule(
     from rich.console import Console
 
     import geo_ray
+    import geo_ray.api.schedule
     from geo_ray.scheduler.workload import LoadShape
 
     shape = LoadShape(machines, jobs, slots, regions, spot_share, slot_s)
-    result = geo_ray.schedule(
+    result = geo_ray.api.schedule.schedule(
         names,
         shape=shape,
         trace=trace,

@@ -46,9 +46,10 @@ def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None
     from rich.text import Text
 
     import geo_ray
+    from geo_ray.api.status import follow_status
     from geo_ray.telemetry.status import status_lines
 
-    found = geo_ray.follow_status(run_dir, every_s) if follow else (geo_ray.status(run_dir),)
+    found = follow_status(run_dir, every_s) if follow else (geo_ray.status(run_dir),)
     if as_json:
         for each in found:
             say_json(each.model_dump_json(indent=None if follow else 2))
@@ -83,10 +84,10 @@ def _show_cluster(cluster: RunRef, every_s: float | None, *, as_json: bool) -> N
 
 
 def _reports(cluster: RunRef, every_s: float | None) -> Iterator[ClusterReport]:
-    import geo_ray
+    from geo_ray.api.clusters import cluster_status
 
     while True:
-        report = geo_ray.cluster_status(cluster)
+        report = cluster_status(cluster)
         yield report
         if every_s is None or report.phase == "down":
             return

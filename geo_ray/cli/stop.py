@@ -15,9 +15,10 @@ from geo_ray.cli.say import say
 def stop(run_dir: RunRef) -> None:
     """Save RUN, wherever it goes on, and stop it."""
     import geo_ray
+    from geo_ray.api.status import follow_status
 
     geo_ray.stop(run_dir)
-    found = next(geo_ray.follow_status(run_dir))
+    found = next(follow_status(run_dir))
     text = f"asked; `geo-ray status {quote(str(run_dir))}` shows what comes of it"
     if found.waits_s is not None:
         text = f"asked; {run_dir} {found.phase}, and stops then"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
@@ -89,7 +88,6 @@ def train(
         _show_check(config, overrides, plan_file)
         return
     import geo_ray
-    from geo_ray.cli import main as entry
     from geo_ray.cli.ending import show_detached, show_end
 
     run = geo_ray.train(
@@ -100,7 +98,6 @@ def train(
         plan=plan_file,
         allow_changes=allow_changes,
         progress="plain" if plain else True,
-        began_unix_s=min(entry.BEGAN_UNIX_S, time.time()),
         detach=detach,
     )
     if detach and not run.finished:
@@ -112,10 +109,9 @@ def train(
 def _show_check(config: Path, overrides: tuple[str, ...], plan_file: Path | None) -> None:
     from rich.console import Console
 
-    import geo_ray
-    from geo_ray.api.check import needs_table
+    from geo_ray.api.check import check_run, needs_table
 
-    found = geo_ray.check_run(config, overrides, plan=plan_file, progress=True)
+    found = check_run(config, overrides, plan=plan_file, progress=True)
     Console().print(needs_table(found))
     kind = found.experiment.cluster.kind
     where = "a local cluster would be made" if kind == "local" else "the cluster was not asked"

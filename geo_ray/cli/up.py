@@ -73,6 +73,7 @@ def up(
     loading("torch", "ray", "geo_ray.api.clusters")
     click.echo(f"reading {config}", err=True)
     import geo_ray
+    from geo_ray.api.clusters import up_offer
     from geo_ray.cli.cluster_tables import (
         machines_table,
         offer_lines,
@@ -85,7 +86,7 @@ def up(
     console = wide_console()
     plan: Plan | Path | None = plan_file
     if dry_run or not yes:
-        offer = geo_ray.up_offer(
+        offer = up_offer(
             config,
             overrides,
             provider=provider,

@@ -66,8 +66,9 @@ def watch(
     if isinstance(run_dir, Path) and not run_dir.exists():
         click.echo(f"{run_dir} is not there yet; it is shown as soon as it is", err=True)
     import geo_ray
+    from geo_ray.api.queue import names_queue
 
-    if terminal and geo_ray.names_queue(run_dir):
+    if terminal and names_queue(run_dir):
         _show_queue_here(run_dir, every_s)
         return
     if terminal:
@@ -85,10 +86,10 @@ def _show_here(run_dir: RunRef, every_s: float, machines: str | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    import geo_ray
+    from geo_ray.api.live import follow_view
     from geo_ray.telemetry.live.page import view_lines, view_text
 
-    views = geo_ray.follow_view(run_dir, every_s=every_s, machines=machines)
+    views = follow_view(run_dir, every_s=every_s, machines=machines)
     console = Console()
     if not console.is_terminal:
         told: list[str] = []
@@ -110,13 +111,13 @@ def _show_queue_here(queue: RunRef, every_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    import geo_ray
+    from geo_ray.api.queue import queue_report
     from geo_ray.cli.queue import jobs_table, queue_line, wide_console
 
     console = wide_console()
     with Live(auto_refresh=False, console=console) as live:
         while True:
-            report = geo_ray.queue_report(queue)
+            report = queue_report(queue)
             line = Text(printable(queue_line(report)))
             live.update(Group(jobs_table(report), line), refresh=True)
             if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""The common part of strategies whose messages add up: `asgd` and `asgd_ga`.
+"""The common part of strategies whose changes add up: `asgd`, `asgd_ga` and `gaia`.
 
 A region remembers the parameters at its last message (``base``). What it did since then is
 ``base - params``: no accumulator has to be kept up at every step. The averager keeps one outbox
@@ -16,8 +16,10 @@ from dataclasses import replace
 from typing import Final, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from geo_ray.strategies.global_model import OneByOne, lag_of
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import Combine, StandsStill
 
@@ -28,6 +30,34 @@ STANDS_STILL: Final[Mapping[WaitRule, StandsStill]] = {
     "never": "never",
 }
 """What a rule is called in a strategy's traits."""
+
+
+class Additive(OneByOne):
+    """Both sides of these strategies; they differ in what they send, and when."""
+
+    combine: Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """Take a local optimizer step."""
+        step(region, grad_P)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Apply the others' changes."""
+        merge(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest; the answer comes when all have, and then all replicas agree."""
+        return take(region, wait=True)
+
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+        """Put the change into every other region's outbox; answer with the sender's."""
+        weight = self.staleness.factor(lag_of(averager, update))
+        take_in(averager, update, self.combine, weight)
+        return self.answers(averager, update)
+
+    def answer(self, averager: AveragerState, update: Update) -> Reply:
+        """Answer with what lies in the sender's outbox."""
+        return answer(averager, update)
 
 
 def step(region: RegionState, grad_P: Tensor | None) -> None:

@@ -20,23 +20,19 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
-from geo_ray.strategies import global_model
 from geo_ray.strategies.base import answer_all, weighted_mean
-from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.global_model import OneByOne
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, Traits
 
 
-class Ama(StrictModel):
+class Ama(OneByOne):
     """Configuration and rule of `ama`."""
 
     kind: Literal["ama"] = "ama"
     interval: int = Field(8, ge=1, description="local steps between two snapshots")
     alpha: float = Field(1.0, gt=0, le=1, description="how far to move towards the mean")
-    staleness: Staleness = Staleness()
 
     @property
     def traits(self) -> Traits:
@@ -53,15 +49,10 @@ class Ama(StrictModel):
             ),
             averager=AveragerTraits(
                 bound=self.staleness.bound,
-                on_release=self.on_release,
-                on_finished=self.on_finished,
+                releases=True,
+                frees=True,
             ),
         )
-
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        if grad_P is not None:
-            region.apply_gradient(grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Send a snapshot when due and the link is free; never wait."""
@@ -96,17 +87,9 @@ class Ama(StrictModel):
         # A copy: what carried the update may use its buffer again.
         averager.memory[f"model/{update.region}"] = update.payload_P.clone()
         averager.numbers[f"at/{update.region}"] = float(averager.version)
-        return self.staleness.answers(averager, update, self._answer)
+        return self.answers(averager, update)
 
-    def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Answer whoever waits for the slowest."""
-        return global_model.release(averager, self._answer)
-
-    def on_finished(self, averager: AveragerState) -> list[Reply]:
-        """Answer whom only who has finished held up."""
-        return self.staleness.free(averager, self._answer)
-
-    def _answer(self, averager: AveragerState, update: Update) -> Reply:
+    def answer(self, averager: AveragerState, update: Update) -> Reply:
         """The mean of the newest snapshots, old ones less if so configured."""
         known = [name for name in averager.members if f"model/{name}" in averager.memory]
         lags = [averager.version - int(averager.numbers[f"at/{name}"]) for name in known]

@@ -26,23 +26,19 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
-from geo_ray.strategies import additive, global_model
-from geo_ray.strategies.global_model import Staleness
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.strategies.traits import AveragerTraits, Combine, ExchangeTraits, Traits
+from geo_ray.strategies import additive
+from geo_ray.strategies.additive import Additive
+from geo_ray.strategies.state import Outgoing, RegionState, Wait
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, Traits
 
 
-class AsgdGa(StrictModel):
+class AsgdGa(Additive):
     """Configuration and rule of `asgd_ga`."""
 
     kind: Literal["asgd_ga"] = "asgd_ga"
     interval: int = Field(8, ge=1, description="local steps between two messages")
     wait: additive.WaitRule = Field("never", description="what to do when a message is due")
-    combine: Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
-    staleness: Staleness = Staleness()
 
     @property
     def traits(self) -> Traits:
@@ -60,37 +56,11 @@ class AsgdGa(StrictModel):
             averager=AveragerTraits(
                 adds_up=self.combine,
                 bound=self.staleness.bound,
-                on_release=self.on_release,
-                on_finished=self.on_finished,
+                releases=True,
+                frees=True,
             ),
         )
-
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        additive.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Send what was accumulated, when due."""
         return additive.outgoing(region, self.interval, self.wait)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Apply what the others did."""
-        additive.merge(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Send the rest; the answer comes when all have, and then all replicas agree."""
-        return additive.take(region, wait=True)
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Put the sum into every other region's outbox; answer with what lies in the sender's."""
-        weight = self.staleness.factor(global_model.lag_of(averager, update))
-        additive.take_in(averager, update, self.combine, weight)
-        return self.staleness.answers(averager, update, additive.answer)
-
-    def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Answer whoever waits for the slowest."""
-        return global_model.release(averager, additive.answer)
-
-    def on_finished(self, averager: AveragerState) -> list[Reply]:
-        """Answer whom only who has finished held up."""
-        return self.staleness.free(averager, additive.answer)

@@ -23,19 +23,16 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import global_model, local_steps
-from geo_ray.strategies import global_model as published
-from geo_ray.strategies import global_model as staleness
-from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.base import LocalSteps
+from geo_ray.strategies.global_model import OneByOne
 from geo_ray.strategies.outer import DelayedNesterov
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 
-class AsyncLocalSgd(StrictModel):
+class AsyncLocalSgd(LocalSteps, OneByOne):
     """Configuration and rule of `async_local_sgd`."""
 
     kind: Literal["async_local_sgd"] = "async_local_sgd"
@@ -43,7 +40,6 @@ class AsyncLocalSgd(StrictModel):
     by_speed: bool = Field(True, description="slower regions take fewer local steps")
     weights: Weights = Field("samples", description="weight of an update: alike, or by its samples")
     outer: DelayedNesterov = DelayedNesterov()
-    staleness: Staleness = Staleness()
 
     @property
     def traits(self) -> Traits:
@@ -63,52 +59,24 @@ class AsyncLocalSgd(StrictModel):
             averager=AveragerTraits(
                 plain_outer=self.outer.plain,
                 bound=self.staleness.bound,
-                on_release=self.on_release,
-                on_finished=self.on_finished,
+                releases=True,
+                frees=True,
             ),
         )
-
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.step(region, grad_P)
-
-    def after_step(self, region: RegionState) -> Outgoing | None:
-        """After as many steps as are due, send what was done and wait for the link."""
-        return local_steps.outgoing_when_due(region, self.interval)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the outer model."""
-        local_steps.adopt(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Send the rest; the answer comes when all have."""
-        return local_steps.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Take the update in; answer its sender with the outer model's change."""
         global_model.note_speed(averager, update)
         if update.num_samples > 0:
-            weight = self.staleness.factor(staleness.lag_of(averager, update))
+            weight = self.staleness.factor(global_model.lag_of(averager, update))
             if self.weights == "samples":
                 weight *= global_model.relative_rows(averager, update.region)
             change_P = self.outer.change(
                 averager, update.payload_P * weight, len(averager.members), "outer"
             )
-            published.publish(averager, change_P)
-        return self.staleness.answers(averager, update, self._answer)
+            global_model.publish(averager, change_P)
+        return self.answers(averager, update)
 
-    def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Answer whoever waits for the slowest."""
-        return staleness.release(averager, self._answer)
-
-    def on_finished(self, averager: AveragerState) -> list[Reply]:
-        """Answer whom only who has finished held up."""
-        return self.staleness.free(averager, self._answer)
-
-    def _answer(self, averager: AveragerState, update: Update) -> Reply:
-        steps = (
-            global_model.steps_by_speed(averager, update.region, self.interval)
-            if self.by_speed
-            else None
-        )
-        return published.answer(averager, update, steps)
+    def answer(self, averager: AveragerState, update: Update) -> Reply:
+        """Answer with the global model's change."""
+        return global_model.answer(averager, update, self.interval if self.by_speed else None)

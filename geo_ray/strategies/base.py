@@ -1,67 +1,177 @@
-"""What a strategy is: the rule by which regions that train apart come to one model.
+"""Strategies: the rules by which regions that train apart arrive at one model.
 
-A strategy is a frozen configuration with pure methods. It has no clock, no socket and no Ray, and
-keeps nothing itself: what it must remember lies in the `RegionState` beside each region's parameter
-server, or in the `AveragerState` of the averager, where checkpoints find it.
+A strategy is a frozen configuration with pure methods. It has no clock, socket or Ray handle and
+keeps no state: what it must remember lies in the `RegionState` of each region's parameter server
+or in the `AveragerState` of the averager, where checkpoints find it.
 
 Every exchange is one request of a region and one reply of the averager. A region has at most one
-request open, which bounds staleness and memory on any link, however slow.
+open request, which bounds staleness and memory on any link, however slow.
+
+A strategy derives from `Strategy`, or from a base with the part that many share. On the region's
+side: `LocalSteps` (train from a common anchor and send the change) and `Overlapped` (the same,
+while an exchange is on its way). On the averager's side: `Rounds` (answer when every region has
+sent its update), `GradientRounds` (average gradients) and `OneByOne` (`global_model`: answer each
+region separately). `Additive` (`additive`) has both sides of strategies whose changes add up.
 
 Shape legend: P = parameters of the region's model (or of the slice that one shard holds).
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from geo_ray.strategies.state import AveragerState as AveragerState
-from geo_ray.strategies.state import Border as Border
-from geo_ray.strategies.state import Outgoing as Outgoing
-from geo_ray.strategies.state import RegionState as RegionState
-from geo_ray.strategies.state import Reply as Reply
-from geo_ray.strategies.state import Update as Update
-from geo_ray.strategies.state import Wait as Wait
-from geo_ray.strategies.state import nothing_carried as nothing_carried
-from geo_ray.strategies.traits import Sends as Sends
-from geo_ray.strategies.traits import Traits
-from geo_ray.strategies.traits import Weights as Weights
+from geo_ray.base.model import StrictModel
+from geo_ray.strategies import local_steps
+from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.strategies.traits import Traits, Weights
 
 
-class Strategy(Protocol):
+class Strategy(StrictModel):
     """The methods of a strategy. All are pure in the sense of the module's docstring."""
 
-    @property
-    def kind(self) -> str:
-        """The strategy's name in configurations, messages and reports."""
+    kind: str = Field(
+        "", description="name of the strategy in configurations, messages and reports"
+    )
 
     @property
+    @abstractmethod
     def traits(self) -> Traits:
         """All that others must know of the strategy."""
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """Take in one combined gradient of the region's workers.
+        """Apply one combined gradient of the region's workers: one step of the inner optimizer.
 
         ``grad_P`` is None when every contribution was refused (not finite): parameters stay.
         """
+        if grad_P is not None:
+            region.apply_gradient(grad_P)
 
+    @abstractmethod
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
-        """Decide whether to speak now, and whether to wait for the answer."""
+        """Return what to send after a step, or `Wait` if the open request must finish first."""
 
+    @abstractmethod
     def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Merge what came back into ``region.params_P``, in place."""
+        """Merge an answer into ``region.params_P``, in place."""
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """The last word after the last step; None if the regions are equal anyway."""
+        """Return the final update after the last step; None if the regions are equal anyway."""
+        return None
+
+    @abstractmethod
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+        """Take in one update in the averager; answer no region, one region, or all.
+
+        The update's payload belongs to the caller again once the update is answered: keep a copy.
+        """
+
+    def on_release(self, averager: AveragerState) -> list[Reply]:
+        """Close what is open with the updates that are in it, and answer every waiting region.
+
+        Called, with the trait ``releases``, when a region has left and, after every update, while
+        the run ends or members are about to change.
+        """
+        return []
+
+    def on_finished(self, averager: AveragerState) -> list[Reply]:
+        """Answer the regions that waited only for a region that has finished.
+
+        Called, with the trait ``frees``, when a region's final update is in: the region is in
+        `AveragerState.finished` now, and its update waits for those of all others.
+        """
+        return []
+
+    def on_wake(self, averager: AveragerState) -> list[Reply]:
+        """Do what is due now that `AveragerState.wake_s` has come, which is cleared.
+
+        Called with the trait ``wakes``.
+        """
+        return []
+
+
+class LocalSteps(Strategy):
+    """The region's side: train locally from the common anchor, then send the change and wait.
+
+    See `geo_ray.strategies.local_steps`. Updates are due every ``traits.exchange.every`` steps,
+    and after the last step as ``traits.exchange.last`` says.
+    """
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """Take a local optimizer step."""
+        local_steps.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Send the change since the anchor when an exchange is due, and wait for the answer."""
+        return local_steps.outgoing_when_due(region, int(self.traits.exchange.every))
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Move the anchor and continue from it."""
+        local_steps.adopt(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest, unless the region stands on its anchor and needs no last exchange."""
+        if self.traits.exchange.last == "always":
+            return local_steps.outgoing(region)
+        return local_steps.final_update(region)
+
+
+class Rounds(Strategy):
+    """The averager's side of strategies that answer when every region has sent its update."""
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """In the averager: take in one update; answer nobody, one region, or all.
+        """Hold the update until every region's is in, then close the round."""
+        updates = averager.gather(update)
+        return [] if updates is None else self.on_round(averager, updates)
 
-        The update's payload is the caller's again once the update is answered: keep a copy.
+    @abstractmethod
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
+        """Answer all regions.
+
+        Args:
+            averager: the averager's state.
+            updates: of the round, in the order of the regions' names.
         """
+
+
+class GradientRounds(Rounds):
+    """Rounds in which every region applies the same mean gradient, with its own optimizer."""
+
+    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Apply the mean gradient, unless every region's was refused."""
+        if reply.num_samples > 0:
+            region.apply_gradient(reply.payload_P)
+
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
+        """Answer all with the mean; a refused gradient has no weight, and is not one of zero."""
+        used = [u for u in updates if u.num_samples > 0] or updates
+        return answer_all(averager, updates, weighted_mean(used, self.weights))
+
+
+class Overlapped(Rounds):
+    """Rounds during which regions continue to train; see `geo_ray.strategies.local_steps`."""
+
+    merge: local_steps.Merge = Field(
+        "overwrite", description="what becomes of the region's own progress since its last update"
+    )
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """Take a local optimizer step."""
+        local_steps.overlapped_step(region, grad_P)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Keep the answer until the next turn."""
+        local_steps.keep_reply(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest; the answer is the model of all."""
+        return local_steps.last_turn(region, self.merge)
 
 
 def shares_of(updates: Sequence[Update], weights: Weights) -> list[float]:

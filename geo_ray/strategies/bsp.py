@@ -17,20 +17,17 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
-from geo_ray.strategies.base import answer_all, weighted_mean
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RoundMean, Traits, Weights
+from geo_ray.strategies.base import GradientRounds
+from geo_ray.strategies.state import Outgoing, RegionState, Wait
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RoundMean, Traits
 
 
-class Bsp(StrictModel):
+class Bsp(GradientRounds):
     """Configuration and rule of `bsp`."""
 
     kind: Literal["bsp"] = "bsp"
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
 
     @property
     def traits(self) -> Traits:
@@ -54,21 +51,3 @@ class Bsp(StrictModel):
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Send the gradient and wait."""
         return Outgoing(region.memory.pop("grad"), wait=True)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Apply the mean gradient, unless every region's was refused."""
-        if reply.num_samples > 0:
-            region.apply_gradient(reply.payload_P)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Nothing to do: the regions are equal after every step."""
-        return None
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Answer all with the mean once every region's gradient is there."""
-        updates = averager.gather(update)
-        if updates is None:
-            return []
-        # A refused gradient is none, and not a gradient of zero, whatever the weights.
-        used = [u for u in updates if u.num_samples > 0] or updates
-        return answer_all(averager, updates, weighted_mean(used, self.weights))

@@ -26,10 +26,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import global_model, local_steps
-from geo_ray.strategies import global_model as published
-from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.global_model import OneByOne
 from geo_ray.strategies.local_steps import add_gradient, take_mean
 from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_change
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
@@ -38,7 +36,7 @@ from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTrai
 _SQUARE = "square"
 
 
-class DcAsgd(StrictModel):
+class DcAsgd(OneByOne):
     """Configuration and rule of `dc_asgd`."""
 
     kind: Literal["dc_asgd"] = "dc_asgd"
@@ -47,7 +45,6 @@ class DcAsgd(StrictModel):
     adaptive: bool = Field(False, description="divide lambda by the root of the mean square")
     decay: float = Field(0.95, ge=0, lt=1, description="adaptive: of the mean square")
     outer: OuterConfig = Field(OuterSgd(lr=0.1), description="steps with each gradient")
-    staleness: Staleness = Staleness()
 
     @property
     def traits(self) -> Traits:
@@ -65,8 +62,8 @@ class DcAsgd(StrictModel):
             region=RegionTraits(rate_key="strategy.outer.lr"),
             averager=AveragerTraits(
                 bound=self.staleness.bound,
-                on_release=self.on_release,
-                on_finished=self.on_finished,
+                releases=True,
+                frees=True,
             ),
         )
 
@@ -93,18 +90,10 @@ class DcAsgd(StrictModel):
         if update.num_samples > 0:
             factor = self.staleness.factor(global_model.lag_of(averager, update))
             grad_P = self.compensated(
-                averager, update.payload_P, published.unheard(averager, update)
+                averager, update.payload_P, global_model.unheard(averager, update)
             )
-            published.publish(averager, outer_change(self.outer, averager, grad_P.mul_(factor)))
-        return self.staleness.answers(averager, update, published.answer)
-
-    def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Answer whoever waits for the slowest."""
-        return global_model.release(averager, published.answer)
-
-    def on_finished(self, averager: AveragerState) -> list[Reply]:
-        """Answer whom only who has finished held up."""
-        return self.staleness.free(averager, published.answer)
+            global_model.publish(averager, outer_change(self.outer, averager, grad_P.mul_(factor)))
+        return self.answers(averager, update)
 
     def compensated(self, averager: AveragerState, grad_P: Tensor, moved_P: Tensor) -> Tensor:
         """The gradient as it would about be at the present parameters, a new (P,).

@@ -31,8 +31,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import global_model, local_steps
+from geo_ray.strategies.base import LocalSteps
 from geo_ray.strategies.outer import OuterConfig, OuterNesterov, outer_change
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
@@ -69,7 +69,7 @@ def combined(changes: Sequence[Tensor], weights: Sequence[float], *, by_directio
     return total_P
 
 
-class Decoupled(StrictModel):
+class Decoupled(LocalSteps):
     """Configuration and rule of `decoupled`."""
 
     kind: Literal["decoupled"] = "decoupled"
@@ -97,19 +97,15 @@ class Decoupled(StrictModel):
             region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain,
-                on_release=self.on_release,
-                on_finished=self.on_finished,
-                on_wake=self.on_wake,
+                releases=True,
+                frees=True,
+                wakes=True,
             ),
         )
 
     @property
     def _steps_apart(self) -> int:
         return max(1, self.interval // self.fragments)
-
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every H/F steps report the next fragment, if the link is free; never wait."""

@@ -27,22 +27,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
-from geo_ray.strategies.base import answer_all, weighted_mean
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
-from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits, Weights
+from geo_ray.strategies.base import GradientRounds
+from geo_ray.strategies.state import Outgoing, RegionState, Reply
+from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
 
 _MOMENTUM, _REFUSED = "momentum", "refused"
 
 
-class DeMo(StrictModel):
+class DeMo(GradientRounds):
     """Configuration and rule of `demo`."""
 
     kind: Literal["demo"] = "demo"
     beta: float = Field(0.999, ge=0, lt=1, description="share of the momentum that is kept")
     chunk: int = Field(64, ge=2, le=4096, description="elements of a chunk")
     top: int = Field(8, ge=1, description="components of a chunk that are sent")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
 
     @property
     def traits(self) -> Traits:
@@ -76,18 +74,6 @@ class DeMo(StrictModel):
         """Step by the sign of what all regions sent."""
         if reply.num_samples > 0:
             region.apply_gradient(self.decoded(reply.payload_P).sign_())
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Nothing to do: the regions are equal after every step."""
-        return None
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Answer all with the mean of the components once every region is in."""
-        updates = averager.gather(update)
-        if updates is None:
-            return []
-        used = [u for u in updates if u.num_samples > 0] or updates
-        return answer_all(averager, updates, weighted_mean(used, self.weights))
 
     def decoded(self, parts_P: Tensor) -> Tensor:
         """From components to parameters, a new (P,)."""

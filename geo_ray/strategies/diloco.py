@@ -25,12 +25,11 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import local_steps
+from geo_ray.strategies.base import LocalSteps, Rounds
 from geo_ray.strategies.outer import OuterConfig, OuterNesterov, outer_round
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import (
     AveragerTraits,
     ExchangeTraits,
@@ -71,7 +70,7 @@ def paced_interval(
     return present
 
 
-class DiLoCo(StrictModel):
+class DiLoCo(LocalSteps, Rounds):
     """Configuration and rule of `diloco`."""
 
     kind: Literal["diloco"] = "diloco"
@@ -101,27 +100,10 @@ class DiLoCo(StrictModel):
             averager=AveragerTraits(plain_outer=self.outer.plain, round_mean=mean),
         )
 
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.step(region, grad_P)
-
-    def after_step(self, region: RegionState) -> Outgoing | None:
-        """Every H steps, send what was done and wait."""
-        return local_steps.outgoing_when_due(region, self.interval)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the outer model."""
-        local_steps.adopt(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """The last exchange, unless the last step was one anyway."""
-        return local_steps.final_update(region)
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""
-        updates = [*averager.waiting.values(), update]
-        replies = outer_round(averager, update, self.weights, self.outer)
-        if not replies or self.compute_share is None:
+        replies = outer_round(averager, updates, self.weights, self.outer)
+        if self.compute_share is None:
             return replies
         steps = paced_interval(averager, updates, self.compute_share, self.interval)
         return [replace(reply, steps=steps) for reply in replies]

@@ -25,9 +25,8 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import local_steps
-from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.base import LocalSteps, Rounds, answer_all, weighted_mean
 from geo_ray.strategies.outer import OuterConfig, OuterNesterov, outer_change
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
@@ -36,7 +35,7 @@ _START, _OWN, _MEAN = "start", "own", "mean"
 _SHARE, _LAST = "share", "last"
 
 
-class DiLoCoEager(StrictModel):
+class DiLoCoEager(LocalSteps, Rounds):
     """Configuration and rule of `diloco_eager`."""
 
     kind: Literal["diloco_eager"] = "diloco_eager"
@@ -97,11 +96,8 @@ class DiLoCoEager(StrictModel):
         start_P = region.memory.setdefault(_START, region.params_P.clone())
         return Outgoing(start_P - region.params_P, wait=True)
 
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the mean, and each with its share in it, once every region is in."""
-        updates = averager.gather(update)
-        if updates is None:
-            return []
         mean_P = weighted_mean(updates, self.weights)
         return answer_all(averager, updates, mean_P, self.weights)
 

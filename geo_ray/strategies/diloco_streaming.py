@@ -25,10 +25,9 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import local_steps
+from geo_ray.strategies.base import LocalSteps, Rounds
 from geo_ray.strategies.outer import OuterConfig, OuterNesterov, OuterSgd, outer_round
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
@@ -36,7 +35,7 @@ from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTrai
 _PENDING, _NEXT, _SENT = "pending", "next", "sent"
 
 
-class DiLoCoStreaming(StrictModel):
+class DiLoCoStreaming(LocalSteps, Rounds):
     """Configuration and rule of `diloco_streaming`."""
 
     kind: Literal["diloco_streaming"] = "diloco_streaming"
@@ -75,10 +74,6 @@ class DiLoCoStreaming(StrictModel):
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.step(region, grad_P)
-
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Merge tau steps after a sending; send the next fragment every H/F steps."""
         anchor_P = local_steps.anchor(region)
@@ -111,11 +106,12 @@ class DiLoCoStreaming(StrictModel):
         self._merge(region)
         return Outgoing(local_steps.delta(region), True, self.fragments)
 
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with a fragment's change once every region's is there."""
-        if update.fragment == self.fragments:
-            return outer_round(averager, update, self.weights, OuterSgd())
-        return outer_round(averager, update, self.weights, self.outer, f"outer{update.fragment}")
+        fragment = updates[0].fragment
+        if fragment == self.fragments:
+            return outer_round(averager, updates, self.weights, OuterSgd())
+        return outer_round(averager, updates, self.weights, self.outer, f"outer{fragment}")
 
     def _merge(self, region: RegionState) -> None:
         change_S = region.memory.pop(_PENDING, None)

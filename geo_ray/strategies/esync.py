@@ -31,18 +31,17 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import local_steps
+from geo_ray.strategies.base import LocalSteps, Rounds
 from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_round
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 _ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
 
 
-class ESync(StrictModel):
+class ESync(LocalSteps, Rounds):
     """Configuration and rule of `esync`."""
 
     kind: Literal["esync"] = "esync"
@@ -62,26 +61,10 @@ class ESync(StrictModel):
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.step(region, grad_P)
-
-    def after_step(self, region: RegionState) -> Outgoing | None:
-        """Send what was done after as many steps as the round allows, and wait."""
-        return local_steps.outgoing_when_due(region, self.slowest_steps)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the outer model."""
-        local_steps.adopt(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """The last exchange, unless the last step was a round anyway."""
-        return local_steps.final_update(region)
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all, each with its budget, once every site is in."""
-        budgets = self.budgets([*averager.waiting.values(), update])
-        replies = outer_round(averager, update, self.weights, self.outer)
+        budgets = self.budgets(updates)
+        replies = outer_round(averager, updates, self.weights, self.outer)
         return [replace(reply, steps=budgets[reply.to]) for reply in replies]
 
     def budgets(self, updates: Sequence[Update]) -> dict[str, int]:

@@ -33,11 +33,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import global_model, local_steps
-from geo_ray.strategies.base import mean_by
+from geo_ray.strategies.base import LocalSteps, mean_by
 from geo_ray.strategies.global_model import SiteWeights, site_shares
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _TIERED: Final = "tiered"  # whether there are tiers
@@ -48,7 +47,7 @@ _MOVED: Final = "moved/"  # rounds in a row that were longer than that, or, belo
 _PATIENCE: Final = 3
 
 
-class FedAt(StrictModel):
+class FedAt(LocalSteps):
     """Configuration and rule of `fedat`."""
 
     kind: Literal["fedat"] = "fedat"
@@ -75,24 +74,8 @@ class FedAt(StrictModel):
                 paced=True,
             ),
             region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
-            averager=AveragerTraits(on_release=self.on_release),
+            averager=AveragerTraits(releases=True),
         )
-
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.step(region, grad_P)
-
-    def after_step(self, region: RegionState) -> Outgoing | None:
-        """Every ``interval`` steps, send what was done and wait for the tier."""
-        return local_steps.outgoing_when_due(region, self.interval)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the global model."""
-        local_steps.adopt(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Always one last exchange: other tiers may have moved the model."""
-        return local_steps.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the rounds of the tiers that are complete."""

@@ -28,21 +28,18 @@ import random
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import global_model, local_steps
-from geo_ray.strategies import global_model as published
-from geo_ray.strategies.base import mean_by
+from geo_ray.strategies.base import LocalSteps, mean_by
 from geo_ray.strategies.global_model import SiteWeights, site_shares
 from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_change
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _CHOSEN = "chosen/"
 
 
-class FedAvg(StrictModel):
+class FedAvg(LocalSteps):
     """Configuration and rule of `fedavg`."""
 
     kind: Literal["fedavg"] = "fedavg"
@@ -70,24 +67,8 @@ class FedAvg(StrictModel):
                 paced=not self.by_speed,
             ),
             region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
-            averager=AveragerTraits(plain_outer=self.outer.plain, on_release=self.on_release),
+            averager=AveragerTraits(plain_outer=self.outer.plain, releases=True),
         )
-
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.step(region, grad_P)
-
-    def after_step(self, region: RegionState) -> Outgoing | None:
-        """After ``interval`` steps, send what was done and wait to be chosen."""
-        return local_steps.outgoing_when_due(region, self.interval)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the outer model."""
-        local_steps.adopt(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Always one last exchange: others may have trained since the last answer."""
-        return local_steps.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the round when every chosen site is in; answer those of the next."""
@@ -115,7 +96,7 @@ class FedAvg(StrictModel):
         if fresh:
             shares = site_shares(averager, fresh, self.weights)
             mean_P = mean_by([update.payload_P for update in fresh], shares)
-            published.publish(averager, outer_change(self.outer, averager, mean_P))
+            global_model.publish(averager, outer_change(self.outer, averager, mean_P))
         everybody = everybody or averager.stopping or any(update.final for update in held)
         count = (
             len(averager.members) if everybody else math.ceil(self.fraction * len(averager.members))
@@ -132,9 +113,4 @@ class FedAvg(StrictModel):
         return replies
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
-        steps = (
-            global_model.steps_by_speed(averager, update.region, self.interval)
-            if self.by_speed
-            else None
-        )
-        return published.answer(averager, update, steps)
+        return global_model.answer(averager, update, self.interval if self.by_speed else None)

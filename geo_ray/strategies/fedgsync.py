@@ -47,13 +47,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import global_model, local_steps
-from geo_ray.strategies import global_model as published
-from geo_ray.strategies.base import mean_by
+from geo_ray.strategies.base import LocalSteps, mean_by
 from geo_ray.strategies.global_model import member_rows
 from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_change
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _SKETCH_SIZE: Final = 512
@@ -139,7 +137,7 @@ _MEAN: Final = "mean"  # of a group, with its number
 _SKETCH_PREFIX: Final = "sketch/"  # of a site's update, for the next grouping
 
 
-class FedGSync(StrictModel):
+class FedGSync(LocalSteps):
     """Configuration and rule of `fedgsync`."""
 
     kind: Literal["fedgsync"] = "fedgsync"
@@ -173,26 +171,8 @@ class FedGSync(StrictModel):
                 paced=not self.by_speed,
             ),
             region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
-            averager=AveragerTraits(
-                plain_outer=self.outer.plain, on_release=self.on_release, on_wake=self.on_wake
-            ),
+            averager=AveragerTraits(plain_outer=self.outer.plain, releases=True, wakes=True),
         )
-
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.step(region, grad_P)
-
-    def after_step(self, region: RegionState) -> Outgoing | None:
-        """Every ``interval`` steps, send what was done and wait for the round."""
-        return local_steps.outgoing_when_due(region, self.interval)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the outer model."""
-        local_steps.adopt(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Always one last exchange: rounds may have gone on without this site."""
-        return local_steps.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the round when every group has spoken."""
@@ -271,16 +251,11 @@ class FedGSync(StrictModel):
             for place, update in enumerate(reporters):
                 is_closing = place < self._needed(names)
                 reliable[update.region] = self.share_closing if is_closing else self.share_extra
-        published.publish(averager, outer_change(self.outer, averager, total_P))
+        global_model.publish(averager, outer_change(self.outer, averager, total_P))
         return [replace(self._answer(averager, u), reliable=reliable[u.region]) for u in held]
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
-        steps = (
-            global_model.steps_by_speed(averager, update.region, self.interval)
-            if self.by_speed
-            else None
-        )
-        return published.answer(averager, update, steps)
+        return global_model.answer(averager, update, self.interval if self.by_speed else None)
 
     def _mean(
         self, averager: AveragerState, number: int, updates: list[Update], like_P: Tensor

@@ -20,14 +20,13 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
-from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.base import GradientRounds
 from geo_ray.strategies.local_steps import add_gradient, take_mean
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.state import Outgoing, RegionState
 from geo_ray.strategies.traits import ExchangeTraits, Traits, Weights
 
 
-class FedSsgd(StrictModel):
+class FedSsgd(GradientRounds):
     """Configuration and rule of `fedssgd`."""
 
     kind: Literal["fedssgd"] = "fedssgd"
@@ -53,19 +52,6 @@ class FedSsgd(StrictModel):
             return None
         return Outgoing(take_mean(region), wait=True)
 
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Apply the mean over all sites, unless no site had a usable gradient."""
-        if reply.num_samples > 0:
-            region.apply_gradient(reply.payload_P)
-
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Apply what has been added up, if the run ends within a round."""
         return None if region.since_send == 0 else Outgoing(take_mean(region), wait=True)
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Answer all with the mean once every site's gradient is there."""
-        updates = averager.gather(update)
-        if updates is None:
-            return []
-        used = [u for u in updates if u.num_samples > 0]  # a refused gradient is none, not zero
-        return answer_all(averager, updates, weighted_mean(used or updates, self.weights))

@@ -26,22 +26,19 @@ import math
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
-from geo_ray.strategies import additive, global_model
+from geo_ray.strategies.additive import Additive
 from geo_ray.strategies.global_model import Staleness
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
-from geo_ray.strategies.traits import AveragerTraits, Combine, ExchangeTraits, Traits
+from geo_ray.strategies.state import Outgoing, RegionState
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, Traits
 
 
-class Gaia(StrictModel):
+class Gaia(Additive):
     """Configuration and rule of `gaia`."""
 
     kind: Literal["gaia"] = "gaia"
     interval: int = Field(1, ge=1, description="local steps between two messages, or more if busy")
     threshold: float = Field(0.01, ge=0, description="relative change that matters at step 1")
-    combine: Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
     staleness: Staleness = Staleness(bound=8)
 
     @property
@@ -60,14 +57,10 @@ class Gaia(StrictModel):
             averager=AveragerTraits(
                 adds_up=self.combine,
                 bound=self.staleness.bound,
-                on_release=self.on_release,
-                on_finished=self.on_finished,
+                releases=True,
+                frees=True,
             ),
         )
-
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        additive.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Send what matters by now, if the link is free."""
@@ -79,25 +72,3 @@ class Gaia(StrictModel):
         change_P[change_P.abs() <= limit_P] = 0.0
         base_P.sub_(change_P)
         return Outgoing(change_P, wait=False)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Apply what the others did."""
-        additive.merge(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Send everything; the answer comes when all have, and then all replicas agree."""
-        return additive.take(region, wait=True)
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Put the change into every other region's outbox; answer with the sender's."""
-        weight = self.staleness.factor(global_model.lag_of(averager, update))
-        additive.take_in(averager, update, self.combine, weight)
-        return self.staleness.answers(averager, update, additive.answer)
-
-    def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Answer whoever waits for the slowest."""
-        return global_model.release(averager, additive.answer)
-
-    def on_finished(self, averager: AveragerState) -> list[Reply]:
-        """Answer whom only who has finished held up."""
-        return self.staleness.free(averager, additive.answer)

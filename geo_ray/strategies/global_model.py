@@ -25,7 +25,7 @@ Shape legend: P = parameters of the model, or of the fragment that is exchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -34,7 +34,7 @@ from pydantic import Field
 from torch import Tensor
 
 from geo_ray.base.model import StrictModel
-from geo_ray.strategies.base import shares_of
+from geo_ray.strategies.base import Strategy, shares_of
 from geo_ray.strategies.state import AveragerState, Reply, Update
 
 
@@ -67,14 +67,18 @@ def unheard(averager: AveragerState, update: Update) -> Tensor:
     return known_P.neg_() if moved_P is None else known_P.neg_().add_(moved_P)
 
 
-def answer(averager: AveragerState, update: Update, steps: int | None = None) -> Reply:
-    """Tell the sender of ``update`` what it has not heard.
+def answer(averager: AveragerState, update: Update, fastest_steps: int | None = None) -> Reply:
+    """Answer an update with the changes that its sender has not received.
 
     Args:
         averager: the averager's state.
         update: the request; of its payload only the size counts.
-        steps: local steps that the region is to take next; None: as configured.
+        fastest_steps: local steps of the fastest region, of which slower ones take fewer, in
+            proportion (`steps_by_speed`); None: all take as many as configured.
     """
+    steps = None
+    if fastest_steps is not None:
+        steps = steps_by_speed(averager, update.region, fastest_steps)
     payload_P = unheard(averager, update)
     moved_P = averager.memory.get(_moved(update.fragment))
     if moved_P is not None:
@@ -97,9 +101,6 @@ def _moved(fragment: int) -> str:
 
 def _seen(update: Update) -> str:
     return f"seen{update.fragment}/{update.region}"
-
-
-Answer = Callable[[AveragerState, Update], Reply]
 
 
 class Staleness(StrictModel):
@@ -125,43 +126,51 @@ class Staleness(StrictModel):
             return 1.0 / (self.a * (lag - self.b) + 1.0)
         return 1.0
 
-    def answers(self, averager: AveragerState, update: Update, answer: Answer) -> list[Reply]:
-        """Answer whoever may go on, now that ``update`` is taken in.
 
-        Last words are answered together, when all are taken in: then all regions end equal.
+class OneByOne(Strategy):
+    """The averager's side of strategies that apply and answer each update separately."""
+
+    staleness: Staleness = Staleness()
+
+    def answer(self, averager: AveragerState, update: Update) -> Reply:
+        """Answer one update that was taken in; of its payload only the size counts."""
+        return answer(averager, update)
+
+    def answers(self, averager: AveragerState, update: Update) -> list[Reply]:
+        """Answer all regions that may continue, now that ``update`` is taken in.
+
+        Final updates are answered together, when all are taken in: then all regions end equal.
         """
         if update.final:
             finals = averager.gather(update)
-            return [] if finals is None else [answer(averager, final) for final in finals]
+            return [] if finals is None else [self.answer(averager, final) for final in finals]
         clock = f"clock/{update.region}"
         averager.numbers[clock] = averager.numbers.get(clock, 0.0) + 1.0
-        # Its payload may be used again by whoever brought it; only the size is asked for later.
+        # The payload belongs to the caller again; only its size is needed later.
         header = replace(update, payload_P=torch.empty_like(update.payload_P, device="meta"))
         averager.waiting[update.region] = header
-        return self.free(averager, answer)
+        return self.on_finished(averager)
 
-    def free(self, averager: AveragerState, answer: Answer) -> list[Reply]:
-        """Answer whoever waits and is not too far ahead of the slowest that has not finished."""
+    def on_finished(self, averager: AveragerState) -> list[Reply]:
+        """Answer waiting regions that are within the bound of the slowest unfinished one."""
         active = averager.active or averager.members
         slowest = min(averager.numbers.get(f"clock/{region}", 0.0) for region in active)
-        bound = float("inf") if self.bound is None else self.bound
+        bound = float("inf") if self.staleness.bound is None else self.staleness.bound
         free = [
             header
             for region, header in averager.waiting.items()
             if averager.numbers.get(f"clock/{region}", 0.0) - slowest <= bound
         ]
-        return _answered(averager, free, answer)
+        return self._answered(averager, free)
 
+    def on_release(self, averager: AveragerState) -> list[Reply]:
+        """Answer every waiting region."""
+        return self._answered(averager, list(averager.waiting.values()))
 
-def release(averager: AveragerState, answer: Answer) -> list[Reply]:
-    """Answer everybody who waits."""
-    return _answered(averager, list(averager.waiting.values()), answer)
-
-
-def _answered(averager: AveragerState, headers: list[Update], answer: Answer) -> list[Reply]:
-    for header in headers:
-        del averager.waiting[header.region]
-    return [answer(averager, header) for header in headers]
+    def _answered(self, averager: AveragerState, headers: list[Update]) -> list[Reply]:
+        for header in headers:
+            del averager.waiting[header.region]
+        return [self.answer(averager, header) for header in headers]
 
 
 def lag_of(averager: AveragerState, update: Update) -> int:

@@ -35,12 +35,9 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import global_model
-from geo_ray.strategies import global_model as published
-from geo_ray.strategies import global_model as staleness
 from geo_ray.strategies import local_steps as local
-from geo_ray.strategies.global_model import Staleness
+from geo_ray.strategies.global_model import OneByOne
 from geo_ray.strategies.outer import DelayedNesterov
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
@@ -48,7 +45,7 @@ from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTrai
 _GLOBAL, _SENT = "global", "sent"
 
 
-class Halos(StrictModel):
+class Halos(OneByOne):
     """Configuration and rule of `halos`."""
 
     kind: Literal["halos"] = "halos"
@@ -62,7 +59,6 @@ class Halos(StrictModel):
     local: DelayedNesterov = DelayedNesterov(lr=3.2, momentum=0.9, period=16)
     outer: DelayedNesterov = DelayedNesterov(lr=0.3, momentum=0.5, period=2)
     weights: Weights = Field("uniform", description="weight of an update: alike, or by its samples")
-    staleness: Staleness = Staleness()
 
     @property
     def traits(self) -> Traits:
@@ -82,8 +78,8 @@ class Halos(StrictModel):
             averager=AveragerTraits(
                 plain_outer=self.outer.plain,
                 bound=self.staleness.bound,
-                on_release=self.on_release,
-                on_finished=self.on_finished,
+                releases=True,
+                frees=True,
             ),
         )
 
@@ -125,30 +121,18 @@ class Halos(StrictModel):
         """Take the update in; answer its sender with the global model's change."""
         global_model.note_speed(averager, update)
         if update.num_samples > 0:
-            weight = self.staleness.factor(staleness.lag_of(averager, update))
+            weight = self.staleness.factor(global_model.lag_of(averager, update))
             if self.weights == "samples":
                 weight *= global_model.relative_rows(averager, update.region)
             delta_P = update.payload_P * weight
-            published.publish(
+            global_model.publish(
                 averager, self.outer.change(averager, delta_P, len(averager.members), "outer")
             )
-        return self.staleness.answers(averager, update, self._answer)
+        return self.answers(averager, update)
 
-    def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Answer whoever waits for the slowest."""
-        return staleness.release(averager, self._answer)
-
-    def on_finished(self, averager: AveragerState) -> list[Reply]:
-        """Answer whom only who has finished held up."""
-        return self.staleness.free(averager, self._answer)
-
-    def _answer(self, averager: AveragerState, update: Update) -> Reply:
-        steps = (
-            global_model.steps_by_speed(averager, update.region, self.interval)
-            if self.by_speed
-            else None
-        )
-        return published.answer(averager, update, steps)
+    def answer(self, averager: AveragerState, update: Update) -> Reply:
+        """Answer with the global model's change."""
+        return global_model.answer(averager, update, self.interval if self.by_speed else None)
 
     def _outgoing(self, region: RegionState, *, wait: bool) -> Outgoing:
         region.memory.setdefault(_GLOBAL, region.params_P.clone())

@@ -23,10 +23,10 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import local_steps
+from geo_ray.strategies.base import LocalSteps, Rounds
 from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_round
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.state import AveragerState, RegionState, Reply, Update
 from geo_ray.strategies.traits import (
     AveragerTraits,
     ExchangeTraits,
@@ -37,7 +37,7 @@ from geo_ray.strategies.traits import (
 )
 
 
-class Hfa(StrictModel):
+class Hfa(LocalSteps, Rounds):
     """Configuration and rule of `hfa`."""
 
     kind: Literal["hfa"] = "hfa"
@@ -65,18 +65,6 @@ class Hfa(StrictModel):
         if grad_P is not None:
             region.params_P.sub_(grad_P)
 
-    def after_step(self, region: RegionState) -> Outgoing | None:
-        """Every k2 averages, send what was done and wait."""
-        return local_steps.outgoing_when_due(region, self.k2)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the outer model."""
-        local_steps.adopt(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """The last exchange, unless the last step was one anyway."""
-        return local_steps.final_update(region)
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""
-        return outer_round(averager, update, self.weights, self.outer)
+        return outer_round(averager, updates, self.weights, self.outer)

@@ -27,24 +27,20 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import local_steps
 from geo_ray.strategies import local_steps as local
+from geo_ray.strategies.base import Overlapped
 from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_round
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 
-class NbSync(StrictModel):
+class NbSync(Overlapped):
     """Configuration and rule of `nbsync`."""
 
     kind: Literal["nbsync"] = "nbsync"
     max_local_steps: int = Field(150, ge=1, description="most local steps of a site in a round")
-    merge: local_steps.Merge = Field(
-        "overwrite", description="what becomes of the site's own progress"
-    )
     weights: Weights = Field("uniform", description="weight of a site: alike, or by its samples")
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
 
@@ -59,24 +55,12 @@ class NbSync(StrictModel):
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.overlapped_step(region, grad_P)
-
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Turn as soon as the answer is here; stand still only at the cap."""
         if region.link_busy:
             return Wait() if region.since_send >= self.max_local_steps else None
         return local_steps.turn(region, self.merge)
 
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Keep it until the present step has ended."""
-        local_steps.keep_reply(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Send the rest; the answer is the model of all."""
-        return local_steps.last_turn(region, self.merge)
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the outer model's change once every site is in."""
-        return outer_round(averager, update, self.weights, self.outer)
+        return outer_round(averager, updates, self.weights, self.outer)

@@ -18,24 +18,20 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import local_steps
 from geo_ray.strategies import local_steps as local
+from geo_ray.strategies.base import Overlapped
 from geo_ray.strategies.outer import OuterConfig, OuterNesterov, outer_round
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 
-class OneStepDelay(StrictModel):
+class OneStepDelay(Overlapped):
     """Configuration and rule of `one_step_delay`."""
 
     kind: Literal["one_step_delay"] = "one_step_delay"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
-    merge: local_steps.Merge = Field(
-        "overwrite", description="what becomes of the last H steps here"
-    )
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
     outer: OuterConfig = Field(
         OuterNesterov(momentum=0.5), description="what is made of the mean change"
@@ -54,24 +50,12 @@ class OneStepDelay(StrictModel):
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.overlapped_step(region, grad_P)
-
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Turn every H steps, or as soon as the answer is there if that is later."""
         if region.since_send < self.interval:
             return None
         return Wait() if region.link_busy else local_steps.turn(region, self.merge)
 
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Keep it until the next sync."""
-        local_steps.keep_reply(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Send the rest; the answer is the model of all."""
-        return local_steps.last_turn(region, self.merge)
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""
-        return outer_round(averager, update, self.weights, self.outer)
+        return outer_round(averager, updates, self.weights, self.outer)

@@ -24,7 +24,7 @@ exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Protocol, Self
 
@@ -122,12 +122,13 @@ def outer_change(
 
 
 def outer_round(
-    averager: AveragerState, update: Update, weights: Weights, config: OneOuter, key: str = "outer"
+    averager: AveragerState,
+    updates: Sequence[Update],
+    weights: Weights,
+    config: OneOuter,
+    key: str = "outer",
 ) -> list[Reply]:
-    """Once every region has spoken: the outer optimizer's change of the mean, to all of them."""
-    updates = averager.gather(update)
-    if updates is None:
-        return []
+    """Answer all updates of a round with the outer optimizer's change of their mean."""
     shares, first_P = shares_of(updates, weights), updates[0].payload_P
     on_cpu = first_P.device.type == "cpu"
     change_P = averager.room(first_P.numel()) if on_cpu else torch.empty_like(first_P)

@@ -19,15 +19,13 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
-from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.base import Rounds, answer_all, weighted_mean
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RoundMean, Traits, Weights
 
 
-class Sma(StrictModel):
+class Sma(Rounds):
     """Configuration and rule of `sma`."""
 
     kind: Literal["sma"] = "sma"
@@ -50,11 +48,6 @@ class Sma(StrictModel):
             averager=AveragerTraits(round_mean=RoundMean(weights=self.weights, is_answer=True)),
         )
 
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        if grad_P is not None:
-            region.apply_gradient(grad_P)
-
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Every ``interval`` steps, send the model and wait for the mean."""
         if not region.is_due(self.interval):
@@ -71,9 +64,6 @@ class Sma(StrictModel):
             return None
         return Outgoing(region.params_P.clone(), wait=True)
 
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the mean once every region's model is there."""
-        updates = averager.gather(update)
-        if updates is None:
-            return []
         return answer_all(averager, updates, weighted_mean(updates, self.weights))

@@ -22,17 +22,15 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from geo_ray.base.model import StrictModel
 from geo_ray.strategies import local_steps
-from geo_ray.strategies.base import answer_all, weighted_mean
+from geo_ray.strategies.base import LocalSteps, Rounds, answer_all, weighted_mean
 from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_change
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
+from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
 
-class SparseLoCo(StrictModel):
+class SparseLoCo(LocalSteps, Rounds):
     """Configuration and rule of `sparseloco`."""
 
     kind: Literal["sparseloco"] = "sparseloco"
@@ -58,27 +56,8 @@ class SparseLoCo(StrictModel):
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
-    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
-        local_steps.step(region, grad_P)
-
-    def after_step(self, region: RegionState) -> Outgoing | None:
-        """Every H steps, send what was done and wait."""
-        return local_steps.outgoing_when_due(region, self.interval)
-
-    def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the outer model."""
-        local_steps.adopt(region, reply)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """The last exchange, unless the last step was one anyway."""
-        return local_steps.final_update(region)
-
-    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+    def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the mean of the clipped changes once every region is in."""
-        updates = averager.gather(update)
-        if updates is None:
-            return []
         used = clipped(updates) if self.clip else updates
         mean_P = weighted_mean(used, self.weights)
         return answer_all(averager, updates, outer_change(self.outer, averager, mean_P))

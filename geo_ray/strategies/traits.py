@@ -11,12 +11,9 @@ every strategy (`geo_ray.testing`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
-
-if TYPE_CHECKING:  # it imports PyTorch, and planning and scheduling read traits without it
-    from geo_ray.strategies.state import AveragerState, Reply
+from typing import Final, Literal
 
 Weights = Literal["uniform", "samples"]
 """How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
@@ -176,19 +173,16 @@ class AveragerTraits:
             regions, and every answer their mean by rows.
         bound: exchanges that a region may be ahead of the slowest, although there are no rounds;
             None: as many as it likes.
-        on_release: closes what is open with those who are in it, and answers everybody who waits.
-            Called when a region has left, and, after every update, while the run ends or members
-            are about to change. Needed by
-            every strategy that may leave some regions without an answer while it answers others.
-            None: it never does.
-        on_finished: answers whom only a region held up that has finished (it is in
-            `AveragerState.finished` now). Its last word waits for those of all others. None: where
-            somebody waits, it is taken in as an ordinary update, and asked for again.
+        releases: whether some regions may be left without an answer while others are answered;
+            `Strategy.on_release` then answers them.
+        frees: whether `Strategy.on_finished` answers the regions that waited only for a region
+            that has finished. False: where a region waits, the final update of another is taken in
+            as an ordinary one, and asked for again.
         plain_outer: value of the option ``outer`` with which changes are applied as they are; None:
             there is no such option, or it is such a value. Momentum there and momentum in the
             inner optimizer multiply, and overshoot where rounds are short or few.
-        on_wake: does what is due now that the time that it asked for (`AveragerState.wake_s`) has
-            come, and is cleared. None: the strategy does not go by the averager's clock.
+        wakes: whether the strategy uses the averager's clock: it sets `AveragerState.wake_s`, and
+            `Strategy.on_wake` is called then.
     """
 
     round_mean: RoundMean | None = None
@@ -196,9 +190,9 @@ class AveragerTraits:
     mean_gradient: bool = False
     bound: int | None = None
     plain_outer: Mapping[str, float | str] | None = None
-    on_release: Callable[[AveragerState], list[Reply]] | None = None
-    on_finished: Callable[[AveragerState], list[Reply]] | None = None
-    on_wake: Callable[[AveragerState], list[Reply]] | None = None
+    releases: bool = False
+    frees: bool = False
+    wakes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

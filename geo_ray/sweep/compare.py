@@ -22,9 +22,9 @@ from rich.box import SIMPLE_HEAD
 
 from geo_ray.base.errors import NonFiniteError
 from geo_ray.base.files import save_text
-from geo_ray.base.load import ConfigSource
 from geo_ray.base.tables import FittedTable
 from geo_ray.base.text import bytes_text, duration_text, number_text
+from geo_ray.base.yaml import ConfigSource
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.bill import Bill
 from geo_ray.runs.recorder import links_text

@@ -15,10 +15,11 @@ from pydantic import Field, ValidationError
 
 from geo_ray.base.errors import ConfigError
 from geo_ray.base.files import save_text, unwritable
-from geo_ray.base.load import ConfigSource, digest, load_tree
+from geo_ray.base.load import digest, load_tree
 from geo_ray.base.model import StrictModel
 from geo_ray.base.overrides import OptionText, typed
 from geo_ray.base.text import nearest_word
+from geo_ray.base.yaml import ConfigSource
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.strategies.registry import STRATEGIES, default_section

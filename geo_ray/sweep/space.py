@@ -14,9 +14,9 @@ from typing import Any
 
 from geo_ray.base.canonical import JSONValue
 from geo_ray.base.errors import ConfigError, TuningDirectoryError
-from geo_ray.base.load import ConfigText, load_tree, read_text, text_of
+from geo_ray.base.load import load_tree, text_of
 from geo_ray.base.overrides import apply_overrides
-from geo_ray.base.yaml import YamlTree, parse_yaml
+from geo_ray.base.yaml import ConfigText, YamlTree, parse_yaml, read_text
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory

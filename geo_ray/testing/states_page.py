@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from geo_ray.base.states import StateTable
+from geo_ray.cloud.autoscaler.state import INSTANCE
 from geo_ray.runtime.actor import ACTOR
+from geo_ray.scheduler.queue.state import JOB
 
-TABLES: Final[tuple[tuple[StateTable[Any, Any], str], ...]] = ((ACTOR, "geo_ray/runtime/actor.py"),)
+TABLES: Final[tuple[tuple[StateTable[Any, Any], str], ...]] = (
+    (ACTOR, "geo_ray/runtime/actor.py"),
+    (INSTANCE, "geo_ray/cloud/autoscaler/state.py"),
+    (JOB, "geo_ray/scheduler/queue/state.py"),
+)
 """Every state machine, and the file that declares it."""
 
 _HEAD: Final = """\

@@ -147,12 +147,12 @@ class Fleet:
             if region.age >= self._lag:
                 self.merge(region)
             self._speak(region)
-        if (
-            self._strategy.traits.averager.on_release is None
-            and grads.keys() == self.regions.keys()
-        ):
+        if not self._strategy.traits.averager.releases and grads.keys() == self.regions.keys():
             left = [region.name for region in self.regions.values() if region.waiting]
-            expect(not left, f"regions {left} are not answered, and there is no on_release")
+            expect(
+                not left,
+                f"regions {left} are not answered, and its traits say that it never `releases`",
+            )
 
     def apply(self, region: FleetRegion, grad_P: Tensor | None) -> None:
         """The server's part of a step; None is a gradient that was refused."""
@@ -274,10 +274,9 @@ class Fleet:
                 self._speak(region)
 
     def _release(self) -> None:
-        on_release = self._strategy.traits.averager.on_release
-        if on_release is None:
+        if not self._strategy.traits.averager.releases:
             return
-        self._take(on_release(self.averager.state))
+        self._take(self._strategy.on_release(self.averager.state))
         left = sorted(self.averager.state.waiting)
         expect(not left, f"after on_release regions {left} still wait")
 
@@ -433,10 +432,10 @@ def workers_push_what_it_says(strategy: Strategy) -> None:
 
 
 def the_clock_is_asked_for_as_it_says(strategy: Strategy) -> None:
-    """Whoever wants to be woken has on_wake."""
-    if strategy.traits.averager.on_wake is None:
+    """A strategy that asks to be woken says so."""
+    if not strategy.traits.averager.wakes:
         woken = _run(strategy).averager.state.wake_s
-        expect(woken is None, "it asks to be woken, and there is no on_wake")
+        expect(woken is None, "it asks to be woken, and its traits do not say `wakes`")
 
 
 def rounds_may_be_summed_as_it_says(strategy: Strategy) -> None:

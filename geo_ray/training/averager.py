@@ -432,8 +432,7 @@ class Averager:
         self._unread.secure()
         with self._changing():
             self.state.wake_s = None
-            on_wake = self.strategy.traits.averager.on_wake
-            return [] if on_wake is None else self._publish(on_wake(self.state))
+            return self._publish(self.strategy.on_wake(self.state))
 
     @property
     def may_begin_checkpoint(self) -> bool:
@@ -757,10 +756,9 @@ class Averager:
             updates = [replace(finals[name], final=not goes_on) for name in self.state.members]
             replies = [reply for update in updates for reply in self._answer(update)]
             return replies if goes_on else self._at_border(replies)
-        on_finished = self.strategy.traits.averager.on_finished
-        if on_finished is None or not self.state.waiting:
+        if not self.strategy.traits.averager.frees or not self.state.waiting:
             return self._release_finals()
-        return self._publish(on_finished(self.state))
+        return self._publish(self.strategy.on_finished(self.state))
 
     def _answer(self, update: Update) -> list[Reply]:
         measured = self.noise.measured(self.strategy, self.state, update)
@@ -779,8 +777,9 @@ class Averager:
 
     def _release_waiting(self) -> list[Reply]:
         """Nobody waits for others any more, if the strategy lets some wait."""
-        on_release = self.strategy.traits.averager.on_release
-        return [] if on_release is None else self._publish(on_release(self.state))
+        if not self.strategy.traits.averager.releases:
+            return []
+        return self._publish(self.strategy.on_release(self.state))
 
     @property
     def _is_gathering(self) -> bool:
@@ -802,7 +801,7 @@ class Averager:
         In an open round, where others wait for whoever has finished: they would wait for each other
         for ever. Not where the strategy knows who has finished.
         """
-        if not self.state.waiting or self.strategy.traits.averager.on_finished is not None:
+        if not self.state.waiting or self.strategy.traits.averager.frees:
             return []
         finals, self._books.finals = list(self._books.finals.values()), {}
         self._note_finished()

@@ -100,7 +100,7 @@ def test_third_party_packages_stay_behind_their_fences(library: list[Any]) -> No
 
 def test_the_package_itself_imports_nothing_heavy(library: list[Any]) -> None:
     (top,) = [file for file in library if file.name == "geo_ray"]
-    harmless = {"__future__.annotations", "importlib", "typing.Any", "typing.TYPE_CHECKING"}
+    harmless = {"__future__.annotations", "importlib", "typing.Any", "typing.Final"}
     seen = at_run_time(top.tree)
     assert {name for name in seen if not inside(name, "geo_ray.base.version")} == harmless
 
@@ -115,19 +115,27 @@ def test_importing_the_package_loads_nothing_heavy(root: Path) -> None:
     assert not loaded & {"torch", "ray", "pydantic", "pyarrow", "numpy", "yaml", "click", "rich"}
 
 
-def test_every_name_that_the_package_offers_is_there_for_type_checkers(root: Path) -> None:
-    tree = ast.parse((root / "geo_ray" / "__init__.py").read_text())
-    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
-    typed = {
-        name.asname or name.name
-        for node in checked.body
+def test_the_stub_of_the_package_declares_what_its_table_lists(root: Path) -> None:
+    stub = ast.parse((root / "geo_ray" / "__init__.pyi").read_text())
+    declared = {
+        name.asname or name.name: f"{node.module}:{name.name}"
+        for node in stub.body
         if isinstance(node, ast.ImportFrom)
         for name in node.names
     }
-    own = {t.id for n in checked.body if isinstance(n, ast.Assign) for t in n.targets}
-    offered = set(geo_ray.__all__)
-    assert offered == (typed | own | {"__version__"}) - {"StrictModel"}
-    assert all(getattr(geo_ray, name) is not None for name in offered)
+    listed = {
+        name: f"geo_ray.{where}" if ":" in where else f"geo_ray.{where}:{name}"
+        for name, where in geo_ray._WHERE.items()
+    }
+    renamed = {
+        target.id: declared.pop(node.value.id)
+        for node in stub.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    assert declared | renamed == listed | {"__version__": "geo_ray.base.version:__version__"}
+    assert all(getattr(geo_ray, name) is not None for name in geo_ray.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         getattr(geo_ray, "nonsense")  # noqa: B009
 

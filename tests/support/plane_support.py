@@ -77,10 +77,8 @@ class Watched:
         self.after_step = inner.after_step
         self.on_finish = inner.on_finish
         self._trains_on = inner.traits.exchange.stands_still != "always"
-        told = inner.traits.averager
-        if told.on_release is not None:
-            told = replace(told, on_release=self._on_release)
-        self.traits = replace(inner.traits, averager=told)
+        self.on_finished, self.on_wake = inner.on_finished, inner.on_wake
+        self.traits = inner.traits
 
     def on_reply(self, region, reply: Reply) -> None:
         self._plane.setup.strategy.on_reply(region, reply)
@@ -101,7 +99,7 @@ class Watched:
             assert state.version == before + bool(replies)
         return replies
 
-    def _on_release(self, state: AveragerState) -> list[Reply]:
+    def on_release(self, state: AveragerState) -> list[Reply]:
         replies = self._plane.setup.strategy.on_release(state)
         self._note(replies)
         assert not state.waiting, "somebody still waits"

@@ -50,8 +50,9 @@ class Counted:
 
     def __init__(self, inner, num_params: int) -> None:
         self.inner = inner
-        told = replace(inner.traits.averager, on_release=None, on_wake=None)
+        told = replace(inner.traits.averager, releases=False, wakes=False)
         self.traits = replace(inner.traits, averager=told)
+        self.on_finished = inner.on_finished
         self.num_params = num_params
 
     def on_update(self, state: AveragerState, update: Update) -> list[Reply]:

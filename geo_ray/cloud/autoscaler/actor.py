@@ -406,9 +406,9 @@ class AutoscalerActor:
     def _tell(self, result: TickResult) -> None:
         observed, now_s = result.observed, result.observed.now_unix_s
         unseen = [
-            duty.machine  # as last listed
-            for duty in result.decided.memory.duties.values()
-            if duty.machine.pool.region in observed.silent
+            instance.machine  # as last listed
+            for instance in result.decided.memory.instances.values()
+            if instance.machine.pool.region in observed.silent
         ]
         for action in result.decided.actions:
             self._actions.append(told(action, now_s))

@@ -25,7 +25,13 @@ from geo_ray.cloud.autoscaler.observation import (
 )
 from geo_ray.cloud.autoscaler.packing import Packed, Room, RoomOffer, infeasible, pack
 from geo_ray.cloud.autoscaler.pools import PoolOffer
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, Intent, Parting, outstanding
+from geo_ray.cloud.autoscaler.state import (
+    AutoscalerMemory,
+    InstanceState,
+    ManagedInstance,
+    PendingLaunch,
+    outstanding,
+)
 from geo_ray.cloud.autoscaler.target import (
     REGION_LABEL,
     ROLE_LABEL,
@@ -77,7 +83,7 @@ class DemandKeeper:
     Args:
         config: of the autoscaler.
         regions: those without a speed.
-        memory: changed in what is said of partings and idle machines.
+        memory: changed in what is said of terminations and idle machines.
         observed: what is seen.
         only_on_demand: whether nothing is rented on the spot market.
     """
@@ -99,12 +105,16 @@ class DemandKeeper:
     def decide(self) -> DemandChoice:
         """Return what is to be done."""
         names = {each.target.name for each in self._regions}
-        for duty in self._memory.duties.values():
-            is_here = _place(duty.machine.labels)[0] in names
-            if is_here and duty.parting and duty.parting.reason in _STAY and _waits(duty):
-                duty.parting = None  # it was to be exchanged, or was too much, for a plan
-        leaving = [duty for duty in self._memory.duties.values() if self._is_replaced(duty, names)]
-        groups = [self._replacement(duty) for duty in leaving]
+        for instance in self._memory.instances.values():
+            is_here = _place(instance.machine.labels)[0] in names
+            if is_here and _waits(instance) and instance.leaves_for in _STAY:
+                instance.keep()  # it was to be exchanged, or was too much, for a plan
+        leaving = [
+            instance
+            for instance in self._memory.instances.values()
+            if self._is_replaced(instance, names)
+        ]
+        groups = [self._replacement(instance) for instance in leaving]
         groups += self._followed(names)
         packed = pack(groups, self._rooms(), self._offers(), self._floors())
         used = {key for keys in packed.used.values() for key in keys}
@@ -138,16 +148,16 @@ class DemandKeeper:
                 self._choice.notes.append(why)
         return found
 
-    def _replacement(self, duty: Duty) -> PendingGroup:
+    def _replacement(self, instance: ManagedInstance) -> PendingGroup:
         """Return what takes the place of a machine: one of its type, or a larger one."""
-        region, _ = _place(duty.machine.labels)
-        has = self._resources(duty.machine.pool.type)
+        region, _ = _place(instance.machine.labels)
+        has = self._resources(instance.machine.pool.type)
         larger = [
             type_
             for type_ in self._config.machine_resources
             if has and all(self._resources(type_).get(k, 0.0) >= v for k, v in has.items())
         ]
-        types = tuple(dict.fromkeys((duty.machine.pool.type, *larger)))
+        types = tuple(dict.fromkeys((instance.machine.pool.type, *larger)))
         labels = (
             LabelWanted(REGION_LABEL, (region,)),
             LabelWanted(TYPE_LABEL, types),
@@ -155,24 +165,25 @@ class DemandKeeper:
         )
         return PendingGroup((PendingBundle({}, labels, is_whole=True),))
 
-    def _is_replaced(self, duty: Duty, names: set[str]) -> bool:
-        region, role = _place(duty.machine.labels)
+    def _is_replaced(self, instance: ManagedInstance, names: set[str]) -> bool:
+        region, role = _place(instance.machine.labels)
         return (
             region in names
             and role == "worker"
-            and duty.parting is not None
-            and duty.parting.reason in REPLACED
-            and _is_at_work(self._node(duty))
-            and not self._has_busy_successor(duty.parting)
+            and instance.leaves_for in REPLACED
+            and _is_at_work(self._node(instance))
+            and not self._has_busy_successor(instance)
         )
 
-    def _has_busy_successor(self, parting: Parting) -> bool:
+    def _has_busy_successor(self, instance: ManagedInstance) -> bool:
         """Return whether what took a machine's place works by now, so that nobody else need to.
 
         As long as it does not, its room is kept for the one that leaves.
         """
-        successor = self._memory.duties.get(parting.successor or "")
-        if successor is None or successor.parting is not None:
+        termination = instance.termination
+        name = None if termination is None else termination.successor
+        successor = self._memory.instances.get(name or "")
+        if successor is None or not successor.stays:
             return False
         return not successor.is_awaited and _is_at_work(self._node(successor))
 
@@ -183,8 +194,10 @@ class DemandKeeper:
             region = each.target
             if region.floor < 1 or region.server is not None:
                 continue
-            stays = [d.machine.pool for d in self._duties(region, "worker") if d.parting is None]
-            stays += [intent.request.pool for intent, _ in self._coming(region, "worker")]
+            stays = [d.machine.pool for d in self._instances(region, "worker") if d.stays]
+            stays += [
+                pending_launch.request.pool for pending_launch, _ in self._coming(region, "worker")
+            ]
             if not any(pool.market is Market.ON_DEMAND for pool in stays):
                 found.add(region.name)
         return frozenset(found)
@@ -198,14 +211,16 @@ class DemandKeeper:
             region = each.target
             if region.server is not None:
                 found += self._server_rooms(region)
-            free = [d for d in self._duties(region, "worker") if self._has_room(d, region)]
+            free = [d for d in self._instances(region, "worker") if self._has_room(d, region)]
             free.sort(key=lambda d: (_is_at_work(self._node(d)), d.usd_per_hour))
             found += [
-                self._room(duty.machine.id, region, duty.machine.pool, duty.machine.labels)
-                for duty in free
+                self._room(
+                    instance.machine.id, region, instance.machine.pool, instance.machine.labels
+                )
+                for instance in free
             ]
-            for intent, count in self._coming(region, "worker"):
-                request = intent.request
+            for pending_launch, count in self._coming(region, "worker"):
+                request = pending_launch.request
                 found += [
                     self._room(_coming_key(request, n), region, request.pool, request.labels)
                     for n in range(count)
@@ -214,23 +229,23 @@ class DemandKeeper:
 
     def _server_rooms(self, region: RegionTarget) -> list[Room]:
         """Return the room on the server's machine, which comes with whatever the region needs."""
-        there = [duty for duty in self._duties(region, "server") if duty.parting is None]
-        if region.server is None or any(_is_at_work(self._node(duty)) for duty in there):
+        there = [instance for instance in self._instances(region, "server") if instance.stays]
+        if region.server is None or any(_is_at_work(self._node(instance)) for instance in there):
             return []
         market = region.server.markets[0] if region.server.markets else Market.ON_DEMAND
         pool = Pool(region.at, region.zones[0], region.server.type, market)
         return [self._room(_server_key(region), region, pool, region.labels(pool, "server"))]
 
-    def _has_room(self, duty: Duty, region: RegionTarget) -> bool:
+    def _has_room(self, instance: ManagedInstance, region: RegionTarget) -> bool:
         """Return whether a machine takes what waits.
 
         So does one that has begun to work since the last look, if something waited for it then:
         that may still be told as waiting, since Ray tells of loads later than of nodes.
         """
         return (
-            duty.parting is None
-            and region.kind(duty.machine.pool.type, "worker") is not None
-            and (duty.is_awaited or not _is_at_work(self._node(duty)))
+            instance.stays
+            and region.kind(instance.machine.pool.type, "worker") is not None
+            and (instance.is_awaited or not _is_at_work(self._node(instance)))
         )
 
     def _room(self, key: str, region: RegionTarget, pool: Pool, labels: Mapping[str, str]) -> Room:
@@ -295,35 +310,37 @@ class DemandKeeper:
             count = packed.rented.get(_offer_key(region, offer.pool), 0)
             if count:
                 choice.launches[offer.pool] = (count, WAITS, offer.usd_per_hour or 0.0)
-        workers = self._duties(region, "worker")
-        servers = self._duties(region, "server")
+        workers = self._instances(region, "worker")
+        servers = self._instances(region, "server")
         coming = self._coming(region, "worker")
         unneeded = [
-            intent
-            for intent, count in coming
-            if not any(_coming_key(intent.request, number) in used for number in range(count))
+            pending_launch
+            for pending_launch, count in coming
+            if not any(
+                _coming_key(pending_launch.request, number) in used for number in range(count)
+            )
         ]
         is_needed = bool(
             choice.launches
             or _server_key(region) in used
             or len(unneeded) < len(coming)
-            or any(duty.machine.id in used for duty in workers)
-            or any(_is_at_work(self._node(duty)) for duty in (*workers, *servers))
+            or any(instance.machine.id in used for instance in workers)
+            or any(_is_at_work(self._node(instance)) for instance in (*workers, *servers))
         )
         if is_needed and region.server is not None:
             self._rent_server(each, servers)
         elif not is_needed:
-            unneeded += [intent for intent, _ in self._coming(region, "server")]
-        self._choice.unneeded |= {intent.request.request_id for intent in unneeded}
-        for duty in workers:
-            self._watch(duty, is_needed=duty.machine.id in used)
-        for duty in servers:
-            self._watch(duty, is_needed=is_needed)
+            unneeded += [pending_launch for pending_launch, _ in self._coming(region, "server")]
+        self._choice.unneeded |= {pending_launch.request.request_id for pending_launch in unneeded}
+        for instance in workers:
+            self._watch(instance, is_needed=instance.machine.id in used)
+        for instance in servers:
+            self._watch(instance, is_needed=is_needed)
         _show(choice, each.workers)
 
-    def _rent_server(self, each: DemandRegion, servers: Sequence[Duty]) -> None:
+    def _rent_server(self, each: DemandRegion, servers: Sequence[ManagedInstance]) -> None:
         region = each.target
-        stays = any(duty.parting is None for duty in servers)
+        stays = any(instance.stays for instance in servers)
         if stays or self._coming(region, "server"):
             return
         must_stay = region.floor > 0
@@ -335,56 +352,58 @@ class DemandKeeper:
                 _show(choice, each.servers)
                 return
 
-    def _watch(self, duty: Duty, *, is_needed: bool) -> None:
+    def _watch(self, instance: ManagedInstance, *, is_needed: bool) -> None:
         """Let go what was idle and of no use for a while."""
-        if duty.parting is not None:
+        if not instance.stays:
             return
-        is_at_work = _is_at_work(self._node(duty))
-        duty.is_awaited = is_needed and not is_at_work
+        is_at_work = _is_at_work(self._node(instance))
+        instance.is_awaited = is_needed and not is_at_work
         if is_needed or is_at_work:
-            duty.idle_unix_s = None
-        elif duty.idle_unix_s is None:
-            duty.idle_unix_s = self._now_s
-        elif self._now_s - duty.idle_unix_s >= self._config.calm.idle_s:
-            duty.parting = Parting(TOO_MANY, self._now_s, only_idle=True)
+            instance.idle_unix_s = None
+        elif instance.idle_unix_s is None:
+            instance.idle_unix_s = self._now_s
+        elif self._now_s - instance.idle_unix_s >= self._config.calm.idle_s:
+            instance.release(TOO_MANY, self._now_s)
 
-    def _let_go(self, leaving: Sequence[Duty], packed: Packed) -> None:
+    def _let_go(self, leaving: Sequence[ManagedInstance], packed: Packed) -> None:
         """Drain what will be gone: with its life over when another one computes, else at once."""
         at_hand = {
-            duty.machine.id
-            for duty in self._memory.duties.values()
-            if self._node(duty).is_ready and duty.parting is None
+            instance.machine.id
+            for instance in self._memory.instances.values()
+            if self._node(instance).is_ready and instance.stays
         }
         replaced = self._replaced(leaving, packed, at_hand)
         last_s = self._config.drain_s + 2 * self._config.every_s
         for each in self._regions:
             for role in _ROLES:
-                duties = self._duties(each.target, role)
-                computes = any(duty.machine.id in at_hand for duty in duties)
-                for duty in duties:
-                    if duty.parting is None or not _waits(duty):
+                instances = self._instances(each.target, role)
+                computes = any(instance.machine.id in at_hand for instance in instances)
+                for instance in instances:
+                    if not _waits(instance):
                         continue
-                    ends_s = duty.machine.ends_unix_s
+                    ends_s = instance.machine.ends_unix_s
                     is_last = ends_s is not None and ends_s - self._now_s <= last_s
-                    may = duty.machine.id in replaced if role == "worker" else computes
-                    is_idle = not _is_at_work(self._node(duty))
-                    if duty.parting.reason != LIFE or may or is_last or is_idle:
+                    may = instance.machine.id in replaced if role == "worker" else computes
+                    is_idle = not _is_at_work(self._node(instance))
+                    if instance.leaves_for != LIFE or may or is_last or is_idle:
                         drains = self._post(each.target, role).drains
-                        drains.append((duty, duty.parting.reason))
+                        drains.append((instance, instance.leaves_for))
 
-    def _replaced(self, leaving: Sequence[Duty], packed: Packed, at_hand: set[str]) -> set[str]:
+    def _replaced(
+        self, leaving: Sequence[ManagedInstance], packed: Packed, at_hand: set[str]
+    ) -> set[str]:
         """Return which machines have a successor that computes; none is that of two."""
-        taken = {each.parting.successor for each in leaving if each.parting is not None}
+        taken = {each.termination.successor for each in leaving if each.termination is not None}
         found = set()
-        for number, duty in enumerate(leaving):
-            if duty.parting is None:
+        for number, instance in enumerate(leaving):
+            if instance.termination is None:
                 continue
-            if duty.parting.successor not in at_hand:
+            if instance.termination.successor not in at_hand:
                 free = (packed.used.get(number, set()) & at_hand) - taken
-                duty.parting.successor = min(free, default=None)
-                taken.add(duty.parting.successor)
-            if duty.parting.successor is not None:
-                found.add(duty.machine.id)
+                instance.termination.successor = min(free, default=None)
+                taken.add(instance.termination.successor)
+            if instance.termination.successor is not None:
+                found.add(instance.machine.id)
         return found
 
     # ------------------------------------------------------------------ parts
@@ -392,22 +411,23 @@ class DemandKeeper:
     def _post(self, region: RegionTarget, role: MachineRole) -> PostChoice:
         return self._choice.posts.setdefault((region.name, role), PostChoice())
 
-    def _node(self, duty: Duty) -> NodeSeen:
-        return self._observed.node(duty.machine.id)
+    def _node(self, instance: ManagedInstance) -> NodeSeen:
+        return self._observed.node(instance.machine.id)
 
-    def _duties(self, region: RegionTarget, role: MachineRole) -> list[Duty]:
+    def _instances(self, region: RegionTarget, role: MachineRole) -> list[ManagedInstance]:
         return [
-            duty
-            for duty in self._memory.duties.values()
-            if _place(duty.machine.labels) == (region.name, role) and duty.reason != UNWANTED
+            instance
+            for instance in self._memory.instances.values()
+            if _place(instance.machine.labels) == (region.name, role)
+            and instance.reason != UNWANTED
         ]
 
-    def _coming(self, region: RegionTarget, role: MachineRole) -> list[tuple[Intent, int]]:
+    def _coming(self, region: RegionTarget, role: MachineRole) -> list[tuple[PendingLaunch, int]]:
         found = []
-        for intent in self._memory.intents.values():
-            count = outstanding(self._memory, intent)
-            if _place(intent.request.labels) == (region.name, role) and count > 0:
-                found.append((intent, count))
+        for pending_launch in self._memory.pending_launches.values():
+            count = outstanding(self._memory, pending_launch)
+            if _place(pending_launch.request.labels) == (region.name, role) and count > 0:
+                found.append((pending_launch, count))
         return found
 
 
@@ -422,9 +442,9 @@ def _is_at_work(node: NodeSeen) -> bool:
     return node.is_ready and node.is_busy
 
 
-def _waits(duty: Duty) -> bool:
-    """Whether it is to leave and was not told yet."""
-    return duty.parting is not None and duty.parting.until_unix_s is None
+def _waits(instance: ManagedInstance) -> bool:
+    """Whether it must leave and is not drained yet."""
+    return instance.state is InstanceState.LEAVING
 
 
 def _place(labels: Mapping[str, str]) -> tuple[str, str]:

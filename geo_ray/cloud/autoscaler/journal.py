@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from geo_ray.base.errors import LeaseLostError, RunDirectoryError
 from geo_ray.cloud.autoscaler.state import (
     AutoscalerMemory,
-    Duty,
-    Intent,
+    ManagedInstance,
+    PendingLaunch,
     decode_memory,
     encode_memory,
     outstanding,
@@ -204,41 +204,41 @@ class JournalMachines:
 
 
 def _view(memory: AutoscalerMemory, now_unix_s: float) -> MachinesView:
-    duties = (*memory.heads.values(), *memory.duties.values())
-    rows = [_machine_row(duty, now_unix_s) for duty in duties]
-    for intent in memory.intents.values():
-        missing = outstanding(memory, intent)
+    instances = (*memory.heads.values(), *memory.instances.values())
+    rows = [_machine_row(instance, now_unix_s) for instance in instances]
+    for pending_launch in memory.pending_launches.values():
+        missing = outstanding(memory, pending_launch)
         if missing > 0:
-            rows.append(_requested_row(intent, missing))
+            rows.append(_requested_row(pending_launch, missing))
     rows.sort(key=lambda row: (row.region, row.machine))
     return MachinesView("autoscaler", tuple(rows), memory.ledger.paid_usd)
 
 
-def _machine_row(duty: Duty, now_unix_s: float) -> MachineRow:
-    machine = duty.machine
-    state, note = machine.state.value, duty.reason
-    if duty.parting is not None:
-        state, note = "leaving", duty.parting.reason
-    elif duty.unready_unix_s is not None and machine.state.value == "running":
+def _machine_row(instance: ManagedInstance, now_unix_s: float) -> MachineRow:
+    machine = instance.machine
+    state, note = machine.state.value, instance.reason
+    if not instance.stays:
+        state, note = "leaving", instance.leaves_for
+    elif not instance.is_ready and machine.state.value == "running":
         state = "without a node"
     return MachineRow(
         region=machine.labels.get("ray.io/availability-region", machine.pool.region),
         machine=machine.id,
         type=f"{machine.pool.type} {machine.pool.market.value.replace('_', '-')}",
         state=state,
-        usd_per_hour=duty.usd_per_hour,
+        usd_per_hour=instance.usd_per_hour,
         age_s=now_unix_s - machine.launched_unix_s,
         note=note,
     )
 
 
-def _requested_row(intent: Intent, missing: int) -> MachineRow:
-    pool = intent.request.pool
+def _requested_row(pending_launch: PendingLaunch, missing: int) -> MachineRow:
+    pool = pending_launch.request.pool
     return MachineRow(
-        region=intent.request.labels.get("ray.io/availability-region", pool.region),
+        region=pending_launch.request.labels.get("ray.io/availability-region", pool.region),
         machine=f"{missing} x",
         type=f"{pool.type} {pool.market.value.replace('_', '-')}",
         state="asked for",
-        usd_per_hour=missing * intent.usd_per_hour,
-        note=intent.reason,
+        usd_per_hour=missing * pending_launch.usd_per_hour,
+        note=pending_launch.reason,
     )

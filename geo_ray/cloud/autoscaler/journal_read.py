@@ -182,7 +182,7 @@ def memory_of(
         memory.booked_unix_s = spent.until_unix_s
         memory.ledger.add("", BEFORE, 0.0, spent.paid_usd, spent.paid_usd)
         memory.pace.stopped_at_usd = spent.stopped_at_usd
-    memory.duties |= {each.id: taken_in(memory, each, now_unix_s) for each in own}
+    memory.instances |= {each.id: taken_in(memory, each, now_unix_s) for each in own}
     return memory
 
 

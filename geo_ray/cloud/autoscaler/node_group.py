@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil
 from typing import Final
 
@@ -20,7 +21,13 @@ import numpy as np
 from geo_ray.cloud.autoscaler.actions import Alternative
 from geo_ray.cloud.autoscaler.observation import LIFE
 from geo_ray.cloud.autoscaler.pools import Losses, PoolOffer, price_of
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, Intent, Parting, outstanding
+from geo_ray.cloud.autoscaler.state import (
+    AutoscalerMemory,
+    InstanceState,
+    ManagedInstance,
+    PendingLaunch,
+    outstanding,
+)
 from geo_ray.cloud.autoscaler.target import MachineKind, MachineRole
 from geo_ray.cloud.provider import Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
@@ -56,22 +63,27 @@ def cheapest_machines(items: Sequence[CoverItem], rows_per_s: float) -> list[int
         items: to choose from.
         rows_per_s: that they must compute together.
     """
+    return list(_cheapest(tuple(items), rows_per_s))
+
+
+@lru_cache(maxsize=4096)  # most looks ask what the one before asked
+def _cheapest(items: tuple[CoverItem, ...], rows_per_s: float) -> tuple[int, ...]:
     if rows_per_s <= 0 or not items:
-        return [0] * len(items)
+        return (0,) * len(items)
     slowest = min((item.rows_per_s for item in items if item.rows_per_s > 0), default=rows_per_s)
     wanted = ceil(rows_per_s / slowest / SHORT)
     total = min(_MOST_PARTS, max(_LEAST_PARTS, wanted))
     parts = [max(0, ceil(item.rows_per_s / rows_per_s * total - 1e-6)) for item in items]
     caps = [min(max(0, item.most), total) for item in items]
     if sum(part * cap for part, cap in zip(parts, caps, strict=True)) < total:
-        return caps
+        return tuple(caps)
     counts = cheapest_whole(
         np.array([max(item.usd_per_hour, _LEAST_USD) for item in items]),
         np.array(parts, dtype=np.int64),
         np.array(caps, dtype=np.int64),
         total,
     )
-    return caps if counts is None else [int(count) for count in counts]
+    return tuple(caps if counts is None else (int(count) for count in counts))
 
 
 ENOUGH = 1 - 1.2 * SHORT  # of the speed
@@ -138,7 +150,7 @@ class PostChoice:
     """
 
     launches: dict[Pool, tuple[int, str, float]] = field(default_factory=dict)
-    drains: list[tuple[Duty, str]] = field(default_factory=list)
+    drains: list[tuple[ManagedInstance, str]] = field(default_factory=list)
     calls_off: bool = False
     alternatives: tuple[Alternative, ...] = ()
 
@@ -166,7 +178,7 @@ class PostKeeper:
 
     Args:
         config: of the autoscaler.
-        memory: changed only in what is said of partings and of the region's moves.
+        memory: changed only in what is said of terminations and of the region's moves.
         post: what is needed.
         offers: what could be rented, the best first.
         losses: what preemptions cost.
@@ -189,53 +201,58 @@ class PostKeeper:
         self._choice = PostChoice()
 
     def decide(
-        self, duties: Sequence[Duty], intents: Sequence[Intent], left_s: float | None
+        self,
+        instances: Sequence[ManagedInstance],
+        pending_launches: Sequence[PendingLaunch],
+        left_s: float | None,
     ) -> PostChoice:
         """Return what is to be done.
 
         Args:
-            duties: the machines of the post.
-            intents: requests for it.
+            instances: the machines of the post.
+            pending_launches: requests for it.
             left_s: how long the job goes on; None: without end.
         """
         post = self._post
-        for duty in duties:
-            duty.idle_unix_s = None  # the plan needs it; idle time before that counts no more
+        for instance in instances:
+            instance.idle_unix_s = None  # the plan needs it; idle time before that counts no more
         if post.rows_per_s <= 0:
             self._record.surplus_unix_s = None
-            self._send_all_away(duties)
+            self._send_all_away(instances)
             self._choice.calls_off = True
             return self._choice
-        for duty in duties:
-            if duty.parting is None and post.speed(duty.machine.pool) <= 0:
-                duty.parting = Parting(DEADLINE if post.only_on_demand else TOO_MANY)
-        coming = self._coming(intents)
-        self._make_up_floor(duties, coming)
-        have = sum(self._speed(duty) for duty in duties if duty.parting is None)
+        for instance in instances:
+            if instance.stays and post.speed(instance.machine.pool) <= 0:
+                instance.leave(DEADLINE if post.only_on_demand else TOO_MANY)
+        coming = self._coming(pending_launches)
+        self._make_up_floor(instances, coming)
+        have = sum(self._speed(instance) for instance in instances if instance.stays)
         have += sum(post.speed(pool) * count for pool, count in coming.items())
         if have < post.rows_per_s * ENOUGH:
             self._record.surplus_unix_s = None
-            self._make_up(duties, post.rows_per_s - have)
+            self._make_up(instances, post.rows_per_s - have)
         else:
-            self._exchange(duties, bool(coming), left_s)
-        self._let_go(duties)
+            self._exchange(instances, bool(coming), left_s)
+        self._let_go(instances)
         return self._choice
 
     # ------------------------------------------------------------------ what a speed costs
 
-    def state(self, duties: Sequence[Duty], intents: Sequence[Intent]) -> PostState:
+    def state(
+        self, instances: Sequence[ManagedInstance], pending_launches: Sequence[PendingLaunch]
+    ) -> PostState:
         """Return what the post has, and whether it is at rest."""
-        steady = [duty for duty in duties if duty.parting is None]
-        coming = self._coming(intents)
-        rows_per_s = sum(self._speed(duty) for duty in steady)
+        steady = [instance for instance in instances if instance.stays]
+        coming = self._coming(pending_launches)
+        rows_per_s = sum(self._speed(instance) for instance in steady)
         rows_per_s += sum(self._post.speed(pool) * count for pool, count in coming.items())
-        is_quiet = not coming and self._is_quiet(duties)
-        return PostState(rows_per_s, is_quiet, not duties and not coming)
+        is_quiet = not coming and self._is_quiet(instances)
+        return PostState(rows_per_s, is_quiet, not instances and not coming)
 
     def cost(
         self,
-        duties: Sequence[Duty],
-        intents: Sequence[Intent],
+        instances: Sequence[ManagedInstance],
+        pending_launches: Sequence[PendingLaunch],
         rows_per_s: float,
         markup: float | None,
     ) -> tuple[float, float]:
@@ -244,27 +261,29 @@ class PostKeeper:
         The dollars are without those of the floor, which is there at any speed.
 
         Args:
-            duties: the machines of the post.
-            intents: requests for it.
+            instances: the machines of the post.
+            pending_launches: requests for it.
             rows_per_s: that is needed.
             markup: factor on the price of new machines that replace others; None: all that the
                 post has is kept.
         """
-        steady = [duty for duty in duties if duty.parting is None and self._speed(duty) > 0]
+        steady = [
+            instance for instance in instances if instance.stays and self._speed(instance) > 0
+        ]
         floor = self._floor_of(steady)
-        have = sum(self._speed(duty) for duty in floor)
+        have = sum(self._speed(instance) for instance in floor)
         first = next((o for o in self._offers if _is_safe(o.pool) and o.most > 0), None)
-        if len(floor) < self._post.floor and first is not None and not intents:
+        if len(floor) < self._post.floor and first is not None and not pending_launches:
             have += self._post.speed(first.pool)
-        free = [duty for duty in steady if not any(duty is each for each in floor)]
-        kept = [self._item(duty) for duty in free] if markup is None else []
-        for pool, count in self._coming(intents).items():
+        free = [instance for instance in steady if not any(instance is each for each in floor)]
+        kept = [self._item(instance) for instance in free] if markup is None else []
+        for pool, count in self._coming(pending_launches).items():
             usd = price_of(self._memory, pool, None) or 0.0
             kept.append(CoverItem(self._post.speed(pool), usd, count))
         usd = sum(item.usd_per_hour * item.most for item in kept)
         have += sum(item.rows_per_s * item.most for item in kept)
         free = [] if markup is None else free
-        choices = [self._item(duty) for duty in free] + [
+        choices = [self._item(instance) for instance in free] + [
             CoverItem(self._post.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), o.most)
             for o in self._offers
         ]
@@ -273,31 +292,30 @@ class PostKeeper:
             have += item.rows_per_s * count
         return usd, have
 
-    def _is_quiet(self, duties: Sequence[Duty]) -> bool:
+    def _is_quiet(self, instances: Sequence[ManagedInstance]) -> bool:
         return (
-            not any(duty.parting for duty in duties)
-            and all(duty.unready_unix_s is None for duty in duties)
+            all(instance.state is InstanceState.READY for instance in instances)
             and self._now_s - self._record.moved_unix_s >= self._config.calm.dwell_s
         )
 
     # ------------------------------------------------------------------ too little
 
-    def _coming(self, intents: Sequence[Intent]) -> dict[Pool, int]:
+    def _coming(self, pending_launches: Sequence[PendingLaunch]) -> dict[Pool, int]:
         found: dict[Pool, int] = {}
-        for intent in intents:
-            missing = outstanding(self._memory, intent)
+        for pending_launch in pending_launches:
+            missing = outstanding(self._memory, pending_launch)
             if missing > 0:
-                pool = intent.request.pool
+                pool = pending_launch.request.pool
                 found[pool] = found.get(pool, 0) + missing
         return found
 
-    def _make_up_floor(self, duties: Sequence[Duty], coming: dict[Pool, int]) -> None:
+    def _make_up_floor(self, instances: Sequence[ManagedInstance], coming: dict[Pool, int]) -> None:
         """Rent what may not be on the spot market first: it counts for the speed, too."""
-        have = sum(d.parting is None and _is_safe(d.machine.pool) for d in duties)
+        have = sum(d.stays and _is_safe(d.machine.pool) for d in instances)
         have += sum(count for pool, count in coming.items() if _is_safe(pool))
-        for duty in self._returning(duties):
-            if have < self._post.floor and _is_safe(duty.machine.pool):
-                duty.parting = None
+        for instance in self._returning(instances):
+            if have < self._post.floor and _is_safe(instance.machine.pool):
+                instance.keep()
                 have += 1
         for offer in self._offers:
             if have >= self._post.floor:
@@ -309,36 +327,37 @@ class PostKeeper:
                     coming[offer.pool] = coming.get(offer.pool, 0) + count
                     have += count
 
-    def _make_up(self, duties: Sequence[Duty], rows_per_s: float) -> None:
-        returning = self._returning(duties)
-        items = [self._item(duty) for duty in returning] + [
+    def _make_up(self, instances: Sequence[ManagedInstance], rows_per_s: float) -> None:
+        returning = self._returning(instances)
+        items = [self._item(instance) for instance in returning] + [
             CoverItem(self._post.speed(o.pool), o.full_usd_per_hour, self._left(o))
             for o in self._offers
         ]
         counts = cheapest_machines(items, rows_per_s)
-        for duty, count in zip(returning, counts, strict=False):
+        for instance, count in zip(returning, counts, strict=False):
             if count:
-                duty.parting = None
+                instance.keep()
         for offer, count in zip(self._offers, counts[len(returning) :], strict=True):
             self._rent(offer, count)
         self._show()
 
-    def _returning(self, duties: Sequence[Duty]) -> list[Duty]:
+    def _returning(self, instances: Sequence[ManagedInstance]) -> list[ManagedInstance]:
         """Return machines that were to leave when others had come, and may stay all the same."""
         return [
-            duty
-            for duty in duties
-            if duty.parting is not None
-            and duty.parting.until_unix_s is None
-            and duty.parting.reason in (CHEAPER, TOO_MANY, DEADLINE)
-            and self._speed(duty) > 0
+            instance
+            for instance in instances
+            if instance.state is InstanceState.LEAVING
+            and instance.leaves_for in (CHEAPER, TOO_MANY, DEADLINE)
+            and self._speed(instance) > 0
         ]
 
     # ------------------------------------------------------------------ enough
 
-    def _exchange(self, duties: Sequence[Duty], is_coming: bool, left_s: float | None) -> None:
-        steady = [duty for duty in duties if duty.parting is None]
-        is_quiet = not is_coming and self._is_quiet(duties)
+    def _exchange(
+        self, instances: Sequence[ManagedInstance], is_coming: bool, left_s: float | None
+    ) -> None:
+        steady = [instance for instance in instances if instance.stays]
+        is_quiet = not is_coming and self._is_quiet(instances)
         markup = exchange_markup(self._config, left_s)
         offers = self._offers if is_quiet and markup is not None else []
         spare = sum(self._speed(d) for d in steady) - self._post.rows_per_s * ENOUGH
@@ -346,9 +365,9 @@ class PostKeeper:
             self._record.surplus_unix_s = None
             return
         kept = self._floor_of(steady)
-        free = [duty for duty in steady if not any(duty is each for each in kept)]
-        need = self._post.rows_per_s - sum(self._speed(duty) for duty in kept)
-        items = [self._item(duty) for duty in free] + [
+        free = [instance for instance in steady if not any(instance is each for each in kept)]
+        need = self._post.rows_per_s - sum(self._speed(instance) for instance in kept)
+        items = [self._item(instance) for instance in free] + [
             CoverItem(
                 self._post.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), self._left(o)
             )
@@ -356,7 +375,7 @@ class PostKeeper:
         ]
         counts = cheapest_machines(items, need)
         rented = counts[len(free) :]
-        leaving = [duty for duty, count in zip(free, counts, strict=False) if not count]
+        leaving = [instance for instance, count in zip(free, counts, strict=False) if not count]
         if any(rented):
             for offer, count in zip(offers, rented, strict=True):
                 self._rent(offer, count, CHEAPER)
@@ -364,8 +383,8 @@ class PostKeeper:
         elif not self._was_too_much(bool(leaving)):
             return
         self._record.surplus_unix_s = None
-        for duty in leaving:
-            duty.parting = Parting(CHEAPER if any(rented) else TOO_MANY)
+        for instance in leaving:
+            instance.leave(CHEAPER if any(rented) else TOO_MANY)
 
     def _was_too_much(self, is_too_much: bool) -> bool:
         """Return whether it is and was for a while."""
@@ -379,45 +398,45 @@ class PostKeeper:
             return True
         return False
 
-    def _floor_of(self, steady: Sequence[Duty]) -> list[Duty]:
-        safe = [duty for duty in steady if _is_safe(duty.machine.pool)]
+    def _floor_of(self, steady: Sequence[ManagedInstance]) -> list[ManagedInstance]:
+        safe = [instance for instance in steady if _is_safe(instance.machine.pool)]
         return sorted(safe, key=lambda d: self._item(d).usd_per_hour)[: self._post.floor]
 
     # ------------------------------------------------------------------ too much
 
-    def _let_go(self, duties: Sequence[Duty]) -> None:
+    def _let_go(self, instances: Sequence[ManagedInstance]) -> None:
         """Send away who is to leave, as far as the others do without."""
-        able = sum(self._speed(d) for d in duties if _stays_or_waits(d) and _computes(d))
-        waiting = [d for d in duties if d.parting is not None and d.parting.until_unix_s is None]
+        able = sum(self._speed(d) for d in instances if _stays_or_waits(d) and _computes(d))
+        waiting = [d for d in instances if d.state is InstanceState.LEAVING]
         waiting.sort(key=lambda d: -self._item(d).usd_per_hour / max(self._speed(d), 1e-9))
-        for duty in waiting:
-            reason = duty.parting.reason if duty.parting else ""
-            mine = self._speed(duty) if _computes(duty) else 0.0
+        for instance in waiting:
+            reason = instance.leaves_for
+            mine = self._speed(instance) if _computes(instance) else 0.0
             must = reason not in _LEAVE_LATER
             if must or able - mine >= self._post.rows_per_s * ENOUGH:
                 able -= mine
-                self._choice.drains.append((duty, reason))
+                self._choice.drains.append((instance, reason))
 
-    def _send_all_away(self, duties: Sequence[Duty]) -> None:
-        for duty in duties:
-            if duty.parting is None or duty.parting.until_unix_s is None:
-                self._choice.drains.append((duty, self._post.reason or TOO_MANY))
+    def _send_all_away(self, instances: Sequence[ManagedInstance]) -> None:
+        for instance in instances:
+            if _stays_or_waits(instance):
+                self._choice.drains.append((instance, self._post.reason or TOO_MANY))
 
     # ------------------------------------------------------------------ parts
 
-    def _speed(self, duty: Duty) -> float:
-        return self._post.speed(duty.machine.pool)
+    def _speed(self, instance: ManagedInstance) -> float:
+        return self._post.speed(instance.machine.pool)
 
-    def _item(self, duty: Duty) -> CoverItem:
-        pool = duty.machine.pool
+    def _item(self, instance: ManagedInstance) -> CoverItem:
+        pool = instance.machine.pool
         kind = next((each for each in self._post.kinds if each.type == pool.type), None)
         usd = price_of(self._memory, pool, kind)
-        usd = duty.usd_per_hour if usd is None else usd
+        usd = instance.usd_per_hour if usd is None else usd
         if kind is not None:
-            age_h = (self._now_s - duty.machine.launched_unix_s) / 3600.0
+            age_h = (self._now_s - instance.machine.launched_unix_s) / 3600.0
             usd *= kind.age_factor(age_h, self._config.calm.horizon_s / 3600.0)
         rate = self._losses.rate_per_h(self._memory, pool)
-        return CoverItem(self._speed(duty), self._losses.usd_per_hour(usd, rate))
+        return CoverItem(self._speed(instance), self._losses.usd_per_hour(usd, rate))
 
     def _left(self, offer: PoolOffer) -> int:
         taken = sum(
@@ -449,9 +468,9 @@ def _is_safe(pool: Pool) -> bool:
     return pool.market is Market.ON_DEMAND
 
 
-def _computes(duty: Duty) -> bool:
-    return duty.unready_unix_s is None
+def _computes(instance: ManagedInstance) -> bool:
+    return instance.is_ready
 
 
-def _stays_or_waits(duty: Duty) -> bool:
-    return duty.parting is None or duty.parting.until_unix_s is None
+def _stays_or_waits(instance: ManagedInstance) -> bool:
+    return instance.stays or instance.state is InstanceState.LEAVING

@@ -15,9 +15,9 @@ from typing import Final, Literal
 from geo_ray.cloud.autoscaler.pools import cool_down, did_not_join, gave, joined, learn, price_of
 from geo_ray.cloud.autoscaler.state import (
     AutoscalerMemory,
-    Duty,
-    Intent,
-    Parting,
+    InstanceState,
+    ManagedInstance,
+    PendingLaunch,
     outstanding,
     pool_key,
     taken_in,
@@ -241,21 +241,20 @@ class Sightings:
         self._take_resources()
         self._take_failures()
         self._take_machines()
-        for machine_id in list(self._memory.duties):
-            duty = self._memory.duties[machine_id]
-            self._book(duty, duty.seen_unix_s)
+        for machine_id in list(self._memory.instances):
+            instance = self._memory.instances[machine_id]
+            self._book(instance, instance.seen_unix_s)
         self._take_heads()
-        self._give_up_intents()
+        self._give_up_pending_launches()
 
     def _hold_back(self) -> None:
         """Let nothing be noted for later than now: that was by a clock that was ahead."""
-        for duty in (*self._memory.duties.values(), *self._memory.heads.values()):
-            duty.paid_unix_s = min(duty.paid_unix_s, self._now_s)
-            duty.seen_unix_s = min(duty.seen_unix_s, self._now_s)
-            if duty.unready_unix_s is not None:
-                duty.unready_unix_s = min(duty.unready_unix_s, self._now_s)
-            if duty.idle_unix_s is not None:
-                duty.idle_unix_s = min(duty.idle_unix_s, self._now_s)
+        for instance in (*self._memory.instances.values(), *self._memory.heads.values()):
+            instance.paid_unix_s = min(instance.paid_unix_s, self._now_s)
+            instance.seen_unix_s = min(instance.seen_unix_s, self._now_s)
+            instance.node_unix_s = min(instance.node_unix_s, self._now_s)
+            if instance.idle_unix_s is not None:
+                instance.idle_unix_s = min(instance.idle_unix_s, self._now_s)
 
     def _take_resources(self) -> None:
         """Note what machines of a type have, the least of those that are there now."""
@@ -274,44 +273,47 @@ class Sightings:
 
     def _take_failures(self) -> None:
         for failure in self._observed.failures:
-            intent = self._memory.intents.get(failure.request_id)
+            pending_launch = self._memory.pending_launches.get(failure.request_id)
             if failure.shortage is Shortage.THROTTLED:
                 continue
             if failure.machine_id is not None:
-                self._did_not_start(failure.machine_id, intent, failure.shortage)
-            elif intent is not None and failure.missing > intent.failed:
-                intent.failed = failure.missing
-                self._leave_alone(intent.request.pool, failure.shortage)
+                self._did_not_start(failure.machine_id, pending_launch, failure.shortage)
+            elif pending_launch is not None and failure.missing > pending_launch.failed:
+                pending_launch.failed = failure.missing
+                self._leave_alone(pending_launch.request.pool, failure.shortage)
 
-    def _did_not_start(self, machine_id: str, intent: Intent | None, shortage: Shortage) -> None:
+    def _did_not_start(
+        self, machine_id: str, pending_launch: PendingLaunch | None, shortage: Shortage
+    ) -> None:
         """A machine that was accepted will not come; it is told again and again."""
-        duty = self._memory.duties.pop(machine_id, None)
-        is_new = intent is not None and machine_id not in intent.ended
-        if intent is not None and is_new:
-            intent.ended += (machine_id,)
-        if duty is not None:
-            self._leave_alone(duty.machine.pool, shortage)
-        elif intent is not None and is_new:
-            self._leave_alone(intent.request.pool, shortage)
+        instance = self._memory.instances.get(machine_id)
+        is_new = pending_launch is not None and machine_id not in pending_launch.ended
+        if pending_launch is not None and is_new:
+            pending_launch.ended += (machine_id,)
+        if instance is not None:
+            self._memory.remove(instance)
+            self._leave_alone(instance.machine.pool, shortage)
+        elif pending_launch is not None and is_new:
+            self._leave_alone(pending_launch.request.pool, shortage)
 
-    def _give_up_intents(self) -> None:
-        for request_id in list(self._memory.intents):
-            intent = self._memory.intents[request_id]
-            missing = outstanding(self._memory, intent)
-            is_silent = intent.request.pool.region in self._observed.silent
-            if missing > 0 and not is_silent and self._is_hopeless(intent):
-                self._memory.pool(intent.request.pool).until_unix_s = (
+    def _give_up_pending_launches(self) -> None:
+        for request_id in list(self._memory.pending_launches):
+            pending_launch = self._memory.pending_launches[request_id]
+            missing = outstanding(self._memory, pending_launch)
+            is_silent = pending_launch.request.pool.region in self._observed.silent
+            if missing > 0 and not is_silent and self._is_hopeless(pending_launch):
+                self._memory.pool(pending_launch.request.pool).until_unix_s = (
                     self._now_s + self._config.retry.longest_s
                 )
                 missing = 0
             if missing <= 0:
-                del self._memory.intents[request_id]
+                del self._memory.pending_launches[request_id]
 
-    def _is_hopeless(self, intent: Intent) -> bool:
+    def _is_hopeless(self, pending_launch: PendingLaunch) -> bool:
         """Return whether it was sent often enough: the time in which nobody looked is no sign."""
         retry = self._config.retry
-        waited_s = max(0.0, min(retry.resend_s, self._now_s - intent.sent_unix_s))
-        return (intent.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
+        waited_s = max(0.0, min(retry.resend_s, self._now_s - pending_launch.sent_unix_s))
+        return (pending_launch.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
     def _leave_alone(self, pool: Pool, shortage: Shortage) -> None:
         cool_down(self._memory, pool, shortage, self._now_s, self._config.retry)
@@ -321,7 +323,7 @@ class Sightings:
     def _take_machines(self) -> None:
         for listed in self._observed.machines or ():
             machine = self._counted(listed)
-            known = self._memory.duties.get(machine.id)
+            known = self._memory.instances.get(machine.id)
             if machine.state not in _ALIVE:
                 if known is not None:
                     self._is_gone(known, self._now_s)
@@ -334,17 +336,17 @@ class Sightings:
             elif not (machine.request_id or "").startswith(self._prefix):
                 continue
             elif machine.pool.region in self._memory.unseen:
-                self._memory.duties[machine.id] = taken_in(self._memory, machine, self._now_s)
-                self._look_at(self._memory.duties[machine.id], machine)
+                self._memory.instances[machine.id] = taken_in(self._memory, machine, self._now_s)
+                self._look_at(self._memory.instances[machine.id], machine)
             else:
                 self._turn_away(machine)
         silent = self._observed.silent
         self._memory.unseen = tuple(each for each in self._memory.unseen if each in silent)
-        for duty in list(self._memory.duties.values()):
-            if duty.machine.pool.region in silent:
-                self._goes_on(duty)
-            elif self._now_s - duty.seen_unix_s >= self._config.retry.missing_s:
-                self._is_gone(duty, duty.seen_unix_s)
+        for instance in list(self._memory.instances.values()):
+            if instance.machine.pool.region in silent:
+                self._goes_on(instance)
+            elif self._now_s - instance.seen_unix_s >= self._config.retry.missing_s:
+                self._is_gone(instance, instance.seen_unix_s)
 
     def _turn_away(self, machine: Machine) -> None:
         """Let a machine end that nobody waits for; it costs until it has, whatever the cloud says.
@@ -352,18 +354,21 @@ class Sightings:
         What it has cost before is not booked: it may be in the books already, where lists had
         lost it for a while, or be an earlier cluster's of the name.
         """
-        duty = Duty(machine, UNWANTED, 0.0, self._now_s, self._now_s, self._now_s)
-        duty.parting = Parting(UNWANTED, self._now_s)
-        self._memory.duties[machine.id] = duty
+        now_s = self._now_s
+        instance = ManagedInstance(
+            machine, UNWANTED, 0.0, now_s, now_s, now_s, InstanceState.REQUESTED
+        )
+        instance.terminate(UNWANTED, now_s)
+        self._memory.instances[machine.id] = instance
 
-    def _goes_on(self, duty: Duty) -> None:
+    def _goes_on(self, instance: ManagedInstance) -> None:
         """Take a machine of a silent region to run on: it is paid, and no time runs against it."""
-        passed_s = max(0.0, self._now_s - duty.seen_unix_s)
-        if duty.unready_unix_s is not None:
-            duty.unready_unix_s += passed_s
-        if duty.idle_unix_s is not None:
-            duty.idle_unix_s += passed_s
-        duty.seen_unix_s = self._now_s
+        passed_s = max(0.0, self._now_s - instance.seen_unix_s)
+        if not instance.is_ready:
+            instance.node_unix_s += passed_s
+        if instance.idle_unix_s is not None:
+            instance.idle_unix_s += passed_s
+        instance.seen_unix_s = self._now_s
 
     def _counted(self, machine: Machine) -> Machine:
         """Return a machine with the pool that it counts to.
@@ -371,8 +376,8 @@ class Sightings:
         Where the target names no zones the cloud has chosen one; prices, refusals and preemptions
         are those of the pool that is asked, in whichever zone its machines are.
         """
-        known = self._memory.duties.get(machine.id)
-        intent = self._memory.intents.get(machine.request_id or "")
+        known = self._memory.instances.get(machine.id)
+        pending_launch = self._memory.pending_launches.get(machine.request_id or "")
         region = self._target.region(machine.labels.get(REGION_LABEL, ""))
         zones: tuple[str | None, ...] = () if region is None else region.zones
         zone = machine.pool.zone
@@ -382,73 +387,82 @@ class Sightings:
             zone = None
         elif known is not None:
             zone = known.machine.pool.zone
-        elif intent is not None:
-            zone = intent.request.pool.zone
+        elif pending_launch is not None:
+            zone = pending_launch.request.pool.zone
         return replace(machine, pool=replace(machine.pool, zone=zone))
 
     def _is_wanted(self, machine: Machine) -> bool:
-        intent = self._memory.intents.get(machine.request_id or "")
-        if intent is None:
+        pending_launch = self._memory.pending_launches.get(machine.request_id or "")
+        if pending_launch is None:
             return False
-        came = sum(d.machine.request_id == machine.request_id for d in self._memory.duties.values())
-        others = [each for each in intent.ended if each != machine.id]
-        return came + len(others) < intent.request.count
+        came = sum(
+            d.machine.request_id == machine.request_id for d in self._memory.instances.values()
+        )
+        others = [each for each in pending_launch.ended if each != machine.id]
+        return came + len(others) < pending_launch.request.count
 
     def _welcome(self, machine: Machine) -> None:
-        intent = self._memory.intents[machine.request_id or ""]
+        pending_launch = self._memory.pending_launches[machine.request_id or ""]
         since_s = min(machine.launched_unix_s, self._now_s)
-        duty = Duty(machine, intent.reason, intent.usd_per_hour, since_s, self._now_s, self._now_s)
-        self._memory.duties[machine.id] = duty
-        intent.ended = tuple(each for each in intent.ended if each != machine.id)
-        self._look_at(duty, machine)
+        instance = ManagedInstance(
+            machine,
+            pending_launch.reason,
+            pending_launch.usd_per_hour,
+            since_s,
+            self._now_s,
+            self._now_s,
+        )
+        self._memory.instances[machine.id] = instance
+        pending_launch.ended = tuple(each for each in pending_launch.ended if each != machine.id)
+        self._look_at(instance, machine)
 
-    def _look_at(self, duty: Duty, machine: Machine) -> None:
-        is_notice = self._is_notice(duty, machine)
-        duty.machine, duty.seen_unix_s = machine, self._now_s
+    def _look_at(self, instance: ManagedInstance, machine: Machine) -> None:
+        is_notice = self._is_notice(instance, machine)
+        instance.machine, instance.seen_unix_s = machine, self._now_s
         if self._observed.node(machine.id).is_ready:
-            if not duty.has_joined:
+            if not instance.has_joined:
                 joined(self._memory, machine.pool)
-                if duty.unready_unix_s is not None:
-                    gave(self._memory, machine.pool, duty.unready_unix_s)
-            duty.unready_unix_s, duty.has_joined = None, True
-        elif duty.unready_unix_s is None:
-            duty.unready_unix_s = self._now_s
-        if duty.parting is not None and duty.parting.until_unix_s is not None:
+                gave(self._memory, machine.pool, instance.node_unix_s)
+            if not instance.is_ready:
+                instance.apply("join", self._now_s)
+        elif instance.is_ready:
+            instance.apply("disconnect", self._now_s)
+        if not (instance.stays or instance.state is InstanceState.LEAVING):
             return
         leaves_s = self._observed.node(machine.id).leaves_unix_s
         ends_s = machine.ends_unix_s
         if leaves_s is not None:
             ends_s = min(leaves_s, math.inf if ends_s is None else ends_s)
-            duty.machine = replace(machine, ends_unix_s=ends_s if ends_s < math.inf else None)
+            instance.machine = replace(machine, ends_unix_s=ends_s if ends_s < math.inf else None)
         if is_notice:
-            if duty.parting is None or duty.parting.reason != NOTICE:
+            if instance.leaves_for != NOTICE:
                 learn(self._memory.pool(machine.pool), self._now_s, 0.0, 1)
-            duty.parting = Parting(NOTICE)
+            instance.leave(NOTICE)
         elif leaves_s is not None:
-            duty.parting = Parting(DRAINED)
+            instance.leave(DRAINED)
         elif ends_s is not None and ends_s - self._now_s <= self._config.lead_s:
-            duty.parting = Parting(LIFE)
+            instance.leave(LIFE)
         elif (
-            duty.unready_unix_s is not None
-            and self._now_s - duty.unready_unix_s >= self._config.retry.join_s
+            not instance.is_ready
+            and self._now_s - instance.node_unix_s >= self._config.retry.join_s
         ):
-            duty.parting = Parting(NO_NODE_CAME, self._now_s)
-            if duty.has_joined:
+            instance.terminate(NO_NODE_CAME, self._now_s)
+            if instance.has_joined:
                 retry = self._config.retry
                 cool_down(self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, retry)
             else:
-                self._did_not_join(duty)
+                self._did_not_join(instance)
 
-    def _did_not_join(self, duty: Duty) -> None:
+    def _did_not_join(self, instance: ManagedInstance) -> None:
         """Count a machine whose node never came against its pool, and its cost for itself."""
-        machine, retry = duty.machine, self._config.retry
+        machine, retry = instance.machine, self._config.retry
         did_not_join(self._memory, machine.pool, machine.request_id, self._now_s, retry)
-        self._book(duty, duty.seen_unix_s)
+        self._book(instance, instance.seen_unix_s)
         region = machine.labels.get(REGION_LABEL, "")
-        self._memory.ledger.move(region, duty.reason, NO_NODE_CAME, duty.starting)
-        duty.reason = NO_NODE_CAME
+        self._memory.ledger.move(region, instance.reason, NO_NODE_CAME, instance.starting)
+        instance.reason = NO_NODE_CAME
 
-    def _is_notice(self, duty: Duty, machine: Machine) -> bool:
+    def _is_notice(self, instance: ManagedInstance, machine: Machine) -> bool:
         """Return whether the cloud has said that it takes a machine back.
 
         Some tell it to the machine alone, whose agent then drains its node; some show an earlier
@@ -461,29 +475,29 @@ class Sightings:
         if machine.ends_unix_s is None:
             return False
         left_s = machine.ends_unix_s - self._now_s
-        before_s = duty.machine.ends_unix_s
+        before_s = instance.machine.ends_unix_s
         if before_s is not None and machine.ends_unix_s < before_s and left_s <= _NOTICE_S:
             return True
         own_s = machine.launched_unix_s + self._config.life_h * 3600
         own_s -= self._config.retry.give_up_s  # it may have been sent that much later
         return left_s <= self._config.lead_s and machine.ends_unix_s < own_s
 
-    def _is_gone(self, duty: Duty, when_unix_s: float) -> None:
-        self._book(duty, when_unix_s)
-        pool = duty.machine.pool
-        has_run = duty.machine.state is MachineState.RUNNING
-        if duty.parting is None and not duty.has_joined and has_run:
-            self._did_not_join(duty)
-        if duty.parting is None and pool.market is Market.SPOT:
+    def _is_gone(self, instance: ManagedInstance, when_unix_s: float) -> None:
+        self._book(instance, when_unix_s)
+        pool = instance.machine.pool
+        has_run = instance.machine.state is MachineState.RUNNING
+        if instance.stays and not instance.has_joined and has_run:
+            self._did_not_join(instance)
+        if instance.stays and pool.market is Market.SPOT:
             learn(self._memory.pool(pool), self._now_s, 0.0, 1)
-        self._has_ended(duty.machine)
-        del self._memory.duties[duty.machine.id]
+        self._has_ended(instance.machine)
+        self._memory.remove(instance)
 
     def _has_ended(self, machine: Machine) -> None:
         """Note that a machine is not waited for any more, if it still is."""
-        intent = self._memory.intents.get(machine.request_id or "")
-        if intent is not None and machine.id not in intent.ended:
-            intent.ended += (machine.id,)
+        pending_launch = self._memory.pending_launches.get(machine.request_id or "")
+        if pending_launch is not None and machine.id not in pending_launch.ended:
+            pending_launch.ended += (machine.id,)
 
     def _take_heads(self) -> None:
         """Count what Ray's head costs; nothing else is decided about it.
@@ -506,39 +520,40 @@ class Sightings:
                 alive.add(machine.id)
                 if known is None and usd is not None:
                     since_s = unbooked_unix_s(self._memory, machine, self._now_s)
-                    known = Duty(machine, HEAD, usd, since_s, self._now_s, None, has_joined=True)
+                    ready, now_s = InstanceState.READY, self._now_s
+                    known = ManagedInstance(machine, HEAD, usd, since_s, now_s, now_s, ready, ready)
                     heads[machine.id] = known
                 if known is not None:
                     known.seen_unix_s = self._now_s
             elif known is not None:
                 self._book(known, self._now_s)
                 del heads[machine.id]
-        for machine_id, duty in list(heads.items()):
-            self._book(duty, duty.seen_unix_s)
-            is_missing = self._now_s - duty.seen_unix_s >= self._config.retry.missing_s
+        for machine_id, instance in list(heads.items()):
+            self._book(instance, instance.seen_unix_s)
+            is_missing = self._now_s - instance.seen_unix_s >= self._config.retry.missing_s
             if is_missing and alive - {machine_id}:
                 del heads[machine_id]
 
     # ------------------------------------------------------------------ dollars
 
-    def _book(self, duty: Duty, until_unix_s: float) -> None:
-        hours = (until_unix_s - duty.paid_unix_s) / 3600.0
+    def _book(self, instance: ManagedInstance, until_unix_s: float) -> None:
+        hours = (until_unix_s - instance.paid_unix_s) / 3600.0
         if hours <= 0:
             return
-        machine = duty.machine
+        machine = instance.machine
         kind = self._target.kind_of(machine)
-        age_h = (duty.paid_unix_s - machine.launched_unix_s) / 3600.0
+        age_h = (instance.paid_unix_s - machine.launched_unix_s) / 3600.0
         factor = 1.0 if kind is None else kind.age_factor(age_h, hours)
         now_usd = price_of(self._memory, machine.pool, kind)
-        paid = (duty.usd_per_hour if now_usd is None else now_usd) * factor * hours
-        quoted = duty.usd_per_hour * factor * hours
+        paid = (instance.usd_per_hour if now_usd is None else now_usd) * factor * hours
+        quoted = instance.usd_per_hour * factor * hours
         region = machine.labels.get(REGION_LABEL, "")
-        self._memory.ledger.add(region, duty.reason, hours, quoted, paid)
-        if not duty.has_joined:
-            duty.starting.machine_h += hours
-            duty.starting.quoted_usd += quoted
-            duty.starting.paid_usd += paid
-        duty.paid_unix_s = until_unix_s
+        self._memory.ledger.add(region, instance.reason, hours, quoted, paid)
+        if not instance.has_joined:
+            instance.starting.machine_h += hours
+            instance.starting.quoted_usd += quoted
+            instance.starting.paid_usd += paid
+        instance.paid_unix_s = until_unix_s
         if machine.pool.market is Market.SPOT:
             learn(self._memory.pool(machine.pool), self._now_s, hours)
 
@@ -546,15 +561,17 @@ class Sightings:
 def burn_usd_per_hour(memory: AutoscalerMemory, target: ClusterTarget, now_unix_s: float) -> float:
     """Return what all machines cost per hour, the head and those on their way included."""
     total = 0.0
-    for duty in (*memory.duties.values(), *memory.heads.values()):
-        machine = duty.machine
+    for instance in (*memory.instances.values(), *memory.heads.values()):
+        machine = instance.machine
         kind = target.kind_of(machine)
         usd = price_of(memory, machine.pool, kind)
         age_h = (now_unix_s - machine.launched_unix_s) / 3600.0
         factor = kind.age_factor(age_h) if kind else 1.0
-        total += (duty.usd_per_hour if usd is None else usd) * factor
-    for intent in memory.intents.values():
-        record = memory.pools.get(pool_key(intent.request.pool))
+        total += (instance.usd_per_hour if usd is None else usd) * factor
+    for pending_launch in memory.pending_launches.values():
+        record = memory.pools.get(pool_key(pending_launch.request.pool))
         usd = record.usd_per_hour if record else None
-        total += max(0, outstanding(memory, intent)) * (intent.usd_per_hour if usd is None else usd)
+        total += max(0, outstanding(memory, pending_launch)) * (
+            pending_launch.usd_per_hour if usd is None else usd
+        )
     return total

@@ -26,7 +26,6 @@ from geo_ray.cloud.autoscaler.node_group import (
     exchange_markup,
 )
 from geo_ray.cloud.autoscaler.observation import (
-    NO_NODE_CAME,
     REPLACED,
     UNWANTED,
     Observed,
@@ -36,7 +35,13 @@ from geo_ray.cloud.autoscaler.observation import (
     burn_usd_per_hour,
 )
 from geo_ray.cloud.autoscaler.pools import Losses, offers_of
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, Intent, Parting, outstanding
+from geo_ray.cloud.autoscaler.state import (
+    AutoscalerMemory,
+    InstanceState,
+    ManagedInstance,
+    PendingLaunch,
+    outstanding,
+)
 from geo_ray.cloud.autoscaler.target import (
     REGION_LABEL,
     ROLE_LABEL,
@@ -208,7 +213,6 @@ _PRICES_S: Final = 60.0
 _PRICES_LOOKS: Final = 4
 
 STRANGER: Final = "not in the plan"
-_AT_ONCE: Final = (NO_NODE_CAME, UNWANTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +277,9 @@ class AutoscalePolicy:
         if observed.machines is None:
             burn = burn_usd_per_hour(memory, target, now_s)
             return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
-        last_s = max((duty.seen_unix_s for duty in memory.duties.values()), default=now_s)
+        last_s = max(
+            (instance.seen_unix_s for instance in memory.instances.values()), default=now_s
+        )
         Sightings(self._config, target, memory, observed, self.prefix).take_in()
         pace = run_pace(self._config, target, memory, observed)
         if pace.reason == UNKNOWN:  # nothing but the books, and the budget
@@ -293,7 +299,7 @@ class AutoscalePolicy:
                     memory.region(f"{region.name}/{place}").surplus_unix_s = None
                 continue
             for post in self._posts(region, pace):
-                duties, intents = self._of(memory, post.region, post.role)
+                instances, pending_launches = self._of(memory, post.region, post.role)
                 offers = offers_of(
                     region,
                     post.kinds,
@@ -304,14 +310,14 @@ class AutoscalePolicy:
                     self._config.retry.first_s,
                 )
                 keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
-                choice = keeper.decide(duties, intents, observed.left_s)
+                choice = keeper.decide(instances, pending_launches, observed.left_s)
                 if choice.calls_off:
-                    self._call_off(memory, intents)
+                    self._call_off(memory, pending_launches)
                 too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
                 actions += self._carry_out(memory, region, post.role, choice, now_s)
                 if choice.launches:
                     shown.append((f"{post.region}/{post.role}", choice.alternatives))
-        if too_dear and not (memory.duties or memory.intents):
+        if too_dear and not (memory.instances or memory.pending_launches):
             memory.pace.stopped_at_usd = target.budget_usd  # not even the first of a plan
         demand = self._demand(target, memory, observed, pace, losses)
         for (name, role), choice in demand.posts.items():
@@ -404,7 +410,10 @@ class AutoscalePolicy:
             offers = offers_of(region, post.kinds, memory, observed.stocks, losses, now_s)
             keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
             posts.append((keeper, region, *self._of(memory, region.name, "worker")))
-        states = [keeper.state(duties, intents) for keeper, _, duties, intents in posts]
+        states = [
+            keeper.state(instances, pending_launches)
+            for keeper, _, instances, pending_launches in posts
+        ]
         have = min(
             state.rows_per_s / each.rows_per_s for state, each in zip(states, regions, strict=True)
         )
@@ -420,8 +429,11 @@ class AutoscalePolicy:
         speed = pace.speed
         while speed <= max(most, pace.speed) * (1 + 1e-9):
             costs = [
-                (keeper.cost(duties, intents, speed * region.rows_per_s, markup), region.rows_per_s)
-                for keeper, region, duties, intents in posts
+                (
+                    keeper.cost(instances, pending_launches, speed * region.rows_per_s, markup),
+                    region.rows_per_s,
+                )
+                for keeper, region, instances, pending_launches in posts
             ]
             reached = min(rows_per_s / needed for (_, rows_per_s), needed in costs)
             if reached < speed * ENOUGH and math.isfinite(least):
@@ -453,18 +465,18 @@ class AutoscalePolicy:
 
     def _of(
         self, memory: AutoscalerMemory, region: str, role: MachineRole
-    ) -> tuple[list[Duty], list[Intent]]:
-        duties = [
+    ) -> tuple[list[ManagedInstance], list[PendingLaunch]]:
+        instances = [
             each
-            for each in memory.duties.values()
+            for each in memory.instances.values()
             if _place(each.machine.labels) == (region, role) and each.reason != UNWANTED
         ]
-        intents = [
+        pending_launches = [
             each
-            for each in memory.intents.values()
+            for each in memory.pending_launches.values()
             if _place(each.request.labels) == (region, role)
         ]
-        return duties, intents
+        return instances, pending_launches
 
     # ------------------------------------------------------------------ what is done
 
@@ -487,10 +499,12 @@ class AutoscalePolicy:
                 region.labels(pool, role),
                 now_s + self._config.life_h * 3600.0,
             )
-            memory.intents[request.request_id] = Intent(request, reason, usd, now_s, now_s)
+            memory.pending_launches[request.request_id] = PendingLaunch(
+                request, reason, usd, now_s, now_s
+            )
             actions.append(Launch(request, region.name, reason, choice.alternatives))
-        for duty, reason in choice.drains:
-            actions.append(self._drain(duty, reason, now_s, memory.epoch))
+        for instance, reason in choice.drains:
+            actions.append(self._drain(instance, reason, now_s, memory.epoch))
         return actions
 
     def _leave_out_too_dear(
@@ -512,13 +526,12 @@ class AutoscalePolicy:
             )
         return notes
 
-    def _drain(self, duty: Duty, reason: str, now_s: float, epoch: int) -> Drain:
+    def _drain(self, instance: ManagedInstance, reason: str, now_s: float, epoch: int) -> Drain:
         until_s = now_s + self._config.drain_s
-        if duty.machine.ends_unix_s is not None:
-            until_s = min(until_s, duty.machine.ends_unix_s)
-        successor = None if duty.parting is None else duty.parting.successor
-        duty.parting = Parting(reason, until_s, epoch, successor=successor)
-        return Drain(duty.machine.id, _place(duty.machine.labels)[0], reason, until_s)
+        if instance.machine.ends_unix_s is not None:
+            until_s = min(until_s, instance.machine.ends_unix_s)
+        instance.drain(reason, until_s, epoch)
+        return Drain(instance.machine.id, _place(instance.machine.labels)[0], reason, until_s)
 
     def _drains_again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
         """Drain what was to be drained and is not: the order may never have come to its node.
@@ -527,33 +540,37 @@ class AutoscalePolicy:
         how long that has been away.
         """
         found: list[Action] = []
-        for duty in memory.duties.values():
-            parting, node = duty.parting, observed.node(duty.machine.id)
-            if parting is None or parting.until_unix_s is None or parting.reason in _AT_ONCE:
+        for instance in memory.instances.values():
+            before, node = instance.termination, observed.node(instance.machine.id)
+            if instance.state is not InstanceState.DRAINING or before is None:
                 continue
             if not (node.is_ready and node.is_busy) or node.leaves_unix_s is not None:
                 continue
-            again = self._drain(duty, parting.reason, observed.now_unix_s, memory.epoch)
-            if parting.epoch == memory.epoch:
-                duty.parting = parting
-                again = replace(again, until_unix_s=parting.until_unix_s)
+            again = self._drain(instance, before.reason, observed.now_unix_s, memory.epoch)
+            if before.epoch == memory.epoch and before.deadline_unix_s is not None:
+                instance.termination = before
+                again = replace(again, until_unix_s=before.deadline_unix_s)
             found.append(again)
         return found
 
-    def _call_off(self, memory: AutoscalerMemory, intents: Sequence[Intent]) -> None:
+    def _call_off(
+        self, memory: AutoscalerMemory, pending_launches: Sequence[PendingLaunch]
+    ) -> None:
         """Forget what was asked for and is not needed: what comes of it all the same is ended."""
-        for intent in intents:
-            if outstanding(memory, intent) > 0:
-                memory.called_off[intent.request.request_id] = intent.sent_unix_s
-            del memory.intents[intent.request.request_id]
+        for pending_launch in pending_launches:
+            if outstanding(memory, pending_launch) > 0:
+                memory.called_off[pending_launch.request.request_id] = pending_launch.sent_unix_s
+            del memory.pending_launches[pending_launch.request.request_id]
 
-    def _unsent(self, memory: AutoscalerMemory, unneeded: Set[str], now_s: float) -> list[Intent]:
+    def _unsent(
+        self, memory: AutoscalerMemory, unneeded: Set[str], now_s: float
+    ) -> list[PendingLaunch]:
         """Return requests that nothing has waited for since long: those are sent no more."""
         idle_s = self._config.calm.idle_s
         return [
-            intent
-            for name, intent in memory.intents.items()
-            if name in unneeded and now_s - intent.sent_unix_s >= idle_s
+            pending_launch
+            for name, pending_launch in memory.pending_launches.items()
+            if name in unneeded and now_s - pending_launch.sent_unix_s >= idle_s
         ]
 
     def _unneeded(
@@ -563,9 +580,9 @@ class AutoscalePolicy:
         places = _places(target)
         return {
             name
-            for name, intent in memory.intents.items()
-            if (pace.reason == HOLDS or _place(intent.request.labels) not in places)
-            and intent.request.pool.region not in observed.silent
+            for name, pending_launch in memory.pending_launches.items()
+            if (pace.reason == HOLDS or _place(pending_launch.request.labels) not in places)
+            and pending_launch.request.pool.region not in observed.silent
         }
 
     def _strangers(
@@ -583,53 +600,56 @@ class AutoscalePolicy:
         is_over = pace.speed <= 0 and pace.reason != HOLDS
         if is_over:
             unneeded = self._unneeded(target, memory, observed, pace)
-            self._call_off(memory, [memory.intents[name] for name in sorted(unneeded)])
+            self._call_off(memory, [memory.pending_launches[name] for name in sorted(unneeded)])
         is_planned = any(each.rows_per_s > 0 for each in target.regions)
         found: list[Action] = []
-        for duty in memory.duties.values():
-            is_told = duty.parting is not None and duty.parting.until_unix_s is not None
-            is_silent = duty.machine.pool.region in observed.silent
-            if is_told or is_silent or _place(duty.machine.labels) in places:
+        for instance in memory.instances.values():
+            may_change = instance.stays or instance.state is InstanceState.LEAVING
+            is_silent = instance.machine.pool.region in observed.silent
+            if not may_change or is_silent or _place(instance.machine.labels) in places:
                 continue
-            node = observed.node(duty.machine.id)
-            if is_over or (duty.parting is not None and duty.parting.reason in REPLACED):
+            node = observed.node(instance.machine.id)
+            if is_over or instance.leaves_for in REPLACED:
                 reason = pace.reason if is_over else STRANGER
-                found.append(self._drain(duty, reason, now_s, memory.epoch))
+                found.append(self._drain(instance, reason, now_s, memory.epoch))
                 continue
-            is_of_plan = is_planned and duty.reason != WAITS
+            is_of_plan = is_planned and instance.reason != WAITS
             if not is_of_plan and node.is_ready and node.is_busy:
-                duty.idle_unix_s = None
-            elif duty.idle_unix_s is None:
-                duty.idle_unix_s = now_s
-            elif now_s - duty.idle_unix_s < self._config.calm.idle_s:
+                instance.idle_unix_s = None
+            elif instance.idle_unix_s is None:
+                instance.idle_unix_s = now_s
+            elif now_s - instance.idle_unix_s < self._config.calm.idle_s:
                 continue
             elif is_of_plan:
-                found.append(self._drain(duty, STRANGER, now_s, memory.epoch))
+                found.append(self._drain(instance, STRANGER, now_s, memory.epoch))
             else:
-                duty.parting = Parting(STRANGER, now_s, only_idle=True)
+                instance.release(STRANGER, now_s)
         return found
 
     def _go_on(self, memory: AutoscalerMemory, observed: Observed) -> None:
         """Let machines stay that were to leave while nothing ran there, and are at work again."""
-        for duty in memory.duties.values():
-            node = observed.node(duty.machine.id)
-            if duty.parting and duty.parting.only_idle and node.is_ready and node.is_busy:
-                duty.parting, duty.idle_unix_s = None, None
+        for instance in memory.instances.values():
+            node = observed.node(instance.machine.id)
+            is_at_work = node.is_ready and node.is_busy
+            if instance.state is InstanceState.RELEASING and is_at_work:
+                instance.keep()
+                instance.idle_unix_s = None
 
     def _ends(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
         """End what was drained and is free, or has had its time."""
         found: list[Action] = []
-        for duty in memory.duties.values():
-            parting = duty.parting
-            if parting is None or parting.until_unix_s is None:
+        for instance in memory.instances.values():
+            termination = instance.termination
+            if termination is None or termination.deadline_unix_s is None:
+                continue  # it stays, or is to be replaced first
+            if instance.machine.pool.region in observed.silent:
                 continue
-            if duty.machine.pool.region in observed.silent:
-                continue
-            node = observed.node(duty.machine.id)
-            is_over = observed.now_unix_s >= parting.until_unix_s
-            if is_over or not node.is_busy or parting.reason in _AT_ONCE:
-                region = duty.machine.labels.get(REGION_LABEL, "")
-                found.append(End(duty.machine.id, region, parting.reason, parting.only_idle))
+            node = observed.node(instance.machine.id)
+            is_over = observed.now_unix_s >= termination.deadline_unix_s
+            if is_over or not node.is_busy or instance.state is InstanceState.TERMINATING:
+                region = instance.machine.labels.get(REGION_LABEL, "")
+                only_idle = instance.state is InstanceState.RELEASING
+                found.append(End(instance.machine.id, region, termination.reason, only_idle))
         return found
 
     def _again(
@@ -641,26 +661,26 @@ class AutoscalePolicy:
         """
         found: list[Action] = []
         now_s = observed.now_unix_s
-        for intent in memory.intents.values():
-            is_silent = intent.request.pool.region in observed.silent
-            if is_silent or intent.request.request_id in unneeded:
+        for pending_launch in memory.pending_launches.values():
+            is_silent = pending_launch.request.pool.region in observed.silent
+            if is_silent or pending_launch.request.request_id in unneeded:
                 continue
-            waited_s = now_s - intent.sent_unix_s
+            waited_s = now_s - pending_launch.sent_unix_s
             is_due = waited_s >= self._config.retry.resend_s
             is_due |= waited_s < 0  # by the clock of a head that was ahead
-            if is_due and outstanding(memory, intent) > 0:
-                intent.sent_unix_s = now_s
-                intent.sends += 1
-                region = intent.request.labels.get(REGION_LABEL, "")
-                found.append(Launch(intent.request, region, "nothing was seen of it yet"))
+            if is_due and outstanding(memory, pending_launch) > 0:
+                pending_launch.sent_unix_s = now_s
+                pending_launch.sends += 1
+                region = pending_launch.request.labels.get(REGION_LABEL, "")
+                found.append(Launch(pending_launch.request, region, "nothing was seen of it yet"))
         return found
 
 
 def _leave_out_time(memory: AutoscalerMemory, passed_s: float) -> None:
     """Count the time since the last look neither as idle time of a machine nor as surplus."""
-    for duty in memory.duties.values():
-        if duty.idle_unix_s is not None:
-            duty.idle_unix_s += passed_s
+    for instance in memory.instances.values():
+        if instance.idle_unix_s is not None:
+            instance.idle_unix_s += passed_s
     for place in memory.regions.values():
         if place.surplus_unix_s is not None:
             place.surplus_unix_s += passed_s

@@ -229,10 +229,10 @@ def offers_of(
     """
     found = []
     rented: Counter[tuple[str, str, Market]] = Counter()
-    for duty in memory.duties.values():
-        rented[_family(duty.machine.pool)] += 1
-    for intent in memory.intents.values():
-        rented[_family(intent.request.pool)] += max(0, outstanding(memory, intent))
+    for instance in memory.instances.values():
+        rented[_family(instance.machine.pool)] += 1
+    for pending_launch in memory.pending_launches.values():
+        rented[_family(pending_launch.request.pool)] += max(0, outstanding(memory, pending_launch))
     for kind, pool in region.pools(kinds):
         stock = stocks.get(pool)
         usd = price_of(memory, pool, kind, stock)

@@ -236,10 +236,10 @@ class Reconciler:
                     self._keep([failure])
                     raise
             case Drain(machine_id=machine_id, reason=reason, until_unix_s=until_s):
-                self.nodes.drain(memory.duties[machine_id].machine, reason, until_s)
+                self.nodes.drain(memory.instances[machine_id].machine, reason, until_s)
             case End(machine_id=machine_id, only_idle=only_idle, reason=reason):
                 if only_idle:
-                    machine = memory.duties[machine_id].machine
+                    machine = memory.instances[machine_id].machine
                     if not self.nodes.end_idle(machine, reason):
                         raise ClusterError(f"{machine_id} stays: something began to run there")
                 self.provider.terminate([machine_id])
@@ -273,6 +273,8 @@ def _asked(
 def _regions(target: ClusterTarget, memory: AutoscalerMemory) -> list[str]:
     """Return the clouds' names of all regions where anything is, or could be."""
     found = {pool.region for pool in target.pools()} | {region.at for region in target.regions}
-    found |= {duty.machine.pool.region for duty in memory.duties.values()}
-    found |= {intent.request.pool.region for intent in memory.intents.values()}
+    found |= {instance.machine.pool.region for instance in memory.instances.values()}
+    found |= {
+        pending_launch.request.pool.region for pending_launch in memory.pending_launches.values()
+    }
     return sorted(found)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field, replace
-from typing import Final
+from enum import StrEnum
+from typing import Final, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from geo_ray.base.errors import RunDirectoryError
+from geo_ray.base.states import StateTable
 from geo_ray.cloud.provider import LaunchRequest, Machine, Pool
 
 _BETWEEN: Final = "\t"
@@ -87,21 +89,22 @@ class SpendLedger:
 
 _TAKEN_IN: Final = "it was there when the journal could not be read"
 _MOST_BYTES: Final = 64 * 1024 * 1024
+_FIX: Final = "End all machines of the cluster, then remove the journal from its directory."
 
 
 @dataclass(slots=True)
-class Intent:
-    """Machines that were asked for and are not all there yet.
+class PendingLaunch:
+    """A launch request, some of whose machines have not been listed yet: they are `REQUESTED`.
 
     Attributes:
-        request: what was sent, or is to be.
-        reason: why.
-        usd_per_hour: of one, as quoted then.
+        request: the request to the cloud.
+        reason: why the machines are rented.
+        usd_per_hour: quoted price of one machine when the launch was decided.
         since_unix_s: when it was decided.
-        sent_unix_s: when it was last sent.
-        failed: machines of it that were never made.
-        ended: those that came, or were to start, and are gone again.
-        sends: how often it was sent.
+        sent_unix_s: when the request was last sent.
+        failed: machines that the cloud will not start.
+        ended: ids of machines that were listed, or accepted, and have ended since.
+        sends: number of times the request was sent.
     """
 
     request: LaunchRequest
@@ -114,44 +117,122 @@ class Intent:
     sends: int = 1
 
 
+class InstanceState(StrEnum):
+    """The state of a machine of the cluster; `INSTANCE` lists the events that change it."""
+
+    REQUESTED = "requested"
+    BOOTING = "booting"
+    READY = "ready"
+    DISCONNECTED = "disconnected"
+    LEAVING = "leaving"
+    DRAINING = "draining"
+    RELEASING = "releasing"
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"
+
+
+InstanceEvent = Literal[
+    "list",
+    "join",
+    "disconnect",
+    "leave",
+    "drain",
+    "release",
+    "terminate",
+    "keep booting",
+    "keep ready",
+    "keep disconnected",
+    "end",
+]
+_S = InstanceState
+_STAYING: Final = (_S.BOOTING, _S.READY, _S.DISCONNECTED)
+_GOING: Final = (_S.LEAVING, _S.DRAINING, _S.RELEASING, _S.TERMINATING)
+_KEEP: Final[dict[InstanceState, InstanceEvent]] = {
+    _S.BOOTING: "keep booting",
+    _S.READY: "keep ready",
+    _S.DISCONNECTED: "keep disconnected",
+}
+
+
+def _moves() -> dict[tuple[InstanceState, InstanceEvent], InstanceState]:
+    found: dict[tuple[InstanceState, InstanceEvent], InstanceState] = {
+        (_S.REQUESTED, "list"): _S.BOOTING,
+        (_S.REQUESTED, "terminate"): _S.TERMINATING,
+        (_S.REQUESTED, "end"): _S.TERMINATED,
+        (_S.BOOTING, "join"): _S.READY,
+        (_S.READY, "disconnect"): _S.DISCONNECTED,
+        (_S.DISCONNECTED, "join"): _S.READY,
+    }
+    for state in (*_STAYING, _S.LEAVING):
+        found[state, "leave"] = _S.LEAVING
+        found[state, "drain"] = _S.DRAINING
+        found[state, "release"] = _S.RELEASING
+    for state in (_S.BOOTING, _S.DISCONNECTED, _S.LEAVING):
+        found[state, "terminate"] = _S.TERMINATING
+    found[_S.DRAINING, "drain"] = _S.DRAINING
+    for state in (_S.LEAVING, _S.RELEASING):
+        found |= {(state, event): kept for kept, event in _KEEP.items()}
+    for state in _GOING:  # its node may still come or go
+        found[state, "join"] = found[state, "disconnect"] = state
+    found |= {(state, "end"): _S.TERMINATED for state in (*_STAYING, *_GOING)}
+    return found
+
+
+INSTANCE: Final[StateTable[InstanceState, InstanceEvent]] = StateTable(
+    name="Machine of a cluster",
+    states={
+        _S.REQUESTED: "A launch request asks for it; no cloud lists it yet.",
+        _S.BOOTING: "It is listed; its Ray node has never joined.",
+        _S.READY: "Its Ray node is part of the cluster.",
+        _S.DISCONNECTED: "Its Ray node has joined before and is missing.",
+        _S.LEAVING: "It must leave once a replacement computes; it may still be kept.",
+        _S.DRAINING: "Its node starts nothing new; it ends when idle, at the latest at a deadline.",
+        _S.RELEASING: "It ends if nothing runs there, and is kept if something does.",
+        _S.TERMINATING: "It ends now, whatever runs there.",
+        _S.TERMINATED: "It has ended, and is no longer recorded.",
+    },
+    moves=_moves(),
+)
+
+
 @dataclass(slots=True)
-class Parting:
-    """A machine that is to go.
+class PendingTermination:
+    """Why an instance leaves, and by when.
 
     Attributes:
-        reason: why.
-        until_unix_s: when it is taken at the latest; None: it is not drained yet, as something
-            else is to take its place first.
-        epoch: of the autoscaler that drains it.
-        only_idle: whether it stays if anything runs there all the same.
-        successor: where nothing is planned: the machine that has taken its place; None: none yet.
+        reason: why it leaves.
+        deadline_unix_s: when it is ended at the latest; None while it waits for a replacement.
+        epoch: fencing token of the autoscaler that drains it.
+        successor: id of the machine that replaces it, where no plan sets the number of machines;
+            None: none yet.
     """
 
     reason: str
-    until_unix_s: float | None = None
+    deadline_unix_s: float | None = None
     epoch: int = 0
-    only_idle: bool = False
     successor: str | None = None
 
 
 @dataclass(slots=True)
-class Duty:
+class ManagedInstance:
     """A machine that the autoscaler has rented.
 
     Attributes:
         machine: as it was last listed, with the pool that it counts to: where the target names no
             zones, that without one.
         reason: why it was rented.
-        usd_per_hour: as quoted then.
+        usd_per_hour: quoted price when it was rented.
         paid_unix_s: until when its cost is in the ledger.
         seen_unix_s: when it was last listed, or its region did not answer.
-        unready_unix_s: since when it has no node; None: it has one.
-        parting: set when it is to go.
-        has_joined: whether its node was ever there.
-        starting: what it has cost before it was.
-        idle_unix_s: where nothing is planned, or the target has no such region or role: since when
-            the machine is of no use; None: it is of use.
-        is_awaited: there too: whether at the last look something waited for it.
+        node_unix_s: when `node` last changed.
+        state: the state of the instance.
+        node: `BOOTING`, `READY` or `DISCONNECTED`: the state that it has, or would have if it did
+            not leave.
+        termination: why and by when it leaves; set while it does.
+        starting: what it has cost before its node first joined.
+        idle_unix_s: since when it has been of no use, where nothing is planned or the target has
+            no such region or role; None: it is of use.
+        is_awaited: whether something waited for it at the last iteration, where nothing is planned.
     """
 
     machine: Machine
@@ -159,12 +240,81 @@ class Duty:
     usd_per_hour: float
     paid_unix_s: float
     seen_unix_s: float
-    unready_unix_s: float | None
-    parting: Parting | None = None
-    has_joined: bool = False
+    node_unix_s: float
+    state: InstanceState = InstanceState.BOOTING
+    node: InstanceState = InstanceState.BOOTING
+    termination: PendingTermination | None = None
     starting: SpendRow = field(default_factory=SpendRow)
     idle_unix_s: float | None = None
     is_awaited: bool = True
+
+    def copied(self) -> ManagedInstance:
+        """Return a copy that shares nothing that changes."""
+        return replace(
+            self,
+            termination=self.termination and replace(self.termination),
+            starting=replace(self.starting),
+        )
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether its node has ever joined."""
+        return self.node is not InstanceState.BOOTING
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its node is part of the cluster, also while it leaves."""
+        return self.node is InstanceState.READY
+
+    @property
+    def stays(self) -> bool:
+        """Whether nothing makes it leave."""
+        return self.state in _STAYING
+
+    @property
+    def leaves_for(self) -> str:
+        """The reason for which it leaves; empty while it stays."""
+        return "" if self.termination is None else self.termination.reason
+
+    def apply(self, event: InstanceEvent, unix_s: float = 0.0) -> None:
+        """Change the state.
+
+        Args:
+            event: what has happened.
+            unix_s: time of day; needed for events of its node.
+
+        Raises:
+            InvariantError: the event is impossible in this state.
+        """
+        self.state = INSTANCE.after(self.state, event)
+        if event in ("join", "disconnect"):
+            self.node, self.node_unix_s = INSTANCE.after(self.node, event), unix_s
+
+    def leave(self, reason: str) -> None:
+        """Mark it to leave once others have replaced it."""
+        self.apply("leave")
+        self.termination = PendingTermination(reason)
+
+    def drain(self, reason: str, deadline_unix_s: float, epoch: int) -> None:
+        """Mark it as drained, to be ended at a deadline at the latest."""
+        self.apply("drain")
+        successor = None if self.termination is None else self.termination.successor
+        self.termination = PendingTermination(reason, deadline_unix_s, epoch, successor)
+
+    def release(self, reason: str, unix_s: float) -> None:
+        """Mark it to end if nothing runs there."""
+        self.apply("release")
+        self.termination = PendingTermination(reason, unix_s)
+
+    def terminate(self, reason: str, unix_s: float) -> None:
+        """Mark it to end now."""
+        self.apply("terminate")
+        self.termination = PendingTermination(reason, unix_s)
+
+    def keep(self) -> None:
+        """Withdraw its pending termination."""
+        self.apply(_KEEP[self.node])
+        self.termination = None
 
 
 @dataclass(slots=True)
@@ -239,8 +389,8 @@ class AutoscalerMemory:
     Attributes:
         epoch: how manieth holder of the lease wrote it.
         launches: how many requests were ever made; part of their ids.
-        intents: by request id.
-        duties: by machine id.
+        pending_launches: by request id.
+        instances: by machine id.
         regions: by name.
         pools: by `pool_key`.
         ledger: what was spent.
@@ -257,14 +407,14 @@ class AutoscalerMemory:
 
     epoch: int = 0
     launches: int = 0
-    intents: dict[str, Intent] = field(default_factory=dict)
-    duties: dict[str, Duty] = field(default_factory=dict)
+    pending_launches: dict[str, PendingLaunch] = field(default_factory=dict)
+    instances: dict[str, ManagedInstance] = field(default_factory=dict)
     regions: dict[str, RegionMemory] = field(default_factory=dict)
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
     pace: PaceRecord = field(default_factory=PaceRecord)
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
-    heads: dict[str, Duty] = field(default_factory=dict)
+    heads: dict[str, ManagedInstance] = field(default_factory=dict)
     called_off: dict[str, float] = field(default_factory=dict)
     unseen: tuple[str, ...] = ()
     booked_unix_s: float = 0.0
@@ -273,23 +423,21 @@ class AutoscalerMemory:
         """Return a copy that shares nothing that changes."""
         return replace(
             self,
-            intents={key: replace(each) for key, each in self.intents.items()},
-            duties={
-                key: replace(
-                    each,
-                    parting=each.parting and replace(each.parting),
-                    starting=replace(each.starting),
-                )
-                for key, each in self.duties.items()
-            },
+            pending_launches={key: replace(each) for key, each in self.pending_launches.items()},
+            instances={key: each.copied() for key, each in self.instances.items()},
             regions={key: replace(each) for key, each in self.regions.items()},
             pace=replace(self.pace),
             pools={key: replace(each) for key, each in self.pools.items()},
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
             resources={key: dict(each) for key, each in self.resources.items()},
-            heads={key: replace(each) for key, each in self.heads.items()},
+            heads={key: each.copied() for key, each in self.heads.items()},
             called_off=dict(self.called_off),
         )
+
+    def remove(self, instance: ManagedInstance) -> None:
+        """Drop an instance that has ended."""
+        instance.apply("end")
+        del self.instances[instance.machine.id]
 
     def pool(self, pool: Pool) -> PoolRecord:
         """Return what is known of a pool; a new record if nothing is."""
@@ -317,13 +465,19 @@ def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
     memory.called_off = {key: at(when) for key, when in memory.called_off.items()}
     memory.pace.speed_unix_s = at(memory.pace.speed_unix_s)
     memory.pace.done_unix_s = since(memory.pace.done_unix_s)
-    for intent in memory.intents.values():
-        intent.since_unix_s, intent.sent_unix_s = at(intent.since_unix_s), at(intent.sent_unix_s)
-    for duty in (*memory.duties.values(), *memory.heads.values()):
-        duty.paid_unix_s, duty.seen_unix_s = at(duty.paid_unix_s), at(duty.seen_unix_s)
-        duty.unready_unix_s, duty.idle_unix_s = since(duty.unready_unix_s), since(duty.idle_unix_s)
-        if duty.parting is not None:
-            duty.parting.until_unix_s = since(duty.parting.until_unix_s)
+    for pending_launch in memory.pending_launches.values():
+        pending_launch.since_unix_s, pending_launch.sent_unix_s = (
+            at(pending_launch.since_unix_s),
+            at(pending_launch.sent_unix_s),
+        )
+    for instance in (*memory.instances.values(), *memory.heads.values()):
+        instance.paid_unix_s = at(instance.paid_unix_s)
+        instance.seen_unix_s = at(instance.seen_unix_s)
+        instance.node_unix_s = at(instance.node_unix_s)
+        instance.idle_unix_s = since(instance.idle_unix_s)
+        if instance.termination is not None:
+            deadline_s = since(instance.termination.deadline_unix_s)
+            instance.termination.deadline_unix_s = deadline_s
     for region in memory.regions.values():
         region.moved_unix_s = at(region.moved_unix_s)
         region.surplus_unix_s = since(region.surplus_unix_s)
@@ -338,10 +492,10 @@ def unbooked_unix_s(memory: AutoscalerMemory, machine: Machine, now_unix_s: floa
     return min(max(machine.launched_unix_s, memory.booked_unix_s), now_unix_s)
 
 
-def taken_in(memory: AutoscalerMemory, machine: Machine, now_unix_s: float) -> Duty:
+def taken_in(memory: AutoscalerMemory, machine: Machine, now_unix_s: float) -> ManagedInstance:
     """Return a machine that is there, with what can be known where no journal tells of it."""
     since_s = unbooked_unix_s(memory, machine, now_unix_s)
-    return Duty(machine, _TAKEN_IN, 0.0, since_s, now_unix_s, now_unix_s)
+    return ManagedInstance(machine, _TAKEN_IN, 0.0, since_s, now_unix_s, now_unix_s)
 
 
 def pool_key(pool: Pool) -> str:
@@ -349,38 +503,60 @@ def pool_key(pool: Pool) -> str:
     return f"{pool.region}/{pool.zone or '*'}/{pool.type}/{pool.market.value}"
 
 
-def outstanding(memory: AutoscalerMemory, intent: Intent) -> int:
+def outstanding(memory: AutoscalerMemory, pending_launch: PendingLaunch) -> int:
     """Return the machines of a request that may still come."""
-    request = intent.request
+    request = pending_launch.request
     came = sum(
-        duty.machine.request_id == request.request_id and name not in intent.ended
-        for name, duty in memory.duties.items()
+        instance.machine.request_id == request.request_id and name not in pending_launch.ended
+        for name, instance in memory.instances.items()
     )
-    return request.count - came - intent.failed - len(intent.ended)
+    return request.count - came - pending_launch.failed - len(pending_launch.ended)
 
 
-_READER: Final = TypeAdapter(AutoscalerMemory)
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The journal as it is written.
+
+    Attributes:
+        format: its format; other releases may have others.
+        memory: what it holds.
+    """
+
+    format: str
+    memory: AutoscalerMemory
+
+
+_FORMAT: Final = "autoscaler-journal-2"
+_READER: Final = TypeAdapter(_Stored)
+
+
+class _FormatOf(BaseModel):
+    format: str = "autoscaler-journal-1"  # which had no such field
 
 
 def encode_memory(memory: AutoscalerMemory) -> bytes:
-    """Write it as `decode_memory` reads it."""
-    return zlib.compress(_READER.dump_json(memory))
+    """Return the bytes that `decode_memory` reads."""
+    return zlib.compress(_READER.dump_json(_Stored(_FORMAT, memory)))
 
 
 def decode_memory(data: bytes) -> AutoscalerMemory:
-    """Read it.
+    """Read the bytes that `encode_memory` returned.
 
     Raises:
-        RunDirectoryError: the bytes are nothing of the kind.
+        RunDirectoryError: the bytes are no journal, or one of another format.
     """
     try:
         reader = zlib.decompressobj()
         text = reader.decompress(data, _MOST_BYTES)
         if not reader.eof:
             raise ValueError("cut off, or too long")
-        return _READER.validate_json(text)
+        found = _FormatOf.model_validate_json(text).format
+        if found == _FORMAT:
+            return _READER.validate_json(text).memory
     except (ValidationError, ValueError, zlib.error) as error:
-        raise RunDirectoryError(
-            "the autoscaler's journal cannot be read",
-            fix="End all machines of the cluster, then remove the journal from its directory.",
-        ) from error
+        raise RunDirectoryError("the autoscaler's journal cannot be read", fix=_FIX) from error
+    raise RunDirectoryError(
+        f"the autoscaler's journal cannot be read: its format is {found}, and this release of "
+        f"geo_ray reads {_FORMAT}",
+        fix=_FIX,
+    )

@@ -235,7 +235,7 @@ def _check(
     journal = read_journal(state.store())
     memory = journal.memory
     unseen = bool(journal.trouble) or any(
-        outstanding(memory, each) > 0 for each in memory.intents.values()
+        outstanding(memory, each) > 0 for each in memory.pending_launches.values()
     )
     missing_s = record.autoscale.retry.missing_s
     late_s = max(memory.called_off.values(), default=-math.inf) + missing_s - time.time()

@@ -19,7 +19,12 @@ from geo_ray.base.tables import ShownModel
 from geo_ray.base.text import counted
 from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
 from geo_ray.cloud.autoscaler.journal_read import read_journal
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, pool_key
+from geo_ray.cloud.autoscaler.state import (
+    AutoscalerMemory,
+    InstanceState,
+    ManagedInstance,
+    pool_key,
+)
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL, MachineKind
 from geo_ray.cloud.cluster.head import find_head, head_address, job_server_of, tunnel_command
 from geo_ray.cloud.cluster.state import STATUS_KEY, ClusterRecord, ClusterState, Phase
@@ -205,10 +210,10 @@ def report_of(
     burn = sum(row.usd_per_hour or 0.0 for row in rows)
     usd_of = {row.id: row.usd_per_hour or 0.0 for row in rows}
     for machine in living:
-        if machine.id in usd_of and machine.id in memory.duties:
-            duty = memory.duties[machine.id]
+        if machine.id in usd_of and machine.id in memory.instances:
+            instance = memory.instances[machine.id]
             kind = record.target.kind_of(machine)
-            spent += _unbooked_usd(machine, duty, kind, usd_of[machine.id], ended_s)
+            spent += _unbooked_usd(machine, instance, kind, usd_of[machine.id], ended_s)
     if head is not None and head_row is not None and head_usd is not None:
         kind = None if record.target.head is None else record.target.head.kind
         spent += _unbooked_usd(head, memory.heads.get(head.id), kind, head_usd, ended_s)
@@ -276,26 +281,25 @@ def _listed(
     try:
         return list(provider.list_machines(record.name)), {}
     except RegionsSilentError as error:
-        duties = [duty.machine for duty in memory.duties.values()]
-        unseen = [machine for machine in duties if machine.pool.region in error.silent]
+        instances = [instance.machine for instance in memory.instances.values()]
+        unseen = [machine for machine in instances if machine.pool.region in error.silent]
         return [*error.found, *unseen], error.silent
 
 
 def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMachineRow:
-    duty = memory.duties.get(machine.id)
-    parting = None if duty is None else duty.parting
+    instance = memory.instances.get(machine.id)
+    termination = None if instance is None else instance.termination
     pool = machine.pool
-    record = memory.pools.get(pool_key(pool if duty is None else duty.machine.pool))
-    usd = None if duty is None else duty.usd_per_hour
+    record = memory.pools.get(pool_key(pool if instance is None else instance.machine.pool))
+    usd = None if instance is None else instance.usd_per_hour
     if record is not None and record.usd_per_hour is not None:
         usd = record.usd_per_hour
-    leaves, until_s = (None, None) if parting is None else (parting.reason, parting.until_unix_s)
+    leaves = None if termination is None else termination.reason
+    until_s = None if termination is None else termination.deadline_unix_s
     is_ready = (
         machine.state is MachineState.RUNNING
-        and duty is not None
-        and duty.has_joined
-        and duty.unready_unix_s is None
-        and leaves is None
+        and instance is not None
+        and instance.state is InstanceState.READY
     )
     return ClusterMachineRow(
         id=machine.id,
@@ -315,13 +319,17 @@ def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMac
 
 
 def _unbooked_usd(
-    machine: Machine, duty: Duty | None, kind: MachineKind | None, usd: float, until_unix_s: float
+    machine: Machine,
+    instance: ManagedInstance | None,
+    kind: MachineKind | None,
+    usd: float,
+    until_unix_s: float,
 ) -> float:
     """What a machine costs since it was last booked, or since its start if it never was.
 
     A dead head books nothing, and its machines cost all the same.
     """
-    since_s = machine.launched_unix_s if duty is None else duty.paid_unix_s
+    since_s = machine.launched_unix_s if instance is None else instance.paid_unix_s
     hours = max(0.0, until_unix_s - since_s) / _HOUR_S
     age_h = (since_s - machine.launched_unix_s) / _HOUR_S
     factor = 1.0 if kind is None else kind.age_factor(age_h, hours)
@@ -364,11 +372,11 @@ def _posts(
     for (name, role), count in planned.items():
         mine = [row for row in rows if (row.region, row.role) == (name, role)]
         asked = sum(
-            max(0, intent.request.count - intent.failed - len(intent.ended))
-            for intent in memory.intents.values()
+            max(0, pending_launch.request.count - pending_launch.failed - len(pending_launch.ended))
+            for pending_launch in memory.pending_launches.values()
             if (
-                intent.request.labels.get(REGION_LABEL),
-                intent.request.labels.get(ROLE_LABEL, "worker"),
+                pending_launch.request.labels.get(REGION_LABEL),
+                pending_launch.request.labels.get(ROLE_LABEL, "worker"),
             )
             == (name, role)
         )

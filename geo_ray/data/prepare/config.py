@@ -18,10 +18,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from geo_ray.base.errors import ConfigError
 from geo_ray.base.explain import explain
-from geo_ray.base.load import read_text
 from geo_ray.base.model import StrictModel
 from geo_ray.base.text import missing_path
-from geo_ray.base.yaml import parse_yaml
+from geo_ray.base.yaml import parse_yaml, read_text
 from geo_ray.data.arrow_values import Cast, text_of
 
 MAX_WORDS = 1_000_000

@@ -3,7 +3,7 @@
 A task may have a method `groups(model)` that returns `ParameterGroup` records:
 
     def groups(self, model):
-        return [geo_ray.undecayed(model), geo_ray.ParameterGroup("head.*", rate=10.0)]
+        return [undecayed(model), ParameterGroup("head.*", rate=10.0)]
 
 A parameter is in the first group that names it; all others are trained as configured.
 """
@@ -110,7 +110,7 @@ def _check(group: object, name: str) -> None:
     if not isinstance(group, ParameterGroup):
         raise TaskStateError(
             f"{name}.groups returned {type(group).__name__} among its groups",
-            fix="Return geo_ray.ParameterGroup records.",
+            fix="Return geo_ray.data.tasks.groups.ParameterGroup records.",
         )
     rate, decay, schedule = group.factors()
     usable = all(math.isfinite(x) and x >= 0 for x in (rate, decay)) and 0 <= schedule <= 1

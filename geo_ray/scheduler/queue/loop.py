@@ -43,7 +43,7 @@ from geo_ray.scheduler.queue.journal import (
 )
 from geo_ray.scheduler.queue.model import QueueSeen
 from geo_ray.scheduler.queue.monitor import JobProgressSeen, impatience, over, progress, starts
-from geo_ray.scheduler.queue.state import EraState, QueuedJob, QueueState
+from geo_ray.scheduler.queue.state import EraState, JobState, QueuedJob, QueueState
 from geo_ray.scheduler.queue.tick import ERA_SLOTS, NowSeen, QueueSlots, begun_slot
 from geo_ray.storage.conditional_store import ConditionalStore
 
@@ -148,7 +148,7 @@ def actions_of(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[Act
     if attempt is None or one is None:
         return []
     name = submission_name(config.name, job.id, attempt.number)
-    if attempt.leave is not None:
+    if job.state is JobState.LEAVING:
         if one.state != "going":
             return []
         late = seen.unix_s - attempt.leave_unix_s > config.patience.save_s

@@ -44,7 +44,7 @@ from geo_ray.scheduler.queue.journal import (
     StartEntry,
 )
 from geo_ray.scheduler.queue.model import QueueSeen, SubmissionSeen, share_per_s
-from geo_ray.scheduler.queue.state import JobAttempt, QueuedJob, QueueState
+from geo_ray.scheduler.queue.state import JobAttempt, JobState, QueuedJob, QueueState
 from geo_ray.scheduler.queue.tick import FreeRoom
 
 _FINAL: Final[dict[LeaveWhy, Outcome]] = {
@@ -97,7 +97,7 @@ def over(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]
     attempt, one = job.attempt, seen.attempts.get(job.name)
     if attempt is None or one is None:
         return []
-    if one.state == "over" or (one.state == "unknown" and attempt.leave is not None):
+    if one.state == "over" or (one.state == "unknown" and job.state is JobState.LEAVING):
         return _over(job, attempt, one, config, seen.unix_s)
     return []
 
@@ -211,7 +211,7 @@ def impatience(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[Any
         seen: what is seen.
     """
     attempt, course, patience = job.attempt, job.course, config.patience
-    if attempt is None or attempt.leave is not None:
+    if attempt is None or job.state is JobState.LEAVING:
         return []
     why: LeaveWhy
     if course.expected > patience.overrun:
@@ -245,7 +245,7 @@ def starts(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[AnyE
     found: list[AnyEntry] = []
     for job in state.living():
         given = slot.given.get(job.name)
-        if job.attempt is not None or given is None or job.name in slot.held:
+        if job.state is not JobState.WAITING or given is None or job.name in slot.held:
             continue
         if not _may_begin(job, slot.unix_s):
             continue

@@ -20,7 +20,7 @@ from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.journal import EndedEntry, GoneEntry, QueueJournal, SeenEntry
 from geo_ray.scheduler.queue.model import QueueSeen, Room, share_per_s
 from geo_ray.scheduler.queue.monitor import starts
-from geo_ray.scheduler.queue.state import JobStretch, QueuedJob, QueuePlace, QueueState
+from geo_ray.scheduler.queue.state import JobState, JobStretch, QueuedJob, QueuePlace, QueueState
 from geo_ray.scheduler.queue.tick import ERA_SLOTS, NowSeen, QueueSlots, begun_slot, workers_text
 
 
@@ -32,13 +32,23 @@ class StretchRow(StrictModel):
     workers: dict[str, int] = Field(description="by region")
 
 
+ShownState = Literal["waiting", "running", "leaving", "ended"]
+_SHOWN: Final[dict[JobState, ShownState]] = {
+    JobState.WAITING: "waiting",
+    JobState.STARTING: "running",
+    JobState.RUNNING: "running",
+    JobState.LEAVING: "leaving",
+    JobState.ENDED: "ended",
+}
+
+
 class QueueJobRow(StrictModel):
     """A job."""
 
     name: str
     id: str = Field(description="name of its run directory in the queue's `runs`")
     tenant: str
-    state: Literal["waiting", "running", "leaving", "ended"]
+    state: ShownState
     outcome: str | None = Field(description="how it ended; null: it has not")
     code: str | None = Field(description="of the error that it ended with")
     told: str = Field(description="why it stands so")
@@ -106,7 +116,7 @@ def report_of(
     """
     config, slots, known = state.config, state.era.slots, planned or {}
     living = state.living()
-    ended = [job for job in state.jobs.values() if job.end is not None]
+    ended = [job for job in state.jobs.values() if job.state is JobState.ENDED]
     return QueueReport(
         name="" if config is None else config.name,
         policy="" if config is None else config.policy,
@@ -139,7 +149,7 @@ def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> Qu
         name=job.name,
         id=job.id,
         tenant=job.tenant,
-        state=job.phase,
+        state=_SHOWN[job.state],
         outcome=None if end is None else end.outcome,
         code=None if end is None else end.code,
         told=_told(job, state),
@@ -239,7 +249,7 @@ def _train(state: QueueState, config: QueueConfig, since_s: float, until_s: floa
         per_s = share_per_s(job.request.spec, attempt.workers, attempt.averager, config)
         per_s *= course.factor
         begins_s = min(since_s, course.seen_unix_s)  # from when its share is known
-        if job.is_starting:
+        if job.state is JobState.STARTING:
             start_s = config.start_s if state.start_s is None else state.start_s
             begins_s = max(since_s, attempt.since_unix_s + start_s)
         done = course.done + max(0.0, until_s - begins_s) * per_s

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,6 +16,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from geo_ray.base.errors import InvariantError, QueueJournalError, QueueMissingError, StoreError
 from geo_ray.base.files import make_directory, unwritable
+from geo_ray.base.states import StateTable
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.job_spec import (
     AnyRequest,
@@ -42,7 +44,49 @@ from geo_ray.scheduler.queue.journal import (
 from geo_ray.storage.conditional_store import ConditionalStore, StorePlace
 from geo_ray.storage.uri import is_s3, join, local_path
 
-Phase = Literal["waiting", "running", "leaving", "ended"]
+
+class JobState(StrEnum):
+    """The state of a job in the queue; `JOB` lists the events that change it."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    ENDED = "ended"
+
+
+JobEvent = Literal["start", "step", "reshape", "leave", "gone", "end"]
+_S = JobState
+
+JOB: Final[StateTable[JobState, JobEvent]] = StateTable(
+    name="Job of a queue",
+    states={
+        _S.WAITING: "It has no attempt, and waits for machines.",
+        _S.STARTING: "An attempt is submitted and has not taken its first step.",
+        _S.RUNNING: "Its attempt trains.",
+        _S.LEAVING: "Its attempt is saved and stopped: preempted, resized, or about to end.",
+        _S.ENDED: "It has finished, failed, or was cancelled or refused.",
+    },
+    moves={
+        (_S.WAITING, "start"): _S.STARTING,
+        (_S.STARTING, "step"): _S.RUNNING,
+        (_S.STARTING, "reshape"): _S.STARTING,
+        (_S.RUNNING, "reshape"): _S.RUNNING,
+        (_S.STARTING, "leave"): _S.LEAVING,
+        (_S.RUNNING, "leave"): _S.LEAVING,
+        (_S.LEAVING, "leave"): _S.LEAVING,  # for another reason: it is cancelled
+        (_S.LEAVING, "step"): _S.LEAVING,
+        (_S.STARTING, "gone"): _S.WAITING,
+        (_S.RUNNING, "gone"): _S.WAITING,
+        (_S.LEAVING, "gone"): _S.WAITING,
+        (_S.WAITING, "end"): _S.ENDED,
+        (_S.STARTING, "end"): _S.ENDED,
+        (_S.RUNNING, "end"): _S.ENDED,
+        (_S.LEAVING, "end"): _S.ENDED,
+    },
+)
+
+SNAPSHOT_FORMAT: Final = "queue-snapshot-2"
 
 KEPT_ENDED: Final = 500
 """Jobs that have ended and are still shown."""
@@ -125,10 +169,10 @@ class JobAttempt:
         since_unix_s: when it was decided.
         workers: that it is to have now, by region.
         averager: region.
-        leave: why it is to leave; None: it is not.
+        leave: why it leaves, while the job is `LEAVING`.
         leave_unix_s: since when it may save for that.
         begun_done: share of the work that was done before it.
-        begun_unix_s: when it took its first step, as far as that was seen; None: it has not.
+        begun_unix_s: when its first step was observed.
         is_timed: whether it was watched from its beginning on.
     """
 
@@ -154,10 +198,11 @@ class QueuedJob:
         came_unix_s: when it was taken in.
         order: its place among those that wait; smaller ones come first.
         course: what has become of it.
-        attempt: that is going; None: none is.
+        state: its state.
+        attempt: its attempt, while it is `STARTING`, `RUNNING` or `LEAVING`.
         payoff: as it was admitted; None: nobody asked.
         shown_unix_s: beginning of the slot in which it came, as far as the policy is concerned.
-        end: set once it is over.
+        end: how it ended, once it is `ENDED`.
         ended_slot_s: length of the queue's slots when it ended.
     """
 
@@ -167,26 +212,20 @@ class QueuedJob:
     came_unix_s: float
     order: float
     course: JobCourse
+    state: JobState
     attempt: JobAttempt | None = None
     payoff: float | None = None
     shown_unix_s: float | None = None
     end: EndedEntry | None = None
     ended_slot_s: float = 0.0
 
-    @property
-    def phase(self) -> Phase:
-        """How it stands."""
-        if self.end is not None:
-            return "ended"
-        if self.attempt is None:
-            return "waiting"
-        return "running" if self.attempt.leave is None else "leaving"
+    def apply(self, event: JobEvent) -> None:
+        """Change the state.
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether it has machines, and has not taken a step with them yet."""
-        attempt = self.attempt
-        return attempt is not None and attempt.leave is None and attempt.begun_unix_s is None
+        Raises:
+            InvariantError: the event is impossible in this state.
+        """
+        self.state = JOB.after(self.state, event)
 
     @property
     def name(self) -> str:
@@ -279,7 +318,7 @@ class QueueState:
 
     def living(self) -> list[QueuedJob]:
         """Return the jobs that have not ended, in their order."""
-        found = [job for job in self.jobs.values() if job.end is None]
+        found = [job for job in self.jobs.values() if job.state is not JobState.ENDED]
         return sorted(found, key=lambda job: job.order)
 
     def feed(self, entries: Iterable[AnyEntry]) -> None:
@@ -329,6 +368,7 @@ class QueueState:
         """
         kept = self._kept()
         heads: list[dict[str, JsonValue]] = [_HEAD.dump_python(kept, mode="json")]
+        heads[0]["format"] = SNAPSHOT_FORMAT
         heads[0] |= {"jobs": {}, "answers": {}, "era": {**_dict(heads[0]["era"]), "slots": []}}
         parts = [SnapshotEntry(unix_s=unix_s, part=0, head=heads[0])]
         for job in kept.jobs.values():
@@ -346,7 +386,7 @@ class QueueState:
     def _kept(self) -> QueueState:
         """Return the state without what may be forgotten."""
         shown = {name for slot in self.era.slots for name in slot.jobs}  # asked for by the policy
-        ended = [job for job in self.jobs.values() if job.end is not None]
+        ended = [job for job in self.jobs.values() if job.state is JobState.ENDED]
         ended.sort(key=lambda job: 0.0 if job.end is None else job.end.unix_s)
         old = {job.name for job in ended[: max(0, len(ended) - KEPT_ENDED)]} - shown
         jobs = {name: _slim(job) for name, job in self.jobs.items() if name not in old}
@@ -375,6 +415,11 @@ class QueueState:
         if not entry.is_last:
             return
         parts, head = list(self._parts), self._parts[0].head
+        if head is not None and head.get("format") != SNAPSHOT_FORMAT:
+            raise QueueJournalError(
+                "the journal has a snapshot of an earlier release of geo_ray; this release reads "
+                f"{SNAPSHOT_FORMAT}"
+            )
         found = _HEAD.validate_json(json.dumps(head))
         for part in parts:
             if part.job is not None:
@@ -402,7 +447,7 @@ class QueueState:
             if attempt is None:
                 continue
             course.moved_unix_s = unix_s
-            if attempt.leave is not None:
+            if job.state is JobState.LEAVING:
                 attempt.leave_unix_s = unix_s
             if was_unseen:
                 course.seen_unix_s, course.mark, attempt.is_timed = unix_s, None, False
@@ -429,6 +474,7 @@ class QueueState:
                     entry.unix_s,
                     order,
                     course,
+                    JOB.initial,
                 )
             case MoveRequest() as move:
                 self._move(move)
@@ -439,7 +485,7 @@ class QueueState:
         job = self.jobs[move.job]
         if move.worth is not None:
             job.request = job.request.model_copy(update={"worth": move.worth.of(job.request.worth)})
-            if job.name in self.era.known and job.attempt is None:
+            if job.name in self.era.known and job.state is JobState.WAITING:
                 self.era.moved.add(job.name)
         queue = [each for each in self.living() if each is not job]
         if move.place is None or not queue:
@@ -491,16 +537,18 @@ class QueueState:
             if done > course.done:
                 course.moved_unix_s = entry.unix_s
                 course.mark = course.mark or (entry.unix_s, done)
-                self._begin(self.jobs[name].attempt, entry.unix_s)
+                self._begin(self.jobs[name], entry.unix_s)
             course.done, course.seen_unix_s = done, entry.unix_s
         for name, expected in entry.expected.items():
             self.jobs[name].course.expected = expected
         for name, factor in entry.factors.items():
             self.jobs[name].course.factor = factor
 
-    def _begin(self, attempt: JobAttempt | None, unix_s: float) -> None:
+    def _begin(self, job: QueuedJob, unix_s: float) -> None:
+        attempt = job.attempt
         if attempt is None or attempt.begun_unix_s is not None:
             return
+        job.apply("step")
         attempt.begun_unix_s = unix_s
         if not attempt.is_timed:
             return
@@ -511,6 +559,7 @@ class QueueState:
         job = self.jobs[entry.job]
         course = job.course
         if isinstance(entry, StartEntry):
+            job.apply("start")
             self.attempts[entry.job] = entry.attempt
             job.attempt = JobAttempt(
                 entry.attempt,
@@ -527,12 +576,15 @@ class QueueState:
             raise InvariantError(f"{entry.job} has no attempt that could {entry.kind}")
         match entry:
             case ReshapeEntry():
+                job.apply("reshape")
                 attempt.workers = dict(entry.workers)
                 course.mark = None
                 self._change_stretch(course, entry.unix_s, dict(entry.workers))
             case LeaveEntry():
+                job.apply("leave")
                 attempt.leave, attempt.leave_unix_s = entry, entry.unix_s
             case GoneEntry():
+                job.apply("gone")
                 job.attempt = None
                 course.ran_s += entry.unix_s - attempt.since_unix_s
                 course.moved_unix_s = entry.unix_s
@@ -544,6 +596,7 @@ class QueueState:
 
     def _end(self, entry: EndedEntry) -> None:
         job = self.jobs[entry.job]
+        job.apply("end")
         job.end = entry
         if self.config is not None:
             job.ended_slot_s = self.config.slot_s
@@ -578,7 +631,7 @@ def job_id(name: str, queue_id: str, number: int) -> str:
 def _slim(job: QueuedJob) -> QueuedJob:
     """Return a job without what grows for ever, or is of no use once it has ended."""
     course = replace(job.course, stretches=job.course.stretches[-_KEPT_STRETCHES:])
-    if job.end is None:
+    if job.state is not JobState.ENDED:
         return replace(job, course=course)
     request = job.request.model_copy(update={"config": {}, "working_dir": None})
     return replace(job, course=course, request=request)

@@ -40,7 +40,7 @@ from geo_ray.scheduler.queue.model import (
     share_per_s,
     work_rows,
 )
-from geo_ray.scheduler.queue.state import EraState, JobAttempt, QueuedJob, QueueState
+from geo_ray.scheduler.queue.state import EraState, JobAttempt, JobState, QueuedJob, QueueState
 
 
 def why_not_covered(
@@ -171,7 +171,8 @@ def fitted(
     of_tenant: dict[str, int] = {}
     wanted: dict[str, Wanted] = {}
     held: dict[str, str] = {}
-    for job in sorted(jobs, key=lambda each: each.phase == "waiting"):  # who runs comes first
+    attempts_first = sorted(jobs, key=lambda each: each.state is JobState.WAITING)
+    for job in attempts_first:
         if job.name not in given:
             continue
         spec = job.request.spec
@@ -181,7 +182,7 @@ def fitted(
             continue
         quota = config.tenants[job.tenant].most_workers if job.tenant in config.tenants else 0
         has = of_tenant.get(job.tenant, 0)
-        if job.attempt is not None and job.attempt.leave is None:
+        if job.attempt is not None and job.state is not JobState.LEAVING:
             found = _kept(config, job, job.attempt, found, left)
         if quota is not None and has + sum(found.workers.values()) > quota:
             held[job.name] = f"tenant {job.tenant} has {has} of {quota} workers"
@@ -405,9 +406,9 @@ def _has_lost(job: QueuedJob, newest: SlotEntry, *, is_other: bool) -> bool:
 def _start_s(state: QueueState, config: QueueConfig, job: QueuedJob, unix_s: float) -> float:
     """Return how long a job will take to its first step, as starts have taken so far."""
     start_s = config.start_s if state.start_s is None else state.start_s
-    if job.attempt is None or job.attempt.leave is not None:
+    if job.attempt is None or job.state is JobState.LEAVING:
         return start_s
-    if not job.is_starting:
+    if job.state is not JobState.STARTING:
         return 0.0
     return max(_LATE * start_s, start_s - (unix_s - job.attempt.since_unix_s))
 
@@ -471,7 +472,7 @@ def _changes(
     job: QueuedJob, wanted: Wanted | None, held: str | None, unix_s: float
 ) -> Sequence[AnyEntry]:
     attempt = job.attempt
-    if attempt is None or attempt.leave is not None:
+    if attempt is None or job.state is JobState.LEAVING:
         return ()
     if wanted is None:
         told = held or "the policy gives its machines to others"
@@ -494,7 +495,7 @@ def _starting(jobs: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob
     found = {}
     for job in jobs:
         attempt = job.attempt
-        if attempt is None or attempt.leave is not None:
+        if attempt is None or job.state is JobState.LEAVING:
             continue
         begun_unix_s = attempt.begun_unix_s
         if begun_unix_s is not None:

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.api.clusters import UpCluster, cluster_status, up_offer
 from geo_ray.base.errors import (
     ClusterNameTakenError,
     ClusterStartError,
@@ -25,6 +26,7 @@ from geo_ray.base.errors import (
 from geo_ray.cli.main import root
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
 from geo_ray.cloud.autoscaler.state import AutoscalerMemory, encode_memory
+from geo_ray.cloud.cluster.down import EndedCluster
 from geo_ray.cloud.cluster.head import head_request
 from geo_ray.cloud.cluster.providers import open_clouds, secrets_of
 from geo_ray.cloud.cluster.state import ClusterState
@@ -58,11 +60,11 @@ def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClusterState, "_store", near_store(tmp_path / "state"))
 
 
-def up(world: CloudWorld) -> geo_ray.UpCluster:
+def up(world: CloudWorld) -> UpCluster:
     return geo_ray.up(world.config, inputs=world.inputs, longest_s=150.0, tell=world.told.append)
 
 
-def down(world: CloudWorld) -> geo_ray.EndedCluster:
+def down(world: CloudWorld) -> EndedCluster:
     return geo_ray.down(world.state.uri, tell=world.told.append)
 
 
@@ -74,7 +76,7 @@ def token_of(world: CloudWorld) -> str:
 
 @ONE_CLOUD
 def test_a_dry_run_shows_prices_and_alternatives_and_rents_nothing(world: CloudWorld) -> None:
-    offer = geo_ray.up_offer(world.config, inputs=world.inputs)
+    offer = up_offer(world.config, inputs=world.inputs)
     assert world.server.launches == []
     assert world.state.read() == (None, None)
     head, *machines = offer.machines
@@ -132,7 +134,7 @@ def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld
         assert again.report.head.id == made.report.head.id
         assert token_of(world) == token
 
-        report = geo_ray.cluster_status(world.state.uri)
+        report = cluster_status(world.state.uri)
         assert report.usd_per_hour == pytest.approx(made.report.usd_per_hour)
         assert report.spent_usd > 0
         assert report.to_finish_usd == pytest.approx(report.usd_per_hour * 5000 / 3600)
@@ -147,7 +149,7 @@ def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld
     assert world.state.known().phase == "down"
     again = down(world)
     assert (again.was_down, again.machines) == (True, 0)
-    assert again.spent_usd == ended.spent_usd == geo_ray.cluster_status(world.state.uri).spent_usd
+    assert again.spent_usd == ended.spent_usd == cluster_status(world.state.uri).spent_usd
     said = CliRunner().invoke(root, ["down", world.state.uri]).stdout
     assert "was down already" in said
 
@@ -161,7 +163,7 @@ def test_a_head_that_was_ended_by_hand_is_replaced_and_down_needs_none(world: Cl
         provider = open_clouds(world.state.known(), world.state)
         provider.terminate([made.report.head.id])
         world_until_gone(world, made.report.head.id)
-        report = geo_ray.cluster_status(world.state.uri)
+        report = cluster_status(world.state.uri)
         assert any("geo-ray up" in note for note in report.notes)
         again = up(world)
         assert again.report.head is not None
@@ -250,7 +252,7 @@ def test_a_damaged_journal_keeps_no_machine_alive(world: CloudWorld, data: bytes
     found = store.read(JOURNAL_KEY)
     assert found is not None
     store.write(JOURNAL_KEY, data, found.tag)
-    report = geo_ray.cluster_status(world.state.uri)
+    report = cluster_status(world.state.uri)
     assert len(report.machines) == 2
     assert any("journal cannot be read" in note for note in report.notes)
     done = CliRunner().invoke(root, ["down", "--now", world.state.uri])

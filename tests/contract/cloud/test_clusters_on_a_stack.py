@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import geo_ray
 from benchmarks.autoscale.cluster_kills import random_cluster_kills
+from geo_ray.api.clusters import UpCluster, cluster_status, up_offer
 from geo_ray.base.errors import ClusterStartError, ClusterStateError
 from geo_ray.cli.main import root
 from geo_ray.cloud.cluster.state import ClusterState
@@ -43,7 +44,7 @@ def world(
         yield made
 
 
-def up(world: CloudWorld) -> geo_ray.UpCluster:
+def up(world: CloudWorld) -> UpCluster:
     return geo_ray.up(
         world.config,
         provider="terraform",
@@ -68,7 +69,7 @@ def secret_of(world: CloudWorld) -> SecretStore:
 )
 def test_machines_come_and_go_and_what_terraform_made_stays(world: CloudWorld) -> None:
     secret_of(world).put(STACK_TOKEN, "a" * 64)
-    offer = geo_ray.up_offer(world.config, from_terraform=world.stack, inputs=world.inputs)
+    offer = up_offer(world.config, from_terraform=world.stack, inputs=world.inputs)
     assert {each.role for each in offer.machines} == {"worker"}, "the head is not rented"
     with played_head(world.state):
         made = up(world)
@@ -131,7 +132,7 @@ def test_clocks_that_differ_make_no_head_a_silent_one(world: CloudWorld, ahead_s
         made = up(world)
         assert made.report.acts
         assert all(post.ready == post.planned == 1 for post in made.report.posts)
-        (note,) = [n for n in geo_ray.cluster_status(world.state.uri).notes if "told nothing" in n]
+        (note,) = [n for n in cluster_status(world.state.uri).notes if "told nothing" in n]
         assert "as far as clocks agree" in note
         assert geo_ray.down(world.state.uri).in_order
     assert world.living() == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import geo_ray
+from geo_ray.api.check import check
 from geo_ray.data.tasks.load import BUILT_IN
 
 TASKS = Path(__file__).parents[2] / "carry_tasks.py"
@@ -16,7 +16,7 @@ import copy
 import torch
 from torch import nn
 
-import geo_ray
+from geo_ray.data.tasks.groups import ParameterGroup, undecayed
 from geo_ray.data.tasks.digits import Digits
 
 
@@ -91,19 +91,19 @@ class NoSuchRule(Plain):
 
 class NoSuchGroup(Plain):
     def groups(self, model):
-        return [geo_ray.ParameterGroup("head.*")]
+        return [ParameterGroup("head.*")]
 
 
 class Grouped(Plain):
     carry = {"2.*": "region"}
 
     def groups(self, model):
-        return [geo_ray.undecayed(model)]
+        return [undecayed(model)]
 '''
 
 
 def broken(name: str, base_dir: Path, options: list[str] | None = None) -> dict[str, str]:
-    found = geo_ray.check(name, options or [], base_dir=base_dir)
+    found = check(name, options or [], base_dir=base_dir)
     assert len(found.findings) == 7
     return {finding.promise: str(finding.why) for finding in found.broken}
 

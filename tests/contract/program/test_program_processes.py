@@ -68,8 +68,8 @@ def test_nothing_is_started_if_a_node_cannot_be_sent() -> None:
 RUNS_ITSELF = """
 import pathlib
 import sys
-import geo_ray
-from geo_ray import NodeGroup, Program, ProgramNode
+from geo_ray.program.graph import NodeGroup, Program, ProgramNode
+from geo_ray.program.run import run_program
 
 class One:
     def run(self):
@@ -77,7 +77,7 @@ class One:
 
 program = Program("p", (NodeGroup("eu", (ProgramNode("one", One),)),))
 if GUARD:
-    geo_ray.run_program(program, on="processes", logs=pathlib.Path(sys.argv[1]))
+    run_program(program, on="processes", logs=pathlib.Path(sys.argv[1]))
 """
 
 
@@ -99,13 +99,13 @@ def test_a_file_that_runs_its_program_when_it_is_imported(tmp_path: Path) -> Non
 
 
 WAITS = """
-import geo_ray
-from geo_ray import NodeGroup, Program, ProgramNode
+from geo_ray.program.clock import here
+from geo_ray.program.graph import NodeGroup, Program, ProgramNode
 
 class Waits:
     def run(self):
         open(PATH, "w").close()
-        geo_ray.here().clock.sleep_s(600.0)
+        here().clock.sleep_s(600.0)
 
 PATH = {path!r}
 program = Program("waits", (NodeGroup("eu", (ProgramNode("waits", Waits),)),))

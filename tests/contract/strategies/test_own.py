@@ -73,9 +73,10 @@ def test_the_examples_keep_every_promise(name, place):
     assert [finding for finding in checked(load(name, [], place)) if finding.why] == []
 
 
-FINISH = "        return Outgoing(region.params_P.clone(), wait=True)\n\n    def on_update"
+FINISH = "        return Outgoing(region.params_P.clone(), wait=True)\n\n    def on_round"
 AFTER = "        return Outgoing(region.params_P.clone(), wait=True)\n\n    def on_reply"
-MEAN = 'weighted_mean(updates, "uniform")'
+ROUND = "    def on_round"
+ANSWER = '"""Answer all with the mean."""'
 MERGE = "region.params_P.lerp_(reply.payload_P, self.share)"
 OUTSIDE = [
     ("class Halfway", "_SEEN: list[int] = []\n\n\nclass Halfway"),
@@ -94,15 +95,22 @@ OUTSIDE = [
         (OUTSIDE, "it remembers nothing outside of its states", "outside of the states"),
         ([(FINISH, FINISH.replace("Outgoing(region.params_P.clone(), wait=True)", "None"))],
          "after the last exchange all regions are equal", "apart"),
-        ([("        if grad_P is not None:\n            region.apply_gradient(grad_P)",
+        ([("    def after_step", "    def on_gradient(self, region, grad_P):\n"
            "        zero_P = region.params_P * 0\n"
-           "        region.apply_gradient(zero_P if grad_P is None else grad_P)")],
+           "        region.apply_gradient(zero_P if grad_P is None else grad_P)\n\n"
+           "    def after_step")],
          "a refused gradient changes nothing", "moved"),
         ([(MERGE, MERGE + "\n        import torch; region.params_P.mul_(1 + torch.rand(1) / 9)")],
          "the same run gives the same bits", "different bits"),
-        ([(MEAN, "update.payload_P.clone()")],
+        ([(ROUND, "    def on_update(self, averager, update):\n"
+           "        averager.waiting[update.region] = update\n"
+           "        if len(averager.waiting) < len(averager.members):\n"
+           "            return []\n"
+           "        updates = [averager.waiting.pop(name) for name in averager.members]\n"
+           "        return answer_all(averager, updates, update.payload_P.clone())\n\n" + ROUND)],
          "rounds do not depend on who comes first", "order of arrival"),
-        ([("updates = averager.gather(update)", "updates = [update]")],
+        ([(ROUND, "    def on_update(self, averager, update):\n"
+           "        return self.on_round(averager, [update])\n\n" + ROUND)],
          "traits: rounds answer all or nobody", "alone were answered"),
         ([("every=self.interval,", "every=self.interval + 1,")],
          "traits: exchanges are as many as it says", "its traits say"),
@@ -132,8 +140,7 @@ OUTSIDE = [
          "its options are frozen and strict", "option tags is a list"),
         ([(MERGE, MERGE.replace("self.share", "hash('x') % 97 / 200"))],
          "another process ends with the same bits", "other process"),
-        ([("updates = averager.gather(update)",
-           "updates = averager.gather(update)\n        averager.members[4:] and averager.oh")],
+        ([(ANSWER, ANSWER + "\n        averager.members[4:] and averager.oh")],
          "four and five regions come to one model, too", "oh"),
         ([("        if region.since_send < self.interval:",
            "        if region.step % 5 < self.nothing:")],
@@ -203,10 +210,11 @@ def test_the_command_says_what_failed_and_ends_with_1(place, monkeypatch):
     ("changes", "options", "why"),
     [
         ([("def traits", "def trait")], [], "lacks traits"),
+        ([('    kind: Literal["halfway"] = "halfway"\n', "")], [], "`kind` is ''"),
         ([("return Traits(", "return dict(")], [], "`traits` gives dict"),
-        ([("def on_update(self, averager: AveragerState, update", "def on_update(self, update")],
-         [], r"on_update cannot be called as on_update\(averager, update\)"),
-        ([("class Halfway(StrictModel)", "class Halfway")], [], "no class of options"),
+        ([("def on_reply(self, region: RegionState, reply", "def on_reply(self, reply")],
+         [], r"on_reply cannot be called as on_reply\(region, reply\)"),
+        ([("class Halfway(Rounds)", "class Halfway")], [], "no class of options"),
         ([('kind: Literal["halfway"] = "halfway"', 'kind: Literal["sma"] = "sma"')], [],
          "`kind` is 'sma'"),
         ([("    share: float", "    use: float")], [], "'use' has the name of another key"),

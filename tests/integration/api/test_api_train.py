@@ -15,7 +15,9 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 import geo_ray
+from geo_ray.api.config import init_project
 from geo_ray.base import errors
+from geo_ray.base.errors import InterruptedRunError
 from geo_ray.cli.main import root
 from tests.support.train_support import experiment_of
 
@@ -36,7 +38,7 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
             interrupted.append(event)
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(geo_ray.InterruptedRunError) as caught:
+    with pytest.raises(InterruptedRunError) as caught:
         geo_ray.train(experiment, on_event=interrupt)
     assert "--resume" in caught.value.fix and "tiny" in caught.value.fix
     assert ray.is_initialized(), "the process stays connected"
@@ -121,7 +123,7 @@ def test_the_pages_example_of_training_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = next(f for f in geo_ray.init_project(".") if f.name == "quickstart.yaml")
+    config = next(f for f in init_project(".") if f.name == "quickstart.yaml")
     config.write_text(config.read_text() + "cluster: {kind: existing}\n")
     text = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
     (block,) = re.findall(r"^```python\n(run = geo_ray\.train.*?)^```", text, flags=re.M | re.S)

@@ -16,7 +16,9 @@ import yaml
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 import geo_ray
+from geo_ray.api.clusters import cluster_status
 from geo_ray.cloud.cluster.state import ClusterState
+from geo_ray.cloud.cluster.status import ClusterReport
 from geo_ray.cloud.local import LocalProvider, read_catalog, write_catalog
 from geo_ray.ray_cluster.settings import driver_environment
 from tests.support.train_support import count, events_of
@@ -74,8 +76,8 @@ def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
     secret = Path(made.environment["RAY_AUTH_TOKEN_PATH"])
     assert secret.stat().st_mode & 0o077 == 0
 
-    def report() -> geo_ray.ClusterReport:
-        return geo_ray.cluster_status(made.state.uri)
+    def report() -> ClusterReport:
+        return cluster_status(made.state.uri)
 
     def is_full() -> bool:
         return all(post.ready == post.planned == 1 for post in report().posts)

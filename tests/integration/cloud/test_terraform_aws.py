@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.api.clusters import up_offer
 from geo_ray.base.errors import ConfigError
 from geo_ray.cli.main import root
 from geo_ray.cloud.aws import AwsProvider
@@ -276,7 +277,7 @@ def check_a_cluster_on_it(stack: TerraformStack, account: Account, tmp_path: Pat
         places = {at: {"image_id": "ami-0stale"} for at in regions.values()}
         config["provider"] = {"aws": {"places": places, "endpoints": endpoints}}
         with pytest.raises(ConfigError, match="Terraform owns 3 machines of us"):
-            geo_ray.up_offer(config, from_terraform=tmp_path / "terraform/examples/two_regions_aws")
+            up_offer(config, from_terraform=tmp_path / "terraform/examples/two_regions_aws")
 
         # As it would be without `workers`.
         held = json.loads(stack.model_dump_json())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from geo_ray.base.errors import LabUnavailableError, LabUnknownError
-from geo_ray.lab import lab as requirements
+from geo_ray.lab import lab as lab_module
 from geo_ray.lab import namespace, records
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.teardown import is_alive, named, read_record
@@ -139,9 +139,9 @@ def test_a_relay_that_dies_is_a_typed_error() -> None:
 
 
 def test_without_root_a_lab_says_what_is_lacking() -> None:
-    reason = requirements.missing_requirements()
+    reason = lab_module.missing_requirements()
     if reason is None:
-        code = "import os; from geo_ray.lab import requirements as r; os.setuid(65534); r.check()"
+        code = "import os; from geo_ray.lab import lab; os.setuid(65534); lab.check_requirements()"
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
         )

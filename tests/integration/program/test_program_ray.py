@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import geo_ray
+from geo_ray.api.program import training_program
 from geo_ray.base.errors import ProgramRegionError
 from geo_ray.program.graph import NodeGroup, Program, ProgramNode
 from geo_ray.program.run import run_program
@@ -72,7 +72,7 @@ def test_the_training_that_geo_ray_ships(connected: ConnectedCluster, tmp_path: 
         "train": {"steps": 8, "eval_every": 8},
         "run": {"dir": str(tmp_path / "runs")},
     }
-    program = geo_ray.training_program(config)
+    program = training_program(config)
     told = run_program(program, "ray").values["train"]
     simulated = run_program(program, "virtual").values["train"]
     assert told["samples"] == simulated["samples"] > 0

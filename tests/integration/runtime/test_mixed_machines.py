@@ -12,6 +12,7 @@ import ray
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.api.plan import PlanInputs, PlanResult
 from geo_ray.base.errors import PlacementError, PreflightError
 from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
@@ -93,8 +94,8 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def plan_of(config: Path) -> geo_ray.PlanResult:
-    inputs = geo_ray.PlanInputs(prices=[config.parent / "prices.json"])
+def plan_of(config: Path) -> PlanResult:
+    inputs = PlanInputs(prices=[config.parent / "prices.json"])
     sets = ["emulate.link={rate_mbps: 100, delay_s: 0.01}"]
     return geo_ray.plan(config, sets, policy="fixed", inputs=inputs)
 

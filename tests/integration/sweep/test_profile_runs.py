@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.api.plan import ProfileGrid
 from geo_ray.base.errors import ConfigError, InterruptedRunError
 from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
@@ -68,7 +69,7 @@ def run(*words: str) -> str:
 def test_the_library_measures_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = config(tmp_path)
-    grid = geo_ray.ProfileGrid(workers=[2], batch_sizes=[8], steps=5)
+    grid = ProfileGrid(workers=[2], batch_sizes=[8], steps=5)
     seen: list[Event] = []
     found = geo_ray.profile(path, grid=grid, out="p.json", on_event=seen.append)
     assert found.path == Path("p.json") and load_profile(found.path) == found.profile
@@ -81,7 +82,7 @@ def test_the_library_measures_a_job_once(tmp_path: Path, monkeypatch: pytest.Mon
     again = geo_ray.profile(path, grid=grid, out="p.json", on_event=seen.append)
     assert again.profile == found.profile and seen == []
     with pytest.raises(ConfigError, match="batch_sizes"):
-        geo_ray.profile(path, grid=geo_ray.ProfileGrid(batch_sizes=[0]))
+        geo_ray.profile(path, grid=ProfileGrid(batch_sizes=[0]))
 
 
 @pytest.mark.slow

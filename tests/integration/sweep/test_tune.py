@@ -17,6 +17,7 @@ import ray
 import yaml
 
 import geo_ray
+from geo_ray.api.config import init_project
 from geo_ray.base.errors import InterruptedRunError, TrialsFailedError, TuningDirectoryError
 from geo_ray.base.load import load_tree
 from geo_ray.experiment.experiment import Experiment
@@ -168,7 +169,7 @@ def test_the_example_of_the_page_runs_on_a_cluster_of_its_own(
     text = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
     (block,) = re.findall(r"^```python\n([^`]*geo_ray\.tune\(.*?)^```", text, flags=re.M | re.S)
     monkeypatch.chdir(tmp_path)
-    geo_ray.init_project(".")
+    init_project(".")
     names: dict[str, Any] = {"geo_ray": geo_ray}
     exec(compile(block, "docs/python.md", "exec"), names)
     assert names["result"].best.counts and names["run"].summary.steps == 8

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import geo_ray
+from geo_ray.api.probe import probe
 from geo_ray.base.errors import ConfigError, DeadlineExceededError
 from geo_ray.runtime.probe import ProbeStatus, probe_cluster
 from geo_ray.transport.links import load_links
@@ -66,7 +66,7 @@ def test_the_library_probes_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixt
     link = {"rate_mbps": 20.0, "delay_s": 0.01}
     experiment = experiment_of(tmp_path, emulate={"link": link})
     quick = PLAN.model_copy(update={"duration_s": 0.2, "udp_s": 0.0})
-    found = geo_ray.probe(experiment, how=quick)
+    found = probe(experiment, how=quick)
     assert repr(found) == "<Probe: 2 links, 0 not measured>" and not found.failures
     rows = found.table().to_pylist()
     assert {(row["src"], row["dst"]) for row in rows} == {

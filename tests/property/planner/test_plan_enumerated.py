@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import geo_ray
+from geo_ray.api.plan import PlanInputs, PlanResult
 from geo_ray.base.errors import PlanInfeasibleError
 from geo_ray.base.load import load_tree, text_of
 from geo_ray.data.tasks.load import load_task
@@ -81,13 +82,13 @@ def test_no_plan_is_better_than_the_one_that_is_found(
             with_own_networks(random.Random(f"networks {part} {number}"), config)
         prices, links = tmp_path / "prices.json", links_file(question, tmp_path / "links.json")
         prices.write_text(json.dumps({"records": question.prices, "rates": RATES}))
-        inputs = geo_ray.PlanInputs(prices=[prices], links=links)
+        inputs = PlanInputs(prices=[prices], links=links)
         own_rng = random.Random(f"loss {part} {number}")
         if own_rng.random() < 0.5:
             path = tmp_path / "loss.json"
             measured = measured_loss(own_rng, config, path)
             question = Question(**{**vars(question), "measured": measured})
-            inputs = geo_ray.PlanInputs(prices=[prices], links=links, loss=path)
+            inputs = PlanInputs(prices=[prices], links=links, loss=path)
         try:
             num_params = planned(config, inputs).plan.model.num_params
         except PlanInfeasibleError as error:
@@ -129,5 +130,5 @@ def test_no_plan_is_better_than_the_one_that_is_found(
         assert min(seen.values()) > 0, seen
 
 
-def planned(config: dict[str, Any], inputs: geo_ray.PlanInputs) -> geo_ray.PlanResult:
+def planned(config: dict[str, Any], inputs: PlanInputs) -> PlanResult:
     return geo_ray.plan(config, inputs=inputs)

@@ -13,6 +13,7 @@ import pytest
 
 import geo_ray
 from geo_ray.api.config import source_of
+from geo_ray.api.plan import PlanInputs
 from geo_ray.base.errors import PlanInfeasibleError
 from geo_ray.base.load import load_tree
 from geo_ray.experiment.experiment import Experiment
@@ -73,7 +74,7 @@ def test_what_is_decided_is_what_all_plans_say(part: int, tmp_path: Path) -> Non
         where = f"part {part}, scenario {number}"
         prices, links = tmp_path / "prices.json", links_file(question, tmp_path / "links.json")
         prices.write_text(json.dumps({"records": question.prices, "rates": RATES}))
-        inputs = geo_ray.PlanInputs(prices=[prices], links=links)
+        inputs = PlanInputs(prices=[prices], links=links)
         policy = rng.choice(["optimal", "cloudless", "everything"])
         try:
             present = geo_ray.plan(config, policy=policy, inputs=inputs).plan

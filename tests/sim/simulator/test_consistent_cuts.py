@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.simulator.world import SimCheckpoint
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.training.assignment import Ledger
 from tests.support.world_support import Run, experiment, of_kind
@@ -51,6 +55,29 @@ def test_checkpoints_change_neither_decisions_nor_models_nor_time(data_dir, kind
     assert saved.digests() == whole.digests()
     assert saved.result.rounds == whole.result.rounds
     assert saved.result.seconds == pytest.approx(whole.result.seconds, rel=0.02)
+
+
+def cuts(
+    config: Experiment, data_dir: Path, moments_s: Sequence[float], like: Run | None = None
+) -> list[SimCheckpoint]:
+    """The checkpoints that begin then and become whole, of runs that end ``like`` another.
+
+    One run makes several; those that came too early after another are made by the next run.
+    """
+    found: dict[int, SimCheckpoint] = {}
+    waiting = dict(enumerate(moments_s))
+    while waiting:
+        run = Run(config, data_dir)
+        for number, when_s in waiting.items():
+            run.world.checkpoint_at(when_s, number)
+        run.go()
+        assert like is None or run.digests() == like.digests()
+        whole = {n: cut for n, cut in run.world.checkpoints.items() if cut.is_whole}
+        if not whole:
+            break
+        found |= whole
+        waiting = {n: when_s for n, when_s in waiting.items() if n not in whole}
+    return [found[number] for number in sorted(found)]
 
 
 def rows_applied(run: Run) -> dict[str, int]:
@@ -103,11 +130,7 @@ def test_an_answer_that_is_on_its_way_at_the_cut_arrives_after_the_resume(data_d
     config = experiment(**sections, checkpoint={"every_s": None})
     whole = Run(config, data_dir).go()
     found = []
-    for tenths in range(5, 80, 5):
-        killed = Run(config, data_dir)
-        killed.world.checkpoint_at(tenths / 10, 1)
-        killed.go()
-        cut = killed.world.checkpoints[1]
+    for cut in cuts(config, data_dir, [halves / 2 for halves in range(1, 16)]):
         answered = {row["to"] for row in cut.averager.control["exchanges"]["answers"]}
         waits = {n for n, (primary, _) in cut.regions.items() if primary.control["open"]}
         found += [cut] if answered & waits & {"b", "c"} else []
@@ -130,13 +153,8 @@ def test_an_update_that_is_answered_twice_after_a_resume_counts_once(data_dir, k
     config = experiment(**sections, checkpoint={"every_s": None})
     whole = Run(config, data_dir).go()
     finals = 0
-    for part in range(16):
-        killed = Run(config, data_dir)
-        killed.world.checkpoint_at((0.5 + part / 32) * whole.result.seconds, 1)
-        killed.go()
-        if not killed.of("checkpoint"):
-            continue  # a region was done before its cut
-        cut = killed.world.checkpoints[1]
+    moments = [(0.5 + part / 32) * whole.result.seconds for part in range(16)]
+    for cut in cuts(config, data_dir, moments):
         finals += bool(cut.averager.control["exchanges"]["finals"])
         resumed = Run(config, data_dir)
         resumed.world.restore(cut)
@@ -192,12 +210,11 @@ def test_every_change_counts_once_after_a_resume(data_dir, kind: str, meeting: s
     }
     config = experiment(**sections | MEETINGS[meeting])
     whole = Run(config, data_dir).go()
-    for part in (0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.98):
-        killed = Run(config, data_dir)
-        killed.world.checkpoint_at(part * whole.result.seconds, 1)
-        assert killed.go().digests() == whole.digests()
+    parts = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.98)
+    moments = [part * whole.result.seconds for part in parts]
+    for part, cut in zip(parts, cuts(config, data_dir, moments, like=whole), strict=True):
         resumed = Run(config, data_dir)
-        resumed.world.restore(killed.world.checkpoints[1])
+        resumed.world.restore(cut)
         resumed.go()
         assert rows_applied(resumed) == rows_applied(whole)
         a_P, b_P = resumed.result.params_P.values()

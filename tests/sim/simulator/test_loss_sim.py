@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.api.compare import LossGrid, profile_loss
 from geo_ray.base.errors import ConfigError, ProfileError
 from geo_ray.cli.main import root
 from geo_ray.planner.loss import LossProfile, load_loss_profile
@@ -32,7 +33,7 @@ CONFIG: dict[str, Any] = {
     "emulate": {"link": {"rate_mbps": 10, "delay_s": 0.03}},
     "plan": {"regions": {"a": OFFER, "b": {**OFFER, "at": "eu-central-1"}}, "loss_budget": 1.0},
 }
-GRID = geo_ray.LossGrid(intervals=(1, 8), codecs=(None, "chunked_topk"), steps=24, seeds=2, jobs=2)
+GRID = LossGrid(intervals=(1, 8), codecs=(None, "chunked_topk"), steps=24, seeds=2, jobs=2)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def losses(profile: LossProfile) -> dict[Any, Any]:
 
 @pytest.mark.slow
 def test_a_table_is_measured_kept_gone_on_with_and_planned_by(capsys) -> None:
-    made = geo_ray.profile_loss(CONFIG, grid=GRID, progress="plain")
+    made = profile_loss(CONFIG, grid=GRID, progress="plain")
     profile = made.profile
     assert made.path == Path("runs/profiles/loss/small.json")
     assert load_loss_profile(made.path) == profile
@@ -61,8 +62,8 @@ def test_a_table_is_measured_kept_gone_on_with_and_planned_by(capsys) -> None:
     assert "<table" in made._repr_html_()
 
     # What is known is not measured again; what is new is, and is compared with what is there.
-    more = geo_ray.LossGrid((1, 8), (None, "chunked_topk", "int8"), 24, 2, 1)
-    grown = geo_ray.profile_loss(CONFIG, grid=more, progress="plain")
+    more = LossGrid((1, 8), (None, "chunked_topk", "int8"), 24, 2, 1)
+    grown = profile_loss(CONFIG, grid=more, progress="plain")
     assert "4 of 5 are known" in capsys.readouterr().err
     again = losses(grown.profile)
     assert again.keys() == found.keys() | {(8, "int8")}
@@ -74,8 +75,8 @@ def test_a_table_is_measured_kept_gone_on_with_and_planned_by(capsys) -> None:
     assert planned.plan.loss.expected == pytest.approx(grown.loss(8, "int8"))
 
     # Another length is another measurement.
-    other = geo_ray.LossGrid((1,), (None,), 16, 2, 1)
-    fresh = geo_ray.profile_loss(CONFIG, grid=other, out="other.json")
+    other = LossGrid((1,), (None,), 16, 2, 1)
+    fresh = profile_loss(CONFIG, grid=other, out="other.json")
     assert losses(fresh.profile).keys() == {(1, None)} and fresh.profile.steps == 16
 
 
@@ -83,8 +84,8 @@ def test_a_table_is_measured_kept_gone_on_with_and_planned_by(capsys) -> None:
 def test_rounds_that_diverge_are_seen_where_plain_training_does_not() -> None:
     """Outer steps that overshoot."""
     changes = {"strategy.outer": {"kind": "nesterov", "lr": 1e6, "momentum": 0.9}}
-    grid = geo_ray.LossGrid(intervals=(16,), codecs=(None,), steps=64, seeds=2, jobs=2)
-    made = geo_ray.profile_loss(CONFIG, changes, grid=grid)
+    grid = LossGrid(intervals=(16,), codecs=(None,), steps=64, seeds=2, jobs=2)
+    made = profile_loss(CONFIG, changes, grid=grid)
     assert None in losses(made.profile)[16, None] and None not in made.profile.plain
     with pytest.raises(geo_ray.GeoRayError, match="training diverged"):
         geo_ray.plan(CONFIG, changes)
@@ -106,29 +107,27 @@ def test_the_command_measures_and_shows_a_table(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_plain_training_that_diverges_is_nothing_to_compare_with() -> None:
-    grid = geo_ray.LossGrid((1,), (None,), steps=12, seeds=2, jobs=2)
+    grid = LossGrid((1,), (None,), steps=12, seeds=2, jobs=2)
     explodes = {"kind": "adamw", "lr": 1e6, "weight_decay": 1.0}
     with pytest.raises(ProfileError, match="plain training"):
-        geo_ray.profile_loss(CONFIG, {"optimizer": explodes}, grid=grid)
+        profile_loss(CONFIG, {"optimizer": explodes}, grid=grid)
 
 
-@pytest.mark.parametrize(
-    "grid", [geo_ray.LossGrid(seeds=1), geo_ray.LossGrid(steps=0), geo_ray.LossGrid(intervals=())]
-)
-def test_arguments_that_make_no_sense_are_refused(grid: geo_ray.LossGrid) -> None:
+@pytest.mark.parametrize("grid", [LossGrid(seeds=1), LossGrid(steps=0), LossGrid(intervals=())])
+def test_arguments_that_make_no_sense_are_refused(grid: LossGrid) -> None:
     with pytest.raises(ConfigError):
-        geo_ray.profile_loss(CONFIG, grid=grid)
+        profile_loss(CONFIG, grid=grid)
 
 
 @pytest.mark.slow
 def test_other_intervals_keep_what_is_there_and_codecs_stay_where_they_are(capsys) -> None:
-    def grid(*intervals: int) -> geo_ray.LossGrid:
-        return geo_ray.LossGrid(intervals, (None, "int8"), 16, 2, 2)
+    def grid(*intervals: int) -> LossGrid:
+        return LossGrid(intervals, (None, "int8"), 16, 2, 2)
 
-    before = losses(geo_ray.profile_loss(CONFIG, grid=grid(8)).profile)
+    before = losses(profile_loss(CONFIG, grid=grid(8)).profile)
     assert before.keys() == {(8, None), (8, "int8")}
     capsys.readouterr()
-    grown = geo_ray.profile_loss(CONFIG, grid=grid(1), progress="plain").profile
+    grown = profile_loss(CONFIG, grid=grid(1), progress="plain").profile
     assert "2 of 3 are known" in capsys.readouterr().err
     assert losses(grown) == before | {(1, None): grown.by_key[1, None].losses}
     assert grown.codecs_at == 8
@@ -136,10 +135,10 @@ def test_other_intervals_keep_what_is_there_and_codecs_stay_where_they_are(capsy
 
 @pytest.mark.slow
 def test_another_length_replaces_what_is_there_when_it_is_whole(monkeypatch) -> None:
-    def grid(steps: int) -> geo_ray.LossGrid:
-        return geo_ray.LossGrid((4,), (None,), steps, 2, 2)
+    def grid(steps: int) -> LossGrid:
+        return LossGrid((4,), (None,), steps, 2, 2)
 
-    made = geo_ray.profile_loss(CONFIG, grid=grid(8))
+    made = profile_loss(CONFIG, grid=grid(8))
     beside = made.path.with_name("small.json.partial")
     kept = LossFile.keep
 
@@ -150,8 +149,8 @@ def test_another_length_replaces_what_is_there_when_it_is_whole(monkeypatch) -> 
     with monkeypatch.context() as patched:
         patched.setattr(LossFile, "keep", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            geo_ray.profile_loss(CONFIG, grid=grid(12))
+            profile_loss(CONFIG, grid=grid(12))
     assert load_loss_profile(made.path) == made.profile and beside.exists()
-    whole = geo_ray.profile_loss(CONFIG, grid=grid(12))
+    whole = profile_loss(CONFIG, grid=grid(12))
     assert load_loss_profile(made.path) == whole.profile and whole.profile.steps == 12
     assert not beside.exists()

@@ -41,7 +41,8 @@ class Watch:
         self.longest_s = max(self.longest_s, self.policy.stalled(scheduler.now_s) or 0.0)
         self.looks += 1
         # Often at first, then less: a look per second of a month would take a day.
-        scheduler.idly_at(scheduler.now_s + self._every_s * (1 + self.looks // 200), self._look)
+        later_s = min(STUCK_S / 3, scheduler.now_s / 200)
+        scheduler.idly_at(scheduler.now_s + max(self._every_s, later_s), self._look)
 
 
 @st.composite

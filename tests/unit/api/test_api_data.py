@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 
 import geo_ray
+from geo_ray.api.data import (
+    DataStatistics,
+    RegionData,
+    SourceFiles,
+    WantedStatistics,
+    check_data,
+    data_stats,
+    inspect_data,
+    merge_data,
+    merge_data_stats,
+)
 from geo_ray.base import errors
+from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.prepare.saved_preparation import load_prepared
 from tests.support.data_support import columns_task
 
@@ -42,19 +54,17 @@ def ages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]
     return found
 
 
-READ = geo_ray.ReadOptions(delimiter=";")
+READ = ReadOptions(delimiter=";")
 
 
-def statistics_of_all() -> geo_ray.DataStatistics:
-    wanted = geo_ray.WantedStatistics(prepare="prepare.yaml")
-    parts = [geo_ray.data_stats(region, region, wanted, read=READ) for region in REGIONS]
-    return geo_ray.merge_data_stats([parts[0], parts[1].save("eu.json")])
+def statistics_of_all() -> DataStatistics:
+    wanted = WantedStatistics(prepare="prepare.yaml")
+    parts = [data_stats(region, region, wanted, read=READ) for region in REGIONS]
+    return merge_data_stats([parts[0], parts[1].save("eu.json")])
 
 
-def sharded(
-    region: str, stats: geo_ray.DataStatistics, *, force: bool = False
-) -> geo_ray.RegionData:
-    files = geo_ray.SourceFiles(region, READ, "prepare.yaml", stats, heldout=0.25)
+def sharded(region: str, stats: DataStatistics, *, force: bool = False) -> RegionData:
+    files = SourceFiles(region, READ, "prepare.yaml", stats, heldout=0.25)
     return geo_ray.shard_data("toy.py:Toy", [region], f"out/{region}", files=files, force=force)
 
 
@@ -65,7 +75,7 @@ def test_statistics_of_regions_are_those_of_all_rows(ages: dict[str, list[int]])
     assert row["mean"] == pytest.approx(every.mean())
     assert row["deviation"] == pytest.approx(every.std())
     assert "80 rows, 2 columns" in repr(merged) and "<td>income</td>" in merged._repr_html_()
-    told = geo_ray.data_stats("us", "us", geo_ray.WantedStatistics(columns=["y"]), read=READ)
+    told = data_stats("us", "us", WantedStatistics(columns=["y"]), read=READ)
     assert told.table()["column"] == ["y"]
 
 
@@ -75,7 +85,7 @@ def test_a_merged_manifest_keeps_the_preparation(
     stats = statistics_of_all()
     parts = [sharded(region, stats) for region in REGIONS]
     assert all(part.counts is not None and part.counts.filled["income"] == 1 for part in parts)
-    merged = geo_ray.merge_data([part.path for part in parts], "both.json")
+    merged = merge_data([part.path for part in parts], "both.json")
     assert merged.manifest.preparation is not None
     assert load_prepared("both.json") == load_prepared(parts[0].path)
     assert json.loads(Path("both.json").read_text())["preparation"]["path"] == (
@@ -84,10 +94,10 @@ def test_a_merged_manifest_keeps_the_preparation(
     assert merged.manifest.regions() == ("us", "eu") and merged.table().num_rows == 4
     assert sum(merged.table()["rows"]) == 80 and "80 rows" in repr(merged)
     assert merged._repr_html_().count("<tr>") == 5
-    geo_ray.check_data("both.json").raise_if_bad()
-    differing = sharded("eu", geo_ray.data_stats("eu", "eu", read=READ), force=True)
+    check_data("both.json").raise_if_bad()
+    differing = sharded("eu", data_stats("eu", "eu", read=READ), force=True)
     with pytest.raises(errors.ManifestError, match="prepared differently"):
-        geo_ray.merge_data([parts[0].path, differing.path], "no.json")
+        merge_data([parts[0].path, differing.path], "no.json")
     assert capsys.readouterr() == ("", "")
 
 
@@ -96,24 +106,24 @@ def test_an_inspection_says_what_is_there_and_drafts_a_preparation(
 ) -> None:
     task = {"use": "toy.py:Toy", "options": {"features": 2}}
     with pytest.raises(errors.ConfigError, match="already there"):
-        geo_ray.inspect_data("us", READ, task=task, draft="prepare.yaml")
+        inspect_data("us", READ, task=task, draft="prepare.yaml")
     with pytest.raises(errors.ConfigError, match="none is named"):
-        geo_ray.inspect_data("us", READ, draft="new.yaml")
-    found = geo_ray.inspect_data("us", READ, task=task, draft="new.yaml")
+        inspect_data("us", READ, draft="new.yaml")
+    found = inspect_data("us", READ, task=task, draft="new.yaml")
     found.raise_if_bad()
     rows = {row["column"]: row for row in found.table().to_pylist()}
     assert rows["age"]["different"] == len(set(ages["us"])) and rows["age"]["type"] == "int"
     assert rows["income"]["no_value"] == 1 and "missing: mean" in rows["income"]["treatment"]
     assert repr(found) == "<DataSurvey: 40 rows in 1 files, 3 columns>"
     assert "<td>age</td>" in found._repr_html_()
-    wanted = geo_ray.WantedStatistics(prepare="new.yaml")
-    stats = geo_ray.data_stats("us", "us", wanted, read=READ)
-    files = geo_ray.SourceFiles("us", READ, "new.yaml", stats, heldout=0)
+    wanted = WantedStatistics(prepare="new.yaml")
+    stats = data_stats("us", "us", wanted, read=READ)
+    files = SourceFiles("us", READ, "new.yaml", stats, heldout=0)
     made = geo_ray.shard_data(task, "us", "out", files=files)
     assert made.manifest.rows("us", "train") == 40
     Path("us/b.csv").write_bytes(b"age\n\xff\n")
     with pytest.raises(errors.DataError, match=r"b\.csv"):
-        geo_ray.inspect_data("us", READ).raise_if_bad()
+        inspect_data("us", READ).raise_if_bad()
 
 
 def test_a_task_with_data_of_its_own_is_split_as_a_configuration_says(tmp_path: Path) -> None:
@@ -131,5 +141,5 @@ def test_a_task_with_data_of_its_own_is_split_as_a_configuration_says(tmp_path: 
     with pytest.raises(errors.ConfigError, match="rows_per_shard"):
         geo_ray.shard_data("digits", "a,b", tmp_path / "new", rows_per_shard=0)
     with pytest.raises(errors.ConfigError, match="what they are for"):
-        geo_ray.SourceFiles(tmp_path, stats="all.json")
+        SourceFiles(tmp_path, stats="all.json")
     assert not (tmp_path / "new").exists()

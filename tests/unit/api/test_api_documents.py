@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -35,6 +36,20 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_page_names_all_that_the_package_offers() -> None:
     words = set(re.findall(r"\w+", (ROOT / "docs" / "python.md").read_text()))
     assert [name for name in geo_ray.__all__ if name not in words] == []
+
+
+def test_the_modules_that_the_page_lists_define_the_names() -> None:
+    text = (ROOT / "docs" / "python.md").read_text()
+    table = text.split("| module | names |\n|---|---|\n")[1].split("\n\n")[0]
+    listed = [re.findall(r"`([\w.]+)`", line) for line in table.splitlines()]
+    missing = [
+        f"{module}.{name}"
+        for module, *names in listed
+        for name in names
+        if not hasattr(importlib.import_module(module), name)
+    ]
+    assert missing == []
+    assert len(listed) > 30
 
 
 @pytest.mark.parametrize(

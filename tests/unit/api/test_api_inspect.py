@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 import geo_ray
+from geo_ray.api.certs import certs, init_certs, issue_cert, renew_ca, renew_certs
+from geo_ray.api.data import check_data, merge_data
+from geo_ray.api.plan import PlanInputs, replan
+from geo_ray.api.prices import prices
 from geo_ray.base import errors
 
 ROOT = Path(__file__).parents[3]
@@ -28,49 +32,49 @@ def test_shards_are_checked_and_a_report_is_written_anew(tmp_path: Path) -> None
     page = geo_ray.report(run.path, tmp_path / "page.html")
     assert page.read_text().startswith("<!doctype html>") or "<html" in page.read_text()[:200]
     manifest = str(next(run.path.rglob("manifest.json")))
-    good = geo_ray.check_data(manifest)
+    good = check_data(manifest)
     good.raise_if_bad()
     assert good.bad == () and set(good.table()["error"]) == {None}
     assert repr(good).startswith("<DataCheck: 0 of ")
     shard = next(run.path.rglob("*.parquet"))
     shard.write_bytes(shard.read_bytes()[:-9] + b"wrong end")
-    found = geo_ray.check_data(manifest)
+    found = check_data(manifest)
     assert len(found.bad) == 1 and "<td>whole</td>" in found._repr_html_()
     with pytest.raises(errors.DataError):
         found.raise_if_bad()
     with pytest.raises(errors.ManifestError, match="mars"):
-        geo_ray.check_data(manifest, region="mars")
-    merged = geo_ray.merge_data([manifest], str(tmp_path / "merged.json"))
-    assert geo_ray.check_data(merged.path).manifest == merged.manifest
+        check_data(manifest, region="mars")
+    merged = merge_data([manifest], str(tmp_path / "merged.json"))
+    assert check_data(merged.path).manifest == merged.manifest
 
 
 def test_prices_are_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GEO_RAY_PRICES", raising=False)
     monkeypatch.chdir(tmp_path)
-    table = geo_ray.prices().table()
-    some = geo_ray.prices(cloud="aws", region="us-east-1")
+    table = prices().table()
+    some = prices(cloud="aws", region="us-east-1")
     assert 0 < len(some.book.records) < table.num_rows and "us-east-1" in some._repr_html_()
     assert table.num_rows > 10 and {"amount", "currency", "unit", "age_s"} <= {*table.column_names}
     assert min(table["amount"]) > 0
     with pytest.raises(errors.PriceUnknownError, match="'us-east-11'; did you mean us-east-1"):
-        geo_ray.prices(region="us-east-11")
+        prices(region="us-east-11")
 
 
 def test_certificates_are_made_listed_and_renewed(tmp_path: Path) -> None:
-    ca = geo_ray.init_certs(tmp_path)
+    ca = init_certs(tmp_path)
     assert ca == tmp_path / "ca.pem" and ca.with_suffix(".key").exists()
-    home = geo_ray.issue_cert(tmp_path, "eu", days=10, hosts=["eu.example"])
+    home = issue_cert(tmp_path, "eu", days=10, hosts=["eu.example"])
     assert sorted(path.name for path in home.iterdir()) == ["ca.pem", "cert.pem", "key.pem"]
     with pytest.raises(errors.CertificateError):
-        geo_ray.issue_cert(tmp_path, "eu")
-    found = geo_ray.certs(tmp_path)
+        issue_cert(tmp_path, "eu")
+    found = certs(tmp_path)
     assert [row["state"] for row in found.table().to_pylist()] == ["good", "renew soon"]
     assert found.bad == () and repr(found) == "<Certificates: 0 of 2 cannot be used>"
     later = replace(found, at=found.at + timedelta(days=11))
     assert [entry.name for entry in later.bad] == ["eu"] and "EXPIRED" in later._repr_html_()
-    assert geo_ray.renew_certs(tmp_path) == {"eu": home / "cert.pem"}
-    assert geo_ray.renew_ca(tmp_path) == ("eu",)
-    assert {row["state"] for row in geo_ray.certs(tmp_path).table().to_pylist()} == {"good"}
+    assert renew_certs(tmp_path) == {"eu": home / "cert.pem"}
+    assert renew_ca(tmp_path) == ("eu",)
+    assert {row["state"] for row in certs(tmp_path).table().to_pylist()} == {"good"}
 
 
 def test_a_plan_is_a_value_and_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +90,7 @@ def test_a_plan_is_a_value_and_is_followed(tmp_path: Path, monkeypatch: pytest.M
     runs = [geo_ray.simulate(config, changes, plan=each) for each in (planned, saved)]
     assert runs[0].summary.digest == runs[1].summary.digest and runs[0].summary.usd is not None
     with pytest.raises(errors.RunDirectoryError):
-        geo_ray.replan(tmp_path, config, changes)
+        replan(tmp_path, config, changes)
 
 
 def test_what_is_left_of_a_run_is_planned_anew(
@@ -105,19 +109,19 @@ def test_what_is_left_of_a_run_is_planned_anew(
     with pytest.raises(KeyboardInterrupt):
         geo_ray.simulate(config, changes, plan=planned, on_event=stop)
     run = geo_ray.open_run("runs/planned")
-    stays = geo_ray.replan(run, config, changes)
+    stays = replan(run, config, changes)
     assert not stays.changed and "stays" in stays.reason and 0 < stays.seconds < planned.seconds
     rented = {(m.type, m.market) for region in planned.plan.regions for m in region.machines}
     assert {(m.type, m.market) for r in stays.plan.regions for m in r.machines} == rented
     # What was rented becomes far dearer.
-    known = geo_ray.prices(cloud="aws").book.records
+    known = prices(cloud="aws").book.records
     dear = [
         record.model_dump(mode="json") | {"amount": 100 * record.amount, "lowest": None}
         for record in known
         if record.item == "instance" and (record.type, record.market) in rented
     ]
     Path("dear.json").write_text(json.dumps({"records": dear}))
-    inputs = geo_ray.PlanInputs(prices=["dear.json"])
-    other = geo_ray.replan(run.path, config, changes, inputs=inputs)
+    inputs = PlanInputs(prices=["dear.json"])
+    other = replan(run.path, config, changes, inputs=inputs)
     assert other.changed and other.plan.steps == planned.plan.steps
     assert not {(m.type, m.market) for r in other.plan.regions for m in r.machines} & rented

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 import geo_ray
-from geo_ray import NodeGroup, NodeRestarts, Program, ProgramNode
+from geo_ray.api.program import TrainingNode, price_program, training_program
 from geo_ray.base.errors import ConfigError, NodeFailedError
+from geo_ray.program.clock import here
+from geo_ray.program.graph import NodeGroup, NodeHandle, NodeRestarts, Program, ProgramNode
+from geo_ray.program.run import run_program
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,7 +34,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_it_shows_who_takes_part(config: dict[str, Any]) -> None:
-    assert str(geo_ray.training_program(config)) == (
+    assert str(training_program(config)) == (
         "program small\n"
         "  eu\n"
         "    train\n"
@@ -61,7 +64,7 @@ class Evaluator:
     def run(self) -> Any:
         told = self._train.outcome()
         there = Path(told["run"]).is_dir()
-        return told["samples"], there, self._filtered.calls(), geo_ray.here().clock.now_s()
+        return told["samples"], there, self._filtered.calls(), here().clock.now_s()
 
 
 class Filter:
@@ -71,7 +74,7 @@ class Filter:
         self._calls = 0
 
     def ready(self) -> None:
-        geo_ray.here().clock.sleep_s(100.0)
+        here().clock.sleep_s(100.0)
         self._calls += 1
 
     def calls(self) -> int:
@@ -83,10 +86,10 @@ def test_on_the_virtual_clock_it_is_the_simulation_with_own_nodes_beside(
 ) -> None:
     simulated = geo_ray.simulate(config).summary
     keep = ProgramNode("filter", Filter)
-    look = ProgramNode("evaluator", Evaluator, (geo_ray.NodeHandle("train"), keep.handle))
+    look = ProgramNode("evaluator", Evaluator, (NodeHandle("train"), keep.handle))
     beside = [NodeGroup("us", (keep, look))]
-    program = geo_ray.training_program(config, beside=beside, after=keep.handle)
-    result = geo_ray.run_program(program, on="virtual")
+    program = training_program(config, beside=beside, after=keep.handle)
+    result = run_program(program, on="virtual")
     told = dict(result.values["train"])
     told.pop("run")
     assert told == simulated.model_dump(mode="json")
@@ -97,28 +100,28 @@ def test_on_the_virtual_clock_it_is_the_simulation_with_own_nodes_beside(
 
 
 def test_two_trainings_beside_each_other(config: dict[str, Any]) -> None:
-    two = geo_ray.training_program(config, {"name": "other"}, name="second")
-    both = geo_ray.training_program(config, beside=two.groups)
-    result = geo_ray.run_program(both, on="virtual")
+    two = training_program(config, {"name": "other"}, name="second")
+    both = training_program(config, beside=two.groups)
+    result = run_program(both, on="virtual")
     assert set(result.values) == {"train", "second"}
     assert result.values["train"]["eval"] == result.values["second"]["eval"]
 
 
 def test_a_training_that_fails_says_so_and_may_be_started_again(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="nonsense"):
-        geo_ray.training_program(config, {"nonsense": 1})
-    program = geo_ray.training_program(config)
+        training_program(config, {"nonsense": 1})
+    program = training_program(config)
     bad = program.nodes["train"][0].args[0] | {"regions": []}  # type: ignore[operator]
-    node = ProgramNode("train", geo_ray.TrainingNode, (bad, str(ROOT)))
+    node = ProgramNode("train", TrainingNode, (bad, str(ROOT)))
     group = NodeGroup("eu", (node,), restarts=NodeRestarts(1))
     with pytest.raises(NodeFailedError, match=r"(?s)failed in run: ConfigError.*most = 1"):
-        geo_ray.run_program(Program("bad", (group,)), on="virtual")
+        run_program(Program("bad", (group,)), on="virtual")
 
 
 def test_it_is_priced_by_the_planner() -> None:
     path = ROOT / "configs" / "planned.yaml"
     planned = geo_ray.plan(path)
-    cost = geo_ray.price_program(geo_ray.training_program(path))
+    cost = price_program(training_program(path))
     assert cost.planned_usd == {"train": planned.usd}
     assert cost.usd == planned.usd
     assert cost.seconds == planned.seconds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,19 @@ from typing import Any
 import pytest
 
 import geo_ray
+import geo_ray.api
+from geo_ray.api.clusters import Inventory, UpCluster
 from geo_ray.api.display import Table
-from geo_ray.api.inventory import Inventory
-from geo_ray.cloud.cluster.offer import OfferedMachines
+from geo_ray.api.live import LivePage
+from geo_ray.api.queue import QueueUser
+from geo_ray.api.schedule import schedule
+from geo_ray.cloud.cluster.offer import ClusterOffer, OfferedMachines
+from geo_ray.cloud.cluster.status import ClusterReport
 from geo_ray.program.result import ProgramResult
+from geo_ray.scheduler.queue.report import QueueReport
 from geo_ray.scheduler.workload import LoadShape
-from geo_ray.telemetry.status import RegionStatus, SpentStatus
+from geo_ray.telemetry.status import RegionStatus, RunStatus, SpentStatus
+from geo_ray.telemetry.summary import Summary
 
 _PLAIN = {"SourceFiles", "WantedStatistics", "LossGrid", "ProfileGrid", "PlanInputs"} | {
     "QueueUser",
@@ -26,20 +35,30 @@ _PLAIN = {"SourceFiles", "WantedStatistics", "LossGrid", "ProfileGrid", "PlanInp
 
 
 _RECORDS = (
-    *(geo_ray.RunStatus, geo_ray.QueueReport, geo_ray.ClusterReport, geo_ray.ClusterOffer),
-    *(geo_ray.Summary, geo_ray.ProgramResult, geo_ray.LivePage),
+    *(RunStatus, QueueReport, ClusterReport, ClusterOffer),
+    *(Summary, ProgramResult, LivePage),
 )
 """Results that other packages than the API's make, or that are no records."""
 
 
+_INTERNAL = {"Advice", "ReadyRun", "RunWatch", "Watched"}
+"""What functions of the API pass to each other."""
+
+
 def _results() -> list[type]:
-    found = [getattr(geo_ray, name) for name in geo_ray.__all__ if name[0].isupper()]
+    modules = [
+        importlib.import_module(f"geo_ray.api.{each.name}")
+        for each in pkgutil.iter_modules(geo_ray.api.__path__)
+    ]
     made = [
         each
-        for each in found
-        if dataclasses.is_dataclass(each)
-        and each.__module__.startswith("geo_ray.api.")
-        and each.__name__ not in _PLAIN
+        for module in modules
+        for each in vars(module).values()
+        if inspect.isclass(each)
+        and dataclasses.is_dataclass(each)
+        and each.__module__ == module.__name__
+        and not each.__name__.startswith("_")
+        and each.__name__ not in _PLAIN | _INTERNAL
     ]
     return [*made, *_RECORDS]
 
@@ -88,11 +107,11 @@ def test_a_printed_table_does_not_control_the_terminal() -> None:
 
 
 def test_a_token_is_not_printed() -> None:
-    assert "secret" not in repr(geo_ray.QueueUser("vision", "secret"))
+    assert "secret" not in repr(QueueUser("vision", "secret"))
 
 
 def test_results_say_in_a_line_what_they_hold() -> None:
-    found = geo_ray.schedule(["fifo"], shape=LoadShape(3, 1, 3))
+    found = schedule(["fifo"], shape=LoadShape(3, 1, 3))
     assert repr(found).startswith("<Schedule of ") and "fifo " in repr(found)
     assert "<td>fifo</td>" in found._repr_html_()
     stack = SimpleNamespace(
@@ -109,7 +128,7 @@ def test_results_say_in_a_line_what_they_hold() -> None:
     assert "<td>m5.large</td>" in offered._repr_html_()
     row = SimpleNamespace(id="m-1", role="worker", region=None, type="<large>", state="running")
     report = SimpleNamespace(name="lab", phase="up", machines=[row], usd_per_hour=1.25)
-    up = geo_ray.UpCluster(None, None, report)
+    up = UpCluster(None, None, report)
     assert repr(up) == "<Cluster lab: up, 1 machines, 1.25 USD/h>"
     assert "<td>&lt;large&gt;</td>" in up._repr_html_()
 
@@ -118,11 +137,11 @@ REGION = RegionStatus(
     **{"name": "eu", "state": "computing", "step": 1200, "steps": 2000, "exchanges": 3},
     **{"loss": 0.25, "samples": 9600, "samples_per_s": 50.0, "workers_lost": 0},
 )
-STATUS = geo_ray.RunStatus(
+STATUS = RunStatus(
     **{"run": "runs/a", "phase": "training", "is_going": True, "loss": 0.25, "left_s": 42.0},
     **{"regions": (REGION,), "spent": SpentStatus(seconds=1.0, wan_bytes=0, usd=None)},
 )
-SUMMARY = geo_ray.Summary(
+SUMMARY = Summary(
     **{"strategy": "sma", "seed": 0, "steps": 1200, "samples": 9600, "seconds": 90.0},
     **{"wan_bytes": {"update": 4_100_000}, "rounds": 12, "eval": {"accuracy": 0.5}},
     **{"faults": {"worker_lost": 2}},
@@ -132,8 +151,8 @@ JOB = SimpleNamespace(
     **{"told": "waits"},
 )
 MACHINE = SimpleNamespace(id="m-1", role="worker", region="eu", type="m5.large", state="running")
-QUEUE = geo_ray.QueueReport.model_construct(name="q", policy="fifo", jobs=(JOB,), is_served=False)
-CLUSTER = geo_ray.ClusterReport.model_construct(
+QUEUE = QueueReport.model_construct(name="q", policy="fifo", jobs=(JOB,), is_served=False)
+CLUSTER = ClusterReport.model_construct(
     **{"name": "lab", "phase": "up", "machines": (MACHINE,), "head": None},
     **{"usd_per_hour": 1.25, "spent_usd": 3.0},
 )
@@ -141,7 +160,7 @@ OFFERED = OfferedMachines(
     **{"region": "eu", "role": "worker", "at": "eu-west-1a", "type": "m5.large"},
     **{"market": "on_demand", "count": 2, "usd_per_hour": 0.1},
 )
-OFFER = geo_ray.ClusterOffer.model_construct(
+OFFER = ClusterOffer.model_construct(
     name="lab", machines=(OFFERED,), usd_per_hour=0.2, total_usd=1.5
 )
 PROGRAM: Any = SimpleNamespace(name="rank")

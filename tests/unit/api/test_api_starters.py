@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import geo_ray
-from geo_ray.api.config import STARTERS
+from geo_ray.api.config import STARTERS, init_project
 from geo_ray.base import errors
 from geo_ray.cli.main import root
 from geo_ray.lab.topology import preset_names
@@ -48,7 +48,7 @@ def test_a_starter_runs(
 
 
 def test_the_quickstart_has_the_configurations_of_the_readme(tmp_path: Path) -> None:
-    files = geo_ray.init_project(tmp_path / "new")
+    files = init_project(tmp_path / "new")
     for file in files:
         same = ROOT / "configs" / file.name
         assert file.name in ("README.md", "own_task.py", "own_task.yaml") or (
@@ -61,7 +61,7 @@ def test_the_quickstart_has_the_configurations_of_the_readme(tmp_path: Path) -> 
 
 
 def test_the_own_classes_are_those_of_the_examples(tmp_path: Path) -> None:
-    for file in geo_ray.init_project(tmp_path, "own"):
+    for file in init_project(tmp_path, "own"):
         if file.suffix == ".py":
             assert file.read_bytes() == (ROOT / "examples" / file.name).read_bytes()
 
@@ -69,12 +69,12 @@ def test_the_own_classes_are_those_of_the_examples(tmp_path: Path) -> None:
 def test_files_that_are_there_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(errors.ConfigError, match=r"README\.md is there already"):
-        geo_ray.init_project(tmp_path)
+        init_project(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
-    geo_ray.init_project(tmp_path, "csv", force=True)
+    init_project(tmp_path, "csv", force=True)
     assert "CSV" in (tmp_path / "README.md").read_text()
     with pytest.raises(errors.ConfigError, match="no starter 'rust'"):
-        geo_ray.init_project(tmp_path, "rust")
+        init_project(tmp_path, "rust")
 
 
 def test_the_wheel_carries_every_file_that_the_library_reads() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import geo_ray
 from geo_ray.api import check, compare, train, tune
+from geo_ray.api.check import check_run
 from geo_ray.base import output
 from geo_ray.sweep import tune as tuning_run
 
@@ -28,7 +29,7 @@ class ReachedError(Exception):
     [
         (geo_ray.train, (CONFIG,), (train, "new_run"), "preparing the run"),
         (geo_ray.simulate, (CONFIG,), (train, "new_run"), "preparing the run"),
-        (geo_ray.check_run, (CONFIG,), (check, "checked_run"), "checking the run"),
+        (check_run, (CONFIG,), (check, "checked_run"), "checking the run"),
         (geo_ray.compare, (CONFIG, "sma"), (compare, "compare_all"), "running"),
         (geo_ray.tune, (SEARCH,), (tune, "plan_of"), "checking the search"),
         (geo_ray.tune, (SEARCH,), (tuning_run, "_cluster"), "starting the cluster of the trials"),
@@ -57,7 +58,7 @@ def test_a_long_phase_is_reported(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(output, "REPORT_EVERY_S", 0.01)
-    monkeypatch.setattr("geo_ray.api.watch.RunWatch.tell", tell)
+    monkeypatch.setattr("geo_ray.api.display.RunWatch.tell", tell)
     if place[1] == "_tuner":
         monkeypatch.setattr(tuning_run, "connect", lambda *_, **__: threading.Lock())
     monkeypatch.setattr(*place, blocked)

@@ -10,6 +10,7 @@ import ray
 from click.testing import CliRunner, Result
 
 import geo_ray
+from geo_ray.api.check import check_run
 from geo_ray.base import errors
 from geo_ray.cli.main import root
 from tests.support.job_support import TEXT
@@ -46,7 +47,7 @@ def test_regions_that_join_later_are_named_with_what_they_will_need(here: Path) 
     assert result.exit_code == 0, result.output
     (line,) = [line for line in result.output.splitlines() if "us (absent at first)" in line]
     assert line.split()[-3] == "4"
-    found = geo_ray.check_run("trial.yaml", {"members.absent": ["us"]})
+    found = check_run("trial.yaml", {"members.absent": ["us"]})
     rows = [
         {name: row[name] for name in ("region", "processes", "absent")} for row in found.table()
     ]
@@ -77,7 +78,7 @@ def test_what_would_end_the_start_ends_the_dry_run(
 
 
 def test_from_python_it_is_a_value_and_warns(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    found = geo_ray.check_run("trial.yaml", {"train.eval_every": 50})
+    found = check_run("trial.yaml", {"train.eval_every": 50})
     assert found.table()["processes"] == [4, 4]
     assert "trial" in repr(found) and f"{found.num_params:,} parameters" in repr(found)
     assert any("beyond train.steps" in message for message in caplog.messages)
@@ -99,18 +100,18 @@ def test_a_key_that_is_taken_for_an_option_is_named(verb: str, here: Path) -> No
 def test_metrics_and_regions_are_held_against_data_that_are_here(here: Path) -> None:
     made = geo_ray.shard_data({"use": "digits", "options": {"width": 2}}, ["eu", "us"], "data")
     data = {"data": {"manifest": str(made.path)}}
-    geo_ray.check_run("trial.yaml", data)
+    check_run("trial.yaml", data)
     target = {"metric": "acuracy", "value": 0.9, "direction": "at_least"}
     with pytest.raises(errors.ConfigError, match="acuracy"):
-        geo_ray.check_run("trial.yaml", data | {"train.target": target})
+        check_run("trial.yaml", data | {"train.target": target})
     with pytest.raises(errors.ShardEmptyError, match=r"did you mean us"):
-        geo_ray.check_run("trial.yaml", data | {"regions.1.name": "uss"})
+        check_run("trial.yaml", data | {"regions.1.name": "uss"})
 
 
 def test_a_disk_without_room_for_the_model_ends_the_dry_run(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = geo_ray.check_run("trial.yaml").num_params * 4
+    needed = check_run("trial.yaml").num_params * 4
 
     def disk_of(free: int) -> None:
         usage = shutil.disk_usage(here)._replace(free=free)
@@ -118,6 +119,6 @@ def test_a_disk_without_room_for_the_model_ends_the_dry_run(
 
     disk_of(needed - 1)
     with pytest.raises(errors.RunDirectoryError, match=r"run.dir: .* free, and the model with"):
-        geo_ray.check_run("trial.yaml", {"checkpoint.every_s": None})
+        check_run("trial.yaml", {"checkpoint.every_s": None})
     disk_of(needed)
-    geo_ray.check_run("trial.yaml", {"checkpoint.every_s": None})
+    check_run("trial.yaml", {"checkpoint.every_s": None})

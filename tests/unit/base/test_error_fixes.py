@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -87,7 +88,8 @@ def test_every_error_has_the_form_of_the_page(
         raise kind("the words of it")
 
     monkeypatch.setattr(FAILING, "callback", fail)
-    monkeypatch.setitem(entry._VERBS, "fail", (__name__, "FAILING"))
+    monkeypatch.setitem(entry._COMMANDS, "fail", "")
+    monkeypatch.setitem(sys.modules, "geo_ray.cli.fail", SimpleNamespace(fail=FAILING))
     with pytest.raises(SystemExit) as ended:
         entry.main(["fail"])
     assert ended.value.code == kind.exit_code

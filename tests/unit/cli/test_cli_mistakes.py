@@ -131,7 +131,7 @@ def test_a_factor_that_makes_a_rate_too_large_is_named(here):
 def test_a_misspelt_verb_is_answered_with_the_near_one(verb, near):
     done = CliRunner().invoke(root, [verb, "shop.yaml"])
     assert done.exit_code == 2
-    assert f"there is no verb '{verb}'; did you mean {near}?" in done.output
+    assert f"there is no command '{verb}'; did you mean {near}?" in done.output
     assert "did you mean" not in CliRunner().invoke(root, ["xyzzy"]).output
 
 

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
+from geo_ray.cli import main
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.storage.checkpoint import CheckpointStore
@@ -68,6 +70,45 @@ def test_they_import_neither_pytorch_nor_ray(tmp_path: Path) -> None:
     assert "nothing to stop" in said["stop"], said
     assert "nothing was asked" in said["members drain eu"], said
     assert not set(HEAVY) & set(loaded)
+
+
+WITHOUT_PYTORCH = """
+import sys
+from click.testing import CliRunner
+from geo_ray.cli.main import root
+
+listed = CliRunner().invoke(root, ["--help"]).output
+print("help imports", *[name for name in sys.modules if name in ("rich", "pydantic")])
+for words in (["queue", "list", "q"], ["data", "check", "m.json"], ["data", "merge", "m.json"]):
+    end = ["--out", "n.json"] if "merge" in words else []
+    print(" ".join(words), repr(CliRunner().invoke(root, [*words, *end]).exception))
+print("torch" in sys.modules)
+"""
+
+
+def test_queues_and_manifests_are_read_without_pytorch_and_the_list_of_commands_without_any(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PYTORCH],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    *said, has_torch = done.stdout.splitlines()
+    assert said[0] == "help imports"
+    assert (
+        "QueueMissingError" in said[1] and "no manifest" in said[2] and "no manifest" in said[3]
+    ), said
+    assert has_torch == "False"
+
+
+@pytest.mark.parametrize("name", main._COMMANDS)
+def test_the_list_of_commands_has_the_first_line_of_each(name: str) -> None:
+    command = main.root.get_command(click.Context(main.root), name)
+    assert command is not None
+    assert command.get_short_help_str(200) == main._COMMANDS[name]
 
 
 ENDING = """

@@ -15,11 +15,12 @@ from queue import Queue
 import pytest
 from click.testing import CliRunner, Result
 
-import geo_ray
+from geo_ray.api.probe import probe_host, serve_probes
 from geo_ray.base.errors import ConfigError, GeoRayError, LinkDownError
 from geo_ray.cli.probe import probe
 from geo_ray.transport.links import LinkRecord, LinkTable, load_links, save_links
-from geo_ray.transport.probe.plan import probe_rounds
+from geo_ray.transport.probe.hosts import ProbeAddress, ProbeSide
+from geo_ray.transport.probe.plan import ProbePlan, probe_rounds
 from geo_ray.transport.security import cert_store
 
 WAIT_S = 60.0
@@ -146,20 +147,20 @@ def test_what_is_no_address_is_refused(target: str) -> None:
 def test_two_hosts_measure_each_other_through_the_library(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    at: Queue[geo_ray.ProbeAddress] = Queue()
+    at: Queue[ProbeAddress] = Queue()
     served: list[int] = []
     listener = threading.Thread(
-        target=geo_ray.serve_probes,
-        args=("127.0.0.1:0", geo_ray.ProbeSide("eu")),
+        target=serve_probes,
+        args=("127.0.0.1:0", ProbeSide("eu")),
         kwargs={"once": True, "on_listening": at.put, "on_served": served.append},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("GEO_RAY_PROBE_KEY", raising=False)
         listener.start()
         place = at.get(timeout=WAIT_S)
-        how = geo_ray.ProbePlan(duration_s=0.2, udp_s=0.0)
-        side = geo_ray.ProbeSide("us", key=place.key)
-        found = geo_ray.probe_host(f"127.0.0.1:{place.port}", side, how=how)
+        how = ProbePlan(duration_s=0.2, udp_s=0.0)
+        side = ProbeSide("us", key=place.key)
+        found = probe_host(f"127.0.0.1:{place.port}", side, how=how)
         listener.join(WAIT_S)
     assert served == [1] and place.key not in repr(place) + repr(side)
     assert repr(found) == "<Probe: 2 links, 0 not measured>"

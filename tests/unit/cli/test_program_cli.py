@@ -71,7 +71,7 @@ def test_mistakes_of_usage(arguments: list[str], message: str) -> None:
 )
 def test_files_without_a_program(tmp_path: Path, text: str, name: str, message: str) -> None:
     make = (
-        "from geo_ray import *\nfrom geo_ray import NodeGroup, Program, ProgramNode\n"
+        "from geo_ray import *\nfrom geo_ray.program.graph import NodeGroup, Program, ProgramNode\n"
         "def make(): return Program('p', (NodeGroup('eu', (ProgramNode('a', dict),)),))"
     )
     (tmp_path / "p.py").write_text(text.replace("{p}", make))
@@ -82,7 +82,7 @@ def test_files_without_a_program(tmp_path: Path, text: str, name: str, message: 
 
 def test_a_function_of_the_file_and_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(
-        "from geo_ray import NodeGroup, Program, ProgramNode\n"
+        "from geo_ray.program.graph import NodeGroup, Program, ProgramNode\n"
         "def made(): return Program('made', (NodeGroup('eu', (ProgramNode('a', dict),)),))\n"
     )
     assert called(f"{tmp_path / 'p.py'}:made", "--graph").stdout == "program made\n  eu\n    a\n"
@@ -91,7 +91,7 @@ def test_a_function_of_the_file_and_a_file_that_is_not_there(tmp_path: Path) -> 
 
 
 def test_what_geo_ray_says_of_a_file_is_said_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text("from geo_ray import Program\nProgram('p', ())")
+    (tmp_path / "p.py").write_text("from geo_ray.program.graph import Program\nProgram('p', ())")
     assert isinstance(called(str(tmp_path / "p.py")).exception, ProgramInvalidError)
 
 

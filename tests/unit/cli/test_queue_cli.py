@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import geo_ray
+from geo_ray.api.queue import queue_report
 from geo_ray.base.errors import (
     ConfigError,
     QueueDeniedError,
@@ -49,11 +49,11 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimQueue:
 def test_what_a_job_says_neither_controls_the_terminal_nor_breaks_the_table(
     queue: SimQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = geo_ray.queue_report(str(queue.root))
+    report = queue_report(str(queue.root))
     told = "\x1b]0;owned\x07\x9b2J [/tmp/x] is not there"
     rows = tuple(row.model_copy(update={"told": told}) for row in report.jobs)
     odd = report.model_copy(update={"jobs": rows, "name": "\x1b[2Jq"})
-    monkeypatch.setattr(geo_ray, "queue_report", lambda _: odd)
+    monkeypatch.setattr("geo_ray.api.queue.queue_report", lambda _: odd)
     for words in (("list", queue.root), ("show", queue.root, "long")):
         shown = run(*words)
         assert shown.exit_code == 0, shown.output

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import geo_ray
+from geo_ray.api import schedule as schedule_api
 from geo_ray.base.errors import ScheduleInputError
 from geo_ray.cli.schedule import schedule
 from geo_ray.scheduler.workload import LoadShape
@@ -53,6 +53,6 @@ def test_either_a_trace_or_made_up_jobs() -> None:
 
 def test_the_library_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ScheduleInputError, match="no policy"):
-        geo_ray.schedule(["nothing"], shape=LoadShape(3, 1, 3))
+        schedule_api.schedule(["nothing"], shape=LoadShape(3, 1, 3))
     with pytest.raises(ScheduleInputError, match="no policy is named"):
-        geo_ray.schedule([])
+        schedule_api.schedule([])

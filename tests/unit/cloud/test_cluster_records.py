@@ -15,15 +15,16 @@ import yaml
 from ray._private.runtime_env.packaging import get_uri_for_directory
 
 import geo_ray
-from geo_ray.api.clusters import cluster_at
+from geo_ray.api.clusters import cluster_at, cluster_status
 from geo_ray.base.errors import ClusterBusyError, ClusterStateError, ConfigError, RegionsSilentError
 from geo_ray.base.load import load_tree, override_items
 from geo_ray.cloud.autoscaler.actions import ActionTold, AutoscalerStatus
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
 from geo_ray.cloud.autoscaler.state import (
     AutoscalerMemory,
-    Duty,
-    Parting,
+    InstanceState,
+    ManagedInstance,
+    PendingTermination,
     PoolRecord,
     decode_memory,
     encode_memory,
@@ -60,6 +61,7 @@ from geo_ray.storage.conditional_store import MAX_RECORD_BYTES
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs" / "cluster_local.yaml"
 NOW_S = 1_800_000_000.0
+READY, DRAINING = InstanceState.READY, InstanceState.DRAINING
 ID = "0123456789"
 
 
@@ -277,7 +279,7 @@ def test_a_cluster_is_named_by_its_folder_or_its_configuration(
     assert state == ClusterState.at("clusters/cluster_local")
     assert not names_cluster("clusters/cluster_local")
     with pytest.raises(ClusterStateError, match="there is no cluster in clusters/cluster_local"):
-        geo_ray.cluster_status(CONFIG)
+        cluster_status(CONFIG)
     assert not (tmp_path / "clusters").exists()
     state.make()
     state.write(asked(plan, tmp_path).record, None)
@@ -386,15 +388,17 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     good, leaving, coming = machine("i-1", "eu"), machine("i-2", "us"), machine("i-3", "asia")
     good = replace(good, pool=chosen)
     now_s = time.time()
-    parting = Parting("the cloud takes it back", now_s + 60)
+    termination = PendingTermination("the cloud takes it back", now_s + 60)
     asked_pool = replace(chosen, zone=None)
     counted = replace(good, pool=asked_pool)
     memory = AutoscalerMemory(
         pools={pool_key(asked_pool): PoolRecord(asked_pool, 0.75)},
-        duties={
-            "i-1": Duty(counted, "the plan", 0.5, now_s, now_s, None, has_joined=True),
-            "i-2": Duty(leaving, "x", 0.25, now_s, now_s, None, parting, has_joined=True),
-            "i-3": Duty(coming, "the plan", 0.5, now_s, now_s, now_s),
+        instances={
+            "i-1": ManagedInstance(counted, "the plan", 0.5, now_s, now_s, now_s, READY, READY),
+            "i-2": ManagedInstance(
+                leaving, "x", 0.25, now_s, now_s, now_s, DRAINING, READY, termination
+            ),
+            "i-3": ManagedInstance(coming, "the plan", 0.5, now_s, now_s, now_s),
         },
     )
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
@@ -423,7 +427,7 @@ def test_what_nobody_books_while_the_head_is_dead_is_in_the_bill(
 ) -> None:
     there, now_s = machine("i-1", "eu"), time.time()
     memory = AutoscalerMemory(
-        duties={"i-1": Duty(there, "the plan", 10.0, now_s - 36000.0, now_s, None)}
+        instances={"i-1": ManagedInstance(there, "the plan", 10.0, now_s - 36000.0, now_s, now_s)}
     )
     memory.ledger.add("eu", "the plan", 2.0, 20.0, 20.0)
     report = looked(plan, tmp_path, Listed(there), memory)
@@ -433,7 +437,7 @@ def test_what_nobody_books_while_the_head_is_dead_is_in_the_bill(
 def test_what_the_books_have_of_the_head_is_not_counted_twice(plan: Plan, tmp_path: Path) -> None:
     record = asked(plan, tmp_path).record
     head, now_s = head_of(record), time.time()  # half an hour old
-    paid = Duty(head, "the head", 2.0, now_s - 600.0, now_s - 600.0, None, has_joined=True)
+    paid = ManagedInstance(head, "the head", 2.0, now_s - 600.0, now_s - 600.0, now_s, READY, READY)
     memory = AutoscalerMemory(heads={head.id: paid})
     memory.ledger.add("", "the head", 1200 / 3600, 1200 / 3600 * 2.0, 1200 / 3600 * 2.0)
     report = looked(plan, tmp_path, Listed(head), memory)
@@ -448,7 +452,9 @@ def test_a_region_that_does_not_answer_is_named_and_its_machines_are_as_they_wer
     there = machine("i-2", "us", pool=Pool("mars", None, "g4dn.xlarge", Market.SPOT))
     now_s = time.time()
     memory = AutoscalerMemory(
-        duties={"i-2": Duty(there, "the plan", 0.25, now_s, now_s, None, has_joined=True)}
+        instances={
+            "i-2": ManagedInstance(there, "the plan", 0.25, now_s, now_s, now_s, READY, READY)
+        }
     )
     cloud = Listed(head_of(record), machine("i-1", "eu"), there)
     cloud.silent = {"mars": "no answer within 30 s"}

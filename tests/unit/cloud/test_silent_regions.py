@@ -147,10 +147,10 @@ def test_what_is_called_off_is_remembered_for_as_long_as_a_cloud_may_hide_it() -
     stocks = {NEAR: Stock(NEAR, 0.3)}
     seen = Observed(1000.0, (), stocks=stocks, left_s=5000.0)
     decided = policy.decide(target, AutoscalerMemory(epoch=1), seen)
-    (asked,) = decided.memory.intents
+    (asked,) = decided.memory.pending_launches
     over = replace(seen, now_unix_s=1010.0, left_s=0.0, is_released=True)
     decided = policy.decide(target, decided.memory, over)
-    assert not decided.memory.intents and decided.memory.called_off == {asked: 1000.0}
+    assert not decided.memory.pending_launches and decided.memory.called_off == {asked: 1000.0}
     later = replace(over, now_unix_s=1000.0 + config.retry.missing_s)
     assert not policy.decide(target, decided.memory, later).memory.called_off
 

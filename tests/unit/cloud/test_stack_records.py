@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import geo_ray
+from geo_ray.api.clusters import up_offer
 from geo_ray.base.errors import ClusterStateError, ConfigError, TerraformOutputsError
 from geo_ray.base.load import load_tree, override_items
 from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
@@ -198,14 +198,14 @@ def test_the_provider_and_the_stack_go_together(
     tmp_path: Path, provider: str, names_stack: bool, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        geo_ray.up_offer(
+        up_offer(
             CONFIG, provider=provider, from_terraform=tmp_path / "x.json" if names_stack else None
         )
 
 
 def test_a_stack_that_cannot_be_read_is_told_before_anything_else(tmp_path: Path) -> None:
     with pytest.raises(TerraformOutputsError, match="cannot be read"):
-        geo_ray.up_offer(CONFIG, provider="terraform", from_terraform=tmp_path / "none.json")
+        up_offer(CONFIG, provider="terraform", from_terraform=tmp_path / "none.json")
 
 
 def test_the_same_stack_is_the_same_cluster_and_another_one_is_not(plan: Plan) -> None:

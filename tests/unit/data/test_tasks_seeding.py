@@ -53,9 +53,9 @@ def test_a_block_leaves_no_trace_and_has_the_numbers_of_its_seed() -> None:
     [
         ("geo_ray.base.random_state import seeded", "seeded(number)", "pass"),
         (
-            "geo_ray.base.random_state import generators_restored, plant",
+            "geo_ray.base.random_state import generators_restored, seed_generators",
             "generators_restored()",
-            "plant(number)",
+            "seed_generators(number)",
         ),
     ],
 )

@@ -10,16 +10,9 @@ from pydantic import Field, model_validator
 
 from geo_ray.base.describe import describe
 from geo_ray.base.errors import ConfigError
-from geo_ray.base.load import (
-    MAX_FILE_BYTES,
-    diff,
-    digest,
-    dump_yaml,
-    json_schema,
-    load_text,
-    load_tree,
-)
+from geo_ray.base.load import diff, digest, dump_yaml, json_schema, load_text, load_tree
 from geo_ray.base.model import StrictModel
+from geo_ray.base.yaml import MAX_FILE_BYTES
 
 
 class Asgd(StrictModel):

@@ -40,6 +40,7 @@ NOT_PLAIN = re.compile(
     r"Input should|String should|Value error|Field required|Extra inputs|should match|value_error"
     r"|union_tag|type=|input_value|pydantic|[\^$]|\\d|\[A-Z|\{0,"
 )
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Spot:
         else:
             node[self.keys[-1]] = value
         tree = json.loads(json.dumps(tree))  # nothing twice: YAML would write an alias
-        return yaml.safe_dump(tree, sort_keys=False, default_flow_style=False, width=10_000)
+        return yaml.dump(tree, Dumper=DUMPER, sort_keys=False, width=10_000)
 
     @property
     def dotted(self) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from geo_ray.api.train import run_to_resume
-from geo_ray.base.load import ConfigText
 from geo_ray.base.model import expanded
+from geo_ray.base.yaml import ConfigText
 from geo_ray.runs import directory
 from tests.support.train_support import experiment_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import geo_ray
+from geo_ray.api import plan as plan_api
 from geo_ray.base.errors import (
     ConfigError,
     CurrencyError,
@@ -315,7 +315,7 @@ def test_an_age_is_that_of_a_runs_machines():
     alone = run("--age-h", "5")
     assert alone.exit_code == 2 and "--from" in alone.output
     with pytest.raises(ConfigError, match="no age"):
-        geo_ray.replan("runs/none", CONFIG, age_h=-1.0)
+        plan_api.replan("runs/none", CONFIG, age_h=-1.0)
 
 
 def test_a_change_must_be_worth_it():

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import geo_ray
+from geo_ray.api.prices import refresh_prices
 from geo_ray.base.errors import (
     CloudError,
     ConfigError,
@@ -177,7 +177,7 @@ def test_a_region_that_fails_keeps_its_prices_and_says_how_old_they_are(
     assert re.search(r"1 older price stays, the oldest \d+ (s|min) old, 0 stale", done.output)
     with LoopbackCloud(answers) as server:
         names_there = {"regions": ["us-east-1", "eu-west-1"], "types": ["g5.xlarge"]}
-        found = geo_ray.refresh_prices("aws", **names_there, endpoints=[server.url], tries=2)
+        found = refresh_prices("aws", **names_there, endpoints=[server.url], tries=2)
     assert [r.region for r in found.kept] == ["us-east-1"] * len(found.kept) and found.failed
     assert {row["error"] is None for row in found.table().to_pylist()} == {True, False}
     assert (
@@ -305,7 +305,7 @@ def test_a_question_that_cannot_be_asked_is_refused(options: tuple[str, ...], sa
 def test_a_cloud_that_cannot_be_asked_is_refused() -> None:
     assert "azure" in run("refresh", "--cloud", "azure", code=2).output
     with pytest.raises(ConfigError, match="azure"):
-        geo_ray.refresh_prices("azure")
+        refresh_prices("azure")
 
 
 @pytest.mark.parametrize(

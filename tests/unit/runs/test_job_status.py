@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import geo_ray
+from geo_ray.api.status import change_members, follow_status
 from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import (
     DriverMissingError,
@@ -229,7 +230,7 @@ def test_a_driver_that_gave_the_run_back_leaves_nobody_waiting(tmp_path: Path) -
 def test_a_run_whose_driver_is_started_again_is_followed_on(tmp_path: Path) -> None:
     run = run_with(tmp_path, "cluster.kind=existing")
     killed(run, 1.0)
-    followed = geo_ray.follow_status(run.path, every_s=0.01)
+    followed = follow_status(run.path, every_s=0.01)
     assert [next(followed).waits_s is not None for _ in range(2)] == [True, True]
     note_failure(run.path, RegionLostError("gone"))
     assert [found.phase for found in followed] == ["failed"]
@@ -404,7 +405,7 @@ def test_json_and_follow(run: RunDirectory) -> None:
 def test_follow_goes_on_until_nobody_drives_the_run(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
-        followed = geo_ray.follow_status(run.path, every_s=0.01)
+        followed = follow_status(run.path, every_s=0.01)
         assert next(followed).is_going is True
         assert next(followed).is_going is True
     assert [found.is_going for found in followed][-1] is False
@@ -457,7 +458,7 @@ def answered(run: RunDirectory, kind: str, **more: str) -> Iterator[EventLog]:
 
 def test_a_request_that_is_begun_says_so(run: RunDirectory) -> None:
     with answered(run, "members_accepted"):
-        assert geo_ray.change_members(run.path, "drain", "us", wait_s=60.0) == "begun"
+        assert change_members(run.path, "drain", "us", wait_s=60.0) == "begun"
         shown = CliRunner().invoke(members_command, [str(run.path), "drain", "us", "--wait", "60"])
         assert (shown.exit_code, shown.output.partition(";")[0]) == (0, "begun: drain us")
         states = geo_ray.members(run.path)["state"]
@@ -468,7 +469,7 @@ def test_a_request_that_is_begun_says_so(run: RunDirectory) -> None:
 def test_a_request_that_is_refused_is_an_error_with_the_reason(run: RunDirectory) -> None:
     with answered(run, "members_refused", cause="it hosts the averager"):
         with pytest.raises(MembersRefusedError, match="'drain eu' is refused: it hosts the aver"):
-            geo_ray.change_members(run.path, "drain", "eu", wait_s=60.0)
+            change_members(run.path, "drain", "eu", wait_s=60.0)
         failed = CliRunner().invoke(members_command, [str(run.path), "drain", "eu", "--wait", "60"])
         assert isinstance(failed.exception, MembersRefusedError) and failed.exception.exit_code
         assert geo_ray.status(run.path).refused == "drain eu: it hosts the averager"
@@ -487,18 +488,18 @@ def test_a_request_that_nobody_answers(run: RunDirectory, more: list[str]) -> No
         log.write("members_refused", 1.0, verb="drain", region="us", cause="no", request=asked.id)
         assert shown.exit_code == 0 and shown.output.startswith("asked: drain us")
         # An answer to an earlier request is none to this one.
-        assert geo_ray.change_members(run.path, "drain", "us", wait_s=0.3) == "unanswered"
+        assert change_members(run.path, "drain", "us", wait_s=0.3) == "unanswered"
 
 
 def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
     with pytest.raises(DriverMissingError, match="\\(cut off\\): nothing was asked"):
-        geo_ray.change_members(run.path, "drain", "us")
+        change_members(run.path, "drain", "us")
     with EventLog(run.path / EVENTS_FILE) as log:
         log.write("run_finished", 9.0, summary={})
     with pytest.raises(RunFinishedError, match="the run is finished: nothing"):
-        geo_ray.change_members(run.path, "drain", "us")
+        change_members(run.path, "drain", "us")
     answer = CliRunner().invoke(stop_command, [str(run.path)])
     assert answer.output == f"{run.path} is finished: there is nothing to stop\n"
     assert take_member_requests(run.path) == []
@@ -507,7 +508,7 @@ def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None
 def test_a_run_whose_driver_is_started_again_keeps_what_is_asked(tmp_path: Path) -> None:
     run = run_with(tmp_path, "cluster.kind=existing")
     killed(run, 1.0)
-    assert geo_ray.change_members(run.path, "drain", "us", wait_s=600.0) == "unanswered"
+    assert change_members(run.path, "drain", "us", wait_s=600.0) == "unanswered"
     assert [(each.verb, each.region) for each in take_member_requests(run.path)] == [
         ("drain", "us")
     ]

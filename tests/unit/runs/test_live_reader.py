@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-import geo_ray
 from benchmarks.observe.made_run import MadeRun, eventful, made_run
+from geo_ray.api.live import follow_view
 from geo_ray.base.errors import RunDirectoryError
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal, JournalMachines
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, Duty, Intent, Parting
+from geo_ray.cloud.autoscaler.state import (
+    AutoscalerMemory,
+    InstanceState,
+    ManagedInstance,
+    PendingLaunch,
+    PendingTermination,
+)
 from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Market, Pool
 from geo_ray.runs.directory import FOLLOWED_FILE
 from geo_ray.runs.remote import RunObjects
@@ -24,6 +30,7 @@ from geo_ray.telemetry.view import RunView
 from tests.support.s3_support import new_prefix, s3_server, set_credentials
 
 NOW_S = 10_000.0
+BOOTING, READY = InstanceState.BOOTING, InstanceState.READY
 
 
 @pytest.fixture
@@ -37,14 +44,21 @@ def reader_of(made: MadeRun) -> LiveReader:
     return LiveReader(lambda: made.path, JournalMachines(), now_unix_s=lambda: NOW_S)
 
 
-def duty(number: int, **changes: object) -> Duty:
+def instance(number: int, **changes: object) -> ManagedInstance:
     pool = Pool("eu-west-1", "eu-west-1a", "g5.xlarge", Market("spot"))
     labels = {"ray.io/availability-region": "eu-west"}
     machine = Machine(
         f"i-{number}", "as-1", pool, MachineState.RUNNING, NOW_S - 7200.0, labels=labels
     )
-    fields = {"paid_unix_s": NOW_S, "seen_unix_s": NOW_S, "unready_unix_s": None} | changes
-    return Duty(machine, "cheapest by 12 %", 0.5, **fields)  # type: ignore[arg-type]
+    fields: dict[str, object] = {
+        "paid_unix_s": NOW_S,
+        "seen_unix_s": NOW_S,
+        "node_unix_s": NOW_S,
+        "state": READY,
+        "node": READY,
+    }
+    fields |= changes
+    return ManagedInstance(machine, "cheapest by 12 %", 0.5, **fields)  # type: ignore[arg-type]
 
 
 def test_machines_are_those_of_the_journal_with_price_and_age(made: MadeRun) -> None:
@@ -52,14 +66,16 @@ def test_machines_are_those_of_the_journal_with_price_and_age(made: MadeRun) -> 
     store = LocalConditionalStore(made.path)
     journal = Journal(store, 1)
     memory = journal.read().copied()
-    memory.duties = {
-        "i-1": duty(1),
-        "i-2": duty(2, parting=Parting("a notice")),
-        "i-3": duty(3, unready_unix_s=NOW_S - 9),
+    memory.instances = {
+        "i-1": instance(1),
+        "i-2": instance(2, state=InstanceState.LEAVING, termination=PendingTermination("a notice")),
+        "i-3": instance(3, state=BOOTING, node=BOOTING, node_unix_s=NOW_S - 9),
     }
     pool = Pool("us-east-1", None, "g6.xlarge", Market("on_demand"))
     request = LaunchRequest("as-2", "c", pool, 3, {}, None)
-    memory.intents = {"as-2": Intent(request, "one is sold out", 0.75, NOW_S, NOW_S, failed=1)}
+    memory.pending_launches = {
+        "as-2": PendingLaunch(request, "one is sold out", 0.75, NOW_S, NOW_S, failed=1)
+    }
     memory.ledger.add("eu-west", "x", 2.0, 1.0, 1.25)
     journal.write(memory)
     reader = reader_of(made)
@@ -168,18 +184,18 @@ def test_a_run_in_a_bucket_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             eventful(made, 9)
         made.close()
         assert RunObjects(address).is_there()
-        view = next(geo_ray.follow_view(address))
+        view = next(follow_view(address))
         assert isinstance(view, RunView)
         assert view.status.round == 9
         assert view.status.run == address
         assert view.machines is not None
         memory = AutoscalerMemory(epoch=1)
-        memory.duties = {"i-1": duty(1)}
+        memory.instances = {"i-1": instance(1)}
         elsewhere = tmp_path / "journal"
         elsewhere.mkdir()
         journal = Journal(LocalConditionalStore(elsewhere), 1)
         journal.read()
         journal.write(memory)
-        view = next(geo_ray.follow_view(address, machines=elsewhere))
+        view = next(follow_view(address, machines=elsewhere))
         assert isinstance(view, RunView) and view.machines is not None
         assert [row.machine for row in view.machines.rows] == ["i-1"]

@@ -27,11 +27,11 @@ def rounds(config: OneOuter, size: int, averager: AveragerState) -> list[Tensor]
     generator = torch.Generator().manual_seed(size)
     answers = []
     for seq in (1, 2, 3):
-        replies: list[Reply] = []
-        for rows, region in enumerate(REGIONS):
-            payload_P = torch.randn(size, generator=generator)
-            update = Update(region, 1, seq, 0, 1 + rows, payload_P)
-            replies = outer_round(averager, update, "samples", config)
+        updates = [
+            Update(region, 1, seq, 0, 1 + rows, torch.randn(size, generator=generator))
+            for rows, region in enumerate(REGIONS)
+        ]
+        replies = outer_round(averager, updates, "samples", config)
         answers.append(replies[0].payload_P.clone())
     return answers
 
@@ -60,7 +60,7 @@ def test_an_answer_lies_where_the_one_before_lay_once_nobody_holds_that() -> Non
 
     def answer() -> Tensor:
         update = Update("here", 1, 1, 0, 1, torch.randn(size))
-        return outer_round(averager, update, "uniform", OuterNesterov())[0].payload_P
+        return outer_round(averager, [update], "uniform", OuterNesterov())[0].payload_P
 
     first_P = answer()
     at, bits = first_P.data_ptr(), first_P.clone()

@@ -111,7 +111,7 @@ def test_tiers_are_made_when_every_site_has_reported_a_whole_round_with_its_exch
 def test_whoever_is_released_early_makes_no_tiers_of_sites_that_nobody_heard_of() -> None:
     sites = Sites(FedAt(interval=2, tiers=2), "ab")
     sites.say("b", None, 1.0, 1.0)
-    (reply,) = sites.rule.on_release(sites.state)  # type: ignore[union-attr]
+    (reply,) = sites.rule.on_release(sites.state)
     assert reply.to == "b" and sites.tiers() is None
     for _ in range(2):
         sites.say("b", None, 1.0, 1.0)

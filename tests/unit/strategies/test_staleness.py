@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from geo_ray.strategies import global_model
-from geo_ray.strategies import global_model as staleness
+from geo_ray.strategies.async_local_sgd import AsyncLocalSgd
 from geo_ray.strategies.global_model import Staleness
 from geo_ray.strategies.state import AveragerState, Update
 
@@ -30,14 +30,15 @@ class Hub:
     """An averager that answers by the rule, and nothing else."""
 
     def __init__(self, bound: int | None) -> None:
-        self.rule, self.state = Staleness(bound=bound), AveragerState(("a", "b", "c"))
+        self.rule = AsyncLocalSgd(by_speed=False, staleness=Staleness(bound=bound))
+        self.state = AveragerState(("a", "b", "c"))
         self.seq = dict.fromkeys("abc", 0)
 
     def say(self, region: str, *, final: bool = False) -> list[str]:
         self.seq[region] += 1
         update = Update(region, 1, self.seq[region], 0, 4, torch.ones(3), final)
         global_model.publish(self.state, update.payload_P)
-        return [r.to for r in self.rule.answers(self.state, update, global_model.answer)]
+        return [r.to for r in self.rule.answers(self.state, update)]
 
 
 def test_without_a_bound_everybody_is_answered_at_once():
@@ -57,8 +58,8 @@ def test_release_answers_everybody_and_nobody_twice():
     averager = Hub(1)
     assert averager.say("a") == ["a"]
     assert averager.say("a") == []
-    assert [r.to for r in staleness.release(averager.state, global_model.answer)] == ["a"]
-    assert staleness.release(averager.state, global_model.answer) == []
+    assert [r.to for r in averager.rule.on_release(averager.state)] == ["a"]
+    assert averager.rule.on_release(averager.state) == []
 
 
 def test_last_words_are_answered_together_with_everything():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from geo_ray.api.series import metric_table
+from geo_ray.api.run import metric_table
 from geo_ray.base.load import load_tree
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.sweep.compare import Comparison, ordered, result_table, row_of, standing, write_page

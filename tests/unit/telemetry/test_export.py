@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import geo_ray
 from benchmarks.observe.made_run import MadeRun, made_run
+from geo_ray.api.live import export_events
 from geo_ray.base.errors import ConfigError, RunDirectoryError
 from geo_ray.base.load import load_text
 from geo_ray.cli.events import events as command
@@ -234,7 +234,7 @@ def test_mlflow_has_the_run_and_goes_on_with_it(
     uri = (tmp_path / "mlruns").as_uri()
     to: dict[str, Any] = {"kind": "mlflow", "tracking_uri": uri, "experiment": "e", "every_s": 0}
     for _ in range(2):  # a run that is resumed is the same run there
-        geo_ray.export_events(made.path, [to])
+        export_events(made.path, [to])
     client = mlflow.MlflowClient(uri)
     experiment = client.get_experiment_by_name("e")
     (run,) = client.search_runs([experiment.experiment_id])
@@ -250,7 +250,7 @@ def test_weights_and_biases_keeps_the_run_for_later(
 ) -> None:
     pytest.importorskip("wandb", reason="wandb, of the extra `export`, is not installed")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    geo_ray.export_events(made.path, ["{kind: wandb, mode: offline, every_s: 0}"])
+    export_events(made.path, ["{kind: wandb, mode: offline, every_s: 0}"])
     (kept,) = (made.path / "wandb").glob("offline-run-*/run-*.wandb")
     data = kept.read_bytes()
     assert b"loss/eu-west" in data and b"eval/acc" in data

@@ -18,8 +18,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-import geo_ray
 from benchmarks.observe.made_run import MadeRun, made_run
+from geo_ray.api.live import export_events
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.export.spans import SpanFold, SpanRecord
 from tests.support.observe_support import events, exchange, started, step
@@ -201,7 +201,7 @@ def made(tmp_path: Path) -> Iterator[MadeRun]:
 def test_a_collector_is_sent_every_round(made: MadeRun) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp", reason="the extra `export` is not installed")
     with collector() as kept:
-        count = geo_ray.export_events(made.path, [{"kind": "otlp", "endpoint": kept.url}])
+        count = export_events(made.path, [{"kind": "otlp", "endpoint": kept.url}])
     lines = (made.path / "events.jsonl").read_text().splitlines()
     assert count == len(lines)
     roots = [span for span in kept.spans if not span.parent_span_id]
@@ -222,4 +222,4 @@ def test_a_collector_is_sent_every_round(made: MadeRun) -> None:
 def test_a_collector_that_refuses_is_told(made: MadeRun) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp", reason="the extra `export` is not installed")
     with collector(status=400) as kept, pytest.raises(ConnectionError, match="did not take"):
-        geo_ray.export_events(made.path, [f"{{kind: otlp, endpoint: '{kept.url}'}}"])
+        export_events(made.path, [f"{{kind: otlp, endpoint: '{kept.url}'}}"])

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 import geo_ray
 from benchmarks.observe.made_run import MadeRun, eventful, made_run
+from geo_ray.api.live import follow_view
 from geo_ray.base.errors import GeoRayError, PortInUseError
 from geo_ray.cli.main import root
 from geo_ray.runs.report import LiveReader
@@ -270,12 +271,12 @@ def test_the_terminal_shows_the_same(made: MadeRun, tmp_path: Path) -> None:
     eventful(made, 12)
     made.finish()
     made.close()
-    (view,) = geo_ray.follow_view(made.path)
+    (view,) = follow_view(made.path)
     assert isinstance(view, RunView)
     text = "\n".join(view_lines(view))
     for part in ("finished", "us-east to us-west", "region lost: us-west", "As the plan has them"):
         assert part in text
-    first = next(geo_ray.follow_view(tmp_path / "nothing"))
+    first = next(follow_view(tmp_path / "nothing"))
     assert isinstance(first, GeoRayError)
     assert view_lines(first)[0].startswith("awaited: RUN_DIRECTORY")
 

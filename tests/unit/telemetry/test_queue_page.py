@@ -7,6 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import geo_ray
+from geo_ray.api.queue import names_queue
 from geo_ray.scheduler.queue.page import (
     MOST_LANES,
     MOST_ROWS,
@@ -82,7 +83,7 @@ def test_the_page_of_a_queue_is_served(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path, room=2.0)
     queue.submit("red", job("only-one", seconds=12.0))
     queue.run(5.0)
-    assert geo_ray.names_queue(tmp_path)
+    assert names_queue(tmp_path)
     with geo_ray.watch(tmp_path, every_s=0.2) as page:
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with opener.open(page.url, timeout=20) as answer:

@@ -13,10 +13,19 @@ from ray.exceptions import RayError
 from ray.job_submission import JobSubmissionClient
 
 import geo_ray
+from geo_ray.api.queue import (
+    QueueUser,
+    new_queue_token,
+    queue_report,
+    start_queue,
+    stop_queue,
+    submit_job,
+)
 from geo_ray.experiment.cluster import ExistingClusterConfig
 from geo_ray.ray_cluster.connect import connect
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.scheduler.queue.actor import find_queue
+from geo_ray.scheduler.queue.config import QueueConfig
 
 LONGEST_S = 900.0
 
@@ -37,9 +46,9 @@ def job(name: str) -> dict[str, Any]:
 @pytest.mark.slow  # without Ray, at every point: tests/property/scheduler/queue
 @pytest.mark.timeout(1000)
 def test_a_queue_whose_actor_dies_all_the_time(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    token, key = geo_ray.new_queue_token()
-    user = geo_ray.QueueUser("red", token)
-    config = geo_ray.QueueConfig.model_validate(
+    token, key = new_queue_token()
+    user = QueueUser("red", token)
+    config = QueueConfig.model_validate(
         {
             "name": "dies",
             "policy": "fifo",
@@ -50,15 +59,15 @@ def test_a_queue_whose_actor_dies_all_the_time(ray_cluster: LocalCluster, tmp_pa
             "tenants": {"red": {"key": key}},
         }
     )
-    place = geo_ray.start_queue(config, address=ray_cluster.address)
+    place = start_queue(config, address=ray_cluster.address)
     kills = 0
     try:
         for name in ("a", "b"):
-            geo_ray.submit_job(place, job(name), user=user, wait_s=0.0)
+            submit_job(place, job(name), user=user, wait_s=0.0)
         deadline_s = time.monotonic() + LONGEST_S
         with connect(ExistingClusterConfig(address=ray_cluster.address), [], namespace="kills"):
             while True:
-                rows = geo_ray.queue_report(place).jobs
+                rows = queue_report(place).jobs
                 if len(rows) == 2 and all(row.state == "ended" for row in rows):
                     break
                 assert time.monotonic() < deadline_s, rows
@@ -69,7 +78,7 @@ def test_a_queue_whose_actor_dies_all_the_time(ray_cluster: LocalCluster, tmp_pa
                         kills += 1
                 time.sleep(0.5)
     finally:
-        geo_ray.stop_queue(config, address=ray_cluster.address)
+        stop_queue(config, address=ray_cluster.address)
     assert kills > 2
     assert {row.name: row.outcome for row in rows} == {"a": "finished", "b": "finished"}
     first, second = sorted(rows, key=lambda row: row.stretches[0].since_unix_s)

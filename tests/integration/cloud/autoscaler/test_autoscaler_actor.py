@@ -314,7 +314,7 @@ def test_without_a_plan_what_waits_rents_what_runs_stays_and_what_is_idle_ends(
     assert any("the journal could not be read and is kept as" in each for each in status.errors)
     found = store.read(JOURNAL_KEY)
     assert found is not None
-    assert set(decode_memory(found.data).duties) == set(living(provider))
+    assert set(decode_memory(found.data).instances) == set(living(provider))
     assert any("a bundle of 9 CPU" in note and "small with 2 CPU" in note for note in status.notes)
 
     # An actor that reserves nothing keeps one of the two; the other one ends.

@@ -12,15 +12,25 @@ import ray
 from ray.job_submission import JobSubmissionClient
 
 import geo_ray
+from geo_ray.api.queue import (
+    QueueUser,
+    cancel_job,
+    new_queue_token,
+    queue_report,
+    start_queue,
+    stop_queue,
+    submit_job,
+)
 from geo_ray.experiment.cluster import ExistingClusterConfig
 from geo_ray.ray_cluster.connect import connect
 from geo_ray.ray_cluster.detached import end_queues
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.scheduler.queue.actor import find_queue
+from geo_ray.scheduler.queue.config import QueueConfig
 
 LONGEST_S = 300.0
-TOKEN, KEY = geo_ray.new_queue_token()
-USER = geo_ray.QueueUser("red", TOKEN)
+TOKEN, KEY = new_queue_token()
+USER = QueueUser("red", TOKEN)
 
 
 def eventually(what: Callable[[], Any], why: Callable[[], object] = str) -> Any:
@@ -31,8 +41,8 @@ def eventually(what: Callable[[], Any], why: Callable[[], object] = str) -> Any:
     return found
 
 
-def queue_config(work: Path, **regions: dict[str, float]) -> geo_ray.QueueConfig:
-    return geo_ray.QueueConfig.model_validate(
+def queue_config(work: Path, **regions: dict[str, float]) -> QueueConfig:
+    return QueueConfig.model_validate(
         {
             "name": "live",
             "policy": "fifo",
@@ -65,13 +75,13 @@ JOB: dict[str, Any] = {
 @pytest.mark.timeout(900)
 def test_a_job_runs_grows_smaller_and_is_saved(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     config = queue_config(tmp_path)
-    place = geo_ray.start_queue(config, address=ray_cluster.address)
+    place = start_queue(config, address=ray_cluster.address)
     try:
-        answer = geo_ray.submit_job(place, JOB, user=USER, wait_s=LONGEST_S)
+        answer = submit_job(place, JOB, user=USER, wait_s=LONGEST_S)
         assert answer.is_taken
 
         def row() -> Any:
-            return geo_ray.queue_report(place).job("long")
+            return queue_report(place).job("long")
 
         run = tmp_path / "runs" / "live" / row().id
 
@@ -85,20 +95,20 @@ def test_a_job_runs_grows_smaller_and_is_saved(ray_cluster: LocalCluster, tmp_pa
             actor: Any = find_queue("live")
             ray.kill(actor, no_restart=False)
         smaller = queue_config(tmp_path, **{"eu-west": {"cpus": 0.0}})
-        assert geo_ray.start_queue(smaller, address=ray_cluster.address) == place
+        assert start_queue(smaller, address=ray_cluster.address) == place
         eventually(lambda: states()["eu-west"] == "left", states)
         assert row().stretches[-1].workers == {"us-east": 1}
         assert row().state == "running"
 
-        geo_ray.cancel_job(place, "long", user=USER, wait_s=LONGEST_S)
+        cancel_job(place, "long", user=USER, wait_s=LONGEST_S)
         eventually(lambda: row().state == "ended", row)
         assert row().outcome == "cancelled"
         assert row().attempts == 1
         assert geo_ray.checkpoints(run).num_rows > 0
         assert geo_ray.status(run).phase == "stopped"
     finally:
-        geo_ray.stop_queue(config, address=ray_cluster.address)
-    assert geo_ray.start_queue(config, address=ray_cluster.address) == place
+        stop_queue(config, address=ray_cluster.address)
+    assert start_queue(config, address=ray_cluster.address) == place
     with connect(ExistingClusterConfig(address=ray_cluster.address), [], namespace="looks") as at:
         assert end_queues() == ["geo-ray-queue-live"]  # as `geo-ray down` does
         eventually(lambda: find_queue("live") is None)

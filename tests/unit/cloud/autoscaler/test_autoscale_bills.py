@@ -183,7 +183,7 @@ def refused(**fields: Any) -> Scene:
     (launch,) = launches(scene.look())
     scene.target = replace(scene.target, regions=(region(rows_per_s=0.0),))
     scene.looks(int(CONFIG.calm.idle_s / 10) + 2)
-    assert not scene.memory.intents
+    assert not scene.memory.pending_launches
     scene.deaf.clear()
     scene._do(launch)
     scene.kept = set(scene.machines)
@@ -203,7 +203,7 @@ def test_what_nobody_waits_for_is_in_the_books_as_long_as_the_cloud_does_not_end
     scene.looks(2)
     assert not scene.machines and scene.look().usd_per_hour > 0
     scene.looks(10)
-    assert not scene.memory.duties and scene.memory.ledger.paid_usd < 0.93
+    assert not scene.memory.instances and scene.memory.ledger.paid_usd < 0.93
 
 
 def test_the_budget_has_them_in_it() -> None:

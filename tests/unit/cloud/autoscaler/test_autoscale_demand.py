@@ -233,7 +233,7 @@ def test_a_machine_on_which_something_began_in_the_last_moment_stays_and_is_free
     assert idle in found.machines, "Ray says that something runs there"
     found.busy = {busy, idle}
     assert not any(decided.actions for decided in found.looks(100))
-    assert found.memory.duties[idle].parting is None
+    assert found.memory.instances[idle].termination is None
     found.begun, found.busy = set(), {busy}
     assert not any(ends(decided) for decided in found.looks(12)), "its time begins anew"
     assert [e.machine_id for e in ends(found.look())] == [idle]
@@ -316,10 +316,10 @@ def test_a_machine_that_is_let_go_when_idle_and_works_again_is_not_drained() -> 
     found, busy, idle = with_one_busy()
     found.begun = {idle}
     found.looks(13)
-    assert found.memory.duties[idle].parting is not None
+    assert found.memory.instances[idle].termination is not None
     found.busy = {busy, idle}
     assert not any(drains(each) or ends(each) for each in found.looks(20))
-    assert found.memory.duties[idle].parting is None
+    assert found.memory.instances[idle].termination is None
 
 
 def test_a_group_that_waits_for_a_silent_region_rents_nothing_anywhere() -> None:
@@ -346,9 +346,9 @@ def test_what_does_not_wait_any_more_is_not_sent_again_and_called_off_after_a_wh
     (launch,) = launches(found.look())
     found.pending = ()
     assert not any(each.actions for each in found.looks(10))
-    assert launch.request.request_id in found.memory.intents, "it may wait again"
+    assert launch.request.request_id in found.memory.pending_launches, "it may wait again"
     found.looks(10)
-    assert not found.memory.intents
+    assert not found.memory.pending_launches
 
 
 @pytest.mark.parametrize("over", ["done", "budget"])

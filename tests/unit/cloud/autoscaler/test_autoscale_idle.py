@@ -90,11 +90,11 @@ def test_nothing_is_rented_after_a_run_and_what_was_asked_for_is_not_asked_for_a
     found.deaf = {SPOT_A, SPOT_B}
     found.machines.popitem()
     found.looks(8)
-    (intent,) = found.memory.intents.values()
+    (pending_launch,) = found.memory.pending_launches.values()
     found.machines.popitem()
     found.left_s, found.busy = 0.0, False
     assert not any(launches(decided) for decided in found.looks(IDLE_LOOKS + 2))
-    assert intent.request.request_id not in found.memory.intents
+    assert pending_launch.request.request_id not in found.memory.pending_launches
     assert not found.machines
 
 

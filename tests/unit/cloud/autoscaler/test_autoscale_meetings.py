@@ -14,7 +14,7 @@ from geo_ray.cloud.autoscaler.observation import (
     PendingBundle,
     PendingGroup,
 )
-from geo_ray.cloud.autoscaler.state import Parting, decode_memory, encode_memory
+from geo_ray.cloud.autoscaler.state import PendingTermination, decode_memory, encode_memory
 from geo_ray.cloud.autoscaler.target import REGION_LABEL
 from tests.support.autoscale_support import (
     CONFIG,
@@ -43,9 +43,11 @@ def rented(found: Scene, looks: int) -> int:
     return sum(launch.request.count for launch in sent)
 
 
-def partings(found: Scene, names: set[str]) -> list[Parting]:
+def terminations(found: Scene, names: set[str]) -> list[PendingTermination]:
     return [
-        each.parting for name, each in found.memory.duties.items() if name in names and each.parting
+        each.termination
+        for name, each in found.memory.instances.items()
+        if name in names and each.termination
     ]
 
 
@@ -80,7 +82,7 @@ def test_what_has_a_place_elsewhere_is_not_asked_for_again_after_a_silence() -> 
     found.looks(3)
     found.silent = set()
     assert rented(found, 2 * IDLE_LOOKS) == 0
-    assert set(found.memory.intents) == set()
+    assert set(found.memory.pending_launches) == set()
     assert {machine.pool.region for machine in found.machines.values()} == {"r-1"}
 
 
@@ -107,12 +109,12 @@ def noticed() -> tuple[Scene, str]:
 
 def test_a_busy_machine_that_did_not_hear_its_notice_is_told_again_and_replaced_once() -> None:
     found, busy = noticed()
-    before = found.memory.duties[busy].parting
+    before = found.memory.instances[busy].termination
     found.leaves.clear()
     decided = found.look()
     assert before is not None
     assert [(d.machine_id, d.reason) for d in drains(decided)] == [(busy, NOTICE)]
-    assert [d.until_unix_s for d in drains(decided)] == [before.until_unix_s]
+    assert [d.until_unix_s for d in drains(decided)] == [before.deadline_unix_s]
     assert rented(found, 1) == 0
     assert len(found.machines) == 2
 
@@ -171,10 +173,10 @@ def test_two_machines_are_not_replaced_by_one() -> None:
     found.look()
     decided = found.look()
     assert not launches(decided)
-    assert {each.successor for each in partings(found, old)} == {one, None}
+    assert {each.successor for each in terminations(found, old)} == {one, None}
     found.unready = set()
     found.look()
-    assert {each.successor for each in partings(found, old)} == {one, other}
+    assert {each.successor for each in terminations(found, old)} == {one, other}
 
 
 def test_a_plan_that_ends_keeps_who_was_to_be_exchanged_and_takes_who_was_drained() -> None:
@@ -195,7 +197,7 @@ def test_a_plan_that_ends_keeps_who_was_to_be_exchanged_and_takes_who_was_draine
         else:
             found.unready = new
             found.look()
-            assert {each.reason for each in partings(found, old)} == {CHEAPER}
+            assert {each.reason for each in terminations(found, old)} == {CHEAPER}
             found.unready = set()
         found.target = target(regions=(region(rows_per_s=0.0),))
         assert {drain.machine_id for drain in drains(found.look())} == (old if is_told else set())
@@ -220,9 +222,9 @@ def test_a_request_that_nothing_waits_for_is_called_off_beside_machines_at_work(
     found, request = unheard()
     found.pending = ()
     assert rented(found, IDLE_LOOKS - 2) == 0
-    assert request in found.memory.intents, "it may wait again"
+    assert request in found.memory.pending_launches, "it may wait again"
     assert rented(found, 3) == 0
-    assert request not in found.memory.intents
+    assert request not in found.memory.pending_launches
 
 
 def test_a_request_that_something_waits_for_again_is_sent_again_and_no_other_is_made() -> None:
@@ -244,7 +246,7 @@ def test_of_two_requests_the_one_that_is_needed_is_sent_again() -> None:
     sent = {each.request.request_id for decided in found.looks(8) for each in launches(decided)}
     assert sent == {request}
     found.looks(IDLE_LOOKS)
-    assert other.request.request_id not in found.memory.intents
+    assert other.request.request_id not in found.memory.pending_launches
 
 
 def test_nothing_is_packed_on_a_request_that_was_called_off() -> None:

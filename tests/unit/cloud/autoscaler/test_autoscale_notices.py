@@ -99,5 +99,6 @@ def test_an_end_that_was_set_hours_ahead_is_no_notice() -> None:
     scene.machines[name] = replace(scene.machines[name], ends_unix_s=scene.now_s + 5 * 3600)
     assert not any(decided.actions for decided in scene.looks(20))
     assert LIFE not in {
-        duty.parting and duty.parting.reason for duty in scene.memory.duties.values()
+        instance.termination and instance.termination.reason
+        for instance in scene.memory.instances.values()
     }

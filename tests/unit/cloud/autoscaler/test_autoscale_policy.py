@@ -31,7 +31,11 @@ from tests.support.autoscale_support import (
     target,
 )
 
-LOOKS = 600  # of 20 s each: more than three of the longest half periods
+
+def looks_of(period_s: float) -> int:
+    """Looks of 20 s each in more than three half periods, and in six of the longest waits."""
+    return max(180, int(3.3 * period_s / 20))
+
 
 # ------------------------------------------------------------------ what is rented
 
@@ -106,7 +110,7 @@ def test_a_pool_that_is_sold_out_is_left_alone_and_for_longer_each_time() -> Non
             if launch.request.pool == SPOT_A:
                 asked.append(scene.now_s)
         scene.machines.clear()  # all others are ended by somebody, again and again
-        scene.memory.duties.clear()
+        scene.memory.instances.clear()
     gaps = [later - before for before, later in itertools.pairwise(asked)]
     assert len(asked) <= 9
     assert gaps[0] >= 60
@@ -130,7 +134,7 @@ def test_a_fleet_of_which_half_came_is_completed_from_elsewhere_and_nothing_is_p
     for _ in range(60):
         scene.look()
         assert len(scene.machines) == 3
-    assert not scene.memory.intents, "nobody waits for what did not come"
+    assert not scene.memory.pending_launches, "nobody waits for what did not come"
 
 
 def test_machines_whose_nodes_come_only_in_part_are_completed() -> None:
@@ -351,11 +355,12 @@ def test_prices_that_go_to_and_fro_move_machines_at_most_once_in_a_dwell(period_
     scene = Scene(usd={SPOT_A: 0.2, SPOT_B: 0.4})
     scene.looks(10)
     moves = 0
-    for number in range(LOOKS):
+    looks = looks_of(period_s)
+    for number in range(looks):
         low = (number * 20 // period_s) % 2
         scene.usd[SPOT_A], scene.usd[SPOT_B] = (0.4, 0.2) if low else (0.2, 0.4)
         moves += len(launches(scene.look(20.0)))
-    assert moves <= LOOKS * 20 / CONFIG.calm.dwell_s + 1
+    assert moves <= looks * 20 / CONFIG.calm.dwell_s + 1
     assert len(scene.machines) <= 6
 
 
@@ -366,13 +371,14 @@ def test_a_load_that_goes_to_and_fro_ends_machines_at_most_once_in_an_idle_time(
     scene = Scene()
     scene.looks(10)
     ended = rented = 0
-    for number in range(LOOKS):
+    looks = looks_of(period_s)
+    for number in range(looks):
         low = (number * 20 // period_s) % 2
         scene.target = target(regions=(region(rows_per_s=10.0 if low else 30.0),))
         decided = scene.look(20.0)
         ended += len(drains(decided))
         rented += sum(launch.request.count for launch in launches(decided))
-    periods = LOOKS * 20 / max(2 * period_s, CONFIG.calm.idle_s)
+    periods = looks * 20 / max(2 * period_s, CONFIG.calm.idle_s)
     assert ended <= 2 * periods + 2
     assert rented <= 2 * periods + 2
     if period_s <= CONFIG.calm.idle_s - 40:

@@ -57,13 +57,13 @@ def test_each_machine_of_a_fleet_that_does_not_start_is_counted() -> None:
     kept_machine = scene.machines.pop(kept)
     not_started(scene, SPOT_A)  # two of them; the third is still on its way
     decided = scene.look()
-    intent = decided.memory.intents[launch.request.request_id]
-    assert outstanding(decided.memory, intent) == 1
+    pending_launch = decided.memory.pending_launches[launch.request.request_id]
+    assert outstanding(decided.memory, pending_launch) == 1
     assert sum(each.request.count for each in launches(decided)) == 2, "replaced at once"
     not_started(scene, SPOT_A)
     scene.machines[kept] = kept_machine
     assert not scene.look().actions, "told again, and the third has come: neither is ended"
-    assert kept in scene.memory.duties
+    assert kept in scene.memory.instances
 
 
 def test_a_machine_that_was_seen_and_then_failed_is_counted_once() -> None:
@@ -73,7 +73,7 @@ def test_a_machine_that_was_seen_and_then_failed_is_counted_once() -> None:
     scene.unready |= set(names)
     late = scene.machines.pop(names[2])
     scene.look()
-    assert sorted(scene.memory.duties) == names[:2]
+    assert sorted(scene.memory.instances) == names[:2]
     scene.machines[names[1]] = replace(scene.machines[names[1]], state=MachineState.ENDED)
     failed = LaunchFailure(late.request_id or "", SPOT_A, 1, Shortage.SOLD_OUT, "none", names[1])
     scene.failures.append(failed)
@@ -81,7 +81,7 @@ def test_a_machine_that_was_seen_and_then_failed_is_counted_once() -> None:
     assert sum(each.request.count for each in launches(decided)) == 1
     scene.machines[names[2]] = late
     assert not scene.look().actions
-    assert names[2] in scene.memory.duties
+    assert names[2] in scene.memory.instances
     assert scene.memory.pool(SPOT_A).preemptions == 0, "it never ran"
 
 
@@ -90,7 +90,7 @@ def test_a_machine_of_a_fleet_that_was_complete_and_then_failed_leaves_its_pool_
     scene.look()
     scene.unready |= set(scene.machines)
     scene.look()
-    assert not scene.memory.intents
+    assert not scene.memory.pending_launches
     not_started(scene, SPOT_A)
     decided = scene.look()
     assert {each.request.pool for each in launches(decided)} == {SPOT_B}

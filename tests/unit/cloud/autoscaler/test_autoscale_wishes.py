@@ -46,7 +46,11 @@ def leaving() -> Scene:
 
 def test_a_drain_that_did_not_come_is_repeated_and_takes_no_longer() -> None:
     scene = leaving()
-    until_s = {each.parting.until_unix_s for each in scene.memory.duties.values() if each.parting}
+    until_s = {
+        each.termination.deadline_unix_s
+        for each in scene.memory.instances.values()
+        if each.termination
+    }
     decided = scene.look()
     assert {each.until_unix_s for each in drains(decided)} == until_s
     assert not ends(decided)
@@ -109,7 +113,7 @@ def test_a_launch_that_stays_unwanted_is_called_off_after_a_while() -> None:
     (launch,) = launches(scene.look())
     scene.target = NOTHING
     scene.looks(int(CONFIG.calm.idle_s / 10) + 2)
-    assert not scene.memory.intents
+    assert not scene.memory.pending_launches
     scene._do(launch)
     assert scene.machines == {}, "nobody answers yet"
     scene.deaf.clear()
@@ -125,7 +129,7 @@ def test_a_launch_for_a_region_that_the_target_has_no_more_is_not_sent_again() -
     looks = int(CONFIG.calm.idle_s / 10) + 2
     sent = [each.request for decided in scene.looks(looks) for each in launches(decided)]
     assert {each.labels["ray.io/availability-region"] for each in sent} == {"other"}
-    assert launch.request.request_id not in scene.memory.intents
+    assert launch.request.request_id not in scene.memory.pending_launches
 
 
 def test_a_launch_of_a_head_whose_clock_was_ahead_is_sent_again() -> None:

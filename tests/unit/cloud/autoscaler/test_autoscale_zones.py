@@ -77,6 +77,6 @@ def test_what_runs_keeps_its_price_when_zones_are_named_later() -> None:
 def test_where_zones_are_named_each_has_its_own_books() -> None:
     apart = Scene()
     apart.looks(10)
-    counted = {duty.machine.pool for duty in apart.memory.duties.values()}
+    counted = {instance.machine.pool for instance in apart.memory.instances.values()}
     assert counted == {machine.pool for machine in apart.machines.values()}
     assert None not in {pool.zone for pool in counted}

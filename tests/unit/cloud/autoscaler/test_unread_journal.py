@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from geo_ray.base.clock import VirtualClock
+from geo_ray.base.errors import RunDirectoryError
 from geo_ray.cloud.autoscaler import actor
 from geo_ray.cloud.autoscaler.actor import AutoscaleOrder, AutoscalerActor
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal
@@ -24,7 +25,7 @@ from geo_ray.cloud.autoscaler.journal_read import (
 )
 from geo_ray.cloud.autoscaler.policy import BUDGET, AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, encode_memory
+from geo_ray.cloud.autoscaler.state import AutoscalerMemory, decode_memory, encode_memory
 from geo_ray.cloud.autoscaler.target import ROLE_LABEL, ClusterTarget, HeadTarget
 from geo_ray.cloud.backtest.simulated_cloud import (
     SimJob,
@@ -42,7 +43,7 @@ DAMAGED = {
     "torn": GOOD[:-4],
     "empty": b"",
     "no journal": b"{",
-    "another version": zlib.compress(b'{"version": 2, "duties": []}'),
+    "another release": zlib.compress(b'{"epoch": 2, "duties": {}}'),
 }
 
 
@@ -67,6 +68,11 @@ def test_it_is_kept_aside_and_another_one_begins(tmp_path: Path, data: bytes) ->
     again = put_aside(store)
     assert again is not None and (tmp_path / again).read_bytes() == data
     assert Journal(store, 4).read().epoch == 4
+
+
+def test_a_journal_of_another_format_is_rejected_by_name() -> None:
+    with pytest.raises(RunDirectoryError, match=r"autoscaler-journal-1, and this .*-journal-2"):
+        decode_memory(DAMAGED["another release"])
 
 
 def read_tag(store: LocalConditionalStore) -> str:
@@ -96,7 +102,7 @@ def test_machines_that_are_there_go_on_and_are_paid_since_they_are() -> None:
     assert set(scene.machines) == there
     assert scene.memory.ledger.paid_usd > 0
     other = memory_of(list(scene.machines.values()), "as-other-", scene.now_s)
-    assert other.duties == {}
+    assert other.instances == {}
 
 
 def test_what_was_noted_as_spent_has_the_head_and_the_machines_that_are_there_in_it() -> None:
@@ -182,12 +188,12 @@ def test_a_region_that_is_silent_meanwhile_keeps_nobody_from_looking_and_its_mac
     found.begin()
     found.looks(20)
     assert found.actor.status().is_acting
-    assert len(found.loop.journal.read().duties) == 2, "those of the region that answers"
+    assert len(found.loop.journal.read().instances) == 2, "those of the region that answers"
     found.cloud.silent = set()
     found.looks(20)
     assert found.alive() == there
     memory = found.loop.journal.read()
-    assert set(memory.duties) == there and memory.unseen == ()
+    assert set(memory.instances) == there and memory.unseen == ()
     assert memory.ledger.paid_usd == pytest.approx(found.cloud.bill_usd(), rel=0.05)
 
 

@@ -178,7 +178,7 @@ def test_a_job_that_needs_all_its_regions_waits_for_them(tmp_path: Path) -> None
     queue.run(15.0)
     queue.world.room["eu"] = (0.0, 0.0)
     queue.run(35.0)
-    assert queue.state.jobs["a"].phase == "waiting"
+    assert queue.state.jobs["a"].state == "waiting"
     assert report_of(queue.state).jobs[0].told == "its regions are not there"
     queue.world.room["eu"] = (0.0, 8.0)
     queue.run(90.0)
@@ -310,7 +310,7 @@ def test_another_worth_is_told_to_the_policy(tmp_path: Path) -> None:
 
 
 def test_an_era_ends_and_jobs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geo_ray.scheduler.queue.tick.ERA_SLOTS", 3)
+    monkeypatch.setattr("geo_ray.scheduler.queue.loop.ERA_SLOTS", 3)
     for policy in ("fifo", "pd_ors"):
         queue = sim_queue(tmp_path / policy, policy=policy)
         (tmp_path / policy).mkdir()
@@ -431,7 +431,7 @@ def test_a_job_that_is_starting_is_let_start(tmp_path: Path) -> None:
         queue.submit("red", job(name, seconds=20.0, deadline_s=300.0))
     queue.run(44.0)
     first = next(each for each in queue.state.living() if each.attempt is not None)
-    assert first.is_starting
+    assert first.state == "starting"
     queue.run(300.0)
     assert outcome(queue, "a") == outcome(queue, "b") == ("finished", None)
     assert queue.state.attempts == {"a": 1, "b": 1}

@@ -212,7 +212,7 @@ def test_a_region_that_the_queue_has_no_more_is_as_one_that_is_gone(
     assert not target_of(before, queue.config).regions, "nothing is rented there"
     queue.run(150.0)
     assert outcomes(queue) == {"two": "finished", "one": None}
-    assert queue.state.jobs["one"].phase == "waiting"
+    assert queue.state.jobs["one"].state == "waiting"
 
 
 # ---------------------------------------------------------------------- time
@@ -249,7 +249,7 @@ def test_a_job_may_save_although_the_queue_died_before_it_asked(tmp_path: Path) 
     queue.world.before_act = die
     with pytest.raises(LeaseLostError):
         queue.tick()
-    assert queue.state.jobs["a"].phase == "leaving"
+    assert queue.state.jobs["a"].state == "leaving"
     queue.die()
     queue.world.before_act = lambda action: None
     queue.world.advance(queue.world.now_s + 60.0)
