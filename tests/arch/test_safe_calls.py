@@ -117,7 +117,7 @@ def test_threads_of_a_driver_end_before_it_disconnects_from_ray(
 ) -> None:
     assert not [text for file in library for text in threads_started(file)]
     assert {file.name for file in library} >= STARTS_THREADS.keys()
-    started = source_file.parse("geo_ray.runtime.driver.x", "threading.Thread(target=f).start()")
+    started = source_file.parse("geo_ray.runtime.run_x", "threading.Thread(target=f).start()")
     assert len(threads_started(started)) == 1
 
 
