@@ -24,6 +24,7 @@ from pathlib import Path
 
 KILL_AFTER_S = 90.0  # after Ctrl-C; a cluster takes a while to go
 POLL_S = 0.1
+NUM_SLOWEST = 20
 NICE = 3  # half the share of the others
 ENVIRONMENT = "environment"
 LINKS = "links"  # wait for the network most of the time and need no cluster
@@ -129,6 +130,10 @@ class Part:
         plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in self._lines()]
         return [line.removeprefix("SKIPPED ") for line in plain if line.startswith("SKIPPED [")]
 
+    def slowest(self) -> list[str]:
+        """Returns what `tests/conftest.py` says of the test files that took most CPU."""
+        return [line for line in self._lines() if re.match(r"CPU +[\d.]+ s ", line)]
+
     def _lines(self) -> list[str]:
         return os.pread(self._output.fileno(), 1 << 30, 0).decode(errors="replace").splitlines()
 
@@ -178,7 +183,7 @@ class Checks:
             part.send(signal.SIGKILL)
 
     def sum_up(self) -> bool:
-        """Prints the skipped tests and how each part went, failures last.
+        """Prints the skipped tests, the slowest files and how each part went, failures last.
 
         Returns:
             Whether all parts passed.
@@ -186,6 +191,9 @@ class Checks:
         if skipped := [line for part in self._parts for line in part.skipped()]:
             print("---------- skipped tests")
             print(*skipped, sep="\n")
+        if slowest := [line for part in self._parts for line in part.slowest()]:
+            print("---------- files that took most CPU")
+            print(*sorted(slowest, key=_seconds_of, reverse=True)[:NUM_SLOWEST], sep="\n")
         print("---------- all parts")
         for part in sorted(self._parts, key=lambda part: part.status != 0):
             print(part.result())
@@ -202,6 +210,10 @@ class Checks:
             self._unshown.pop(0)
             self._unshown.sort(key=lambda part: not part.has_ended())  # whole ones first
         return False
+
+
+def _seconds_of(line: str) -> float:
+    return float(line.split()[1])
 
 
 def run_all(phases: Sequence[Sequence[Lane]]) -> int:

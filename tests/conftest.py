@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_first = firsts.setdefault(test, seed) == seed
         if kinds[test] >= ONE_OF_EACH and not (kind in ONE_OF_EACH and is_first):
             item.add_marker(pytest.mark.slow)
+
+
+_cpu_s: Counter[str] = Counter()
+_num_tests: Counter[str] = Counter()
+_NUM_SLOWEST = 10
+_LEAST_S = 1.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Count the CPU of a test: this process's, and that of child processes that ended in it."""
+    file = item.nodeid.partition("::")[0]
+    _num_tests[file] += 1
+    before_s = sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        _cpu_s[file] += sum(os.times()[:4]) - before_s
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the slowest files; `scripts/checks.py` takes the slowest of all parts from the lists."""
+    slowest = [(file, s) for file, s in _cpu_s.most_common(_NUM_SLOWEST) if s >= _LEAST_S]
+    if slowest:
+        terminalreporter.section("CPU of the slowest files, processes that ended included")
+    for file, cpu_s in slowest:
+        terminalreporter.write_line(f"CPU {cpu_s:7.1f} s {_num_tests[file]:5} tests {file}")
 
 
 # Who is started in the background by a shell script ignores interrupts, and so would all children.

@@ -2,12 +2,13 @@
 
 A history draws a strategy, regions, links, speeds and checkpoints, and lets regions join, leave, be
 lost and come back at random times, the averager's too, and cuts links. In half of them what is lost
-comes back by itself, as a run has it (`Returns`), and in some of these a region flaps. Then the run
+comes back by itself, as a run has it (`Backoff`), and in some of these a region flaps. Then the run
 is resumed from its last checkpoint, if there is one, and goes on to its end.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,7 +25,7 @@ from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.resume import without_lost
-from geo_ray.runtime.member_policies import Returns
+from geo_ray.runtime.regions import Backoff
 from geo_ray.simulator.world import SimCheckpoint, World
 from geo_ray.strategies.registry import STRATEGIES
 
@@ -60,7 +61,7 @@ class History:
     seed: int
     directory: Path
     counts: dict[str, int] = field(default_factory=dict)
-    _returns: Returns | None = None
+    _backoffs: defaultdict[str, Backoff] | None = None
     _world: World | None = None
 
     def run(self) -> None:
@@ -76,14 +77,14 @@ class History:
         self._world = world = World(config, task, manifest, self._seen)
         self._disturb(world, config, draw)
         if draw.random() < 0.5:
-            self._returns = Returns()
+            self._backoffs = defaultdict(Backoff)
             if draw.random() < 0.3:
                 self._flap(world, config, draw)
         try:
             self._finish(world)
         except RegionLostError:  # the averager's, and then who was to take over
             self._seen("ended", 0.0)
-        self._returns = None  # a resume begins without those that were away
+        self._backoffs = None  # a resume begins without those that were away
         saved = [cut for cut in world.checkpoints.values() if cut.is_whole]
         if saved:
             self._resume(config, task, manifest, saved[-1])
@@ -150,10 +151,11 @@ class History:
 
     def _bring_back(self, region: str, now_s: float) -> None:
         """Ask for it when it is due, and, as a run does, until it is heard: others may join now."""
-        if self._returns is None or self._world is None:
+        if self._backoffs is None or self._world is None:
             return
-        due_s = now_s + self._returns.lost(region, now_s)
-        self._returns.due(due_s)
+        backoff = self._backoffs[region]
+        due_s = now_s + backoff.lost(now_s)
+        backoff.take(due_s)
         for again in range(ASKS):
             self._world.change_at(due_s + again * 0.5, joins=[region])
 
@@ -182,8 +184,8 @@ class History:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if kind in {"region_lost", "join_failed"}:
             self._bring_back(str(fields["region"]), t_s)
-        elif kind == "region_joined" and self._returns is not None:
-            self._returns.joined(str(fields["region"]), t_s)
+        elif kind == "region_joined" and self._backoffs is not None:
+            self._backoffs[str(fields["region"])].joined(t_s)
 
     def _hold(self, is_true: bool, what: str) -> None:
         if not is_true:

@@ -33,10 +33,11 @@ from geo_ray.runtime.bridge_actor import Bridge, open_bridge
 from geo_ray.runtime.exchange.build import PathSetting, dials
 from geo_ray.runtime.exchange.direct import DirectPath
 from geo_ray.runtime.exchange.messages import payload_bytes, update_meta
-from geo_ray.strategies.state import AveragerState, Update
+from geo_ray.strategies.state import AveragerState
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import LogOutcome, Op
+from geo_ray.training.messages import UpdateMessage
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.uploads import TransfersConfig
 from geo_ray.transport.wire.message import EndpointIdentity
@@ -227,7 +228,7 @@ class Bridges:
 
     def exchange(self, name: str, seq: int) -> float:
         """One update of a region, to its answer; when it was ready."""
-        update = Update(name, 1, seq, 0, 1, torch.ones(self.num_params))
+        update = UpdateMessage(name, 1, seq, 0, 1, torch.ones(self.num_params))
         meta = {"op": "update", **update_meta(update)}
         ready_s = time.monotonic()
         self.bridges[name].handle(None, meta, payload_bytes(update))  # type: ignore[arg-type]

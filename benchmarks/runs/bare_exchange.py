@@ -73,7 +73,7 @@ def _region(name: str, port: int, rounds: int, result: Connection) -> None:
     averager = AveragerState(_BOTH, room=ReusedMemory().tensor)
     sock = _listen(port) if name == "here" else _dial(port)
     times = []
-    for seq in range(1, rounds + 1):
+    for _ in range(rounds):
         params_P.mul_(0.999)
         begin_s = time.time()
         torch.sub(anchor_P, params_P, out=update_P)
@@ -81,8 +81,8 @@ def _region(name: str, port: int, rounds: int, result: Connection) -> None:
             _send(sock, update_P)
             change_P = _receive(sock, room_P)
         else:
-            ours = Update("here", 1, seq, 0, 1, update_P)
-            theirs = Update("there", 1, seq, 0, 1, _receive(sock, room_P))
+            ours = Update("here", update_P, 1)
+            theirs = Update("there", _receive(sock, room_P), 1)
             square_norm(theirs.payload_P)  # it is finite
             change_P = outer_round(averager, [ours, theirs], "uniform", OuterNesterov())[
                 0

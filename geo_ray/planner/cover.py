@@ -1,7 +1,7 @@
-"""Bounded covering knapsacks over machines.
+"""Bounded covering knapsacks over machines, for the planner and the autoscaler.
 
-The cheapest machines for a number of rows or a step time, and the split of a step's rows among
-machines in whole numbers.
+`cheapest_cover` finds the cheapest machines for a number of rows in a step (`Cover`), or for a rate
+(`Cover.of_rate`). `shares` splits a step's rows among machines in whole numbers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def cheapest_whole(
+def _cheapest_whole(
     price_I: Floats,
     rows_I: Ints,
     cap_I: Ints,
@@ -136,8 +136,8 @@ def cheapest_whole(
     return counts_I
 
 
-def passes(rows_I: Ints, cap_I: Ints, rows: int) -> int:
-    """Return how many entries `cheapest_whole` would compute."""
+def _passes(rows_I: Ints, cap_I: Ints, rows: int) -> int:
+    """Return how many entries `_cheapest_whole` would compute."""
     most_I = np.minimum(cap_I, -(-rows // np.maximum(rows_I, 1)))
     return int(np.ceil(np.log2(most_I[rows_I > 0] + 1)).sum()) * (rows + 1)
 
@@ -152,6 +152,13 @@ def _lots(count: int) -> Iterator[int]:
 
 
 _MOST_PASSES: Final = 4_000_000  # some 10 ms
+
+SHORT: Final = 0.005
+"""Share of a rate by which the machines of `Cover.of_rate` may fall short of it."""
+
+_LEAST_PARTS: Final = 2000
+_MOST_PARTS: Final = 200_000
+_LEAST_USD: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +179,7 @@ class Cover:
         one_is_free: whether one machine adds nothing.
         spot_I: which offers are of spot machines; None if it does not matter.
         most_spot: of these in all.
+        is_whole: whether the answer is exact however long that takes, which needs `lan_I` of 0.
     """
 
     price_I: Floats
@@ -187,6 +195,42 @@ class Cover:
     one_is_free: bool = False
     spot_I: NDArray[np.bool_] | None = None
     most_spot: int = 0
+    is_whole: bool = False
+
+    @classmethod
+    def of_rate(
+        cls,
+        usd_per_hour: Sequence[float],
+        rows_per_s: Sequence[float],
+        most: Sequence[int],
+        wanted_rows_per_s: float,
+    ) -> Cover:
+        """Ask for the cheapest machines that compute at a rate, to within `SHORT` of it.
+
+        Args:
+            usd_per_hour: price of one machine of each offer.
+            rows_per_s: rate of one machine of each offer.
+            most: machines of each offer.
+            wanted_rows_per_s: rate of all together, above 0.
+        """
+        slowest = min((each for each in rows_per_s if each > 0), default=wanted_rows_per_s)
+        wanted = math.ceil(wanted_rows_per_s / slowest / SHORT)
+        total = min(_MOST_PARTS, max(_LEAST_PARTS, wanted))
+        parts_I = np.array(
+            [max(0, math.ceil(each / wanted_rows_per_s * total - 1e-6)) for each in rows_per_s],
+            dtype=np.int64,
+        )
+        return cls(
+            np.array([max(each, _LEAST_USD) for each in usd_per_hour]),
+            parts_I.astype(float),
+            np.array([min(max(0, each), total) for each in most], dtype=float),
+            rows=total,
+            room_s=1.0,
+            lan_I=np.zeros(len(parts_I)),
+            room_I=parts_I,
+            most=sum(most),
+            is_whole=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +249,17 @@ class Covered:
 
 
 def cheapest_cover(cover: Cover) -> Covered:
-    """The cheapest choice, or a good one with a bound."""
+    """Return the cheapest choice, or a good one with a bound."""
     if not cover.lan_I.any():
         each_I = np.array([most_rows(cover.room_s, speed) for speed in cover.speed_I.tolist()])
         each_I = np.minimum(each_I, cover.room_I)
         cap_I = cover.cap_I.astype(np.int64)
         layers = 1 if cover.spot_I is None else cover.most_spot + 1
-        if layers * passes(each_I, cap_I, cover.rows) <= _MOST_PASSES:
+        if each_I @ cap_I < cover.rows:
+            return _of_whole(cover, None)
+        if cover.is_whole or layers * _passes(each_I, cap_I, cover.rows) <= _MOST_PASSES:
             question = cover.price_I, each_I, cap_I, cover.rows, cover.spot_I, cover.most_spot
-            return _of_whole(cover, cheapest_whole(*question))
+            return _of_whole(cover, _cheapest_whole(*question))
     tree = _Tree(cover)
     whole = tree.search(0, 0.0, (0, 0), 0.0, Lan(0.0, 0.0))
     least_usd = tree.least if whole else min(tree.least, tree.bound())

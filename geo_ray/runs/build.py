@@ -19,10 +19,11 @@ from geo_ray.data.tasks.model_buffers import state_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.regions import RegionConfig
 from geo_ray.runs.evaluation import EvalBoard
-from geo_ray.strategies.state import AveragerState, nothing_carried
+from geo_ray.strategies.state import AveragerState
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
 from geo_ray.training.config import why_fixed, why_nobody_joins
+from geo_ray.training.messages import nothing_carried
 from geo_ray.training.model_buffers import AveragerCarry, RegionCarry
 from geo_ray.training.optimizers import lasting
 from geo_ray.training.parameters import (
@@ -38,7 +39,7 @@ from geo_ray.training.server import Server
 from geo_ray.training.shard import Concurrently, Shard, ShardPort
 from geo_ray.training.state_guard import constants_of
 from geo_ray.training.stragglers import GradientCoding
-from geo_ray.training.worker import LocalSteps, Worker
+from geo_ray.training.worker import LocalStepsWorker, Worker
 
 _INNER_RATE: Final = "optimizer.lr"
 _LEAST_REGIONS: Final = 2  # that a run begins with, if it does not say
@@ -239,7 +240,7 @@ def build_worker(
     params_P: Tensor,
     grad_P: Tensor,
     module: nn.Module | None = None,
-) -> Worker | LocalSteps:
+) -> Worker | LocalStepsWorker:
     """A worker of ``region`` over its buffers, fp32 each: what is carried, then (P,).
 
     Its replica is ``module``, fresh from the task, or made now.
@@ -260,7 +261,7 @@ def build_worker(
     optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
     place = next(r for r in experiment.regions if r.name == region)
     rows, groups = place.rows_per_step(experiment.data.batch_size), group_runs(task, worker.module)
-    return LocalSteps(worker, optimizer, steps, rows, groups)
+    return LocalStepsWorker(worker, optimizer, steps, rows, groups)
 
 
 def build_averager(

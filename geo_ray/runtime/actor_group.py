@@ -36,7 +36,7 @@ from geo_ray.runtime.launcher import (
     RunBook,
     Whereabouts,
 )
-from geo_ray.runtime.member_policies import MemberPolicy
+from geo_ray.runtime.regions import MemberPolicy
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.training.membership import AveragerHome
 from geo_ray.transport.security.process_keys import SignedCertificate

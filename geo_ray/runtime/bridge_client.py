@@ -28,8 +28,8 @@ from geo_ray.runtime.exchange.messages import (
     reply_meta,
     update_meta,
 )
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.config import UNREACHABLE_S
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.lan import LanClient, LanConnection
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
@@ -46,7 +46,7 @@ class Told:
         waits: whether it is to be fetched.
     """
 
-    reply: Reply
+    reply: ReplyMessage
     waits: bool = False
 
 
@@ -77,7 +77,7 @@ class Uplink:
         """
         return Uplink(self._client.again(connect_timeout_s))
 
-    def place(self, update: Update) -> Update:
+    def place(self, update: UpdateMessage) -> UpdateMessage:
         """The same update with its payload in the shared memory, if it has room there.
 
         What lay there before is overwritten: it must not be in use any more.
@@ -108,7 +108,7 @@ class Uplink:
         """See `LanClient.request`."""
         return self._client.request(dict(meta), payload, timeout_s=timeout_s)  # type: ignore[arg-type]
 
-    def ask(self, update: Update, timeout_s: float) -> Told:
+    def ask(self, update: UpdateMessage, timeout_s: float) -> Told:
         """Bring an update, placed or not, to the averager; blocks until that has answered."""
         meta = {"op": "update", **update_meta(update)}
         if self.lies_there(update.payload_P):
@@ -118,7 +118,7 @@ class Uplink:
             answer, found = self.request(meta, timeout_s, payload_bytes(update))
         return Told(read_reply(answer, found), _PLACED in answer)
 
-    def fetch(self, told: Told, timeout_s: float, *, in_place: bool) -> Reply:
+    def fetch(self, told: Told, timeout_s: float, *, in_place: bool) -> ReplyMessage:
         """The answer with its payload.
 
         Args:
@@ -145,9 +145,11 @@ class AskedOnce:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._newest: tuple[int, int] | None = None
-        self._answer = Future[Reply]()
+        self._answer = Future[ReplyMessage]()
 
-    def ask(self, update: Update, exchange: Callable[[Update], Reply]) -> Reply:
+    def ask(
+        self, update: UpdateMessage, exchange: Callable[[UpdateMessage], ReplyMessage]
+    ) -> ReplyMessage:
         """The answer to an update.
 
         Args:
@@ -158,7 +160,7 @@ class AskedOnce:
         with self._lock:
             answer, is_known = self._answer, number == self._newest
             if not is_known:
-                self._newest, self._answer = number, Future[Reply]()
+                self._newest, self._answer = number, Future[ReplyMessage]()
                 answer = self._answer
         if is_known:
             return answer.result()
@@ -177,9 +179,9 @@ class PlacedReplies:
     """The bridge's end: takes placed updates, keeps answers until they are fetched."""
 
     def __init__(self) -> None:
-        self._waiting: dict[LanConnection, Reply] = {}
+        self._waiting: dict[LanConnection, ReplyMessage] = {}
 
-    def read(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Update:
+    def read(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> UpdateMessage:
         """The update of a request.
 
         Raises:
@@ -193,7 +195,9 @@ class PlacedReplies:
             return replace(read_update(meta, payload), payload_P=placed_P)
         return read_update(meta, payload)
 
-    def tell(self, conn: LanConnection, meta: Meta, reply: Reply) -> tuple[Meta, memoryview | None]:
+    def tell(
+        self, conn: LanConnection, meta: Meta, reply: ReplyMessage
+    ) -> tuple[Meta, memoryview | None]:
         """The answer to a request; its payload stays here if the update was placed."""
         if _PLACED not in meta or reply.coded is not None or not reply.payload_P.numel():
             return reply_meta(reply), payload_bytes(reply)
@@ -221,7 +225,7 @@ class PlacedReplies:
         self._waiting.pop(conn, None)
 
 
-def _carried(message: Update | Reply) -> memoryview | None:
+def _carried(message: UpdateMessage | ReplyMessage) -> memoryview | None:
     return as_bytes(message.carried_E) if message.carried_E.numel() else None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import ray
@@ -26,6 +27,7 @@ from geo_ray.ray_cluster.calls import collect
 from geo_ray.runs.resume import LOST, ROWS, codecs_of
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.policies import LossHealth, RunPolicy
+from geo_ray.runtime.reporting import RunLoop
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import AVERAGER_PART, CheckpointManifest, PartInfo, shard_part_name
 from geo_ray.storage.places import Crossed, StoreRegions
@@ -133,7 +135,7 @@ class Saver:
         # Never an id twice, or late parts of an abandoned checkpoint would pass for the next one's.
         checkpoint = self._newest + 1
         if self._store.far:
-            self._ask(lambda: self._begin_far(checkpoint))
+            self._ask(partial(self._begin_far, checkpoint))
         else:
             checkpoint = max(self._store.next_id(), checkpoint)
             self._store.begin(checkpoint)
@@ -161,7 +163,7 @@ class Saver:
         )
         told: Future[int] = Future()
         self._commit = told
-        self._ask(lambda: self._commit_one(manifest, told))
+        self._ask(partial(self._commit_one, manifest, told))
 
     def committed(self, wait_s: float = 0.0) -> int | None:
         """Whether the open checkpoint counts by now.
@@ -207,7 +209,7 @@ class Saver:
             return
         given_up, self._id = self._id, None
         if self._store.far:
-            self._ask(lambda: self._abandon_one(given_up))
+            self._ask(partial(self._abandon_one, given_up))
         else:
             self._abandon_one(given_up)
 
@@ -303,11 +305,11 @@ class StoreTraffic:
 
     Attributes:
         stores: tells what has crossed; None: nothing does.
-        emit: takes events of now: a kind, and its fields by name.
+        loop: the run loop.
     """
 
     stores: TrafficSource | None
-    emit: Callable[..., None]
+    loop: RunLoop
     _total: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
@@ -328,7 +330,7 @@ class StoreTraffic:
         for (src, dst), count in sorted(crossed.items()):
             self._total[src, dst] += count
             # Events have sums so far; others of the same link have other classes.
-            self.emit("wan", src=src, dst=dst, bytes_by_class={_CLASS: self._total[src, dst]})
+            self.loop.emit("wan", src=src, dst=dst, bytes_by_class={_CLASS: self._total[src, dst]})
 
 
 _ANSWER_S: Final = 60.0
@@ -362,8 +364,7 @@ class CheckpointWatch:
         actors: its actors.
         policy: decides.
         saver: commits.
-        emit: takes events of now: a kind, and its fields by name.
-        now_s: of the run's clock.
+        loop: the run loop.
         phases: what the regions told last, by name; it is kept up to date.
         traffic: counts what crosses regions.
     """
@@ -372,8 +373,7 @@ class CheckpointWatch:
     actors: ActorGroup
     policy: RunPolicy
     saver: Saver
-    emit: Callable[..., None]
-    now_s: Callable[[], float]
+    loop: RunLoop
     phases: Mapping[str, str]
     traffic: StoreTraffic
     _begun: _Begun | None = None
@@ -409,7 +409,7 @@ class CheckpointWatch:
         except GeoRayError as error:
             self.failed(error)
             return
-        self._began_s = self.now_s()
+        self._began_s = self.loop.now_s()
         answer = None
         if self.actors.bridges:
             bridge = self.actors.bridges[self.actors.home.region]
@@ -431,7 +431,7 @@ class CheckpointWatch:
     def give_up(self, cause: str) -> None:
         """Nothing will come of the open one."""
         log.warning("%s", cause)
-        self.emit("checkpoint_failed", cause=cause)
+        self.loop.emit("checkpoint_failed", cause=cause)
         self.saver.abandon()
 
     def failed(self, error: GeoRayError) -> None:
@@ -443,7 +443,7 @@ class CheckpointWatch:
         pause_s = self.policy.save_failed(error, time.monotonic())
         log.error("checkpoint %s failed: %s", self.saver.open_id, error)
         again = f"; the run goes on, and saves again in {pause_s:g} s or later"
-        self.emit("checkpoint_failed", cause=error.message + again)
+        self.loop.emit("checkpoint_failed", cause=error.message + again)
         self.saver.abandon()
 
     def _tell(self) -> None:
@@ -484,7 +484,9 @@ class CheckpointWatch:
         if checkpoint is not None and size_bytes is not None:
             self.policy.saved(checkpoint)
             step, began_s = self.saver.step, self._began_s
-            self.emit("checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s)
+            self.loop.emit(
+                "checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s
+            )
             self.traffic.saved(self.saver.parts, self.actors.home.region)
 
 

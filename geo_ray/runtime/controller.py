@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,15 +21,15 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.calls import Polls, collect
 from geo_ray.runs.evaluation import EvalNotes, Evaluation
 from geo_ray.runs.recorder import Recorder
-from geo_ray.runs.requests import Interruption, MemberRequest
+from geo_ray.runs.requests import Interruption
 from geo_ray.runtime.actor_group import ActorGroup, notices_of
 from geo_ray.runtime.checkpoints import CheckpointWatch, Saver, StoreTraffic, crossing_of
-from geo_ray.runtime.joining import MemberHooks
-from geo_ray.runtime.member_policies import MemberPolicy
 from geo_ray.runtime.members import Members
 from geo_ray.runtime.policies import HALT_DEADLINE_S, Hangs, Quorum, RunLimits, RunPolicy
 from geo_ray.runtime.process_watch import BridgeWatch, HangWatch, WorkerWatch
+from geo_ray.runtime.regions import MemberPolicy
 from geo_ray.runtime.replanning import HomeNow, LinkNotes, PlanFor, PlanWatch, ReplanPolicy
+from geo_ray.runtime.reporting import MemberRequests, StatusLine, no_requests, show_nothing
 from geo_ray.storage.manifest import shard_part_name
 from geo_ray.training.worker import StatisticsBoard
 
@@ -137,8 +137,8 @@ class Controller:
     saver: Saver
     origin_unix_s: float
     links: LinkNotes
-    users: Callable[[], list[MemberRequest]] = lambda: []
-    status: Callable[[str], None] = lambda text: None
+    users: MemberRequests = no_requests
+    status: StatusLine = show_nothing
     interrupted: Interruption = field(default_factory=Interruption)
     plan_for: PlanFor | None = None
     policy: RunPolicy = field(init=False)
@@ -173,53 +173,20 @@ class Controller:
             self.actors,
             self.policy,
             self.saver,
-            self._emit,
-            self._now_s,
+            self,
             self._phases,
-            StoreTraffic(crossing_of(self.actors), self._emit),
-        )
-        hooks = MemberHooks(
-            self._admit,
-            self._drop,
-            self._go_on_without,
-            self._ask_averager,
-            self._emit,
-            self.status,
-            lambda: self.policy.is_halting or self.policy.stopping is not None,
+            StoreTraffic(crossing_of(self.actors), self),
         )
         notices = notices_of(self.actors)
-        self.members = Members(self.actors, members, self.users, hooks, self.origin_unix_s, notices)
-        leaves = self.members.leaves_on_notice
-        self.workers = WorkerWatch(
-            self.actors, self.policy, self._emit, self._hear_all, notices, leaves
-        )
-        self.hang_watch = HangWatch(
-            self.actors, Hangs(train.step_timeout_s), self._emit, self.status
-        )
-        self.bridges = BridgeWatch(
-            self.actors,
-            Restarts(train.max_worker_restarts, train.restart_window_s),
-            self.origin_unix_s,
-            self._emit,
-            self.status,
-            self._go_on_without,
-        )
-        self.plans = PlanWatch(
-            ReplanPolicy(),
-            self.plan_for,
-            self._emit,
-            self.status,
-            self._pace,
-            self.members.move_averager,
-        )
+        self.members = Members(self.actors, members, self.users, self, self.origin_unix_s, notices)
+        self.workers = WorkerWatch(self.actors, self.policy, self, notices, self.members)
+        self.hang_watch = HangWatch(self.actors, Hangs(train.step_timeout_s), self)
+        restarts = Restarts(train.max_worker_restarts, train.restart_window_s)
+        self.bridges = BridgeWatch(self.actors, restarts, self.origin_unix_s, self)
+        self.plans = PlanWatch(ReplanPolicy(), self.plan_for, self)
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
         self._polls.driver = self.actors.driver
-
-    def _pace(self, interval: int) -> None:
-        """Regions are to exchange after so many local steps."""
-        steps = max(1, interval // max(1, self.experiment.worker_steps))
-        self._ask_averager(lambda bridge: bridge.pace.remote(steps))
 
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.
@@ -310,7 +277,7 @@ class Controller:
 
     # -------------------------------------------------------------- servers and bridges
 
-    def _hear_all(self) -> None:
+    def hear_all(self) -> None:
         """What was on its way when an actor was last asked, and what it has to say since."""
         for _ in range(2):
             self._handle_all(self._poll(_POLL_TIMEOUT_S))
@@ -346,17 +313,21 @@ class Controller:
         for region in sorted(gone, key=lambda name: name != self.actors.home.region):
             if not self.actors.can_lose(region):  # who was to take over is lost as well
                 raise RegionLostError(gone[region])
-            self._go_on_without(region, gone[region])
+            self.lose_region(region, gone[region])
         return {key: answer for key, answer in answers.items() if key[1] not in gone}
 
-    def _go_on_without(self, region: str, cause: str) -> None:
+    def lose_region(self, region: str, cause: str) -> None:
         """A region is gone; if it was the averager's, the standby takes over."""
         log.warning("%s; the run goes on without the data of region '%s'", cause, region)
-        self._emit("region_lost", region=region, cause=cause)
+        self.emit("region_lost", region=region, cause=cause)
         self._drop(region, keep_workers=self.members.keeps_workers(region))
         self.members.report_lost(region)
 
-    def _drop(self, region: str, *, keep_workers: bool = False) -> None:
+    def drop_region(self, region: str) -> None:
+        """See `RunLoop.drop_region`."""
+        self._drop(region, keep_workers=False)
+
+    def _drop(self, region: str, *, keep_workers: bool) -> None:
         """Nobody waits for a region any more."""
         shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
@@ -364,11 +335,11 @@ class Controller:
         for bridge in self.actors.bridges.values():
             bridge.forget.remote(region)
         self._phases.pop(region, None)
-        self._note_evals(self.evals.board.forget(region), self._now_s())
+        self._note_evals(self.evals.board.forget(region), self.now_s())
         self._share_statistics()
 
-    def _admit(self, region: str, step: int, epoch: int) -> None:
-        """A region is a member from now on."""
+    def admit_region(self, region: str, step: int, epoch: int) -> None:
+        """See `RunLoop.admit_region`."""
         shards = self.actors.spec.region(region).ps_shards
         self.saver.expect({shard_part_name(region, index) for index in range(shards)}, epoch)
         self.evals.board.admit(region, step)
@@ -385,12 +356,12 @@ class Controller:
             self.members.home_moved()
             self.plans.home_moved()
             if self.policy.stopping is not None:
-                self._ask_averager(lambda bridge: bridge.request_stop.remote())
+                self.ask_averager("request_stop")
 
     def _handle_all(self, answers: Answers) -> int:
         """Take in what was told; gives the number of events."""
-        self.saver.note_lost(self.members.lost, self.members.gone.rows)
-        events = self._skews.events(answers, self._now_s())
+        self.saver.note_lost(self.members.regions.lost, self.members.gone.rows)
+        events = self._skews.events(answers, self.now_s())
         if any(event["kind"] in _PROGRESS for event in events):
             self.policy.on_progress(time.monotonic())
         for event in sorted(events, key=lambda e: float(e["t_s"])):
@@ -423,7 +394,7 @@ class Controller:
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
         why = self.policy.exhausted(exhausted[0], time.monotonic()) if exhausted else None
         if why is not None:
-            self._emit("stop_requested", cause=why.message)
+            self.emit("stop_requested", cause=why.message)
         self._note_wan(answers)
         return len(events)
 
@@ -432,24 +403,24 @@ class Controller:
         quorum, now_s, was_paused = self.quorum, time.monotonic(), self.quorum.is_paused
         missing = quorum.see(
             self.actors.primaries,
-            self.members.waited_for,
+            self.members.regions.waited_for,
             is_joining=self.members.is_joining,
-            is_ending=self.policy.is_halting or self.policy.stopping is not None,
+            is_ending=self.is_ending,
             now_s=now_s,
         )
         if quorum.is_paused != was_paused:
             for primary in self.actors.primaries.values():
                 primary.pause.remote(quorum.is_paused)
             if quorum.is_paused:
-                self._emit("run_paused", cause=missing)
+                self.emit("run_paused", cause=missing)
                 self.status(f"paused: {missing}")
             else:
                 self.status("")
-                self._emit("run_went_on")
+                self.emit("run_went_on")
         why = None if missing is None else quorum.overdue(missing, now_s)
         if why is not None and self.policy.halt(why, now_s):
             self._share_statistics()
-            self._emit("stop_requested", cause=why.message)
+            self.emit("stop_requested", cause=why.message)
 
     def _check_goes_on(self, answers: Answers) -> None:
         if self.quorum.is_paused:
@@ -525,7 +496,7 @@ class Controller:
             why = self.interrupted.why
             self.policy.halt(why, now_s)
             self._share_statistics()
-            self._emit("stop_requested", cause=why.message)
+            self.emit("stop_requested", cause=why.message)
         still_s = self.policy.stalled(now_s)
         if still_s is not None:
             what = ", ".join(f"{region} is {phase}" for region, phase in self._phases.items())
@@ -535,21 +506,44 @@ class Controller:
     def _stop(self, cause: str) -> None:
         if not self.policy.stop(cause):
             return
-        self._emit("stop_requested", cause=cause)
+        self.emit("stop_requested", cause=cause)
         if self.actors.bridges:
-            self._ask_averager(lambda bridge: bridge.request_stop.remote())
+            self.ask_averager("request_stop")
         else:
             self._ask(next(iter(self.actors.primaries.values())).stop.remote())
 
-    # -------------------------------------------------------------- small things
+    # -------------------------------------------------------------- what its parts ask, `RunLoop`
 
-    def _ask(self, call: Any) -> Any:
-        return collect({0: call}, _POLL_TIMEOUT_S)[0]
+    @property
+    def is_ending(self) -> bool:
+        """See `RunLoop.is_ending`."""
+        return self.policy.is_halting or self.policy.stopping is not None
 
-    def _ask_averager(self, ask: Callable[[Any], Any]) -> Any:
-        """Ask the averager; None if it is lost and will be replaced, or what is asked is past."""
+    def now_s(self) -> float:
+        """See `RunLoop.now_s`."""
+        return time.time() - self.origin_unix_s
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """See `RunLoop.emit`."""
+        self.recorder.emit(kind, self.now_s(), **fields)
+
+    def show(self, text: str) -> None:
+        """See `RunLoop.show`."""
+        self.status(text)
+
+    def set_interval(self, interval: int) -> None:
+        """See `RunLoop.set_interval`."""
+        self.ask_averager("pace", max(1, interval // max(1, self.experiment.worker_steps)))
+
+    def move_averager(self) -> None:
+        """See `RunLoop.move_averager`."""
+        self.members.move_averager()
+
+    def ask_averager(self, method: str, *arguments: Any) -> Any:
+        """See `RunLoop.ask_averager`."""
+        bridge = self.actors.bridges[self.actors.home.region]
         try:
-            return self._ask(ask(self.actors.bridges[self.actors.home.region]))
+            return self._ask(getattr(bridge, method).remote(*arguments))
         except InvariantError as error:
             # A border has come, or the averager has moved, since it was looked at.
             log.warning("what the averager was asked is past: %s", error.message)
@@ -559,16 +553,13 @@ class Controller:
                 raise
             return None  # the next poll finds out, too
 
+    def _ask(self, call: Any) -> Any:
+        return collect({0: call}, _POLL_TIMEOUT_S)[0]
+
     def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
         told = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
-        self.links.hear(told, self._emit, force=force)
-
-    def _emit(self, kind: str, **fields: Any) -> None:
-        self.recorder.emit(kind, self._now_s(), **fields)
-
-    def _now_s(self) -> float:
-        """Of the run's clock."""
-        return time.time() - self.origin_unix_s
+        for link in self.links.hear(told, force=force):
+            self.emit("wan", src=link.src, dst=link.dst, bytes_by_class=link.bytes_by_class)
 
 
 def _phases(answers: Answers) -> set[str]:

@@ -7,7 +7,6 @@ up while none is being admitted enter together, as copies of one donor.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -217,34 +216,9 @@ def _servers(actors: ActorGroup, region: str) -> list[Handle]:
     return [actors.primaries[region], *actors.shard_servers[region]]
 
 
-log = logging.getLogger(__name__)
-
 _COPY_S: Final = 120.0
 _ASK_S: Final = 5.0  # until it is asked for again
 _ENDING_S: Final = 20.0  # that a run which is to end waits for those that enter
-
-
-@dataclass(frozen=True, slots=True)
-class MemberHooks:
-    """What a change of members asks of the rest of the controller.
-
-    Attributes:
-        admit: a region is a member, with so many steps behind it, and such an epoch.
-        drop: go on without a region that has left.
-        lose: go on without a region, for a cause.
-        ask_home: asks the bridge of the averager's region.
-        emit: takes events of now: a kind, and its fields by name.
-        tell: shows a line to the user.
-        is_ending: whether the run is told to finish or to halt.
-    """
-
-    admit: Callable[[str, int, int], None]
-    drop: Callable[[str], None]
-    lose: Callable[[str, str], None]
-    ask_home: Callable[[Callable[[Any], Any]], Any]
-    emit: Callable[..., None]
-    tell: Callable[[str], None]
-    is_ending: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,28 +232,82 @@ class _Copy:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class HasStarted:
+    """The processes of a joining region run."""
+
+    region: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Joining regions must enter at the next reconfiguration point."""
+
+    regions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HasJoined:
+    """A region trains.
+
+    Attributes:
+        region: its name.
+        epoch: of its processes.
+        group: its actors.
+        step: the steps behind it.
+        event: further fields of the event that says so.
+    """
+
+    region: str
+    epoch: int
+    group: ActorGroup
+    step: int
+    event: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HasFailed:
+    """A region does not join; the run continues as before.
+
+    Attributes:
+        region: its name.
+        cause: the reason.
+        was_asked: whether the averager was asked to let it in.
+    """
+
+    region: str
+    cause: str
+    was_asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HasStopped:
+    """A region does not join because the run ends."""
+
+    region: str
+
+
+JoinNews = HasStarted | Enter | HasJoined | HasFailed | HasStopped
+"""What has become of joining regions."""
+
+
 @dataclass(slots=True)
 class Newcomers:
-    """Regions on their way into a run: brought up side by side, and let in at borders.
+    """Joining regions: started at the same time, and let in at reconfiguration points.
 
-    Starting processes takes seconds to minutes, so each region is brought up by itself, and none
-    waits for another. Those that are up when nobody is on the way in enter together, at one border,
-    as copies of one region; who is up later enters at the next one. The averager decides when that
-    is (`geo_ray.training.membership`).
+    Starting processes takes seconds to minutes, so each region starts by itself, and none waits for
+    another. Regions that are up while none enters enter together, as copies of one region; a region
+    that is up later enters at the next point. The averager decides when that is
+    (`geo_ray.training.membership`).
 
     Attributes:
         actors: of the run.
-        hooks: see `MemberHooks`.
         origin_unix_s: when the run's clock was 0.
-        enter: asks the averager to let regions in.
-        over: hears which region has joined, or (False) has not.
     """
 
     actors: ActorGroup
-    hooks: MemberHooks
     origin_unix_s: float
-    enter: Callable[[tuple[str, ...]], None]
-    over: Callable[[str, bool], None]
     _open: dict[str, Joining] = field(default_factory=dict)
     _copy: _Copy | None = None  # for those that enter now
     _giver: str = ""  # whose copies they are to begin as, once they are members
@@ -288,13 +316,8 @@ class Newcomers:
     _ending_s: float | None = None  # since when the run is to end
 
     @property
-    def names(self) -> set[str]:
-        """The regions."""
-        return set(self._open)
-
-    @property
-    def are_asked(self) -> bool:
-        """Whether the processes of some are there, and they enter at the next border."""
+    def are_entering(self) -> bool:
+        """Whether the processes of some run, and they enter at the next reconfiguration point."""
         return bool(self._entering)
 
     @property
@@ -302,64 +325,75 @@ class Newcomers:
         return [joining for joining in self._open.values() if joining.is_asked]
 
     def begin(self, region: str) -> None:
-        """Begin to bring a region up."""
+        """Begin to start the processes of a region."""
         joining = Joining(region, self.actors.next_epoch(), self.actors, self.origin_unix_s)
-        self.hooks.tell(f"region '{region}' is joining: starting its processes")
         spec = self.actors.spec
         demand = demand_of(spec.experiment, spec.region(region))
         joining.bring_up(self.actors.placed.get(region), demand)
         self._open[region] = joining
-        self.hooks.emit("region_joining", region=region)
 
     def note(self, view: View | None) -> None:
-        """What the averager says, if it has."""
+        """Take in what the averager reports, if it has."""
         self._giver = "" if view is None else view.giver
 
-    def go_on(self, view: View, *, may_enter: bool) -> None:
+    def go_on(self, view: View, *, may_enter: bool, is_ending: bool) -> list[JoinNews]:
         """Do what can be done now.
 
         Args:
             view: the averager's.
             may_enter: whether no other change of members is on its way.
+            is_ending: whether the run is told to finish or to halt.
         """
+        news: list[JoinNews] = []
         ready, now_s = [], time.monotonic()
-        self._ending_s = (self._ending_s or now_s) if self.hooks.is_ending() else None
+        self._ending_s = (self._ending_s or now_s) if is_ending else None
         is_late = self._ending_s is not None and now_s - self._ending_s > _ENDING_S
         for region, joining in list(self._open.items()):
             try:
                 if self._ending_s is not None and region not in view.members:
                     self._forget(joining)
                     joining.give_up()
+                    news.append(HasStopped(region))
                 elif is_late and joining.begun is None:  # no checkpoint begins meanwhile
-                    self.call_off(region, RegionLostError("the run ends before it was there"))
+                    late = RegionLostError("the run ends before it was there")
+                    news.append(self.call_off(region, late))
                 elif joining.is_up:
-                    self._note_started(joining, now_s)
-                    if not self._carry_on(joining, view):
+                    if not joining.is_told:
+                        joining.is_told = True
+                        news.append(HasStarted(region, now_s - joining.asked_s))
+                    if not joining.is_asked:
                         ready.append(joining)
+                    elif (joined := self._carry_on(joining, view)) is not None:
+                        news.append(joined)
             except GeoRayError as error:
-                self.call_off(region, error)
-            except Exception as error:  # of this region alone: the run and the others go on
-                self.call_off(region, InvariantError(f"{type(error).__name__}: {error}"))
-        self._link()
+                news.append(self.call_off(region, error))
+            except Exception as error:  # of this region alone: the run and the others continue
+                wrong = InvariantError(f"{type(error).__name__}: {error}")
+                news.append(self.call_off(region, wrong))
         entering = self._entering
+        asked: list[Joining] = []
         if ready and may_enter and not entering:
             for joining in ready:
                 joining.is_asked = True
-            self._member_s = now_s  # the border may be there before the next look
-            self._ask(ready)
+            self._member_s = now_s  # they may be members before the next look
+            asked = ready
         elif entering and self._copy is None and now_s - self._asked_s >= _ASK_S:
-            # While another change was pending it came to nothing; asked twice, it is one.
-            self._ask([joining for joining in entering if joining.region not in view.members])
+            # A request that came while another change was pending was lost; twice is once.
+            asked = [joining for joining in entering if joining.region not in view.members]
+        else:
+            return news
+        self._asked_s = now_s
+        return [*news, Enter(tuple(each.region for each in asked))] if asked else news
 
     def on_handed(
         self, giver: str, event: Mapping[str, Any], rows: Mapping[str, Mapping[str, object]]
     ) -> None:
-        """The copy of a region's state that newcomers wait for is written.
+        """Let regions that enter begin as the copy of a region's state, which is written now.
 
         Args:
             giver: that region.
-            event: what it tells.
-            rows: the newcomers' own books, of those that were there before.
+            event: what it reports.
+            rows: the sample ledgers of joining regions that were there before.
         """
         entering = self._entering
         if not entering or giver not in self.actors.bridges:
@@ -370,89 +404,36 @@ class Newcomers:
         for joining in entering:
             joining.begin_as(Handed(giver, tuple(event["parts"]), rows.get(joining.region)))
 
-    def fail_all(self, error: GeoRayError) -> None:
-        """There is no copy of a region's state for those that enter now."""
-        for joining in self._entering:
-            self.call_off(joining.region, error)
+    def fail_all(self, error: GeoRayError) -> list[JoinNews]:
+        """End the joins of regions that enter now: there is no copy of a region's state."""
+        return [self.call_off(joining.region, error) for joining in self._entering]
 
-    def on_lost(self, region: str) -> None:
-        """The run goes on without a region: it may be the one whose copy is awaited."""
-        if region == self._giver and self._copy is None:
-            self.fail_all(
-                RegionLostError(f"region '{region}' was lost before it had handed its state over")
-            )
+    def on_lost(self, region: str) -> list[JoinNews]:
+        """Note that the run continues without a region: its copy may be awaited."""
+        if region != self._giver or self._copy is not None:
+            return []
+        return self.fail_all(
+            RegionLostError(f"region '{region}' was lost before it had handed its state over")
+        )
 
     def home_moved(self) -> None:
-        """A new home may know nothing of them."""
+        """Ask the averager in its new home again: it may not know of those that enter."""
         self._asked_s = -_ASK_S
 
-    def call_off(self, region: str, error: GeoRayError) -> None:
-        """Nothing comes of it; the run goes on as before."""
+    def call_off(self, region: str, error: GeoRayError) -> HasFailed:
+        """End the join of a region."""
         joining = self._open[region]
-        log.warning("region '%s' does not join: %s", region, error)
         joining.give_up()
         self._forget(joining)
-        if joining.is_asked:
-            self.hooks.ask_home(partial(report_dead, region))
-        self.hooks.emit("join_failed", region=region, cause=error.message)
-        self.over(region, False)
+        return HasFailed(region, error.message, joining.is_asked)
 
     def close(self) -> None:
-        """The run is over: nobody joins any more."""
+        """End all joins: the run is over."""
         for joining in list(self._open.values()):
             joining.give_up()
             self._forget(joining)
 
-    def _ask(self, those: list[Joining]) -> None:
-        self._asked_s = time.monotonic()
-        if those:
-            self.enter(tuple(joining.region for joining in those))
-
-    def _note_started(self, joining: Joining, now_s: float) -> None:
-        if not joining.is_told:
-            joining.is_told = True
-            took_s = now_s - joining.asked_s
-            self.hooks.emit("region_started", region=joining.region, took_s=took_s)
-
-    def _carry_on(self, joining: Joining, view: View) -> bool:
-        """Whether it was asked for; it is a member once it trains."""
-        if not joining.is_asked:
-            return False
-        region, copy = joining.region, self._copy
-        if copy is None:
-            self._await_copy(region, view)
-        elif (size_bytes := joining.begun) is not None:
-            self._admit(joining, copy, view, size_bytes)
-        elif self.actors.bridges.get(copy.giver) is not copy.bridge:
-            raise RegionLostError(
-                f"the bridge of region '{copy.giver}' was lost before it had handed its state over"
-            )
-        return True
-
-    def _admit(self, joining: Joining, copy: _Copy, view: View, size_bytes: int) -> None:
-        region = joining.region
-        self.actors.adopt(joining.group)
-        self.hooks.admit(region, copy.step, joining.epoch)
-        self.hooks.ask_home(partial(_tell_begun, region))
-        about = {"view": view.epoch, "round": copy.round, "step": copy.step}
-        took_s = time.monotonic() - copy.at_s
-        self.hooks.tell("")  # no longer on its way; the event says the rest
-        self.hooks.emit("region_joined", region=region, **about, bytes=size_bytes, took_s=took_s)
-        self._forget(joining)
-        self.over(region, True)
-
-    def _await_copy(self, region: str, view: View) -> None:
-        """Whoever was to hand its state over may be lost: the others do not wait for ever."""
-        now_s = time.monotonic()
-        if region not in view.members:
-            self._member_s = now_s
-        elif region in view.joining and view.giver not in view.members:
-            # As the averager moved nobody had told of it yet.
-            raise RegionLostError(f"region '{view.giver}' was lost before it handed its state over")
-        elif now_s - self._member_s > _COPY_S:
-            raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the border")
-
-    def _link(self) -> None:
+    def link(self) -> None:
         """Let newcomers dial those that came, or were replaced, since they were brought up.
 
         Each other as well, where the averager may move to any of them; then one of two dials.
@@ -466,17 +447,38 @@ class Newcomers:
                 joining.link(other, up[other].bridge, address)
                 up[other].linked(name, joining.bridge)
 
+    def _carry_on(self, joining: Joining, view: View) -> HasJoined | None:
+        """Follow a region that the averager was asked to let in."""
+        region, copy = joining.region, self._copy
+        if copy is None:
+            self._await_copy(region, view)
+            return None
+        size_bytes = joining.begun
+        if size_bytes is None:
+            if self.actors.bridges.get(copy.giver) is not copy.bridge:
+                raise RegionLostError(
+                    f"the bridge of region '{copy.giver}' was lost before it had handed its state "
+                    "over"
+                )
+            return None
+        took_s = time.monotonic() - copy.at_s
+        event = {"view": view.epoch, "round": copy.round, "bytes": size_bytes, "took_s": took_s}
+        self._forget(joining)
+        return HasJoined(region, joining.epoch, joining.group, copy.step, event)
+
+    def _await_copy(self, region: str, view: View) -> None:
+        """Give up waiting for a region that was to hand its state over and may be lost."""
+        now_s = time.monotonic()
+        if region not in view.members:
+            self._member_s = now_s
+        elif region in view.joining and view.giver not in view.members:
+            # As the averager moved nobody had told of it yet.
+            raise RegionLostError(f"region '{view.giver}' was lost before it handed its state over")
+        elif now_s - self._member_s > _COPY_S:
+            raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the border")
+
     def _forget(self, joining: Joining) -> None:
         del self._open[joining.region]
         if self._copy is not None and not self._entering:
             end_lending(self.actors, self._copy.giver)
             self._copy = None
-
-
-def report_dead(region: str, bridge: Any) -> Any:
-    """Tell an averager's bridge that the run goes on without a region."""
-    return bridge.report_dead.remote(region)
-
-
-def _tell_begun(region: str, bridge: Any) -> Any:
-    return bridge.begun.remote(region)

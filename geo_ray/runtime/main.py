@@ -119,7 +119,7 @@ def train(training: Training) -> Summary:
     except RegionLostError as error:
         if controller.policy.is_halting or controller.interrupted.is_set():
             raise
-        raise BrokenError(error, controller.members.away, training.clock) from error
+        raise BrokenError(error, controller.members.regions.away, training.clock) from error
     except LeaseLostError:
         is_lost = True
         raise

@@ -38,7 +38,6 @@ from geo_ray.runtime.exchange.messages import (
 )
 from geo_ray.runtime.remote_shard import RemoteShard, parameters_for, pushed_gradient, slice_for
 from geo_ray.storage.manifest import PartInfo
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.checkpoint_parts import HeldShard, typed
 from geo_ray.training.config import exchange_s
@@ -52,6 +51,7 @@ from geo_ray.training.effects import (
     TeamChanged,
 )
 from geo_ray.training.lazy_copy import Unread
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.server import Server
 from geo_ray.training.state_guard import CHANGE_KINDS
 from geo_ray.training.stragglers import WorkTimes
@@ -85,7 +85,9 @@ class RegionLog:
         if done.noise is not None:
             self._buffer.add("noise", **done.noise.fields())
 
-    def exchange(self, send: SendUpdate, reply: Reply, began_s: float, num_params: int) -> None:
+    def exchange(
+        self, send: SendUpdate, reply: ReplyMessage, began_s: float, num_params: int
+    ) -> None:
         """An answer is here.
 
         Args:
@@ -571,7 +573,7 @@ class PrimaryShard:
         with self._changed:
             return self._carry_out(self.server.on_reply(decoded, took_s))
 
-    def _on_its_way(self, uplink: Uplink, send: SendUpdate, update: Update) -> SendUpdate:
+    def _on_its_way(self, uplink: Uplink, send: SendUpdate, update: UpdateMessage) -> SendUpdate:
         """The open request as it goes on its way, where the bridge reads it if it can."""
         self._unread.secure()
         update = uplink.place(update)
@@ -588,7 +590,7 @@ class PrimaryShard:
         self._unread.secure()
         return room_P
 
-    def _fetched(self, uplink: Uplink, told: Told) -> Reply:
+    def _fetched(self, uplink: Uplink, told: Told) -> ReplyMessage:
         """The answer's payload, in the place of the update if that is not needed any more."""
         wire = self.server.wire
         in_place = not told.reply.dropped and not wire.plan.keeps_reference
@@ -606,7 +608,7 @@ class PrimaryShard:
         if seq is not None:
             wire.unsent(seq, fields.count(meta, "first_rank"))
 
-    def _ask(self, uplink: Uplink, update: Update) -> Told:
+    def _ask(self, uplink: Uplink, update: UpdateMessage) -> Told:
         """Send an update to the averager through the bridge and return what that tells."""
         self._asking = True
         try:

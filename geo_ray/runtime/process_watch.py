@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,9 @@ from geo_ray.base.restarts import Restarts
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.calls import Handle, check_not_closing, collect, failure_of, kill
 from geo_ray.runtime.actor_group import ActorGroup, DrainNotices, GroupWorker
+from geo_ray.runtime.members import Members
 from geo_ray.runtime.policies import NAMED_S, Hangs, RunPolicy
+from geo_ray.runtime.reporting import RunLoop
 from geo_ray.training.config import why_fixed
 from geo_ray.training.membership import AveragerHome
 from geo_ray.transport.wire.sockets import Address
@@ -57,18 +59,16 @@ class WorkerWatch:
     Attributes:
         actors: of the run.
         policy: decides.
-        emit: takes events of now: a kind, and its fields by name.
-        hear_all: takes in what servers have to say, before a loss is judged.
+        loop: the run loop.
         notices: of machines that will be gone.
-        leaves: whether a region leaves as a whole for such a notice.
+        members: says whether a region leaves as a whole for such a notice.
     """
 
     actors: ActorGroup
     policy: RunPolicy
-    emit: Callable[..., None]
-    hear_all: Callable[[], None]
+    loop: RunLoop
     notices: DrainNotices
-    leaves: Callable[[str], bool] = lambda region: False
+    members: Members
     _status: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of servers, by region
     _sent_away: dict[Place, GroupWorker] = field(default_factory=dict)
     _coming: dict[Place, _Coming] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class WorkerWatch:
             try:
                 steps = int(ray.get(ref))
             except ray.exceptions.RayError as error:
-                self.hear_all()  # events that led to it; perhaps its whole region is lost
+                self.loop.hear_all()  # events that led to it; perhaps its whole region is lost
                 failure = failure_of(error)
                 self._lost(worker, failure.cause, None if failure.is_lost else failure.as_error())
             else:
@@ -147,10 +147,10 @@ class WorkerWatch:
             works = joined or worker.steps is not None
             if not coming.has_started and (works or worker.has_begun):
                 coming.has_started = True
-                self.emit("worker_started", **about, took_s=took_s)
+                self.loop.emit("worker_started", **about, took_s=took_s)
             if works:
                 del self._coming[place]
-                self.emit("worker_replaced", **about, took_s=took_s)
+                self.loop.emit("worker_replaced", **about, took_s=took_s)
 
     def _is_too_late(self, worker: GroupWorker) -> bool:
         """Whether it has not begun before its region was through: nobody waits for it."""
@@ -176,7 +176,7 @@ class WorkerWatch:
             return
         if error is not None and decision is error:
             raise error
-        self.emit("worker_lost", region=worker.region, worker=worker.rank, cause=cause)
+        self.loop.emit("worker_lost", region=worker.region, worker=worker.rank, cause=cause)
         if isinstance(decision, GeoRayError):
             raise decision
         worker.ref = None
@@ -219,7 +219,7 @@ class WorkerWatch:
         fresh = self.actors.replace_worker(worker)
         place = worker.region, worker.rank
         self._coming[place] = _Coming(fresh)
-        self.emit("worker_requested", region=place[0], worker=place[1], epoch=fresh.epoch)
+        self.loop.emit("worker_requested", region=place[0], worker=place[1], epoch=fresh.epoch)
 
     def _heed(self, now_s: float) -> None:
         """Send away, with nothing lost, whoever is on a machine that will be gone."""
@@ -230,11 +230,11 @@ class WorkerWatch:
         }
         for place in self.notices.concern(nodes, now_s):
             region, rank = place
-            if self.leaves(region):  # they come home at its last border
+            if self.members.leaves_on_notice(region):  # they come home at its last border
                 continue
             self._sent_away[place] = self.actors.workers[place]
             cause = f"its node {nodes[place][:8]} is being drained"
-            self.emit("worker_left", region=region, worker=rank, cause=cause)
+            self.loop.emit("worker_left", region=region, worker=rank, cause=cause)
             self.actors.send_away(self.actors.workers[place])
 
 
@@ -284,14 +284,12 @@ class HangWatch:
     Attributes:
         actors: of the run.
         hangs: decides.
-        emit: takes events of now: a kind, and its fields by name.
-        tell: shows the user a line; an empty one when nothing is late any more.
+        loop: the run loop.
     """
 
     actors: ActorGroup
     hangs: Hangs
-    emit: Callable[..., None]
-    tell: Callable[[str], None]
+    loop: RunLoop
     _suspects: dict[tuple[str, int], _Suspect] = field(default_factory=dict)
     _named: set[tuple[str, str]] = field(default_factory=set)  # region and process
     _told_s: float = 0.0
@@ -353,7 +351,7 @@ class HangWatch:
     ) -> None:
         fresh = late.keys() - self._named
         for region, process in sorted(fresh):
-            self.emit(
+            self.loop.emit(
                 "process_silent",
                 region=region,
                 process=process,
@@ -362,9 +360,9 @@ class HangWatch:
         had_any, self._named = bool(self._named), {*late, *unknown}
         if late and (fresh or now_s - self._told_s >= _TELL_AGAIN_S):
             self._told_s = now_s
-            self.tell("; ".join(late[key] for key in sorted(late)))
+            self.loop.show("; ".join(late[key] for key in sorted(late)))
         elif had_any and not self._named:
-            self.tell("")
+            self.loop.show("")
 
 
 def _cause(doing: str | None, for_s: float, usual_s: float | None) -> str:
@@ -443,17 +441,13 @@ class BridgeWatch:
         actors: of the run.
         restarts: how often there may be another one.
         origin_unix_s: when the run's clock was 0.
-        emit: takes events of now: a kind, and its fields by name.
-        tell: shows the user what is going on; an empty text when it is over.
-        lose: goes on without a region, for a cause, or raises.
+        loop: the run loop.
     """
 
     actors: ActorGroup
     restarts: Restarts
     origin_unix_s: float
-    emit: Callable[..., None]
-    tell: Callable[[str], None]
-    lose: Callable[[str, str], None]
+    loop: RunLoop
     _open: dict[str, _Replacing] = field(default_factory=dict)
     _linked_s: dict[str, float] = field(default_factory=dict)  # since when others are there
     _refused: set[str] = field(default_factory=set)  # that are out of reach, and stay
@@ -510,24 +504,27 @@ class BridgeWatch:
             if found.host != self.actors.home.region:  # the averager has moved meanwhile
                 found.fresh.add_done_callback(_end)
                 if not self._replace(region, found.cause):
-                    self.lose(region, f"the bridge of region '{region}' is lost: {found.cause}")
+                    self._lose(region, found.cause)
                 continue
             try:
                 bridge, addresses = found.fresh.result()
             except GeoRayError as error:
-                self.lose(region, f"the bridge of region '{region}' is lost: {error.message}")
+                self._lose(region, error.message)
                 continue
             self.actors.bridges[region] = bridge
             self.actors.bridge_addresses[region] = addresses
             self._linked_s[region] = time.monotonic()
             took_s = time.monotonic() - found.since_s
-            self.tell("")  # no longer on its way; the event says the rest
-            self.emit("bridge_replaced", region=region, cause=found.cause, took_s=took_s)
+            self.loop.show("")  # no longer on its way; the event says the rest
+            self.loop.emit("bridge_replaced", region=region, cause=found.cause, took_s=took_s)
 
     def close(self) -> None:
         """The run is over: what is on its way ends."""
         for found in self._open.values():
             found.fresh.add_done_callback(_end)
+
+    def _lose(self, region: str, cause: str) -> None:
+        self.loop.lose_region(region, f"the bridge of region '{region}' is lost: {cause}")
 
     def _replace(self, region: str, cause: str) -> bool:
         actors = self.actors
@@ -538,8 +535,8 @@ class BridgeWatch:
             return False
         kill(actors.bridges.pop(region, None))
         log.warning("the bridge of region '%s' is lost: %s", region, cause)
-        self.tell(f"the bridge of region '{region}' is lost: starting another one")
-        self.emit("bridge_requested", region=region, cause=cause)
+        self.loop.show(f"the bridge of region '{region}' is lost: starting another one")
+        self.loop.emit("bridge_requested", region=region, cause=cause)
         if region == actors.home.region:
             actors.expect_takeover()
             actors.bridges[actors.home.region].report_dead.remote(region, True)

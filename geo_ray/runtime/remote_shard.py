@@ -26,8 +26,9 @@ from geo_ray.runtime.exchange.messages import (
     reply_meta,
 )
 from geo_ray.storage.manifest import PartInfo
-from geo_ray.strategies.state import Outgoing, Reply, Wait
+from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.shard import Change, Contribution, Pull, Shard
 from geo_ray.transport.lan import LanClient, LanConnection
 from geo_ray.transport.wire import fields
@@ -171,7 +172,7 @@ _MEAN: Request[Sequence[Contribution]] = (
     lambda name, parts: (contributions_meta(parts) | {"op": name}, None),
     lambda meta, _: (read_contributions(meta),),
 )
-_REPLY: Request[Reply] = (
+_REPLY: Request[ReplyMessage] = (
     lambda name, reply: (reply_meta(reply) | {"op": name}, as_bytes(reply.payload_P)),
     lambda meta, payload: (read_reply(meta, payload),),
 )

@@ -12,15 +12,16 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from geo_ray.base.errors import GeoRayError
 from geo_ray.runs.replanning import MembersPlan
+from geo_ray.runtime.reporting import RunLoop
 from geo_ray.transport.links import LinkEstimate, LinkTable, load_links, record_of, save_links
 
 SETTLE_S = 60.0
@@ -76,8 +77,23 @@ class ReplanPolicy:
 
 
 log = logging.getLogger(__name__)
-PlanFor = Callable[[Collection[str], str, int | None, str | None], MembersPlan]
-"""``plan_for(members, averager's region, interval, standby)``; see `plan_of_members`."""
+
+
+class PlanFor(Protocol):
+    """Plans a run for those of its regions that take part; see `plan_of_members`."""
+
+    def __call__(
+        self, members: Collection[str], averager: str, interval: int | None, standby: str | None, /
+    ) -> MembersPlan:
+        """Return the plan.
+
+        Args:
+            members: regions that take part.
+            averager: the region that hosts the averager.
+            interval: the present one, in the plan's steps; None: the run has none.
+            standby: the region that may take the averager over.
+        """
+        ...
 
 
 class HomeNow(NamedTuple):
@@ -98,18 +114,12 @@ class PlanWatch:
     Attributes:
         policy: decides when.
         plan_for: plans; None: the run follows no plan.
-        emit: takes events of now: a kind, and its fields by name.
-        tell: shows a line to the user.
-        pace: has all regions exchange with another interval, in the plan's steps.
-        move: has the averager move to the region that stands by.
+        loop: the run loop.
     """
 
     policy: ReplanPolicy
     plan_for: PlanFor | None
-    emit: Callable[..., None]
-    tell: Callable[[str], None]
-    pace: Callable[[int], None]
-    move: Callable[[], None]
+    loop: RunLoop
     _interval: int | None = None
     _has_planned: bool = False
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plan"))
@@ -158,6 +168,7 @@ class PlanWatch:
 
     def _follow(self, members: tuple[str, ...], planned: MembersPlan) -> None:
         """Change what can be changed as it goes, if that pays by itself."""
+        loop = self.loop
         decision, present = planned.as_it_goes, planned.present
         if decision is None or not decision.changed:
             return
@@ -166,18 +177,18 @@ class PlanWatch:
         if plan.interval != present.interval:
             before, self._interval = present.interval, plan.interval
             self._paced = self._interval
-            self.pace(self._interval)
-            self.emit("interval_changed", before=before, interval=self._interval, **about)
-            self.tell(f"the interval is {self._interval} instead of {before} from now on: {why}")
+            loop.set_interval(self._interval)
+            loop.emit("interval_changed", before=before, interval=self._interval, **about)
+            loop.show(f"the interval is {self._interval} instead of {before} from now on: {why}")
         if plan.averager != present.averager:
-            self.move()
-            self.emit("averager_moves", before=present.averager, averager=plan.averager, **about)
-            self.tell(f"the averager moves from {present.averager} to {plan.averager}: {why}")
+            loop.move_averager()
+            loop.emit("averager_moves", before=present.averager, averager=plan.averager, **about)
+            loop.show(f"the averager moves from {present.averager} to {plan.averager}: {why}")
 
     def home_moved(self) -> None:
         """Ask the averager at its new home for the interval; its log may have ended before that."""
         if self._paced is not None:
-            self.pace(self._paced)
+            self.loop.set_interval(self._paced)
 
     def close(self) -> None:
         """The run is over; a plan that is being made is waited for, as its thread reads the run."""
@@ -187,7 +198,7 @@ class PlanWatch:
         present, decision = planned.present, planned.decision
         self._follow(members, planned)
         best = decision.plan
-        self.emit(
+        self.loop.emit(
             "replanned",
             regions=list(members),
             changed=decision.changed,
@@ -200,7 +211,7 @@ class PlanWatch:
         )
         names = ", ".join(members)
         if not decision.changed:
-            self.tell(f"planned anew for {names}: {decision.reason}")
+            self.loop.show(f"planned anew for {names}: {decision.reason}")
             return
         found = [
             f"{r.region}: {r.workers} workers, {sum(r.batch_sizes)} rows a step"
@@ -210,11 +221,19 @@ class PlanWatch:
             found.append(f"interval {best.interval} instead of {present.interval}")
         if best.averager != present.averager:
             found.append(f"the averager in {best.averager}")
-        self.tell(f"planned anew for {names}: {decision.reason}: {'; '.join(found)}")
+        self.loop.show(f"planned anew for {names}: {decision.reason}: {'; '.join(found)}")
 
 
 _LOGGER = logging.getLogger(__name__)
 _EVERY_S: Final = 1.0
+
+
+class LinkTraffic(NamedTuple):
+    """The bytes that a region has sent to another one so far, by traffic class."""
+
+    src: str
+    dst: str
+    bytes_by_class: dict[str, int]
 
 
 class LinkNotes:
@@ -236,27 +255,30 @@ class LinkNotes:
     def hear(
         self,
         told: Mapping[str, Mapping[str, Any]],
-        emit: Callable[..., None],
         *,
         force: bool = False,
-    ) -> None:
+    ) -> list[LinkTraffic]:
         """Take in what bridges tell of their links, and write it down, every second at most.
 
         Args:
             told: `PeerStats` by peer, by region.
-            emit: takes events.
             force: now, and wait until it is written.
+
+        Returns:
+            The traffic of each link; empty if it is not time.
         """
         now_s = time.monotonic()
         if not force and now_s - self._heard_s < _EVERY_S:
-            return
+            return []
         self._heard_s = now_s
+        traffic = []
         for region, links in told.items():
             for peer, link in links.items():
                 by_class = {k: int(v) for k, v in link["bytes_out"].items()}
-                emit("wan", src=region, dst=peer, bytes_by_class=self._sum(region, peer, by_class))
+                traffic.append(LinkTraffic(region, peer, self._sum(region, peer, by_class)))
             self.note(region, links)
         self.save(wait=force)
+        return traffic
 
     def _sum(self, region: str, peer: str, sent: Mapping[str, int]) -> dict[str, int]:
         """Bytes of a link over all bridges of a region so far: one that is new counts from 0."""

@@ -1,6 +1,6 @@
 """The host of a run's loop on a cluster: an actor that its supervisor starts and restarts.
 
-`RunActor` executes the user's code, so it may die at any time. `SupervisedProcesses` is its client
+`RunActor` executes the user's code, so it may die at any time. `SupervisedLauncher` is its client
 of the supervisor, which owns everything that must outlive it.
 """
 
@@ -80,7 +80,7 @@ class RunOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class StartWait:
     """A wait of the start-up that is in progress.
 
     Attributes:
@@ -133,7 +133,7 @@ class RunActor:
         self._supervisor, self._order, self._attempt = supervisor, order, attempt
         self._lock = threading.Lock()
         self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
-        self._awaiting: Wait | None = None
+        self._awaiting: StartWait | None = None
         self._interruption = Interruption()
         self._end_error: BaseException | None = None
         self._is_ending = False
@@ -167,7 +167,7 @@ class RunActor:
         if self._attempt and has_begun(order.run.path):
             log = EventTail(order.run.path / EVENTS_FILE)
             resume = (resume or Resumption(begins=True)).again(log)
-        launcher = SupervisedProcesses(self._supervisor)
+        launcher = SupervisedLauncher(self._supervisor)
         return main.run(experiment, order.run, reporting, launcher, resume=resume)
 
     def _take(self, event: Event) -> None:
@@ -191,7 +191,7 @@ class RunActor:
 
     def _await(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
         self._check()
-        self._awaiting = Wait(phase, done, total, tuple(names))
+        self._awaiting = StartWait(phase, done, total, tuple(names))
 
     def _check(self) -> None:
         """End the run where it is, if that was asked for."""
@@ -236,7 +236,7 @@ def _portable(error: BaseException) -> BaseException:
     return InvariantError(f"{type(error).__name__}: {error}")
 
 
-class SupervisedProcesses:
+class SupervisedLauncher:
     """A `ProcessMaker` whose processes belong to the run's supervisor and outlive this process.
 
     Args:

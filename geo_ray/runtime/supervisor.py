@@ -35,7 +35,7 @@ from geo_ray.ray_cluster.placement import PlacedRegion, remove
 from geo_ray.ray_cluster.ray_internals import actor_id
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runtime.launcher import Kept, OwnProcesses, ProcessOrder, RunBook
-from geo_ray.runtime.run_actor import RunActor, RunEnd, RunOrder, Wait, Wishes
+from geo_ray.runtime.run_actor import RunActor, RunEnd, RunOrder, StartWait, Wishes
 from geo_ray.telemetry.summary import Summary
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SignedCertificate
@@ -124,7 +124,7 @@ class RunNews:
     lines: Sequence[tuple[str, str]]
     next: int
     state: RunState
-    awaiting: Wait | None = None
+    awaiting: StartWait | None = None
     summary: Summary | None = None
     error: BaseException | None = None
 
@@ -168,7 +168,7 @@ class Supervisor:
         # What watchers hear and want.
         self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         self._next = 0
-        self._awaiting: Wait | None = None
+        self._awaiting: StartWait | None = None
         self._watchers: dict[str, tuple[float, bool]] = {}
         self._attendance = Attendance(order.unattended_s, time.monotonic())
         self._wishes = Wishes()
@@ -216,7 +216,9 @@ class Supervisor:
 
     # ------------------------------------------------------------------ the run actor reports
 
-    def beat(self, attempt: int, lines: Sequence[tuple[str, str]], awaiting: Wait | None) -> Wishes:
+    def beat(
+        self, attempt: int, lines: Sequence[tuple[str, str]], awaiting: StartWait | None
+    ) -> Wishes:
         """Take in what the run actor reports, and tell it what users want.
 
         Args:

@@ -52,7 +52,7 @@ from geo_ray.training.parameters import split_sizes
 from geo_ray.training.shard import Concurrently, Pull
 from geo_ray.training.state_guard import check_constants
 from geo_ray.training.stragglers import READING
-from geo_ray.training.worker import LocalSteps, StepResult, Worker, coded_step
+from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import LanClient
 from geo_ray.transport.security.process_keys import SecretReceiver
@@ -253,7 +253,7 @@ class WorkerLoop:
 
     def __init__(
         self,
-        worker: Worker | LocalSteps,
+        worker: Worker | LocalStepsWorker,
         links: Sequence[ShardLink],
         train: RegionReader,
         heldout: RegionReader,

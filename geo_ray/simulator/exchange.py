@@ -18,8 +18,8 @@ from geo_ray.codecs.base import DifferentialCodec, LossyBlocks
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.simulator.clock import Scheduler
 from geo_ray.simulator.network import Network
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.lossy_blocks import LossyReceiver
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.transport.datagrams import TokenBucket, blocks_per_datagram
 from geo_ray.transport.overlay.build import (
@@ -57,7 +57,7 @@ _TICK_S: Final = 0.01  # datagrams of one tick arrive together
 
 @dataclass(slots=True)
 class _Flow:
-    update: Update
+    update: UpdateMessage
     lossy: LossyBlocks
     bucket: TokenBucket | None
     next_rank: int = 0
@@ -65,8 +65,8 @@ class _Flow:
 
 @dataclass(slots=True)
 class _Held:
-    update: Update
-    go_on: Callable[[Update], None]
+    update: UpdateMessage
+    go_on: Callable[[UpdateMessage], None]
     missing: int
 
 
@@ -107,7 +107,9 @@ class SimLossy:
         if flow is not None:
             wire.unsent(flow.update.seq, flow.next_rank)
 
-    def depart(self, name: str, update: Update, carry: Callable[[Update], float]) -> None:
+    def depart(
+        self, name: str, update: UpdateMessage, carry: Callable[[UpdateMessage], float]
+    ) -> None:
         """Send an update: its reliable part, then its lossy blocks.
 
         Args:
@@ -127,7 +129,7 @@ class SimLossy:
             acknowledged_s = arrival_s + self._network.delay_s(self._averager_region, name)
             self._scheduler.at(acknowledged_s, lambda: self._tick(name, flow))
 
-    def arrive(self, update: Update, go_on: Callable[[Update], None]) -> None:
+    def arrive(self, update: UpdateMessage, go_on: Callable[[UpdateMessage], None]) -> None:
         """Complete an update, now or when its grace is over, and go on with it."""
         books = self._of(update.region)
         missing = books.begin(update) if self._codec.grace_s else 0
@@ -137,7 +139,7 @@ class SimLossy:
         held = self._held[update.region] = _Held(update, go_on, missing)
         self._scheduler.after(self._codec.grace_s, lambda: self._release(held))
 
-    def beside(self, reply: Reply) -> Reply:
+    def beside(self, reply: ReplyMessage) -> ReplyMessage:
         """The reply with what is to be told of lossy blocks."""
         books = self._of(reply.to)
         if reply.dropped:
@@ -223,9 +225,9 @@ class SimTurns:
         averager_region: str,
         scheduler: Scheduler,
         network: Network,
-        ship: Callable[[str, Update], object],
+        ship: Callable[[str, UpdateMessage], object],
         version: Callable[[], int],
-        take: Callable[[Update], None],
+        take: Callable[[UpdateMessage], None],
         skip: Callable[[str, int, int], None],
     ) -> None:
         self._config = config
@@ -237,11 +239,11 @@ class SimTurns:
         self._take = take
         self._skip = skip
         self._line = TransferScheduler(config)
-        self._updates: dict[str, Update] = {}  # open ones by region
+        self._updates: dict[str, UpdateMessage] = {}  # open ones by region
         self._closed: set[str] = set()  # regions that must wait for a grant
         self._wakes_s = math.inf
 
-    def send(self, name: str, update: Update) -> None:
+    def send(self, name: str, update: UpdateMessage) -> None:
         """A region has an update."""
         self._updates[name] = update
         if name == self._averager_region:
@@ -257,7 +259,7 @@ class SimTurns:
         else:
             self._time.after(there_s, lambda: self._decide(self._asked(ask)))
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: UpdateMessage) -> None:
         """An update is at the averager."""
         now_s, version = self._time.now_s, self._version()
         self._decide(self._line.arrived(now_s, version, self._ask_of(update)))
@@ -266,7 +268,7 @@ class SimTurns:
         return self._line.ask(self._time.now_s, self._version(), ask)
 
     @staticmethod
-    def _ask_of(update: Update) -> UploadRequest:
+    def _ask_of(update: UpdateMessage) -> UploadRequest:
         norm = float(update.payload_P.norm()) if update.coded is None else 0.0
         return UploadRequest(
             update.region,
@@ -317,8 +319,8 @@ _TO_COORDINATOR: Final = (Ready, Sent, Whole, Stuck, Starved)
 
 @dataclass(slots=True)
 class _Round:
-    updates: dict[str, Update] = field(default_factory=dict)
-    replies: dict[str, Reply] = field(default_factory=dict)
+    updates: dict[str, UpdateMessage] = field(default_factory=dict)
+    replies: dict[str, ReplyMessage] = field(default_factory=dict)
 
 
 class SimOverlay:
@@ -339,8 +341,8 @@ class SimOverlay:
         num_params: int,
         network: Network,
         scheduler: Scheduler,
-        take: Callable[[Update], None],
-        deliver: Callable[[Reply], None],
+        take: Callable[[UpdateMessage], None],
+        deliver: Callable[[ReplyMessage], None],
     ) -> None:
         mean, config = experiment.strategy.traits.averager.round_mean, experiment.overlay
         if mean is None:
@@ -368,7 +370,7 @@ class SimOverlay:
         self._coordinator.open(1)
         self._settle(home)
 
-    def send(self, name: str, update: Update) -> None:
+    def send(self, name: str, update: UpdateMessage) -> None:
         """A region takes part in the next round."""
         node = self._nodes[self._names.index(name)]
         rnd = node.finished + 1
@@ -379,7 +381,7 @@ class SimOverlay:
         self._settle(node.me)
         self._tick()
 
-    def answered(self, reply: Reply) -> None:
+    def answered(self, reply: ReplyMessage) -> None:
         """The averager answers one of the updates of the round that is being committed."""
         self._rounds[self._committed].replies[reply.to] = reply
 
@@ -528,9 +530,9 @@ class PathHooks:
         is_done: whether a region has ended its training.
     """
 
-    ship: Callable[[str, Update], float]
-    updated: Callable[[Update], None]
-    replied: Callable[[Reply], None]
+    ship: Callable[[str, UpdateMessage], float]
+    updated: Callable[[UpdateMessage], None]
+    replied: Callable[[ReplyMessage], None]
     skipped: Callable[[str, int, int], None]
     version: Callable[[], int]
     is_done: Callable[[str], bool]

@@ -28,7 +28,6 @@ from geo_ray.runs.build import ModelStart, build_server, build_shard, build_work
 from geo_ray.runs.data import open_readers
 from geo_ray.runs.evaluation import Candidates
 from geo_ray.simulator.clock import Scheduler
-from geo_ray.strategies.state import Reply, nothing_carried
 from geo_ray.training.effects import (
     Assignment,
     Effect,
@@ -39,9 +38,10 @@ from geo_ray.training.effects import (
     TeamChanged,
 )
 from geo_ray.training.membership import ShardState, region_state, shard_state
+from geo_ray.training.messages import ReplyMessage, nothing_carried
 from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.state_guard import StateChange
-from geo_ray.training.worker import LocalSteps, StepResult, Worker, coded_step
+from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
 
 MANY: Final = 16
 """From how many workers on gradients are computed together."""
@@ -346,7 +346,7 @@ class SimRegion:
         """Whether it stands still until a worker comes."""
         return self.server.phase != "done" and not self.server.work.team.may_work
 
-    def _new_worker(self) -> Worker | LocalSteps:
+    def _new_worker(self) -> Worker | LocalStepsWorker:
         buffer = self._start.buffer()
         return self._build(buffer, torch.zeros_like(buffer))
 
@@ -368,7 +368,7 @@ class SimRegion:
                 "`--set train.clip_norm=1.0`.",
             )
 
-    def on_reply(self, reply: Reply, took_s: float) -> None:
+    def on_reply(self, reply: ReplyMessage, took_s: float) -> None:
         """An answer of the averager has arrived, ``took_s`` after the request."""
         if self.is_dead:
             return
@@ -454,7 +454,7 @@ class SimRegion:
     def _read(self, span: Span) -> Columns:
         return self._train.read(span.start, span.count)
 
-    def _tell_changed(self, worker: Worker | LocalSteps) -> None:
+    def _tell_changed(self, worker: Worker | LocalStepsWorker) -> None:
         for change in worker.take_changed():
             if worker is self._workers[0]:
                 self._hooks.changed(self.name, self.server.version, change)
@@ -472,7 +472,7 @@ class SimRegion:
             shard.put(share, grad_P[start:stop])
         self._carry_out(self.server.push(rank, report))
 
-    def _evaluate(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
+    def _evaluate(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:
         spans = self._experiment.statistics_spans if worker.has_statistics else ()
         if not (spans and answer.done):
             self._judge(worker, answer)
@@ -487,7 +487,7 @@ class SimRegion:
 
         self._hooks.precise(self.name, worker.carried_B.clone(), go_on)
 
-    def _judge(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
+    def _judge(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
         self._tell_changed(worker)
         step, last, model = answer.version, answer.done, None
@@ -507,6 +507,6 @@ class SimRegion:
         return sorted(times_s)[2]
 
 
-def _give(worker: Worker | LocalSteps, values: _Values) -> None:
+def _give(worker: Worker | LocalStepsWorker, values: _Values) -> None:
     worker.params_P.copy_(values[0])
     worker.carried_B.copy_(values[1])

@@ -25,13 +25,13 @@ from geo_ray.simulator.clock import Scheduler
 from geo_ray.simulator.exchange import PathHooks, build_paths
 from geo_ray.simulator.network import Network
 from geo_ray.simulator.region import MANY, Gradients, RegionHooks, SimRegion, Surroundings
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.averager import Averager, open_requests, stalled_error, stalled_regions
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.command_log import become_twin, resume_averager, twin_of
 from geo_ray.training.effects import SendUpdate, Snapshot, StepDone, TeamChanged
 from geo_ray.training.failover import next_standby
 from geo_ray.training.membership import MemberChange, ShardState, giver_of, rows_of
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.state_guard import StateChange
 from geo_ray.training.worker import StatisticsBoard
@@ -199,7 +199,9 @@ class SimNotes:
             self.emit("wan", self.scheduler.now_s, src=src, dst=dst, bytes_by_class=classes)
         return sent
 
-    def exchange(self, send: SendUpdate, reply: Reply, began_s: float, wire: RegionWire) -> None:
+    def exchange(
+        self, send: SendUpdate, reply: ReplyMessage, began_s: float, wire: RegionWire
+    ) -> None:
         """An answer has come to what a region sent at ``began_s``."""
         before = 4 * wire.num_of(send.update.fragment)
         event = send.event(send.update, reply, began_s, before)
@@ -483,7 +485,7 @@ class World:
             told_s = now_s + self._network.delay_s(heir, name)
             self._scheduler.at(told_s, partial(self._again, name, send.update, self._home.epoch))
 
-    def _again(self, name: str, update: Update, epoch: int) -> None:
+    def _again(self, name: str, update: UpdateMessage, epoch: int) -> None:
         """A region that has heard of a new home says its open request there."""
         opened = self._open.get(name)
         if opened is not None and opened[1].update is update and epoch == self._home.epoch:
@@ -628,7 +630,7 @@ class World:
         else:
             self._lossy.depart(name, update, lambda part: self._ship(name, part))
 
-    def _ship(self, name: str, update: Update) -> float:
+    def _ship(self, name: str, update: UpdateMessage) -> float:
         """Put an update on its way; when it arrives."""
         now_s, size_bytes = self._scheduler.now_s, update.size_bytes
         arrival_s = self._network.arrival_s(now_s, name, self._home.region, size_bytes, "update")
@@ -641,7 +643,7 @@ class World:
             self._scheduler.at(arrival_s, lambda: lossy.arrive(update, self._on_update))
         return arrival_s
 
-    def _on_update(self, update: Update, epoch: int = 1) -> None:
+    def _on_update(self, update: UpdateMessage, epoch: int = 1) -> None:
         view = self.averager.view  # who has left may not have heard that it has
         if update.region not in (*view.members, *view.left) or not self._home.hears(epoch):
             return  # it is refused, or lost, and nobody is there to hear of it
@@ -655,7 +657,7 @@ class World:
             self.averager.at(now_s)
             self._answered(self.averager.on_wake())
 
-    def _answered(self, replies: list[Reply]) -> None:
+    def _answered(self, replies: list[ReplyMessage]) -> None:
         wake_s = self.averager.wakes_s
         if wake_s is not None and wake_s != self._wake_s:
             self._wake_s = wake_s
@@ -670,7 +672,7 @@ class World:
         for reply in replies:
             self._return(reply)
 
-    def _return(self, reply: Reply) -> None:
+    def _return(self, reply: ReplyMessage) -> None:
         if self._overlay is not None:
             self._overlay.answered(reply)
             return
@@ -683,7 +685,7 @@ class World:
         self.averager.settle(reply.to)
         self._scheduler.at(arrival_s, partial(self._on_reply, reply, self._home.epoch))
 
-    def _on_reply(self, reply: Reply, epoch: int = 1) -> None:
+    def _on_reply(self, reply: ReplyMessage, epoch: int = 1) -> None:
         opened = self._open.get(reply.to)
         if opened is None or opened[1].update.seq != reply.seq or epoch < self._home.epoch:
             return  # after a resume a request is said again, and may be answered twice

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geo_ray.strategies.global_model import OneByOne, lag_of
+from geo_ray.strategies.global_model import OneByOne
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import Combine, StandsStill
 
@@ -51,7 +51,7 @@ class Additive(OneByOne):
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Put the change into every other region's outbox; answer with the sender's."""
-        weight = self.staleness.factor(lag_of(averager, update))
+        weight = self.staleness.factor(update.lag)
         take_in(averager, update, self.combine, weight)
         return self.answers(averager, update)
 
@@ -118,9 +118,9 @@ def relay_sum(
     """Take in several changes of which only the sum is known; answer every sender.
 
     Everybody's outbox gets the sum, also those of the senders: the averager cannot tell whose part
-    is whose. But each sender knows its own and takes it back out (`Reply.own`). In an outbox of
-    `take_in` the own change counts ``share - 1``; here it counts ``share``, and the sender
-    subtracts 1: the same.
+    is whose. But each sender knows its own and takes it back out, because the averager marks these
+    answers. In an outbox of `take_in` the own change counts ``share - 1``; here it counts
+    ``share``, and the sender subtracts 1: the same.
 
     Args:
         averager: the averager's state.
@@ -137,7 +137,7 @@ def relay_sum(
         _add(averager.memory, f"outbox/{region}", total_P, share)
     replies: list[Reply] = []
     for part in parts:
-        reply = replace(answer(averager, part), own=True)
+        reply = answer(averager, part)
         twin = next((r for r in replies if torch.equal(r.payload_P, reply.payload_P)), reply)
         replies.append(replace(reply, payload_P=twin.payload_P))
     return replies
@@ -153,16 +153,14 @@ def refresh(averager: AveragerState, update: Update, num_params: int) -> Reply:
     """
     outbox_P = averager.memory.pop(f"outbox/{update.region}", None)
     payload_P = torch.zeros(num_params) if outbox_P is None else outbox_P
-    return Reply(update.region, update.seq, averager.version, 0, payload_P, dropped=True)
+    return Reply(update.region, payload_P, dropped=True)
 
 
 def answer(averager: AveragerState, update: Update) -> Reply:
     """What lies in the sender's outbox; of the update's payload only the size counts."""
     outbox_P = averager.memory.pop(f"outbox/{update.region}", None)
     payload_P = torch.zeros(update.payload_P.shape) if outbox_P is None else outbox_P
-    return Reply(
-        update.region, update.seq, averager.version, update.num_samples, payload_P, update.final
-    )
+    return Reply.answering(update, payload_P)
 
 
 def _add(memory: dict[str, Tensor], key: str, payload_P: Tensor, factor: float) -> None:

@@ -98,4 +98,4 @@ class Ama(OneByOne):
         mean_P = first_P.clone()  # by differences, so that the mean of equal models is that model
         for name, factor in zip(known[1:], factors[1:], strict=True):
             mean_P.add_(averager.memory[f"model/{name}"] - first_P, alpha=factor / sum(factors))
-        return Reply(update.region, update.seq, averager.version, update.num_samples, mean_P)
+        return Reply.answering(update, mean_P)

@@ -68,7 +68,7 @@ class AsyncLocalSgd(LocalSteps, OneByOne):
         """Take the update in; answer its sender with the outer model's change."""
         global_model.note_speed(averager, update)
         if update.num_samples > 0:
-            weight = self.staleness.factor(global_model.lag_of(averager, update))
+            weight = self.staleness.factor(update.lag)
             if self.weights == "samples":
                 weight *= global_model.relative_rows(averager, update.region)
             change_P = self.outer.change(

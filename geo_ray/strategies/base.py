@@ -223,15 +223,6 @@ def answer_all(
     total = sum(update.num_samples for update in updates)
     shares = [0.0] * len(updates) if weights is None else shares_of(updates, weights)
     return [
-        Reply(
-            u.region,
-            u.seq,
-            averager.version,
-            total,
-            payload_P,
-            u.final,
-            fragment=u.fragment,
-            share=share,
-        )
+        Reply(u.region, payload_P, total, u.final, u.fragment, share)
         for u, share in zip(updates, shares, strict=True)
     ]

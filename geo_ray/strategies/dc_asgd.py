@@ -88,7 +88,7 @@ class DcAsgd(OneByOne):
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Step with the corrected gradient; answer its sender with the model's change."""
         if update.num_samples > 0:
-            factor = self.staleness.factor(global_model.lag_of(averager, update))
+            factor = self.staleness.factor(update.lag)
             grad_P = self.compensated(
                 averager, update.payload_P, global_model.unheard(averager, update)
             )

@@ -80,7 +80,7 @@ class DiLoCoEager(LocalSteps, Rounds):
             anchor_P = local_steps.anchor(region)
             anchor_P.copy_(region.memory[_START]).sub_(reply.payload_P)
             region.params_P.copy_(anchor_P)
-            if reply.border is not None:  # there will be another last word
+            if reply.continues:  # there will be another last word
                 del region.numbers[_LAST]
             return
         region.memory[_MEAN] = reply.payload_P.clone()

@@ -63,7 +63,7 @@ class FedAsync(LocalSteps, OneByOne):
         """Mix the model in; answer its sender with the global one's change."""
         global_model.note_speed(averager, update)
         if update.num_samples > 0:
-            share = self.alpha * self.staleness.factor(global_model.lag_of(averager, update))
+            share = self.alpha * self.staleness.factor(update.lag)
             if self.weights == "samples":
                 share = min(1.0, share * global_model.relative_rows(averager, update.region))
             # G - w_i: what the region did, less what G has moved since the region knew it.

@@ -262,7 +262,7 @@ class FedGSync(LocalSteps):
     ) -> Tensor:
         """What a group did: as those say who are in, or else as it last was, fading."""
         key = _mean_of(number)
-        lags = {u.region: averager.version - u.base_version for u in updates}
+        lags = {u.region: u.lag for u in updates}
         latest = math.inf if self.max_lag is None else self.max_lag
         used = [u for u in updates if u.num_samples > 0 and lags[u.region] <= latest]
         if not used:

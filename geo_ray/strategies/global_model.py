@@ -83,16 +83,7 @@ def answer(averager: AveragerState, update: Update, fastest_steps: int | None = 
     moved_P = averager.memory.get(_moved(update.fragment))
     if moved_P is not None:
         averager.memory[_seen(update)] = moved_P.clone()
-    return Reply(
-        update.region,
-        update.seq,
-        averager.version,
-        update.num_samples,
-        payload_P,
-        update.final,
-        fragment=update.fragment,
-        steps=steps,
-    )
+    return replace(Reply.answering(update, payload_P), steps=steps)
 
 
 def _moved(fragment: int) -> str:
@@ -171,11 +162,6 @@ class OneByOne(Strategy):
         for header in headers:
             del averager.waiting[header.region]
         return [self.answer(averager, header) for header in headers]
-
-
-def lag_of(averager: AveragerState, update: Update) -> int:
-    """Versions since the one that the sender had merged when it spoke."""
-    return max(0, averager.version - update.base_version)
 
 
 _ROUNDING: Final = 1e-9  # of a whole number of steps that just fits

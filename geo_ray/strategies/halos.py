@@ -121,7 +121,7 @@ class Halos(OneByOne):
         """Take the update in; answer its sender with the global model's change."""
         global_model.note_speed(averager, update)
         if update.num_samples > 0:
-            weight = self.staleness.factor(global_model.lag_of(averager, update))
+            weight = self.staleness.factor(update.lag)
             if self.weights == "samples":
                 weight *= global_model.relative_rows(averager, update.region)
             delta_P = update.payload_P * weight

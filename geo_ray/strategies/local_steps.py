@@ -94,7 +94,7 @@ def keep_reply(region: RegionState, reply: Reply) -> None:
     """Hold an answer until the next turn; that to the last word is merged at once."""
     if region.numbers.get(_LAST):
         adopt(region, reply)
-        if reply.border is not None:  # there will be another last word
+        if reply.continues:  # there will be another last word
             del region.numbers[_LAST]
             region.memory[_MARK] = region.params_P.clone()
     else:

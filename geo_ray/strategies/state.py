@@ -1,7 +1,8 @@
-"""What a strategy works on: messages between a region and the averager, and the state of both.
+"""What a strategy works on: payloads with their control fields, and the state of both sides.
 
-Shape legend: P = parameters of the region's model (or of the slice that one shard holds);
-E = bytes of what models carry between regions beside their parameters.
+The messages that carry them, with their headers, are those of `geo_ray.training.messages`.
+
+Shape legend: P = parameters of the region's model (or of the slice that one shard holds).
 """
 
 from __future__ import annotations
@@ -11,15 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-
-from geo_ray.codecs.base import Coded, LossyReport
-
-_NOTHING = torch.empty(0, dtype=torch.uint8)
-
-
-def nothing_carried() -> Tensor:
-    """No carried values, uint8 (0,)."""
-    return _NOTHING  # one and the same, so that messages without any are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,145 +36,70 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What crosses the WAN towards the averager.
+    """A region's update, as the averager's side of a strategy receives it.
 
     Attributes:
         region: the sender.
-        epoch: incarnation of the sender; grows when it is restarted.
-        seq: number of the request within the epoch, from 1.
-        base_version: the averager's version that the sender had merged when it spoke.
-        num_samples: rows behind this update; its weight in a mean by samples.
         payload_P: fp32 vector; its meaning is the strategy's.
+        num_samples: rows behind this update; its weight in a mean by samples.
+        lag: versions that the averager has committed since the one that the sender knew.
         final: the sender has finished training; the last exchange leaves all regions equal.
         fragment: index of the part of the model, for strategies that send parts.
-        coded: the payload made small; ``payload_P`` is empty then. Strategies never see it.
-        against: version of the reply whose payload the coded one is a difference from; None: from
-            nothing.
-        loss: mean training loss of the last step behind it; known at home only.
         steps: local steps behind this update.
-        step_s: seconds of one of them of late; 0 if not measured.
-        exchange_s: seconds that the sender's last exchange was on its way, without what the
+        step_s: recent duration of one of them in seconds; 0 if not measured.
+        exchange_s: seconds that the sender's last exchange took, without the time that the
             averager held it; 0 if there was none.
-        grad_sq: squared 2-norm of the payload as a vector, of strategies that average gradients;
-            None where that is not measured.
-        carried_E: what the region's model carries beside its parameters, uint8 (E,), at the moment
-            of the update; no strategy or codec sees it.
-        view: epoch of the newest view that the sender has heard of; 0: of none but the first.
+        grad_sq: squared 2-norm of the payload, of strategies that average gradients; None where
+            that is not measured.
     """
 
     region: str
-    epoch: int
-    seq: int
-    base_version: int
-    num_samples: int
     payload_P: Tensor
+    num_samples: int
+    lag: int = 0
     final: bool = False
     fragment: int = 0
-    coded: Coded | None = None
-    against: int | None = None
-    loss: float | None = None
     steps: int = 0
     step_s: float = 0.0
     exchange_s: float = 0.0
     grad_sq: float | None = None
-    carried_E: Tensor = field(default_factory=nothing_carried)
-    view: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the payload on the wire, without headers."""
-        return _size_bytes(self.payload_P, self.coded) + self.carried_E.numel()
-
-
-@dataclass(frozen=True, slots=True)
-class Border:
-    """After this answer all regions hold the same model, and those who take part are others.
-
-    Attributes:
-        view: epoch of the view that begins (`geo_ray.training.membership`).
-        donates: the receiver copies its state after merging the answer; newcomers begin with it.
-        leaves: the receiver takes part no more.
-    """
-
-    view: int
-    donates: bool = False
-    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The averager's answer to one update.
+    """The averager's answer to a region's update: its payload, and what controls the strategy.
 
     Attributes:
-        to: the region it is for.
-        seq: the request it answers.
-        version: the averager's version after the update.
+        to: the region that it is for.
+        payload_P: fp32 vector, as long as the update's; its meaning is the strategy's. It may be
+            the reference of later messages: `Strategy.on_reply` leaves it unchanged.
         num_samples: rows behind the payload, over all regions that contributed.
-        payload_P: fp32 vector; its meaning is the strategy's. It may be the reference of later
-            messages: whoever merges it leaves it as it is.
         final: it answers a final update, after every region's final update is in.
-        stop: finish training now (a target was reached).
-        checkpoint: id of a checkpoint that began before this reply: copy your state for it, if that
-            is not done yet, before this reply is merged.
-        halt: after that, stand still for good (the run was interrupted).
-        coded: as in `Update`.
-        against: as in `Update`.
-        dropped: the update was not taken in, because it was too stale; what it carried goes with
-            the next one. The payload is merged as that of any reply.
-        own: the payload contains the receiver's own change, which it takes back out.
-        lossy: which lossy blocks of the receiver's updates were taken in; None if nobody keeps
-            books of them.
         fragment: of the update that it answers.
-        share: weight that the receiver's own update has in the payload; 0 if not told.
-        steps: local steps that the receiver is to take before it speaks again; None: as configured.
-        seen: rows behind all updates that the averager has taken in.
-        reliable: share of the blocks of the receiver's next update that are to travel reliably, for
+        share: weight of the receiver's own update in the payload; 0 if not told.
+        steps: local steps that the receiver takes before its next update; None: as configured.
+        reliable: share of the blocks of the receiver's next update that travel reliably, for
             differential transmission; None: as configured.
-        held_s: how long the averager had the update before it answered; told by its shell.
-        carried_E: the regions' mean of what their models carry, uint8 (E,).
-        carried_share: the receiver's weight in it.
-        closing: the receiver's next update is its last word: the run ends with that round.
-        gather: say the last word after the step that is being computed, as at the end of a run:
-            once all have, members change, and then training goes on.
-        border: the answer with which members change; None: they do not.
-        view: epoch of the view in which it was given; 0: the first.
+        dropped: the update was not taken in: its content is sent again with the next one.
+        continues: training continues after this answer to a final update, because only the members
+            change: there will be another final update. Set by the averager.
     """
 
     to: str
-    seq: int
-    version: int
-    num_samples: int
     payload_P: Tensor
+    num_samples: int = 0
     final: bool = False
-    stop: bool = False
-    checkpoint: int | None = None
-    halt: bool = False
-    coded: Coded | None = None
-    against: int | None = None
-    dropped: bool = False
-    own: bool = False
-    lossy: LossyReport | None = None
     fragment: int = 0
     share: float = 0.0
     steps: int | None = None
-    seen: int = 0
     reliable: float | None = None
-    held_s: float = 0.0
-    carried_E: Tensor = field(default_factory=nothing_carried)
-    carried_share: float = 0.0
-    closing: bool = False
-    gather: bool = False
-    border: Border | None = None
-    view: int = 0
+    dropped: bool = False
+    continues: bool = False
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the payload on the wire, without headers."""
-        return _size_bytes(self.payload_P, self.coded) + self.carried_E.numel()
-
-
-def _size_bytes(payload_P: Tensor, coded: Coded | None) -> int:
-    return 4 * payload_P.numel() if coded is None else coded.size_bytes
+    @classmethod
+    def answering(cls, update: Update, payload_P: Tensor) -> Reply:
+        """The answer to ``update`` with a payload, and its number of rows."""
+        return cls(update.region, payload_P, update.num_samples, update.final, update.fragment)
 
 
 @dataclass(slots=True)

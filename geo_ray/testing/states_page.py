@@ -13,9 +13,11 @@ from typing import Any, Final
 from geo_ray.base.states import StateTable
 from geo_ray.cloud.autoscaler.state import INSTANCE
 from geo_ray.runtime.actor import ACTOR
+from geo_ray.runtime.regions import REGION
 from geo_ray.scheduler.queue.state import JOB
 
 TABLES: Final[tuple[tuple[StateTable[Any, Any], str], ...]] = (
+    (REGION, "geo_ray/runtime/regions.py"),
     (ACTOR, "geo_ray/runtime/actor.py"),
     (INSTANCE, "geo_ray/cloud/autoscaler/state.py"),
     (JOB, "geo_ray/scheduler/queue/state.py"),

@@ -19,6 +19,7 @@ from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import AveragerState, Outgoing, Reply, Update, Wait
 from geo_ray.testing.checks import Checks, check_options, expect
 from geo_ray.training.averager import Averager
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.optimizers import AdamW, Momentum, Sgd
 from geo_ray.training.parameters import digest, fragment_cuts, split_sizes
 from geo_ray.training.shard import Contribution, RegionModel, Shard
@@ -67,8 +68,8 @@ class FleetRegion:
     age: int = 0
     waiting: bool = False
     stalled: bool = False  # for an answer, before it may speak again
-    sent: Update | None = None
-    inbox: list[Reply] = field(default_factory=list)
+    sent: UpdateMessage | None = None
+    inbox: list[ReplyMessage] = field(default_factory=list)
     model: RegionModel = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,8 +127,8 @@ class Fleet:
         }
         state = AveragerState(tuple(sorted(names)), data_rows=DATA_ROWS)
         self.averager = Averager(strategy, NUM_PARAMS, state)
-        self.updates: list[Update] = []
-        self.replies: list[Reply] = []
+        self.updates: list[UpdateMessage] = []
+        self.replies: list[ReplyMessage] = []
         self.waits: set[str] = set()  # regions that stood still since their answer was late
         self.stood_still: list[bool] = []  # of every request but the last
         self.answered: list[set[str]] = []  # by every request
@@ -172,7 +173,7 @@ class Fleet:
         expect(not _storages([out.payload_P]) & own, "a message is live state, and no copy of it")
         self._said.append((out.payload_P, out.payload_P.clone()))
         region.seq += 1
-        update = Update(
+        update = UpdateMessage(
             region.name,
             1,
             region.seq,
@@ -276,11 +277,11 @@ class Fleet:
     def _release(self) -> None:
         if not self._strategy.traits.averager.releases:
             return
-        self._take(self._strategy.on_release(self.averager.state))
+        self._take(self.averager.release_waiting())
         left = sorted(self.averager.state.waiting)
         expect(not left, f"after on_release regions {left} still wait")
 
-    def _take(self, replies: Sequence[Reply]) -> None:
+    def _take(self, replies: Sequence[ReplyMessage]) -> None:
         for reply in replies:
             self.replies.append(reply)
             region = self.regions[reply.to]
@@ -306,7 +307,7 @@ def _run(strategy: Strategy) -> Fleet:
     return fleet
 
 
-def _sent(fleet: Fleet, name: str) -> list[Update]:
+def _sent(fleet: Fleet, name: str) -> list[UpdateMessage]:
     return [update for update in fleet.updates if update.region == name]
 
 
@@ -462,7 +463,7 @@ def _round(
 ) -> list[Reply]:
     replies: list[Reply] = []
     for (name, payload_P), count in zip(payloads.items(), rows, strict=True):
-        replies = strategy.on_update(state, Update(name, 1, 1, 0, count, payload_P.clone()))
+        replies = strategy.on_update(state, Update(name, payload_P.clone(), count))
     expect(len(replies) == len(payloads), "a whole round was not answered")
     return replies
 
@@ -473,7 +474,7 @@ def updates_add_up_as_it_says(strategy: Strategy) -> None:
         return
     payloads = torch.randn(2, NUM_PARAMS, generator=torch.Generator().manual_seed(4))
     updates = [
-        Update(name, 1, 1, 0, SAMPLES[name], payload_P)
+        UpdateMessage(name, 1, 1, 0, SAMPLES[name], payload_P)
         for name, payload_P in zip("ab", payloads, strict=True)
     ]
     ends = []
@@ -487,8 +488,8 @@ def updates_add_up_as_it_says(strategy: Strategy) -> None:
             replies = averager.on_sum(parts, payloads.sum(0)) or []
         else:
             replies = [reply for update in updates for reply in averager.on_update(update)]
-        replies += averager.on_update(Update("c", 1, 1, 2, 4, torch.zeros(NUM_PARAMS)))
-        replies += averager.on_update(Update("a", 1, 2, 2, 4, torch.zeros(NUM_PARAMS)))
+        replies += averager.on_update(UpdateMessage("c", 1, 1, 2, 4, torch.zeros(NUM_PARAMS)))
+        replies += averager.on_update(UpdateMessage("a", 1, 2, 2, 4, torch.zeros(NUM_PARAMS)))
         for reply in replies:
             models[reply.to] -= reply.payload_P
             if reply.own:

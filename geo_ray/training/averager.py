@@ -34,6 +34,7 @@ from geo_ray.training.checkpoint_parts import (
 )
 from geo_ray.training.lazy_copy import Unread
 from geo_ray.training.membership import MemberChange, View, follow, gathers
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.model_buffers import PREFIX as _CARRIED
 from geo_ray.training.model_buffers import AveragerCarry
 from geo_ray.training.noise import AveragerNoise
@@ -113,7 +114,7 @@ def pace_of(state: AveragerState) -> int | None:
     return None if steps is None else int(steps)
 
 
-def paced(reply: Reply, state: AveragerState) -> Reply:
+def paced(reply: ReplyMessage, state: AveragerState) -> ReplyMessage:
     """The answer, with the steps that are asked for."""
     steps = pace_of(state)
     if steps is None or reply.steps is not None:
@@ -140,14 +141,14 @@ class AveragerBooks:
     """
 
     last: dict[str, tuple[int, int]] = field(default_factory=dict)
-    answers: dict[str, Reply] = field(default_factory=dict)
-    finals: dict[str, Update] = field(default_factory=dict)
+    answers: dict[str, ReplyMessage] = field(default_factory=dict)
+    finals: dict[str, UpdateMessage] = field(default_factory=dict)
 
     def newest(self, region: str) -> tuple[int, int]:
         """Epoch and number of the newest request of ``region``; zeros if there was none."""
         return self.last.get(region, (0, 0))
 
-    def is_known(self, update: Update) -> bool:
+    def is_known(self, update: UpdateMessage) -> bool:
         """Whether ``update`` is a repetition."""
         return (update.epoch, update.seq) <= self.newest(update.region)
 
@@ -155,7 +156,7 @@ class AveragerBooks:
         """Whether all have said their last word."""
         return all(name in self.finals for name in members)
 
-    def take(self, update: Update) -> None:
+    def take(self, update: UpdateMessage) -> None:
         """``update`` is taken in, or given up; what was answered before is over."""
         self.last[update.region] = (update.epoch, update.seq)
 
@@ -219,10 +220,10 @@ class AveragerBooks:
             CheckpointCorruptError: if messages cannot be read.
         """
         self.last = {str(r): (int(pair[0]), int(pair[1])) for r, pair in last.items()}
-        finals = load_messages(Update, tensors, exchanges.get("finals"))
+        finals = load_messages(UpdateMessage, tensors, exchanges.get("finals"))
         self.finals = {update.region: update for update in finals}
         self.answers.clear()
-        for reply in load_messages(Reply, tensors, exchanges.get("answers")):
+        for reply in load_messages(ReplyMessage, tensors, exchanges.get("answers")):
             reply = replace(reply, checkpoint=None, halt=False, closing=reply.closing and closing)
             self.answers[reply.to] = reply
 
@@ -242,10 +243,10 @@ class AveragerBooks:
 class AveragerEnding:
     """When the averager tells regions to finish, and to which end they come first.
 
-    The other side is `geo_ray.training.server`. Where codecs owe something that only the
-    last word of a round pays, regions are told one round before (`Reply.closing`). A run that is
-    resumed with another goal first comes to the end that its regions knew, if some had said their
-    last word there.
+    The other side is `geo_ray.training.server`. Where codecs owe something that only the final
+    update of a round pays, regions are told one round before (`ReplyMessage.closing`). A run that
+    is resumed with another goal first comes to the end that its regions knew, if some had sent
+    their final update there.
 
     Attributes:
         state: the strategy's, which is told whether every answer tells its region to finish.
@@ -293,7 +294,7 @@ class AveragerEnding:
         if self._first is not None:
             self._first, self.state.stopping = None, self._has_enough
 
-    def marked(self, reply: Reply) -> Reply:
+    def marked(self, reply: ReplyMessage) -> ReplyMessage:
         """The answer, with what it tells of the end, and of the way there."""
         reply = replace(paced(reply, self.state), stop=self.state.stopping, seen=self.samples)
         if not self.announces or reply.final:
@@ -427,7 +428,7 @@ class Averager:
         """When the strategy wants to be woken, by the host's clock; None: not at all."""
         return self._clock.host_s(self.state.wake_s)
 
-    def on_wake(self) -> list[Reply]:
+    def on_wake(self) -> list[ReplyMessage]:
         """The time that the strategy asked for (`AveragerState.wake_s`) has come."""
         self._unread.secure()
         with self._changing():
@@ -439,7 +440,7 @@ class Averager:
         """Whether regions hold no answers of a lost averager, of which nothing is known here."""
         return self._marks.may_begin
 
-    def on_update(self, update: Update) -> list[Reply]:
+    def on_update(self, update: UpdateMessage) -> list[ReplyMessage]:
         """Take in one update.
 
         Returns:
@@ -467,18 +468,18 @@ class Averager:
         with self._changing():
             return self._take_in(update)
 
-    def _take_in(self, update: Update) -> list[Reply]:
+    def _take_in(self, update: UpdateMessage) -> list[ReplyMessage]:
         self.begun(update.region)
         self.carry.take(update)
         self._books.take(update)
         self._books.answers.pop(update.region, None)
         self._ending.count(update.num_samples)
         if not update.final:
-            return self._release_finals() + self._answer(update)
+            return self._release_finals() + self._answer(update.content(self.state.version))
         self._books.finals[update.region] = update
         return self._finished()
 
-    def on_sum(self, parts: Sequence[Update], total_P: Tensor) -> list[Reply] | None:
+    def on_sum(self, parts: Sequence[UpdateMessage], total_P: Tensor) -> list[ReplyMessage] | None:
         """Take in the sum of several updates, of which only the headers are known.
 
         Returns:
@@ -503,23 +504,25 @@ class Averager:
             for part in parts:
                 self._books.take(part)
                 self._ending.count(part.num_samples)
-            return self._release_finals() + self._publish(
-                additive.relay_sum(self.state, parts, total_P, combine)
-            )
+            replies = self._release_finals()
+            contents = [part.content(self.state.version) for part in parts]
+            answers = additive.relay_sum(self.state, contents, total_P, combine)
+            return replies + self._publish(answers, own=True)
 
-    def on_skip(self, region: str, epoch: int, seq: int) -> list[Reply]:
+    def on_skip(self, region: str, epoch: int, seq: int) -> list[ReplyMessage]:
         """Answer an update that is too stale without taking it in."""
         self._check_works()
         self.view.check(region)
-        skipped = Update(region, epoch, seq, 0, 0, torch.empty(0))
+        skipped = UpdateMessage(region, epoch, seq, 0, 0, torch.empty(0))
         if self._books.is_known(skipped):
             return self._repeat(skipped)
         self._unread.secure()
         with self._changing():
             self._books.take(skipped)
-            return self._release_finals() + self._publish(
-                [additive.refresh(self.state, skipped, self.num_params)]
-            )
+            replies = self._release_finals()
+            content = skipped.content(self.state.version)
+            answer = additive.refresh(self.state, content, self.num_params)
+            return replies + self._publish([answer])
 
     def last(self, region: str) -> tuple[int, int]:
         """Epoch and number of the newest update of ``region`` that was taken in or given up."""
@@ -535,7 +538,7 @@ class Averager:
         """Whether every update is answered by itself: no final one waits for others."""
         return not self._books.finals
 
-    def change(self, change: MemberChange) -> list[Reply]:
+    def change(self, change: MemberChange) -> list[ReplyMessage]:
         """Let members change at the next border, see `geo_ray.training.membership`.
 
         Returns:
@@ -551,7 +554,7 @@ class Averager:
         self._unread.secure()
         with self._changing():
             self._change = change
-            return self._release_waiting() if self._is_gathering else []
+            return self.release_waiting() if self._is_gathering else []
 
     def begun(self, region: str) -> None:
         """Who has joined is there; at the latest with what it says first."""
@@ -562,21 +565,21 @@ class Averager:
         """Whether members are about to change, or somebody who joined is not there yet."""
         return self._change is not None or bool(self.view.joining)
 
-    def leave(self, region: str) -> list[Reply]:
+    def leave(self, region: str) -> list[ReplyMessage]:
         """Go on without a region; whoever waited for it alone is answered."""
         self._change = self._change and self._change.but(region)
         if region not in self.view.members:
             return []
         return self.go_on_in(self.view.without(region))
 
-    def go_on_in(self, view: View) -> list[Reply]:
+    def go_on_in(self, view: View) -> list[ReplyMessage]:
         """Go on in a view that lacks regions; whoever waited for them alone is answered."""
         self._unread.secure()
         with self._changing():
             state = self.state
             self._enter(view)
             self._note_finished()
-            replies = self._release_waiting()
+            replies = self.release_waiting()
             if self._books.finals and (state.waiting or self._books.has_finals(state.members)):
                 return replies + self._finished()
             if state.waiting and all(name in state.waiting for name in state.members):
@@ -589,7 +592,7 @@ class Averager:
         follow(self.state, parts, view, giver)
         self.view = view
 
-    def _at_border(self, replies: list[Reply]) -> list[Reply]:
+    def _at_border(self, replies: list[ReplyMessage]) -> list[ReplyMessage]:
         """Answers after which all regions are equal: members may change with them."""
         change, self._change = self._change, None
         if change is None or any(reply.stop for reply in replies):
@@ -721,14 +724,14 @@ class Averager:
             self.failure = averager_failure(self.strategy, error)
             raise self.failure from error
 
-    def _opened(self, update: Update) -> Update:
+    def _opened(self, update: UpdateMessage) -> UpdateMessage:
         """The update as a vector that may be taken in."""
         update = self.wire.decode(update, self.num_params)
         what = f"update {update.seq} of region '{update.region}'"
         check_payload(update.payload_P, self.state.fragments, what, update.fragment)
         return update
 
-    def _repeat(self, update: Update) -> list[Reply]:
+    def _repeat(self, update: UpdateMessage) -> list[ReplyMessage]:
         books = self._books
         newest = books.newest(update.region) == (update.epoch, update.seq)
         answer, final = books.answers.get(update.region), books.finals.get(update.region)
@@ -736,13 +739,13 @@ class Averager:
             with self._changing():
                 del books.finals[update.region]  # after a resume its region has more to do
                 self._note_finished()
-                return self._answer(replace(final, final=False))
+                return self._answer(replace(final, final=False).content(self.state.version))
         return [answer] if answer is not None and newest else []
 
     def _note_finished(self) -> None:
         self.state.finished = frozenset(self._books.finals)
 
-    def _finished(self) -> list[Reply]:
+    def _finished(self) -> list[ReplyMessage]:
         """A final update is in, or who had none has left: the last exchange, if that was all.
 
         Otherwise somebody may wait for who has finished.
@@ -754,13 +757,17 @@ class Averager:
             self._ending.passed()
             goes_on = self._ending.goes_on
             updates = [replace(finals[name], final=not goes_on) for name in self.state.members]
-            replies = [reply for update in updates for reply in self._answer(update)]
+            replies = [
+                reply
+                for update in updates
+                for reply in self._answer(update.content(self.state.version))
+            ]
             return replies if goes_on else self._at_border(replies)
         if not self.strategy.traits.averager.frees or not self.state.waiting:
             return self._release_finals()
         return self._publish(self.strategy.on_finished(self.state))
 
-    def _answer(self, update: Update) -> list[Reply]:
+    def _answer(self, update: Update) -> list[ReplyMessage]:
         measured = self.noise.measured(self.strategy, self.state, update)
         answers = self.strategy.on_update(self.state, update)
         self.noise.take(self.state.version, measured, answers)
@@ -770,13 +777,13 @@ class Averager:
         if replies and self._change is not None and not self._is_gathering:  # a round is over
             return self._at_border(replies)
         if self.state.stopping or self._is_gathering:
-            replies += self._release_waiting()
+            replies += self.release_waiting()
         if self._books.finals and self.state.waiting:  # they may wait for who has finished
             replies += self._release_finals()
         return replies
 
-    def _release_waiting(self) -> list[Reply]:
-        """Nobody waits for others any more, if the strategy lets some wait."""
+    def release_waiting(self) -> list[ReplyMessage]:
+        """Answer every waiting region, if the strategy lets some wait."""
         if not self.strategy.traits.averager.releases:
             return []
         return self._publish(self.strategy.on_release(self.state))
@@ -785,17 +792,26 @@ class Averager:
     def _is_gathering(self) -> bool:
         return self._change is not None and gathers(self.strategy.traits)
 
-    def _publish(self, answers: list[Reply]) -> list[Reply]:
-        replies = [self._marked(reply) for reply in self.carry.beside(self.wire.encode(answers))]
+    def _publish(self, answers: Sequence[Reply], *, own: bool = False) -> list[ReplyMessage]:
+        messages = [
+            ReplyMessage.sending(
+                answer,
+                seq=self._books.newest(answer.to)[1],  # a region has one open request at most
+                version=self.state.version,
+                own=own,
+            )
+            for answer in answers
+        ]
+        replies = [self._marked(reply) for reply in self.carry.beside(self.wire.encode(messages))]
         for reply in replies:
             self._books.answers[reply.to] = reply
         return replies
 
-    def _marked(self, reply: Reply) -> Reply:
+    def _marked(self, reply: ReplyMessage) -> ReplyMessage:
         view, gather = self.view.told, self._is_gathering and not reply.final
         return self._marks.marked(replace(self._ending.marked(reply), gather=gather, view=view))
 
-    def _release_finals(self) -> list[Reply]:
+    def _release_finals(self) -> list[ReplyMessage]:
         """Take final updates as ordinary ones, so that they are answered.
 
         In an open round, where others wait for whoever has finished: they would wait for each other
@@ -805,7 +821,11 @@ class Averager:
             return []
         finals, self._books.finals = list(self._books.finals.values()), {}
         self._note_finished()
-        return [r for final in finals for r in self._answer(replace(final, final=False))]
+        return [
+            reply
+            for final in finals
+            for reply in self._answer(replace(final, final=False).content(self.state.version))
+        ]
 
 
 def open_requests(averager: Averager) -> dict[str, int] | None:

@@ -24,12 +24,13 @@ from geo_ray.storage.folders import SpoolFolder
 from geo_ray.storage.manifest import AVERAGER_PART, PartInfo, shard_part_name
 from geo_ray.storage.parts import InPieces, write_part
 from geo_ray.storage.places import PartPlaces
-from geo_ray.strategies.state import Reply, Update
+from geo_ray.strategies.state import Update
 from geo_ray.training.effects import HANDED, Snapshot
 from geo_ray.training.lazy_copy import LazyCopy
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.shard import Shard
 
-M = TypeVar("M", Update, Reply)
+M = TypeVar("M", Update, UpdateMessage, ReplyMessage)
 
 # Fields that are no plain values, and those that no checkpoint has: none is made while members
 # change, and all who take part at a resume begin it together.
@@ -37,7 +38,7 @@ _APART: Final = ("payload_P", "coded", "lossy", "carried_E", "gather", "border",
 
 
 def save_messages(
-    prefix: str, messages: Sequence[Update | Reply]
+    prefix: str, messages: Sequence[Update | UpdateMessage | ReplyMessage]
 ) -> tuple[dict[str, Tensor], list[dict[str, object]]]:
     """Messages as tensors by name and plain values, in their order.
 
@@ -52,20 +53,21 @@ def save_messages(
     rows: list[dict[str, object]] = []
     places: dict[int, str] = {}
     for number, message in enumerate(messages):
-        body = message.payload_P if message.coded is None else message.coded
+        coded = None if isinstance(message, Update) else message.coded
+        body = message.payload_P if coded is None else coded
         place = places.setdefault(id(body), f"{prefix}/{number}")
         row = {f.name: getattr(message, f.name) for f in fields(message) if f.name not in _APART}
         row["place"] = place
-        if message.carried_E.numel():  # the same in all answers that share a payload
+        if not isinstance(message, Update) and message.carried_E.numel():
             row["carried"] = places.setdefault(id(message.carried_E), f"{prefix}/{number}")
             tensors[f"{row['carried']}/carried"] = message.carried_E
         if message.payload_P.is_meta:  # of what was merged already only the header is kept
             row["merged"] = message.payload_P.numel()
-        elif message.coded is None:
+        elif coded is None:
             tensors[f"{place}/payload"] = message.payload_P
         else:
-            row["coded"] = _save_coded(message.coded, place, tensors)
-        if isinstance(message, Reply) and message.lossy is not None:
+            row["coded"] = _save_coded(coded, place, tensors)
+        if isinstance(message, ReplyMessage) and message.lossy is not None:
             report = message.lossy
             row["lossy"] = [report.now.hex(), report.late_seq, report.late.hex()]
         rows.append(row)
@@ -182,7 +184,7 @@ class SnapshotMarks:
         """Mark the next answer to every region with ``checkpoint``."""
         self._mark = _CutMark(checkpoint, halt)
 
-    def marked(self, reply: Reply) -> Reply:
+    def marked(self, reply: ReplyMessage) -> ReplyMessage:
         """The answer, with the newest checkpoint if its region has not been told of it."""
         mark = self._mark
         if mark is None or reply.to in mark.told:

@@ -18,23 +18,23 @@ from torch import Tensor
 
 from geo_ray.base.errors import CheckpointCorruptError, GeoRayError
 from geo_ray.codecs.feedback import open_coded
-from geo_ray.strategies.state import Border, Reply, Update
 from geo_ray.training.averager import Averager, set_pace
 from geo_ray.training.membership import MemberChange, View
+from geo_ray.training.messages import Border, ReplyMessage, UpdateMessage
 
 
 @dataclass(frozen=True, slots=True)
 class TakeIn:
     """Take in one update."""
 
-    update: Update
+    update: UpdateMessage
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSum:
     """Take in the sum of several updates, whose headers are ``parts``."""
 
-    parts: tuple[Update, ...]
+    parts: tuple[UpdateMessage, ...]
     total_P: Tensor
 
 
@@ -140,7 +140,7 @@ class LogOutcome:
             failed (`Averager.failure`).
     """
 
-    replies: list[Reply]
+    replies: list[ReplyMessage]
     done: bool = True
     error: GeoRayError | None = None
 
@@ -209,7 +209,7 @@ def distance(averager: Averager, op: Op) -> float:
             return 0.0
 
 
-def _update_distance(averager: Averager, update: Update) -> float:
+def _update_distance(averager: Averager, update: UpdateMessage) -> float:
     vector_P = update.payload_P
     if averager.strategy.traits.sends == "model":
         before_P = averager.state.memory.get(f"model/{update.region}")
@@ -282,7 +282,7 @@ def become_twin(averager: Averager, twin: AveragerTwin) -> None:
         raise CheckpointCorruptError(f"a copy of the averager cannot be read: {error!r}") from error
 
 
-def _asked(reply: Reply) -> dict[str, object]:
+def _asked(reply: ReplyMessage) -> dict[str, object]:
     border = None if reply.border is None else asdict(reply.border)
     return {name: getattr(reply, name) for name in _ASKS} | {"border": border}
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from torch import Tensor
 
 from geo_ray.base.types import CodedShare, Span, StepReport
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.lazy_copy import LazyCopy
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.noise import NoiseReading
 
 
@@ -47,11 +47,11 @@ class SendUpdate:
     `blocking` says whether the region stands still for it.
     """
 
-    update: Update
+    update: UpdateMessage
     blocking: bool
 
     def event(
-        self, sent: Update, reply: Reply, start_s: float, bytes_before: int
+        self, sent: UpdateMessage, reply: ReplyMessage, start_s: float, bytes_before: int
     ) -> dict[str, Any]:
         """The event of the exchange, in which the update was ``sent`` (coded)."""
         return {

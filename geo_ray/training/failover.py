@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import GeoRayError
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import (
     Appoint,
@@ -35,6 +34,7 @@ from geo_ray.training.command_log import (
     become_twin,
 )
 from geo_ray.training.membership import AveragerHome
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import (
     EntryCommitted,
     ReplicatedAverager,
@@ -78,7 +78,7 @@ class AveragerAnswer:
     """From the home of ``epoch``: an answer, its number in the log, how far the standby is."""
 
     epoch: int
-    reply: Reply
+    reply: ReplyMessage
     number: int
     stable: int
 
@@ -159,7 +159,7 @@ StandbyMessage = (
 )
 
 
-Opener = Callable[[Update | Reply], Tensor]
+Opener = Callable[[UpdateMessage | ReplyMessage], Tensor]
 """The payload of a message as a vector (P,), decoded if it is coded."""
 
 
@@ -167,7 +167,7 @@ Opener = Callable[[Update | Reply], Tensor]
 class _Kept:
     """An exchange that the standby may not know: what was sent, and what was merged."""
 
-    update: Update
+    update: UpdateMessage
     merged_P: Tensor
     dropped: bool
     number: int
@@ -190,23 +190,23 @@ class Caller:
 
     opener: Opener
     keeps: bool
-    _open: Update | None = None
+    _open: UpdateMessage | None = None
     _kept: dict[int, _Kept] = field(default_factory=dict)
     _repeated: dict[int, _Kept] = field(default_factory=dict)
     _owed_P: Tensor | None = None
 
     @property
-    def open(self) -> Update | None:
+    def open(self) -> UpdateMessage | None:
         """The request that is not answered yet."""
         return self._open
 
-    def find(self, epoch: int, seq: int) -> Update | None:
+    def find(self, epoch: int, seq: int) -> UpdateMessage | None:
         """An update that is open, or was answered before the standby had it."""
         kept = [k.update for k in (*self._kept.values(), *self._repeated.values())]
         mine = kept if self._open is None else [self._open, *kept]
         return next((u for u in mine if (u.epoch, u.seq) == (epoch, seq)), None)
 
-    def submit(self, update: Update) -> list[TakeIn]:
+    def submit(self, update: UpdateMessage) -> list[TakeIn]:
         """The region has a new request; there is none open.
 
         Returns:
@@ -236,7 +236,9 @@ class Caller:
             return asked
         return [TakeIn(self._open)]
 
-    def on_reply(self, reply: Reply, number: int, stable: int) -> Reply | TakeIn | None:
+    def on_reply(
+        self, reply: ReplyMessage, number: int, stable: int
+    ) -> ReplyMessage | TakeIn | None:
         """The averager answered.
 
         Args:
@@ -266,7 +268,7 @@ class Caller:
         self._open = None
         return True
 
-    def _finish(self, reply: Reply, number: int, stable: int) -> Reply:
+    def _finish(self, reply: ReplyMessage, number: int, stable: int) -> ReplyMessage:
         update, self._open = self._open, None
         if update is None:  # cannot be: whoever finishes has seen it
             return reply
@@ -281,7 +283,7 @@ class Caller:
             self._kept[reply.seq] = _Kept(sent, merged_P, reply.dropped, number)
         return replace(reply, payload_P=merged_P, coded=None, own=False)
 
-    def _vector(self, reply: Reply, update: Update) -> Tensor:
+    def _vector(self, reply: ReplyMessage, update: UpdateMessage) -> Tensor:
         vector_P = self.opener(reply)
         return torch.sub(vector_P, self.opener(update)) if reply.own else vector_P
 
@@ -449,7 +451,7 @@ class SendMessage:
 class AnswerOwn:
     """The answer to the own region's open request."""
 
-    reply: Reply
+    reply: ReplyMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,7 +559,7 @@ class StandbyNode:
 
     # ------------------------------------------------------------------ events
 
-    def submit(self, update: Update) -> list[StandbyEffect]:
+    def submit(self, update: UpdateMessage) -> list[StandbyEffect]:
         """The own region has a request."""
         return self._ask([*self.caller.submit(update)])
 
@@ -582,7 +584,7 @@ class StandbyNode:
                 match self.caller.on_reply(reply, number, stable):
                     case TakeIn() as op:
                         return self._ask([op])
-                    case Reply() as given:
+                    case ReplyMessage() as given:
                         return [AnswerOwn(given)]
                 return []
             case AveragerRefusal(epoch, seq, error):
@@ -721,7 +723,7 @@ class StandbyNode:
         self.standby = None
         return [] if self.primary is None else self._carry(self.primary.release())
 
-    def _settle(self, reply: Reply) -> None:
+    def _settle(self, reply: ReplyMessage) -> None:
         """Whose open request is answered has repeated all that the averager did not know."""
         if self.primary is not None and (reply.to, reply.seq) not in self._repeated:
             self.primary.averager.settle(reply.to)

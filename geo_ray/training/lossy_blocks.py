@@ -29,8 +29,8 @@ from geo_ray.codecs.base import (
     wrong,
 )
 from geo_ray.codecs.dgt import DgtHeader, lossy_bytes, unpack_lossy
-from geo_ray.strategies.state import Update
 from geo_ray.training.checkpoint_parts import load_coded, save_coded
+from geo_ray.training.messages import UpdateMessage
 
 
 @dataclass(slots=True)
@@ -254,7 +254,7 @@ class LossyReceiver:
                 page.waiting[rank] = (block, bytes(data))
         return len(page.waiting) - before
 
-    def begin(self, update: Update) -> int:
+    def begin(self, update: UpdateMessage) -> int:
         """The reliable part of an update is here, which is to wait for lossy blocks.
 
         Returns:
@@ -271,7 +271,7 @@ class LossyReceiver:
         page = self._pages.setdefault(update.seq, _Page(self.blocks))
         return DgtHeader(coded).lossy - len(page.waiting)
 
-    def complete(self, update: Update) -> Update:
+    def complete(self, update: UpdateMessage) -> UpdateMessage:
         """The update as a vector: its reliable part, and whatever lossy blocks are here.
 
         One that was completed before comes back as it is, for the averager to recognise.
@@ -357,10 +357,10 @@ class LossyReceiver:
             self._pages[seq] = _Page(self.blocks)
         return self._pages.get(seq)
 
-    def _is_old(self, update: Update) -> bool:
+    def _is_old(self, update: UpdateMessage) -> bool:
         return self._done is not None and (update.epoch, update.seq) <= self._done
 
-    def _own(self, update: Update) -> tuple[Tensor, _Page]:
+    def _own(self, update: UpdateMessage) -> tuple[Tensor, _Page]:
         """The update's vector with its own blocks, and its page from now on."""
         coded = update.coded
         if coded is None:
@@ -384,7 +384,7 @@ class LossyReceiver:
         self.counts.on_time += len(found)
         return payload_P, page
 
-    def _late(self, update: Update) -> tuple[Tensor | None, int | None, set[int]]:
+    def _late(self, update: UpdateMessage) -> tuple[Tensor | None, int | None, set[int]]:
         """Go through the pages of earlier updates; close those that are due.
 
         Returns:

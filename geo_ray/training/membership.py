@@ -2,8 +2,8 @@
 
 Rule: members change only where all regions hold the same model. Round-based strategies that
 block reach such a point at the end of every round; others are drained: the averager marks
-answers (`Reply.gather`), each region sends a final update and waits, and the answers given
-together (`Reply.border`) are the point. A joining region starts from a donor region's state
+answers (`ReplyMessage.gather`), each region sends a final update and waits, and the answers given
+together (`ReplyMessage.border`) are the point. A joining region starts from a donor region's state
 there. No checkpoint begins while a change is pending. Source: ours.
 """
 
@@ -16,9 +16,10 @@ from typing import NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from geo_ray.base.errors import CheckpointCorruptError, InvariantError, RegionLostError
-from geo_ray.strategies.state import AveragerState, Border, Reply
+from geo_ray.strategies.state import AveragerState
 from geo_ray.strategies.traits import Traits
 from geo_ray.training.assignment import Ledger
+from geo_ray.training.messages import Border, ReplyMessage
 from geo_ray.training.model_buffers import CARRIED
 from geo_ray.training.payload_encoding import REFERENCE
 
@@ -210,7 +211,7 @@ class MemberChange:
         stay = [name for name in view.members if name not in (*self.leaves, *view.joining)]
         return self.donor if self.donor in stay or not stay else stay[0]
 
-    def marked(self, replies: Sequence[Reply], view: View, giver: str) -> list[Reply]:
+    def marked(self, replies: Sequence[ReplyMessage], view: View, giver: str) -> list[ReplyMessage]:
         """The answers at the border, which begins ``view``."""
         donor = giver if self.joins else None
         return [

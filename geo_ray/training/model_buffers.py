@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import CheckpointCorruptError, InvariantError, NonFiniteError
-from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.parameters import CarryLayout
 from geo_ray.training.shard import Contribution
 
@@ -116,13 +116,13 @@ class RegionCarry:
         self._sent_E = self.present_B[: self.layout.exchanged_bytes].clone()
         return self._sent_E
 
-    def filled(self, update: Update) -> Update:
+    def filled(self, update: UpdateMessage) -> UpdateMessage:
         """A saved request; one from before the task declared anything gets the present values."""
         if update.carried_E.numel():
             return update
         return replace(update, carried_E=self.outgoing())
 
-    def merge(self, reply: Reply) -> None:
+    def merge(self, reply: ReplyMessage) -> None:
         """Take in the mean that came with an answer.
 
         Raises:
@@ -204,7 +204,7 @@ class AveragerCarry:
         """E: what comes with every update; 0: nothing does."""
         return self.layout.exchanged_bytes
 
-    def check(self, update: Update) -> None:
+    def check(self, update: UpdateMessage) -> None:
         """Refuse what cannot be taken in.
 
         Raises:
@@ -219,7 +219,7 @@ class AveragerCarry:
         if self.size_bytes and not self.layout.is_finite(update.carried_E):
             raise NonFiniteError(f"what {what} carries is not finite; refused")
 
-    def take(self, update: Update) -> None:
+    def take(self, update: UpdateMessage) -> None:
         """Take in what came with an update."""
         if not self.size_bytes:
             return
@@ -239,7 +239,7 @@ class AveragerCarry:
         self._newest.pop(region, None)
         self._rows.pop(region, None)
 
-    def beside(self, replies: Sequence[Reply]) -> list[Reply]:
+    def beside(self, replies: Sequence[ReplyMessage]) -> list[ReplyMessage]:
         """The answers with the mean."""
         if not self.size_bytes or not self._newest or not replies:
             return list(replies)

@@ -20,9 +20,9 @@ from torch import Tensor
 from geo_ray.base.errors import ConfigDriftError, InvariantError, NonFiniteError, ReferenceLostError
 from geo_ray.codecs.base import Codec, Coded, wrong
 from geo_ray.codecs.feedback import Encoder, all_finite, open_coded
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.strategies.traits import Sends
 from geo_ray.training.lossy_blocks import LossySender
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.parameters import fragment_cuts
 
 
@@ -149,7 +149,7 @@ class RegionWire:
     _parts: list[Encoder] = field(default_factory=list)  # of fragments, if there are several
     _reference_P: Tensor | None = None
     _version: int = 0
-    _open: Update | None = None
+    _open: UpdateMessage | None = None
     _owed_before_P: Tensor | None = None
     _lossy: LossySender | None = None
 
@@ -163,7 +163,7 @@ class RegionWire:
         if differential is not None:
             self._lossy = LossySender(differential)
 
-    def encode(self, update: Update) -> Update:
+    def encode(self, update: UpdateMessage) -> UpdateMessage:
         """The update as it goes on its way; in their order.
 
         One that is open already, after a resume, stays as it was coded.
@@ -208,7 +208,7 @@ class RegionWire:
             self._open = replace(update, payload_P=nothing, coded=encoded.coded, against=against)
         return self._open
 
-    def in_full(self, update: Update) -> Update:
+    def in_full(self, update: UpdateMessage) -> UpdateMessage:
         """The same update without its coding, for an averager that has lost the reference."""
         if update.coded is None:
             return update
@@ -217,7 +217,7 @@ class RegionWire:
         self._open = replace(update, payload_P=whole_P, coded=None, against=None)
         return self._open
 
-    def decode(self, reply: Reply) -> Reply:
+    def decode(self, reply: ReplyMessage) -> ReplyMessage:
         """The reply with its payload as a vector; from now on that is the reference.
 
         If it says that the update was dropped, that is owed again first.
@@ -244,11 +244,11 @@ class RegionWire:
         return reply
 
     @property
-    def open_update(self) -> Update | None:
+    def open_update(self) -> UpdateMessage | None:
         """The open request as it goes on its way; None if there is none that was coded."""
         return self._open
 
-    def reopen(self, update: Update) -> None:
+    def reopen(self, update: UpdateMessage) -> None:
         """Take a restored request, as it was coded, for the open one."""
         self._open = update
 
@@ -261,7 +261,7 @@ class RegionWire:
         if self._lossy is not None:
             self._put_back_all(self._lossy.unsent(seq, first_rank))
 
-    def dropped(self, seq: int) -> Update:
+    def dropped(self, seq: int) -> UpdateMessage:
         """Take back the open update, which nobody took in: its content is owed again.
 
         Returns:
@@ -360,7 +360,7 @@ class RegionWire:
             )
         return self._reference_P.to(vector_P.device) + vector_P
 
-    def _before(self, update: Update, lossy: LossySender) -> None:
+    def _before(self, update: UpdateMessage, lossy: LossySender) -> None:
         """What differential transmission needs to know before it codes an update."""
         if update.loss is not None:
             lossy.codec.observe(self._encoder.memory, update.loss)
@@ -398,7 +398,7 @@ class AveragerWire:
     _merged: dict[str, int] = field(default_factory=dict)
     _in_full: set[str] = field(default_factory=set)  # who said its last word last
 
-    def decode(self, update: Update, num_params: int) -> Update:
+    def decode(self, update: UpdateMessage, num_params: int) -> UpdateMessage:
         """The update with its payload as a vector; notes which reply its sender has merged.
 
         Args:
@@ -425,7 +425,7 @@ class AveragerWire:
             self._in_full.discard(update.region)
         return update
 
-    def encode(self, replies: Sequence[Reply]) -> list[Reply]:
+    def encode(self, replies: Sequence[ReplyMessage]) -> list[ReplyMessage]:
         """Answers as they go on their way; once per answer, in their order."""
         if not replies or not (self.plan.down or self.plan.keeps_reference):
             return list(replies)
@@ -504,7 +504,7 @@ class AveragerWire:
             self._encoders[key] = found
         return found
 
-    def _reference(self, update: Update, against: int) -> Tensor:
+    def _reference(self, update: UpdateMessage, against: int) -> Tensor:
         key = self._key(update.region)
         if key not in self._references or self._versions.get(key) != against:
             raise ReferenceLostError(
@@ -513,7 +513,7 @@ class AveragerWire:
             )
         return self._references[key]
 
-    def _encode(self, key: str, replies: Sequence[Reply]) -> list[Reply]:
+    def _encode(self, key: str, replies: Sequence[ReplyMessage]) -> list[ReplyMessage]:
         """Several answers with one payload."""
         plan, first = self.plan, replies[0]
         whole = plan.fragments > 1 and first.fragment == plan.fragments

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from geo_ray.base.errors import InvariantError
-from geo_ray.strategies.state import Update
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import (
     Appoint,
@@ -38,6 +37,7 @@ from geo_ray.training.command_log import (
     distance,
     twin_of,
 )
+from geo_ray.training.messages import UpdateMessage
 
 _MOST_AHEAD: Final = 32  # entries, however small: regions keep what they may have to repeat
 
@@ -261,7 +261,7 @@ def _copied(op: Op) -> Op:
     return TakeSum(op.parts, op.total_P.clone()) if isinstance(op, TakeSum) else op
 
 
-def copied_update(update: Update) -> Update:
+def copied_update(update: UpdateMessage) -> UpdateMessage:
     """The update with a payload of its own."""
     carried_E = update.carried_E.clone() if update.carried_E.numel() else update.carried_E
     if update.coded is None:

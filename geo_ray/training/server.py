@@ -20,10 +20,11 @@ from torch import Tensor
 from geo_ray.base.errors import InvariantError
 from geo_ray.base.threads import in_turn
 from geo_ray.base.types import StepReport
-from geo_ray.strategies.state import Border, Outgoing, Reply, Update, Wait, nothing_carried
+from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.assignment import Ledger, Phase, RegionWork, ServerPlan
 from geo_ray.training.checkpoint_parts import load_messages, save_messages
 from geo_ray.training.effects import HANDED, Effect, HandOver, SendUpdate, Snapshot, StepDone
+from geo_ray.training.messages import Border, ReplyMessage, UpdateMessage, nothing_carried
 from geo_ray.training.model_buffers import RegionCarry
 from geo_ray.training.noise import NoiseReading, RegionNoise
 from geo_ray.training.payload_encoding import RegionWire, WirePlan
@@ -67,7 +68,7 @@ class RegionRequests:
         self.samples += samples
         self.compute_s += compute_s
 
-    def send(self, update: Update, *, version: int, blocking: bool) -> SendUpdate:
+    def send(self, update: UpdateMessage, *, version: int, blocking: bool) -> SendUpdate:
         """Open the next request.
 
         Args:
@@ -106,14 +107,14 @@ class RegionRequests:
         self.is_open, self.request = False, None
         self.exchange_s = max(0.0, took_s)
 
-    def carried(self, update: Update) -> bool:
+    def carried(self, update: UpdateMessage) -> bool:
         """The open request goes on its way like this; whether it is that one."""
         if self.request is None or self.request.update.seq != update.seq:
             return False
         self.request = replace(self.request, update=update)
         return True
 
-    def reopen(self, update: Update, *, blocking: bool) -> None:
+    def reopen(self, update: UpdateMessage, *, blocking: bool) -> None:
         """A restored request is open again."""
         self.request, self.is_open = SendUpdate(update, blocking), True
 
@@ -146,7 +147,7 @@ class RegionRequests:
         self.view = int(str(data.get("view", 0)))
 
     def export_request(
-        self, coded: Update | None
+        self, coded: UpdateMessage | None
     ) -> tuple[dict[str, Tensor], dict[str, object] | None]:
         """The open request as tensors and plain values; ``coded``: as it goes on its way, if so."""
         if self.request is None:
@@ -156,9 +157,9 @@ class RegionRequests:
         return tensors, {"blocking": blocking, "is_coded": is_coded, "update": rows}
 
 
-def load_request(tensors: Mapping[str, Tensor], request: Mapping[str, object]) -> Update:
+def load_request(tensors: Mapping[str, Tensor], request: Mapping[str, object]) -> UpdateMessage:
     """The update of a request that `RegionRequests.export_request` saved."""
-    (update,) = load_messages(Update, tensors, request["update"])
+    (update,) = load_messages(UpdateMessage, tensors, request["update"])
     return update
 
 
@@ -401,7 +402,7 @@ class Server:
         self.work.dismiss(worker)
         return self._advance()
 
-    def on_reply(self, reply: Reply, took_s: float = 0.0) -> list[Effect]:
+    def on_reply(self, reply: ReplyMessage, took_s: float = 0.0) -> list[Effect]:
         """The averager answered the open request.
 
         Args:
@@ -500,7 +501,7 @@ class Server:
         """The number of the newest request."""
         return self.requests.seq
 
-    def carried(self, update: Update) -> None:
+    def carried(self, update: UpdateMessage) -> None:
         """The open request goes on its way like this: nobody needs its uncoded payload any more."""
         if self.requests.carried(update):
             self.wire.reopen(update)
@@ -628,7 +629,7 @@ class Server:
         if out.wait:
             self.phase = "waiting"
         samples = self.requests.samples
-        update = Update(
+        update = UpdateMessage(
             region=self.plan.region,
             epoch=self.plan.epoch,
             seq=0,

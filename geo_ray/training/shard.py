@@ -23,8 +23,9 @@ from geo_ray.base.errors import CheckpointCorruptError, InvariantError
 from geo_ray.base.threads import in_turn
 from geo_ray.data.tasks.groups import GroupRun
 from geo_ray.strategies.base import Strategy
-from geo_ray.strategies.state import Outgoing, RegionState, Reply, Wait
+from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.lazy_copy import LazyCopy, Unread
+from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 from geo_ray.training.parameters import (
     GroupPiece,
@@ -325,12 +326,12 @@ class Shard:
         out = self._sent(self._strategy.on_finish(self.state))
         return out if isinstance(out, Outgoing) else None
 
-    def merge(self, reply: Reply) -> None:
+    def merge(self, reply: ReplyMessage) -> None:
         """Merge the answer (its payload cut to this slice)."""
         self._unread.secure()
         self.state.link_busy = False
         self.state.budget = reply.steps
-        self._strategy.on_reply(self.state, reply)
+        self._strategy.on_reply(self.state, reply.content())
 
     def live_params(self) -> Tensor:
         """`params_S`, for who asks for it."""
@@ -549,7 +550,7 @@ class RegionModel:
         out = self._join(self._change(Shard.finish))
         return out if isinstance(out, Outgoing) else None
 
-    def merge(self, reply: Reply) -> None:
+    def merge(self, reply: ReplyMessage) -> None:
         """Merge an answer whose payload is (P,)."""
         parts = [reply]
         if self.is_cut:

@@ -330,7 +330,7 @@ class Worker:
         return [torch.cuda.current_device()] if self._device.type == "cuda" else []
 
 
-class LocalSteps:
+class LocalStepsWorker:
     """Has the face of a `Worker`, and one inside.
 
     Args:
@@ -439,7 +439,7 @@ class LocalSteps:
 
 
 def coded_step(
-    worker: Worker | LocalSteps,
+    worker: Worker | LocalStepsWorker,
     parts: Sequence[CodedShare],
     own: Span,
     read: Callable[[Span], Columns],

@@ -130,7 +130,7 @@ def fixes(library: list[Any]) -> dict[str, str]:
     return {
         f"{file.name}:{keyword.value.lineno}": text
         for file in library
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Call)
         for keyword in node.keywords
         if keyword.arg == "fix" and (text := text_of(keyword.value))

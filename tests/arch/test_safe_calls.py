@@ -66,7 +66,7 @@ def dotted(node: ast.expr) -> str:
 def unsafe_uses(file: Any) -> list[str]:
     found = [(line, name) for line, name in file.imports() if UNSAFE_MODULES & set(name.split("."))]
     found += [(line, name) for line, name in file.imports() if name in UNSAFE_CALLS]
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Attribute):
             name = dotted(node)
             if name in UNSAFE_CALLS or UNSAFE_MODULES & set(name.split(".")):
@@ -83,7 +83,7 @@ def unsafe_uses(file: Any) -> list[str]:
 def prints(file: Any) -> list[str]:
     return [
         f"{file.name}:{node.lineno} prints"
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Call)
         and dotted(node.func) in {"print", "sys.stdout.write", "sys.stderr.write"}
     ]
@@ -107,7 +107,7 @@ def threads_started(file: Any) -> list[str]:
         return []
     return [
         f"{file.name}:{node.lineno} starts a thread; let `RayThreads` start it"
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Call) and dotted(node.func) in THREADS
     ]
 
@@ -130,7 +130,7 @@ def shared_generator_uses(file: Any) -> list[str]:
         return []
     return [
         f"{file.name}:{node.lineno} uses {dotted(node)}"
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Attribute) and dotted(node) in SHARED_GENERATORS
     ]
 

@@ -19,6 +19,7 @@ from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
 from geo_ray.training.config import ElasticConfig
 from geo_ray.training.effects import Assignment, SendUpdate, Snapshot, StepDone, TeamChanged
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.optimizers import Momentum, Sgd
 from geo_ray.training.parameters import digest, split_sizes
 from geo_ray.training.payload_encoding import AveragerWire, WirePlan
@@ -84,14 +85,14 @@ class Watched:
         self._plane.setup.strategy.on_reply(region, reply)
         # Regions that train on while a round is on its way get the same answer, at other points.
         same_P = reply.payload_P if self._trains_on else region.params_P
-        self._plane.merged.setdefault(reply.version, {}).setdefault(self._region, []).append(
+        self._plane.merged.setdefault(self._plane.merging, {}).setdefault(self._region, []).append(
             digest(same_P)
         )
 
     def on_update(self, state: AveragerState, update: Update) -> list[Reply]:
         before = state.version
         replies = self._plane.setup.strategy.on_update(state, update)
-        self._plane.taken[update.region, update.epoch, update.seq] += 1
+        self._plane.taken[update.region, *self._plane.averager.last(update.region)] += 1
         self._plane.order.append(update.region)
         self._note(replies)
         if self._plane.setup.strategy.traits.in_rounds:
@@ -107,7 +108,8 @@ class Watched:
 
     def _note(self, replies: list[Reply]) -> None:
         for reply in replies:
-            self._plane.answered[reply.to, reply.seq] = len(self._plane.order)
+            seq = self._plane.averager.last(reply.to)[1]
+            self._plane.answered[reply.to, seq] = len(self._plane.order)
 
 
 @dataclass
@@ -118,7 +120,7 @@ class Region:
     here: set[int] = field(default_factory=set)  # ranks that wait or work
     home: set[int] = field(default_factory=set)  # ranks that were sent home
     memory: dict[int, Tensor] = field(default_factory=dict)  # rank -> where it leaves gradients
-    sent: Update | None = None
+    sent: UpdateMessage | None = None
     last_answered: int = 0  # length of the averager's order at the last answer
     behind: int = 0  # commits between the region's part of a checkpoint and the averager's
 
@@ -160,12 +162,13 @@ class Plane:
         self.halts: list[int] = []  # checkpoints after which the regions stand still
         self.marks: list[tuple[str, int, bool]] = []  # regions that are told of checkpoints apart
         self.taken.clear()
-        self.updates: list[Update] = []
-        self.replies: list[Reply] = []
-        self.old: list[Update] = []
+        self.updates: list[UpdateMessage] = []
+        self.replies: list[ReplyMessage] = []
+        self.old: list[UpdateMessage] = []
         self.order: list[str] = []
         self.answered: dict[tuple[str, int], int] = {}
         self.merged: dict[int, dict[str, list[str]]] = {}
+        self.merging = 0  # version of the answer that is being merged
         members = AveragerState(self.names)
         wire = AveragerWire(self.setup.wire)
         self.averager = Averager(
@@ -265,14 +268,14 @@ class Plane:
             replies = [r for r in replies if r.seq not in self._under_way(r.to)]
         self._return(replies)
 
-    def skip(self, update: Update) -> None:
+    def skip(self, update: UpdateMessage) -> None:
         """The averager answers an update that it does not take in; its content comes later."""
         if update.epoch != self.epoch:
             return  # of a life before: perhaps it was taken in
         self.updates.remove(update)
         self._return(self.averager.on_skip(update.region, update.epoch, update.seq))
 
-    def repeat(self, update: Update) -> None:
+    def repeat(self, update: UpdateMessage) -> None:
         """A message arrives once more: it changes nothing, and its answer may be given again."""
         before = self.averager.export()
         waiting = [u for u in self.updates if u is not update]
@@ -284,14 +287,14 @@ class Plane:
         assert len(replies) <= 1
         self._return([r for r in replies if self.expects(r) and r.seq not in self._under_way(r.to)])
 
-    def expects(self, reply: Reply) -> bool:
+    def expects(self, reply: ReplyMessage) -> bool:
         sent = self.regions[reply.to].sent
         return sent is not None and sent.seq == reply.seq
 
     def _under_way(self, name: str) -> set[int]:
         return {r.seq for r in self.replies if r.to == name}
 
-    def _return(self, replies: list[Reply]) -> None:
+    def _return(self, replies: list[ReplyMessage]) -> None:
         self.replies += replies
         for snapshot in self.averager.snapshots:
             self.saves[snapshot.id].state = (snapshot.tensors, snapshot.control)
@@ -316,6 +319,7 @@ class Plane:
         if region.server.phase == "halted":
             return
         decoded = region.server.wire.decode(reply)
+        self.merging = reply.version
         self._take(reply.to, region.server.on_reply(decoded))
 
     # ---------------------------------------------------------------- controller

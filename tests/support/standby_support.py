@@ -28,6 +28,7 @@ from geo_ray.training.failover import (
     StandbyNode,
 )
 from geo_ray.training.membership import AveragerHome
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 
 TAKEOVER_S, REJOIN_S = 5.0, 20.0
@@ -124,13 +125,13 @@ class Region:
         self.sent[self.seq] = payload_P
         if out.wait:
             self.phase = "finishing" if final else "waiting"
-        update = Update(
+        update = UpdateMessage(
             self.name, 1, self.seq, self.hub_version, max(1, state.samples), payload_P, final
         )
         state.samples = 0
         self.world.carry_out(self.name, self.world.nodes[self.name].submit(update))
 
-    def give(self, reply: Reply) -> None:
+    def give(self, reply: ReplyMessage) -> None:
         assert reply.seq == self.seq and self.state.link_busy
         self.state.link_busy = False
         if reply.dropped:

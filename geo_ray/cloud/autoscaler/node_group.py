@@ -5,18 +5,13 @@
    change. New machines come first; a replaced one leaves when they compute.
 3. Too many for a while: the most expensive leave.
 
-`cheapest_machines` chooses them with the planner's exact covering program (`cheapest_whole`).
+`cheapest_cover` of the planner chooses the machines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import ceil
-from typing import Final
-
-import numpy as np
 
 from geo_ray.cloud.autoscaler.actions import Alternative
 from geo_ray.cloud.autoscaler.observation import LIFE
@@ -31,14 +26,7 @@ from geo_ray.cloud.autoscaler.state import (
 from geo_ray.cloud.autoscaler.target import MachineKind, MachineRole
 from geo_ray.cloud.provider import Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
-from geo_ray.planner.cover import cheapest_whole
-
-SHORT: Final = 0.005
-"""Share of the speed by which a cover may fall short of it."""
-
-_LEAST_PARTS: Final = 2000
-_MOST_PARTS: Final = 200_000
-_LEAST_USD: Final = 1e-9
+from geo_ray.planner.cover import SHORT, Cover, cheapest_cover
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +45,18 @@ class CoverItem:
 
 
 def cheapest_machines(items: Sequence[CoverItem], rows_per_s: float) -> list[int]:
-    """Return how many of each; all of them if that is not enough.
-
-    Args:
-        items: to choose from.
-        rows_per_s: that they must compute together.
-    """
-    return list(_cheapest(tuple(items), rows_per_s))
-
-
-@lru_cache(maxsize=4096)  # most looks ask what the one before asked
-def _cheapest(items: tuple[CoverItem, ...], rows_per_s: float) -> tuple[int, ...]:
+    """Return how many of each item; all of them if that is not enough."""
     if rows_per_s <= 0 or not items:
-        return (0,) * len(items)
-    slowest = min((item.rows_per_s for item in items if item.rows_per_s > 0), default=rows_per_s)
-    wanted = ceil(rows_per_s / slowest / SHORT)
-    total = min(_MOST_PARTS, max(_LEAST_PARTS, wanted))
-    parts = [max(0, ceil(item.rows_per_s / rows_per_s * total - 1e-6)) for item in items]
-    caps = [min(max(0, item.most), total) for item in items]
-    if sum(part * cap for part, cap in zip(parts, caps, strict=True)) < total:
-        return tuple(caps)
-    counts = cheapest_whole(
-        np.array([max(item.usd_per_hour, _LEAST_USD) for item in items]),
-        np.array(parts, dtype=np.int64),
-        np.array(caps, dtype=np.int64),
-        total,
+        return [0] * len(items)
+    most = [max(0, item.most) for item in items]
+    cover = Cover.of_rate(
+        [item.usd_per_hour for item in items],
+        [item.rows_per_s for item in items],
+        most,
+        rows_per_s,
     )
-    return tuple(caps if counts is None else (int(count) for count in counts))
+    counts_I = cheapest_cover(cover).counts_I
+    return [int(count) for count in (cover.cap_I if counts_I is None else counts_I)]
 
 
 ENOUGH = 1 - 1.2 * SHORT  # of the speed

@@ -425,6 +425,8 @@ class AutoscalePolicy:
             most, markup = present, None
         elif not is_rested or markup is None or not all(state.is_quiet for state in states):
             return present
+        else:
+            record.speed_unix_s = now_s  # also if the speed stays the same
         best, least = pace.speed, math.inf
         speed = pace.speed
         while speed <= max(most, pace.speed) * (1 + 1e-9):

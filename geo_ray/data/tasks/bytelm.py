@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -46,8 +47,7 @@ def stdlib_texts(max_bytes: int) -> tuple[bytes, bytes]:
         TaskLoadError: the interpreter has no library sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    named = [(path.relative_to(root).as_posix(), path) for path in root.rglob("*.py")
-             if not _SKIPPED & set(path.relative_to(root).parts[:-1])]  # fmt: skip
+    named = [(path.relative_to(root).as_posix(), path) for path in _sources(root)]
     named.sort(key=lambda item: (_digest(item[0]), item[0]))
     parts: tuple[list[Path], list[Path]] = ([], [])
     for name, path in named:
@@ -75,6 +75,13 @@ def cut(text: bytes, context: int) -> npt.NDArray[np.uint8]:
     starts_N = np.arange(rows)[:, None] * context
     rows_NT: npt.NDArray[np.uint8] = tokens[starts_N + np.arange(context + 1)]
     return rows_NT
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        # Skipped folders are not entered: `site-packages` may have a hundred thousand files.
+        folders[:] = [name for name in folders if name not in _SKIPPED]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def _read(paths: Sequence[Path], max_bytes: int) -> bytes:

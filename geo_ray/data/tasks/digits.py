@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from pydantic import Field
-from sklearn.datasets import load_digits
 from torch import nn
 
 from geo_ray.base.model import StrictModel
@@ -74,6 +73,8 @@ class Digits:
         Every fifth scan of each class is held out, so both parts have all classes and writers, and
         results of different seeds are about the same rows.
         """
+        from sklearn.datasets import load_digits  # a second of imports that no actor needs
+
         pixels, labels_N = load_digits(return_X_y=True)
         images_NP = (pixels / _GREYS).astype(np.float32)
         labels_N = labels_N.astype(np.int64)

@@ -26,10 +26,10 @@ from geo_ray.base.errors import (
     LinkDownError,
 )
 from geo_ray.base.user_code import error_summary
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.command_log import Begun, ChangeMembers, ChangePace
 from geo_ray.training.config import UNREACHABLE_S
 from geo_ray.training.membership import AveragerHome
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.sockets import Address
@@ -126,10 +126,10 @@ class Answers:
         self._is_reachable = is_reachable
         self._unreachable_s = unreachable_s
         self._changed = threading.Condition()
-        self._here: dict[int, Reply | GeoRayError] = {}
+        self._here: dict[int, ReplyMessage | GeoRayError] = {}
         self._end: GeoRayError | None = None
 
-    def give(self, reply: Reply) -> None:
+    def give(self, reply: ReplyMessage) -> None:
         """Store the averager's answer for the thread that waits for it."""
         self._put(reply.seq, reply)
 
@@ -137,7 +137,7 @@ class Answers:
         """Let the wait for update ``seq``, which the averager refused, raise ``error``."""
         self._put(seq, error)
 
-    def wait(self, seq: int, home: Callable[[], str]) -> Reply:
+    def wait(self, seq: int, home: Callable[[], str]) -> ReplyMessage:
         """Return the answer to update ``seq`` once it is here.
 
         Args:
@@ -169,7 +169,7 @@ class Answers:
             raise answer
         return answer
 
-    def _look(self, seq: int) -> Reply | GeoRayError | None:
+    def _look(self, seq: int) -> ReplyMessage | GeoRayError | None:
         """Wait a little; the answer, if it is here. What is older is of no use to anybody."""
         with self._changed:
             if seq not in self._here and self._end is None:
@@ -192,7 +192,7 @@ class Answers:
             self._end = self._end or error
             self._changed.notify_all()
 
-    def _put(self, seq: int, answer: Reply | GeoRayError) -> None:
+    def _put(self, seq: int, answer: ReplyMessage | GeoRayError) -> None:
         with self._changed:
             self._here[seq] = answer
             self._changed.notify_all()
@@ -204,7 +204,7 @@ Route = Callable[[str, Message], None]
 Routes = Mapping[str, Route]
 """Handlers by kind of message."""
 
-Pass = Callable[[Update], None]
+Pass = Callable[[UpdateMessage], None]
 """Takes an update that a stage lets pass."""
 
 
@@ -228,11 +228,11 @@ class UpdateStage:
         close: end all threads.
     """
 
-    depart: Callable[[Update, Pass, bool], None] = lambda update, ship, again: ship(update)
-    answered: Callable[[Reply], Reply] = lambda reply: reply
+    depart: Callable[[UpdateMessage, Pass, bool], None] = lambda update, ship, again: ship(update)
+    answered: Callable[[ReplyMessage], ReplyMessage] = lambda reply: reply
     recall: Callable[[], Meta] = lambda: {"seq": None}
-    arrive: Callable[[Update, Pass, bool], None] = lambda update, take, again: take(update)
-    beside: Callable[[Reply], Reply] = lambda reply: reply
+    arrive: Callable[[UpdateMessage, Pass, bool], None] = lambda update, take, again: take(update)
+    beside: Callable[[ReplyMessage], ReplyMessage] = lambda reply: reply
     on_moved: Callable[[], None] = lambda: None
     on_address: Callable[[str, Address], None] = lambda region, address: None
     routes: Routes = field(default_factory=dict)
@@ -252,7 +252,7 @@ class UpdatePath(Protocol):
     def stage(self) -> UpdateStage:
         """Its stage; the bridge hands messages, addresses and the end on to it."""
 
-    def exchange(self, update: Update) -> Reply:
+    def exchange(self, update: UpdateMessage) -> ReplyMessage:
         """Bring an update of the own region to the averager; blocks until it is answered.
 
         Returns:
@@ -305,7 +305,7 @@ class StagedPath(Protocol):
     def send(self, to: str, message: Message) -> None:
         """Send a message to another region."""
 
-    def give(self, reply: Reply) -> None:
+    def give(self, reply: ReplyMessage) -> None:
         """Hand an answer to the own region, which waits for it."""
 
     def version(self) -> int:
@@ -314,17 +314,19 @@ class StagedPath(Protocol):
     def skip(self, region: str, epoch: int, seq: int) -> None:
         """Answer an update without taking it in."""
 
-    def take_sum(self, parts: tuple[Update, ...], total_P: Tensor) -> list[Reply] | None:
+    def take_sum(
+        self, parts: tuple[UpdateMessage, ...], total_P: Tensor
+    ) -> list[ReplyMessage] | None:
         """Take in a sum of updates; None if it must come in parts.
 
         Raises:
             GeoRayError: the averager refuses it.
         """
 
-    def deliver(self, reply: Reply) -> None:
+    def deliver(self, reply: ReplyMessage) -> None:
         """Send an answer on its way."""
 
-    def refuse(self, update: Update, error: GeoRayError) -> None:
+    def refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
         """Tell an update's region that it was refused."""
 
     def fail(self, error: Exception, doing: str) -> None:

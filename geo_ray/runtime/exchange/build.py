@@ -30,11 +30,11 @@ from geo_ray.runtime.exchange.overlay import OverlayPath, OverlaySetting
 from geo_ray.runtime.exchange.standby import StandbyPath
 from geo_ray.runtime.exchange.upload_scheduling import Transfers
 from geo_ray.storage.places import PartPlaces
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager
 from geo_ray.training.failover import Caller, LivenessWatch, StandbyNode
 from geo_ray.training.membership import AveragerHome
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.links import load_links
@@ -191,10 +191,10 @@ def _standby_node(setting: PathSetting, region: str, home: AveragerHome) -> Stan
     if setting.make is None:
         raise InvariantError(f"'{region}' could not stand by: nothing builds an averager there")
 
-    def vector(message: Update | Reply) -> Tensor:
+    def vector(message: UpdateMessage | ReplyMessage) -> Tensor:
         if message.coded is None:
             return message.payload_P
-        codec = plan.up if isinstance(message, Update) else plan.down
+        codec = plan.up if isinstance(message, UpdateMessage) else plan.down
         return open_coded(codec, message.coded, setting.num_params)
 
     keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"

@@ -20,8 +20,8 @@ from geo_ray.base.clock import Clock, SystemClock
 from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownError
 from geo_ray.codecs.base import DifferentialCodec
 from geo_ray.runtime.exchange.base import Pass, StagedPath, UpdateStage
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.lossy_blocks import LossyReceiver
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.datagrams import MOST_UNDER_ONE_KEY, BlockGroup, Secret, Seen, new_session
 from geo_ray.transport.emulation import DatagramShaper, LinkModel
 from geo_ray.transport.endpoint import Endpoint
@@ -88,7 +88,7 @@ class DifferentialSender:
         )
         self._ask()
 
-    def depart(self, update: Update) -> tuple[Update, LossyLoad | None]:
+    def depart(self, update: UpdateMessage) -> tuple[UpdateMessage, LossyLoad | None]:
         """Take the lossy blocks off an update; those of the last one leave no more."""
         self.sender.stop()
         coded = update.coded
@@ -180,9 +180,9 @@ class DifferentialSender:
 class _Held:
     """An update that waits for its lossy blocks, until they are here or its grace is over."""
 
-    update: Update
+    update: UpdateMessage
     missing: int
-    go_on: Callable[[Update], None]
+    go_on: Callable[[UpdateMessage], None]
     timer: threading.Timer
 
 
@@ -246,7 +246,7 @@ class DifferentialReceiver:
         meta: Meta = {"session": session, **asdict(seen)}
         notify(self._endpoint, peer, "loose_seen", meta)
 
-    def arrive(self, update: Update, go_on: Callable[[Update], None]) -> None:
+    def arrive(self, update: UpdateMessage, go_on: Callable[[UpdateMessage], None]) -> None:
         """Complete an update, now or when its grace is over, and go on with it."""
         try:
             with self._lock:
@@ -263,7 +263,7 @@ class DifferentialReceiver:
         else:
             go_on(update)
 
-    def beside(self, reply: Reply) -> Reply:
+    def beside(self, reply: ReplyMessage) -> ReplyMessage:
         """The reply with the lossy blocks that were taken in."""
         with self._lock:
             received = self._of(reply.to)
@@ -296,7 +296,9 @@ class DifferentialReceiver:
     def _of(self, region: str) -> LossyReceiver:
         return self._received.setdefault(region, LossyReceiver(self._codec, self._num_params))
 
-    def _hold(self, update: Update, missing: int, go_on: Callable[[Update], None]) -> _Held:
+    def _hold(
+        self, update: UpdateMessage, missing: int, go_on: Callable[[UpdateMessage], None]
+    ) -> _Held:
         release = partial(self._on_timer, update.region, update.seq)
         timer = threading.Timer(self._codec.grace_s, release)
         timer.daemon = True
@@ -406,7 +408,7 @@ class Differential:
             self._codec, self._site.endpoint, self._channel, peer, address, self._clock, emulated
         )
 
-    def _depart(self, update: Update, ship: Pass, again: bool) -> None:
+    def _depart(self, update: UpdateMessage, ship: Pass, again: bool) -> None:
         if self._sender is None:
             raise LinkDownError("there is no region to send lossy blocks to")
         rest, load = self._sender.depart(update)

@@ -22,7 +22,6 @@ from geo_ray.runtime.exchange.messages import (
     reply_meta,
     update_meta,
 )
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import (
     Begun,
@@ -35,6 +34,7 @@ from geo_ray.training.command_log import (
     TakeSum,
 )
 from geo_ray.training.membership import AveragerHome
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.frames import view_of
@@ -81,7 +81,7 @@ class DirectPath:
 
     # ------------------------------------------------------------------ for the own region
 
-    def exchange(self, update: Update) -> Reply:
+    def exchange(self, update: UpdateMessage) -> ReplyMessage:
         """See `UpdatePath`."""
         if self._local is not None:
             self._take_in(update)
@@ -89,7 +89,7 @@ class DirectPath:
             self.stage.depart(update, self._ship, False)
         return self.answers.wait(update.seq, lambda: self.home.region)
 
-    def _ship(self, update: Update) -> None:
+    def _ship(self, update: UpdateMessage) -> None:
         message = Message("update", update_meta(update), payload_bytes(update), "update")
         self.send(self.home.region, message)
 
@@ -170,7 +170,7 @@ class DirectPath:
         """See `StagedPath`, as for all that follows."""
         self._endpoint.send(to, message)
 
-    def give(self, reply: Reply) -> None:
+    def give(self, reply: ReplyMessage) -> None:
         """Hand an answer to the own region."""
         self.answers.give(self.stage.answered(reply))
 
@@ -182,14 +182,16 @@ class DirectPath:
         """Answer an update without taking it in."""
         self._deliver_all(self._here().carry_out(Skip(region, epoch, seq)).replies)
 
-    def take_sum(self, parts: tuple[Update, ...], total_P: Tensor) -> list[Reply] | None:
+    def take_sum(
+        self, parts: tuple[UpdateMessage, ...], total_P: Tensor
+    ) -> list[ReplyMessage] | None:
         """Take in a sum of updates."""
         outcome = self._here().carry_out(TakeSum(parts, total_P))
         if outcome.error is not None:
             raise outcome.error
         return outcome.replies if outcome.done else None
 
-    def deliver(self, reply: Reply) -> None:
+    def deliver(self, reply: ReplyMessage) -> None:
         """Send an answer on its way."""
         arrived_s = self._arrived_s.get(reply.to)
         if arrived_s is not None:
@@ -200,7 +202,7 @@ class DirectPath:
             return
         self.send(reply.to, Message("reply", reply_meta(reply), payload_bytes(reply), "reply"))
 
-    def refuse(self, update: Update, error: GeoRayError) -> None:
+    def refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
         """Tell an update's region that it was refused."""
         if update.region == self._region:
             self.answers.fail(update.seq, error)
@@ -219,17 +221,17 @@ class DirectPath:
             raise InvariantError(f"region '{self._region}' does not host the averager")
         return self._local
 
-    def _take_in(self, update: Update) -> None:
+    def _take_in(self, update: UpdateMessage) -> None:
         self._arrived_s[update.region] = time.monotonic()
         self.stage.arrive(update, self._commit, False)
 
-    def _commit(self, update: Update) -> None:
+    def _commit(self, update: UpdateMessage) -> None:
         outcome = self._here().carry_out(TakeIn(update))
         if outcome.error is not None:
             log.error("update %d of '%s' refused: %s", update.seq, update.region, outcome.error)
             self.refuse(update, outcome.error)
         self._deliver_all(outcome.replies)
 
-    def _deliver_all(self, replies: Sequence[Reply]) -> None:
+    def _deliver_all(self, replies: Sequence[ReplyMessage]) -> None:
         for reply in replies:
             self.deliver(reply)

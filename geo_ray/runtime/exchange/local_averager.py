@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from geo_ray.runtime.exchange.base import BridgeFailure
 from geo_ray.storage.places import PartPlaces
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager, open_requests, pace_of
 from geo_ray.training.checkpoint_parts import AveragerSnapshot, typed, write_hub_part
 from geo_ray.training.command_log import LogOutcome, Op, Wake, carry_out
 from geo_ray.training.membership import View
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 
 
 class Alarm:
@@ -106,7 +106,7 @@ class LocalAverager:
         self,
         averager: Averager,
         output: AveragerOutput,
-        answer: Callable[[Sequence[Reply]], None],
+        answer: Callable[[Sequence[ReplyMessage]], None],
         beside: Beside = lambda last: {},
     ) -> None:
         self._averager = averager
@@ -151,7 +151,7 @@ class LocalAverager:
             self._output.collect(self._averager, self._beside)
         return outcome
 
-    def take_in_round(self, updates: Sequence[Update]) -> list[Reply]:
+    def take_in_round(self, updates: Sequence[UpdateMessage]) -> list[ReplyMessage]:
         """Take in all updates of a round.
 
         Raises:

@@ -21,8 +21,8 @@ from geo_ray.base.errors import FrameError, GeoRayError, from_code
 from geo_ray.base.types import CodedShare, Span, StepReport
 from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport
 from geo_ray.data.tasks.base import Stats
-from geo_ray.strategies.state import Border, Reply, Update
 from geo_ray.training.effects import Assignment
+from geo_ray.training.messages import Border, ReplyMessage, UpdateMessage
 from geo_ray.training.shard import Contribution, Pull
 from geo_ray.transport.wire.fields import (
     Meta,
@@ -129,7 +129,7 @@ def as_tensor(buffer: memoryview | bytearray | bytes | None, count: int | None =
     return torch.frombuffer(view, dtype=torch.float32)
 
 
-def payload_bytes(message: Update | Reply) -> memoryview:
+def payload_bytes(message: UpdateMessage | ReplyMessage) -> memoryview:
     """The payload of an update or a reply as it goes on the wire, without a copy if it can be.
 
     What models carry stands behind it.
@@ -156,7 +156,7 @@ class _Payload:
 
     names = ("coded", "against", *SIZES.names, _CARRIED, _SHARE_OF_OWN)
 
-    def write(self, value: Update | Reply) -> Meta:
+    def write(self, value: UpdateMessage | ReplyMessage) -> Meta:
         """See `ValueCodec`."""
         told: Meta = {"coded": None, "against": value.against}
         if value.coded is not None:
@@ -164,7 +164,7 @@ class _Payload:
             told |= SIZES.write(sizes_of(value.coded))
         if value.carried_E.numel():
             told[_CARRIED] = value.carried_E.numel()
-            if isinstance(value, Reply):
+            if isinstance(value, ReplyMessage):
                 told[_SHARE_OF_OWN] = value.carried_share
         return told
 
@@ -219,13 +219,13 @@ class _Evaluation:
 
 
 UPDATE: Final = Record(
-    Update,
+    UpdateMessage,
     "region epoch seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
     Field("view", count, default=0),
     Field("", _Payload()),
 )
 REPLY: Final = Record(
-    Reply,
+    ReplyMessage,
     "to seq version num_samples final stop checkpoint halt dropped=skipped own fragment share",
     "steps held_s seen reliable",
     Field("closing", flag, default=False),

@@ -36,11 +36,11 @@ from geo_ray.runtime.exchange.messages import (
     update_meta,
 )
 from geo_ray.strategies.base import Strategy
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import Begun, ChangeMembers, ChangePace
 from geo_ray.training.config import UNREACHABLE_S
 from geo_ray.training.membership import AveragerHome
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.overlay.build import (
     build_coordinator,
@@ -464,7 +464,7 @@ class OverlayPath:
 
     # ------------------------------------------------------------------ for the own region
 
-    def exchange(self, update: Update) -> Reply:
+    def exchange(self, update: UpdateMessage) -> ReplyMessage:
         """See `UpdatePath`; takes part in a round."""
         own_P = update.payload_P.detach().contiguous().cpu().numpy()
         weight = self._mean.weight_of(update.num_samples)
@@ -551,10 +551,10 @@ class OverlayPath:
     def _failed(self, error: Exception) -> None:
         self._failure.note(error, "the overlay")
 
-    def _unasked(self, replies: Sequence[Reply]) -> None:
+    def _unasked(self, replies: Sequence[ReplyMessage]) -> None:
         raise InvariantError("an overlay has no answers but those of whole rounds")
 
-    def _refuse(self, update: Update, error: GeoRayError) -> None:
+    def _refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
         if update.region == self._region:
             self.vectors.fail(error)
             return

@@ -33,7 +33,6 @@ from geo_ray.runtime.exchange.messages import (
 )
 from geo_ray.runtime.exchange.upload_scheduling import PARTS, headers_of
 from geo_ray.storage.parts import check_header, encode_header, header_bytes
-from geo_ray.strategies.state import Reply, Update, nothing_carried
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import open_requests, pace_of
 from geo_ray.training.command_log import (
@@ -71,6 +70,7 @@ from geo_ray.training.failover import (
     StandbyNode,
 )
 from geo_ray.training.membership import AveragerHome, MemberChange
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, nothing_carried
 from geo_ray.training.replication import copied_update
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.uploads import UploadRequest
@@ -126,7 +126,7 @@ def read_twin(payload: Buffer) -> AveragerTwin:
     return AveragerTwin(tensors, control)
 
 
-Finder = Callable[[int, int], Update | None]
+Finder = Callable[[int, int], UpdateMessage | None]
 """``find(epoch, seq)``: an update of this region that is still in its hands."""
 
 
@@ -134,7 +134,7 @@ Finder = Callable[[int, int], Update | None]
 class _TakeInYours:
     """An entry about an update of the standby's own region: without the payload."""
 
-    update: Update
+    update: UpdateMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ class StandbyPath:
 
     # ------------------------------------------------------------------ for the own region
 
-    def exchange(self, update: Update) -> Reply:
+    def exchange(self, update: UpdateMessage) -> ReplyMessage:
         """See `UpdatePath`; the region may use its buffer again when it is answered."""
         # A copy: a message to a home that was cut off may leave long after another one's answer.
         kept = copied_update(update)
@@ -448,7 +448,7 @@ class StandbyPath:
         """See `StagedPath`; the message leaves after those that were sent before it."""
         self._outgoing.put((to, message))
 
-    def give(self, reply: Reply) -> None:
+    def give(self, reply: ReplyMessage) -> None:
         """See `StagedPath`, as for all that follows."""
         self._answers.give(self.stage.answered(reply))
 
@@ -462,14 +462,16 @@ class StandbyPath:
         """Answer an update without taking it in."""
         self._offer(Skip(region, epoch, seq))
 
-    def take_sum(self, parts: tuple[Update, ...], total_P: Tensor) -> list[Reply] | None:
+    def take_sum(
+        self, parts: tuple[UpdateMessage, ...], total_P: Tensor
+    ) -> list[ReplyMessage] | None:
         """Sums are not taken in here: their parts must come by themselves."""
         return None
 
-    def deliver(self, reply: Reply) -> None:
+    def deliver(self, reply: ReplyMessage) -> None:
         """Answers leave as messages of the node."""
 
-    def refuse(self, update: Update, error: GeoRayError) -> None:
+    def refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
         """Refusals leave as messages of the node."""
 
     def fail(self, error: Exception, doing: str) -> None:

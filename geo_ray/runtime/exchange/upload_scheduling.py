@@ -32,7 +32,7 @@ from geo_ray.runtime.exchange.messages import (
     read_reply,
     reply_meta,
 )
-from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.upload_helpers import HelperScheduler
 from geo_ray.transport.uploads import (
     Decision,
@@ -72,7 +72,7 @@ class GroupPart(NamedTuple):
     """An update for a helper to sum, with the number of the sum."""
 
     group: int
-    update: Update
+    update: UpdateMessage
 
 
 _SIZE: Final = Field("size_bytes", below(MOST_BYTES + 1))
@@ -93,7 +93,9 @@ _PART: Final = Record(
     Known("size_bytes"),
 )
 _COMMON: Final = ("version", "stop", "checkpoint", "halt", "payload_P")
-_BUNDLED: Final = Record(Reply, "to=tos seq=seqs", *map(Known, _COMMON), num_samples=0, own=True)
+_BUNDLED: Final = Record(
+    ReplyMessage, "to=tos seq=seqs", *map(Known, _COMMON), num_samples=0, own=True
+)
 ASK: Final = Record(Asked, Field("ask", _REQUEST), "sent")
 PARTS: Final = Rows(_PART, _SIZE, least=1, most=MOST_PARTS, distinct="regions")
 SUM: Final = Record(Summed, "group", Field("parts", PARTS))
@@ -122,7 +124,7 @@ def read_ask(peer: str, meta: Meta) -> Asked:
     return ASK.read(meta, region=peer)
 
 
-def ask_of(update: Update, *, norm: float = 0.0, again: bool = False) -> UploadRequest:
+def ask_of(update: UpdateMessage, *, norm: float = 0.0, again: bool = False) -> UploadRequest:
     """What would be asked for an update."""
     return UploadRequest(
         update.region,
@@ -136,18 +138,18 @@ def ask_of(update: Update, *, norm: float = 0.0, again: bool = False) -> UploadR
     )
 
 
-def headers_of(parts: Sequence[UploadRequest]) -> tuple[Update, ...]:
+def headers_of(parts: Sequence[UploadRequest]) -> tuple[UpdateMessage, ...]:
     """The updates of a sum without their payloads."""
     empty = torch.empty(0)
-    return tuple(Update(a.region, a.epoch, a.seq, a.base_version, 0, empty) for a in parts)
+    return tuple(UpdateMessage(a.region, a.epoch, a.seq, a.base_version, 0, empty) for a in parts)
 
 
-def read_bundle(meta: Meta, payload_P: Tensor) -> tuple[Reply, ...]:
+def read_bundle(meta: Meta, payload_P: Tensor) -> tuple[ReplyMessage, ...]:
     """The answers of `bundle_meta`, which share one payload."""
     return BUNDLE.read(meta, payload_P=payload_P)
 
 
-def can_bundle(replies: Sequence[Reply]) -> bool:
+def can_bundle(replies: Sequence[ReplyMessage]) -> bool:
     """Whether these differ in nothing but whom they are for."""
     first = replies[0]
     same = {(r.version, r.stop, r.checkpoint, r.halt, r.own, r.final) for r in replies}
@@ -233,7 +235,7 @@ class UploadCoordinator:
         with self._changed:
             self._decide(self._line.ask(self._look(), self._path.version(), ask))
 
-    def arrived(self, update: Update, take: Callable[[], None], *, again: bool) -> None:
+    def arrived(self, update: UpdateMessage, take: Callable[[], None], *, again: bool) -> None:
         """An update is here.
 
         Args:
@@ -378,7 +380,7 @@ _MOST_GROUPS: Final = 8
 class _Pending:
     """An update of the own region that is not answered yet."""
 
-    update: Update
+    update: UpdateMessage
     ship: Pass
     shipped: bool
     helper: str | None = None
@@ -389,7 +391,7 @@ class _Group:
     """A sum in the making at this region."""
 
     asks: tuple[UploadRequest, ...] = ()
-    arrived: dict[str, Update] = field(default_factory=dict)
+    arrived: dict[str, UpdateMessage] = field(default_factory=dict)
     total_P: Tensor | None = None
 
 
@@ -446,7 +448,7 @@ class Transfers:
 
     # ------------------------------------------------------------------ as a region
 
-    def _depart(self, update: Update, ship: Pass, again: bool) -> None:
+    def _depart(self, update: UpdateMessage, ship: Pass, again: bool) -> None:
         norm = 0.0
         if self._config.max_staleness is not None and update.coded is None:
             norm = float(torch.linalg.vector_norm(update.payload_P))
@@ -463,7 +465,7 @@ class Transfers:
             self._open = True
             self._groups.clear()
 
-    def _answered(self, reply: Reply) -> Reply:
+    def _answered(self, reply: ReplyMessage) -> ReplyMessage:
         """An answer for the own region; one to a sum without the own part of it."""
         with self._lock:
             pending = self._pending.pop(reply.seq, None)
@@ -518,7 +520,9 @@ class Transfers:
         if update.region == peer and update.coded is None:
             self._join(group, update)
 
-    def _join(self, group: int, update: Update, asks: tuple[UploadRequest, ...] = ()) -> None:
+    def _join(
+        self, group: int, update: UpdateMessage, asks: tuple[UploadRequest, ...] = ()
+    ) -> None:
         """One more part is here; it may come before the message that this is a group."""
         with self._lock:
             found = self._groups.setdefault(group, _Group())
@@ -578,7 +582,7 @@ class Transfers:
             log.warning("%s for region '%s' was not sent: %s", message.kind, peer, error)
 
 
-def _fit(parts: list[Update], asks: tuple[UploadRequest, ...]) -> bool:
+def _fit(parts: list[UpdateMessage], asks: tuple[UploadRequest, ...]) -> bool:
     """Whether these are the updates that were asked for, and can be added up."""
     sizes = {part.payload_P.numel() for part in parts}
     named = all(

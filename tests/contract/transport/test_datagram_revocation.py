@@ -12,8 +12,8 @@ import pytest
 from geo_ray.base.errors import GeoRayError
 from geo_ray.codecs.dgt import Dgt
 from geo_ray.runtime.exchange.differential import Differential, EndpointSite
-from geo_ray.strategies.state import Update
 from geo_ray.training.membership import AveragerHome
+from geo_ray.training.messages import UpdateMessage
 from geo_ray.transport.security import cert_store
 from geo_ray.transport.udp import LossyLoad
 from tests.support.wan_support import Node, leaving_nothing_behind, running, until
@@ -27,7 +27,7 @@ class HomePath:
 
     home: AveragerHome = field(default_factory=lambda: AveragerHome("us", 1))
 
-    def refuse(self, update: Update, error: GeoRayError) -> None:
+    def refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
         raise error
 
     def fail(self, error: Exception, what: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.simulator.world import World
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.strategies.state import Update
+from geo_ray.training.messages import UpdateMessage
 from geo_ray.training.parameters import digest
 from geo_ray.training.payload_encoding import AveragerWire
 from tests.support.region_support import InProcess, Site, experiment_of
@@ -99,7 +99,7 @@ def test_a_lost_reference_is_noticed_and_training_goes_on(tmp_path: Path, kind: 
         path, forgot = bridge.path, []
         take_in = path._take_in
 
-        def forgets_once(update: Update) -> None:
+        def forgets_once(update: UpdateMessage) -> None:
             with path._local._lock:
                 if averager.state.version >= 3 and not forgot:
                     averager.wire = AveragerWire(averager.wire.plan)

@@ -23,8 +23,8 @@ from geo_ray.runs.build import build_shard
 from geo_ray.runtime.bridge_actor import Bridge, open_bridge
 from geo_ray.storage.folders import LocalFolder
 from geo_ray.storage.parts import read_part, write_part
-from geo_ray.strategies.state import Update
 from geo_ray.training.membership import shard_state
+from geo_ray.training.messages import UpdateMessage
 from geo_ray.transport.security.certs import Authority
 from geo_ray.transport.wire.message import EndpointIdentity
 from tests.support.region_support import KEY, InProcess, experiment_of
@@ -37,19 +37,19 @@ def config(**changes: Any) -> Any:
     return experiment_of(**sections | changes)
 
 
-def first(world: InProcess, **fields: Any) -> Update:
+def first(world: InProcess, **fields: Any) -> UpdateMessage:
     """What the far region says first."""
     payload_P = fields.pop("payload_P", torch.zeros(world.params_P.numel()))
-    return Update(FAR, 1, 1, 0, 8, payload_P, **fields)
+    return UpdateMessage(FAR, 1, 1, 0, 8, payload_P, **fields)
 
 
-def other_codec(world: InProcess, _: Path) -> Update:
+def other_codec(world: InProcess, _: Path) -> UpdateMessage:
     codec = config(codec={"up": {"kind": "int8"}}).codec.up
     coded = codec.encode(torch.ones(world.params_P.numel()), {}, 0)
     return first(world, payload_P=torch.empty(0), coded=coded)
 
 
-STRANGE: dict[str, tuple[Callable[[InProcess, Path], Update], type[GeoRayError], str]] = {
+STRANGE: dict[str, tuple[Callable[[InProcess, Path], UpdateMessage], type[GeoRayError], str]] = {
     "another model": (
         lambda w, _: first(w, payload_P=torch.zeros(w.params_P.numel() + 1)),
         InvariantError,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from geo_ray.codecs.dgt import Dgt
 from geo_ray.codecs.feedback import Encoder
-from geo_ray.strategies.state import Update
 from geo_ray.training.lossy_blocks import LossyReceiver, LossySender
+from geo_ray.training.messages import UpdateMessage
 
 NUM = 37
 
@@ -44,7 +44,7 @@ class Link:
             self.queue = []
         self.seq += 1
         self.produced_P += x_P
-        update = Update("here", 1, self.seq, 0, samples, x_P, final)
+        update = UpdateMessage("here", 1, self.seq, 0, samples, x_P, final)
         if final:
             for part in self.out.take_all():
                 self.encoder.put_back(self.codec.decode(part))
@@ -146,7 +146,7 @@ def test_the_first_blocks_of_a_sender_may_outrun_its_first_update(epoch: int) ->
     codec = Dgt.model_validate({"block_bytes": 8, "share": 0.3})
     books, others = LossyReceiver(codec, NUM), 0
     if epoch > 1:  # one before it was here, and something of it still flies about
-        books.complete(Update("here", 1, 7, 0, 1, torch.zeros(NUM), False))
+        books.complete(UpdateMessage("here", 1, 7, 0, 1, torch.zeros(NUM), False))
         others = books.on_blocks(1, 8, 0, [0], [bytes(8)])
     x_P = torch.arange(NUM, dtype=torch.float32)
     coded = Encoder(codec, "link").encode(x_P, 3).coded
@@ -155,7 +155,7 @@ def test_the_first_blocks_of_a_sender_may_outrun_its_first_update(epoch: int) ->
     assert books.on_blocks(epoch, 4, 0, [0], [bytes(8)]) == 1  # of none that ever comes
     assert books.on_blocks(epoch, 3, 0, ids, blocks) == len(ids)
     empty_P, rest = torch.empty(0), replace(coded, lossy=None)
-    whole = books.complete(Update("here", epoch, 3, 0, 1, empty_P, False, coded=rest))
+    whole = books.complete(UpdateMessage("here", epoch, 3, 0, 1, empty_P, False, coded=rest))
     assert torch.equal(whole.payload_P, x_P)
     assert others == epoch - 1 and books.counts.on_time == len(ids)
     assert books.counts.refused == books.counts.late == 0

@@ -10,7 +10,7 @@ from torch import Tensor
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.int8 import Int8
 from geo_ray.codecs.topk import TopK
-from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import AveragerWire, RegionWire, WirePlan
 from tests.support.codec_toys import TOYS
 
@@ -44,7 +44,7 @@ def test_nothing_of_an_update_is_lost(codec: Codec | None, events: list[tuple[st
     for seq, (fate, seed) in enumerate(events, start=1):
         payload_P = vector(seed)
         final = fate == "last word"
-        update = wire.encode(Update("a", 1, seq, 0, 8, payload_P.clone(), final))
+        update = wire.encode(UpdateMessage("a", 1, seq, 0, 8, payload_P.clone(), final))
         produced += payload_P
         most += float(payload_P.abs().max())
         if fate == "dropped":
@@ -80,9 +80,11 @@ def test_nothing_of_an_answer_is_lost(
     for version, (fate, seed) in enumerate(events, start=1):
         final = fate == "last word"
         for name in wires:
-            hub.decode(Update(name, 1, version, version - 1, 8, torch.zeros(NUM), final), NUM)
+            hub.decode(
+                UpdateMessage(name, 1, version, version - 1, 8, torch.zeros(NUM), final), NUM
+            )
         payload_P = vector(seed)
-        answers = [Reply(name, version, version, 16, payload_P, final) for name in wires]
+        answers = [ReplyMessage(name, version, version, 16, payload_P, final) for name in wires]
         sent = hub.encode(answers)
         merged = [wires[reply.to].decode(reply).payload_P for reply in sent]
         if in_rounds:
@@ -114,12 +116,12 @@ def test_models_arrive_as_differences_from_what_both_know(
         model_P = model_P + 0.1 * vector(seed)
         before_P = wire._encoder.residual_P
         update = hub.decode(
-            wire.encode(Update("a", 1, seq, version, 8, model_P.clone(), final)), NUM
+            wire.encode(UpdateMessage("a", 1, seq, version, 8, model_P.clone(), final)), NUM
         )
         if final and plan.is_lossy(up):
             whole_P = model_P if before_P is None else model_P + before_P
             assert torch.equal(update.payload_P, whole_P)
-        (reply,) = hub.encode([Reply("a", seq, seq, 8, update.payload_P.clone(), final)])
+        (reply,) = hub.encode([ReplyMessage("a", seq, seq, 8, update.payload_P.clone(), final)])
         merged = wire.decode(reply)
         model_P, version = merged.payload_P, reply.version
         if plan.keeps_reference:

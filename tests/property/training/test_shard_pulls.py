@@ -17,7 +17,7 @@ from torch import Tensor
 from geo_ray.base.errors import InvariantError
 from geo_ray.strategies.asgd_ga import AsgdGa
 from geo_ray.strategies.diloco import DiLoCo
-from geo_ray.strategies.state import Reply
+from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.optimizers import Sgd
 from geo_ray.training.parameters import split_sizes
 from geo_ray.training.shard import Contribution, Pull, RegionModel, Shard
@@ -73,7 +73,7 @@ class Pulling(RuleBasedStateMachine):
     def merge(self) -> None:
         self.steps += 1
         reply_P = torch.full((NUM_PARAMS,), self.steps / 8)
-        self.model.merge(Reply("here", 1, self.steps, 1, reply_P))
+        self.model.merge(ReplyMessage("here", 1, self.steps, 1, reply_P))
         self._note()
 
     @rule(worker=st.integers(0, WORKERS - 1), judged=st.booleans())
@@ -112,8 +112,8 @@ def cut_model() -> tuple[RegionModel, list[Shard]]:
     return model, shards
 
 
-def reply() -> Reply:
-    return Reply("here", 1, 1, 1, torch.ones(32))
+def reply() -> ReplyMessage:
+    return ReplyMessage("here", 1, 1, 1, torch.ones(32))
 
 
 def test_a_merge_between_two_fetches_does_not_tear_a_pull() -> None:

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from geo_ray.strategies.decoupled import Decoupled
 from geo_ray.strategies.global_model import Staleness
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.strategies.state import Update
 from geo_ray.training.averager import open_requests, stalled_regions
 from geo_ray.training.config import ElasticConfig
+from geo_ray.training.messages import UpdateMessage
 from geo_ray.training.optimizers import Momentum, Sgd
 from tests.support.codec_toys import TOYS
 from tests.support.plane_support import Plane, Setup
@@ -89,7 +89,7 @@ class TrainingPlane(RuleBasedStateMachine):
             if rank not in region.here and rank not in region.home
         ]
 
-    def _may_be_skipped(self) -> list[Update]:
+    def _may_be_skipped(self) -> list[UpdateMessage]:
         """Updates that turns may drop: changes that add up, never a region's last."""
         adds_up = self.plane.setup.strategy.traits.averager.adds_up is not None
         return [update for update in self.plane.updates if adds_up and not update.final]

@@ -19,7 +19,6 @@ from geo_ray.base.types import CodedShare, Span, StepReport
 from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport, pack_ranks
 from geo_ray.runtime.exchange import messages as exchange
 from geo_ray.runtime.exchange import standby, upload_scheduling
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.command_log import BeginCheckpoint, LogEntry, Skip, Stop, TakeIn, TakeSum
 from geo_ray.training.effects import Assignment
 from geo_ray.training.failover import (
@@ -31,6 +30,7 @@ from geo_ray.training.failover import (
     LogAppend,
     NewAverager,
 )
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.shard import Contribution
 from geo_ray.transport.overlay import messages as overlay
 from geo_ray.transport.overlay import messages as wire
@@ -71,9 +71,9 @@ REPORT = st.builds(LossyReport, BYTES, maybe(COUNT), BYTES)
 
 
 @st.composite
-def updates(draw: Any) -> Update:
+def updates(draw: Any) -> UpdateMessage:
     coded = draw(maybe(CODED))
-    return Update(
+    return UpdateMessage(
         *(draw(TEXT), *(draw(COUNT) for _ in range(4))),
         payload_P=torch.empty(0) if coded else draw(VECTOR),
         final=draw(FLAG),
@@ -88,9 +88,9 @@ def updates(draw: Any) -> Update:
 
 
 @st.composite
-def replies(draw: Any) -> Reply:
+def replies(draw: Any) -> ReplyMessage:
     coded = draw(maybe(CODED))
-    return Reply(
+    return ReplyMessage(
         *(draw(TEXT), *(draw(COUNT) for _ in range(3))),
         payload_P=torch.empty(0) if coded else draw(VECTOR),
         final=draw(FLAG),
@@ -134,11 +134,13 @@ def sums(draw: Any, sizes: st.SearchStrategy[int] = SIZE) -> tuple[UploadRequest
 
 
 @st.composite
-def bundles(draw: Any) -> tuple[Reply, ...]:
+def bundles(draw: Any) -> tuple[ReplyMessage, ...]:
     named = draw(st.lists(st.tuples(TEXT, COUNT), min_size=1, max_size=3))
     head = draw(st.fixed_dictionaries({"stop": FLAG, "checkpoint": maybe(COUNT), "halt": FLAG}))
     version, payload_P = draw(COUNT), torch.ones(1)
-    return tuple(Reply(to, seq, version, 0, payload_P, own=True, **head) for to, seq in named)
+    return tuple(
+        ReplyMessage(to, seq, version, 0, payload_P, own=True, **head) for to, seq in named
+    )
 
 
 SKIP = st.builds(Skip, st.just("eu"), COUNT, COUNT)
@@ -335,11 +337,11 @@ OLD_BLOCKS = torch.arange(10, dtype=torch.uint8).reshape(2, 5)
 OLD_LOSSY = LossyBlocks(torch.tensor([4, 1], dtype=torch.int32), OLD_BLOCKS, 2)
 OLD_CODED = Coded("dgt", 40, torch.arange(11, dtype=torch.uint8), OLD_LOSSY)
 OLD_REPORT = LossyReport(pack_ranks([0, 3, 9]), 4, pack_ranks([1]))
-OLD_PART = Update("b", 1, 3, 5, 0, torch.empty(0))
+OLD_PART = UpdateMessage("b", 1, 3, 5, 0, torch.empty(0))
 OLD: list[tuple[str, Any, bytes]] = [
     (
         "update",
-        Update(
+        UpdateMessage(
             "eu",
             1,
             2,
@@ -361,7 +363,7 @@ OLD: list[tuple[str, Any, bytes]] = [
     ),
     (
         "update",
-        Update("eu", 1, 2, 3, 4, torch.empty(0), coded=OLD_CODED),
+        UpdateMessage("eu", 1, 2, 3, 4, torch.empty(0), coded=OLD_CODED),
         b"\xde\x00\x12\xa6region\xa2eu\xa5epoch\x01\xa3seq\x02\xacbase_versio"
         b"n\x03\xabnum_samples\x04\xa5final\xc2\xa8fragment\x00\xa5steps\x00"
         b"\xa6step_s\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xaaexchange_s\xcb"
@@ -371,7 +373,7 @@ OLD: list[tuple[str, Any, bytes]] = [
     ),
     (
         "reply",
-        Reply(
+        ReplyMessage(
             *("eu", 2, 3, 4, torch.ones(2)),
             True,
             True,
@@ -398,7 +400,7 @@ OLD: list[tuple[str, Any, bytes]] = [
     ),
     (
         "reply",
-        Reply("eu", 2, 3, 4, torch.ones(1), lossy=OLD_REPORT),
+        ReplyMessage("eu", 2, 3, 4, torch.ones(1), lossy=OLD_REPORT),
         b"\xde\x00\x15\xa2to\xa2eu\xa3seq\x02\xa7version\x03\xabnum_samples"
         b"\x04\xa5final\xc2\xa4stop\xc2\xaacheckpoint\xc0\xa4halt\xc2\xa7skip"
         b"ped\xc2\xa3own\xc2\xa8fragment\x00\xa5share\xcb\x00\x00\x00\x00\x00"

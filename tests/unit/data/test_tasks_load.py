@@ -129,7 +129,7 @@ def test_a_class_of_an_importable_module_loads(tmp_path: Path) -> None:
         ("no_such_package.tasks:Small", ["'no_such_package'"]),
         ("geo_ray.data.tasks.nothing:Small", ["'geo_ray.data.tasks.nothing'"]),
         ("geo_ray.data.tasks.digits:Digit", ["'Digit'", "did you mean 'Digits'"]),
-        ("geo_ray.data.tasks.digits:load_digits", ["is no class"]),
+        ("geo_ray.data.tasks.digits:seeded", ["is no class"]),
         ("..:Small", ["'..:Small'"]),
         (":", ["':'"]),
     ],

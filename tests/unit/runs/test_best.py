@@ -24,8 +24,8 @@ from geo_ray.runs.evaluation import (
 )
 from geo_ray.runs.model_file import load_trained
 from geo_ray.runs.start_checks import check_evaluation
-from geo_ray.strategies.state import nothing_carried
 from geo_ray.telemetry.events import Event, conform
+from geo_ray.training.messages import nothing_carried
 from geo_ray.training.parameters import read_parameters
 from tests.support.job_support import digits, experiment
 

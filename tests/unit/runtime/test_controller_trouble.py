@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from geo_ray.runtime.controller import Controller
 from geo_ray.runtime.launcher import GoneRegions
 from geo_ray.runtime.policies import LossHealth
 from geo_ray.runtime.process_watch import AWAY_S, WorkerWatch
+from geo_ray.runtime.regions import JoinEnded
 from geo_ray.runtime.replanning import LinkNotes
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.storage.checkpoint import CheckpointStore
@@ -94,7 +95,9 @@ def _value(refs: Mapping[Any, Any], timeout_s: float) -> dict[Any, Any]:
 class Run:
     """A controller of the regions eu, asia and us, whose bridge has the averager."""
 
-    def __init__(self, path: Path, log: EventLog, **sections: object) -> None:
+    def __init__(
+        self, path: Path, log: EventLog, absent: Collection[str] = (), **sections: object
+    ) -> None:
         tree = {
             "name": "tiny",
             "task": {"use": "digits"},
@@ -113,7 +116,7 @@ class Run:
         names = experiment.region_names
         self.actors = ActorGroup(spec, {}, RunKeys("run", names, experiment.transport))
         self.calls: list[tuple[str, ...]] = []
-        for name in names:
+        for name in [each for each in names if each not in absent]:
             self.actors.bridges[name] = _Absent(self.calls, name)
             self.actors.primaries[name] = _Absent(self.calls, f"{name}/ps")
         self.events: list[Event] = []
@@ -259,6 +262,18 @@ def test_a_target_that_is_reached_in_a_pause_ends_it(paused: Run) -> None:
     assert {call[2] for call in paused.told("pause")} == {"False"}
 
 
+def _is_due(run: Run, region: str) -> bool:
+    """Whether a lost region is brought back now."""
+    return run.controller.members.regions[region].backoff.take(time.monotonic())
+
+
+def _join(run: Run, region: str) -> None:
+    """A region joins that was absent or lost."""
+    members = run.controller.members
+    members.regions[region].move("start")
+    members._on(JoinEnded(region, has_joined=True))
+
+
 def _look(run: Run, view: View, *asked: tuple[Verb, str]) -> None:
     requests = [MemberRequest(verb=verb, region=region) for verb, region in asked]
     run.controller.members.requests = lambda: requests
@@ -297,7 +312,7 @@ def test_who_dies_as_it_leaves_stays_away(tmp_path: Path, log: EventLog) -> None
     run.polls.news = [({}, {("ps", "eu"): "killed"})]
     run.controller._poll()
     assert run.kinds() == ["members_accepted", "region_lost"]
-    assert run.controller.members.awaited == []
+    assert run.controller.members.regions.awaited == []
     run.controller._keep_quorum()
     assert not run.controller.quorum.is_paused
 
@@ -322,7 +337,7 @@ def test_who_does_not_come_to_leave_can_be_removed(run: Run) -> None:
     _look(run, view, ("drain", "eu"), ("remove", "eu"))
     assert run.kinds() == ["members_accepted", "members_refused", "members_accepted", "region_lost"]
     _look(run, view.without("eu"))
-    assert not run.controller.members.is_leaving and run.controller.members.awaited == []
+    assert not run.controller.members.is_leaving and run.controller.members.regions.awaited == []
 
 
 def test_a_bridge_that_lives_but_is_not_reached_is_taken_for_dead(run: Run) -> None:
@@ -378,23 +393,28 @@ def test_workers_that_came_back_with_their_region_are_not_replaced(
     assert replaced == [gone]
 
 
-def test_another_driver_brings_back_who_was_lost_before_it_came(run: Run) -> None:
+def test_another_driver_brings_back_who_was_lost_before_it_came(
+    tmp_path: Path, log: EventLog
+) -> None:
+    run = Run(tmp_path, log, absent=["eu"])
     run.controller.members.go_on(GoneRegions(("eu",)), unhurried=())
-    assert run.controller.members.awaited == ["eu"]
-    assert run.controller.members._returns.due(time.monotonic()) == ["eu"]
+    assert run.controller.members.regions.awaited == ["eu"]
+    assert _is_due(run, "eu")
 
 
-def test_who_was_left_out_stays_away_and_its_rows_are_kept_until_it_joins(run: Run) -> None:
+def test_who_was_left_out_stays_away_and_its_rows_are_kept_until_it_joins(
+    tmp_path: Path, log: EventLog
+) -> None:
+    run = Run(tmp_path, log, absent=["eu"])
     members = run.controller.members
-    run.actors.lose("eu")
     left = GoneRegions(away=("eu",), rows={"eu": {"cursor": 4}})
     members.go_on(left, unhurried=())
     run.controller._handle_all({})
     run.controller._keep_quorum()
-    assert not run.controller.quorum.is_paused and members.lost == []
-    assert (members.gone, members.away) == (left, {"eu"})
+    assert not run.controller.quorum.is_paused and members.regions.lost == []
+    assert (members.gone, members.regions.away) == (left, {"eu"})
     assert run.controller.saver._extra["rows"] == {"eu": {"cursor": 4}}
-    members._on_join_over("eu", True)
+    _join(run, "eu")
     run.actors.primaries["eu"] = _Absent(run.calls, "eu/ps")
     assert members.gone == GoneRegions()
 
@@ -404,12 +424,11 @@ def test_a_resumed_run_waits_only_as_it_is_told(
     tmp_path: Path, log: EventLog, least: int | None, waits: bool
 ) -> None:
     """For who was lost before its checkpoint; who is lost later is waited for as always."""
-    run = Run(tmp_path, log, members={"min": least})
-    run.actors.lose("eu")
+    run = Run(tmp_path, log, absent=["eu"], members={"min": least})
     run.controller.members.go_on(GoneRegions(("eu",)), unhurried=() if waits else ["eu"])
     run.controller._keep_quorum()
     assert run.controller.quorum.is_paused is (waits or least == 3)
-    run.controller.members._on_join_over("eu", True)
+    _join(run, "eu")
     run.actors.primaries["eu"] = _Absent(run.calls, "eu/ps")
     run.controller._keep_quorum()
     assert not run.controller.quorum.is_paused
@@ -424,25 +443,27 @@ def test_who_was_lost_is_told_to_every_checkpoint_but_not_who_was_sent(run: Run)
     run.polls.news = [({}, {("ps", "eu"): "killed"})]
     run.controller._poll()
     run.controller._handle_all({})
-    assert run.controller.saver._extra["lost"] == ["eu"] and not members.away
+    assert run.controller.saver._extra["lost"] == ["eu"] and not members.regions.away
     _look(run, view.without("eu"), ("remove", "eu"))
     run.controller._handle_all({})
-    assert run.controller.saver._extra["lost"] == [] and members.away == {"eu"}
+    assert run.controller.saver._extra["lost"] == [] and members.regions.away == {"eu"}
     _look(run, view.without("eu"), ("drain", "asia"))
     _look(run, view.without("eu").changed((), ("asia",)))
-    assert members.away == {"eu", "asia"}
-    members._on_join_over("asia", True)
-    assert members.away == {"eu"}
+    assert members.regions.away == {"eu", "asia"}
+    _join(run, "asia")
+    assert members.regions.away == {"eu"}
 
 
 def test_where_nobody_rejoins_who_was_lost_is_remembered_and_stays(
     tmp_path: Path, log: EventLog
 ) -> None:
-    run = Run(tmp_path, log, members={"min": 1, "rejoin": False})
-    run.actors.lose("eu")
+    run = Run(tmp_path, log, absent=["eu"], members={"min": 1, "rejoin": False})
     run.controller.members.go_on(GoneRegions(("eu",)), unhurried=())
-    assert run.controller.members.lost == ["eu"] and run.controller.members.awaited == []
-    assert run.controller.members._returns.due(time.monotonic()) == []
+    assert (
+        run.controller.members.regions.lost == ["eu"]
+        and run.controller.members.regions.awaited == []
+    )
+    assert not _is_due(run, "eu")
 
 
 class _Places:
@@ -481,8 +502,8 @@ def test_who_has_a_notice_leaves_at_a_border_and_is_to_come_back(
     assert drained.kind == "region_drained"
     assert drained.fields == {"region": "eu", "cause": "notice"}
     assert places.given_back == ["eu"] and "eu" not in run.actors.placed
-    assert members.lost == members.awaited == ["eu"] and not members.away
-    assert members._returns.due(time.monotonic()) == ["eu"]
+    assert members.regions.lost == members.regions.awaited == ["eu"] and not members.regions.away
+    assert _is_due(run, "eu")
     run.controller._keep_quorum()
     assert run.controller.quorum.is_paused  # as for any that is lost, without members.min
     run.controller._handle_all({})
@@ -498,7 +519,9 @@ def test_who_has_a_notice_and_comes_to_no_border_is_gone_without_in_time(run: Ru
     _look(run, view)
     assert run.kinds() == ["region_lost"] and places.given_back == ["eu"]
     assert run.actors._idle == {}, "its workers are on that machine"
-    assert run.controller.members.awaited == ["eu"] and not run.controller.members.is_leaving
+    assert (
+        run.controller.members.regions.awaited == ["eu"] and not run.controller.members.is_leaving
+    )
 
 
 def test_for_a_notice_the_averager_moves_before_its_region_leaves(run: Run) -> None:
@@ -560,7 +583,7 @@ def test_a_place_on_a_machine_with_a_notice_is_given_back_before_a_return(run: R
     run.controller._poll()
     places = _notice(run, eu=120.0)
     run.actors.placed["eu"] = "place"  # type: ignore[assignment]
-    run.controller.members._returns.forget("eu")
+    run.controller.members.regions["eu"].backoff.due_s = None
     _look(run, View(("asia", HOME)))
     assert places.given_back == ["eu"] and run.kinds() == ["region_lost"]
 
@@ -570,9 +593,11 @@ def test_a_user_calls_off_the_return_of_who_left_for_a_notice(run: Run) -> None:
     _notice(run, eu=120.0)
     _look(run, view)
     _look(run, view.changed((), ("eu",)))
-    run.controller.members._returns.due(time.monotonic())
+    assert _is_due(run, "eu")
     _look(run, view.changed((), ("eu",)), ("remove", "eu"))
-    assert run.controller.members.awaited == [] and run.controller.members.away == {"eu"}
+    assert run.controller.members.regions.awaited == [] and run.controller.members.regions.away == {
+        "eu"
+    }
 
 
 def test_a_driver_that_was_overtaken_asks_nobody_and_replaces_nobody(

@@ -14,7 +14,7 @@ from geo_ray.runs.requests import (
     request_member_change,
     take_member_requests,
 )
-from geo_ray.runtime.member_policies import MemberPolicy
+from geo_ray.runtime.regions import MemberPolicy
 from tests.support.train_support import experiment_of
 
 REGIONS: list[dict[str, Any]] = [{"name": "us"}, {"name": "eu"}, {"name": "ap"}]

@@ -5,55 +5,44 @@ from __future__ import annotations
 import pytest
 
 from geo_ray.base.errors import RegionLostError
-from geo_ray.runtime.member_policies import FIRST_S, LONGEST_S, QUIET_S, Returns
 from geo_ray.runtime.policies import Quorum
+from geo_ray.runtime.regions import FIRST_S, LONGEST_S, QUIET_S, Backoff
 
 
 def test_the_first_return_is_at_once_and_the_next_ones_wait_twice_as_long() -> None:
-    returns, now_s, waits_s = Returns(), 0.0, []
+    backoff, now_s, waits_s = Backoff(), 0.0, []
     for _ in range(9):
-        waits_s.append(returns.lost("eu", now_s))
-        assert returns.due(now_s + waits_s[-1] - 0.1) == []
+        waits_s.append(backoff.lost(now_s))
+        assert not backoff.take(now_s + waits_s[-1] - 0.1)
         now_s += waits_s[-1]
-        assert returns.due(now_s) == ["eu"]
-        assert returns.due(now_s) == []  # it is on its way
-        returns.joined("eu", now_s)
+        assert backoff.take(now_s)
+        assert not backoff.take(now_s)  # it is on its way
+        backoff.joined(now_s)
         now_s += 20.0  # it flaps
     expected_s = [0.0, *(min(LONGEST_S, FIRST_S * 2**n) for n in range(8))]
     assert waits_s == expected_s
 
 
 def test_a_quiet_time_makes_good_what_was_before() -> None:
-    returns = Returns()
-    returns.lost("eu", 0.0)
-    returns.due(0.0)
-    returns.joined("eu", 8.0)
-    assert returns.lost("eu", 8.0 + QUIET_S - 1) == FIRST_S
+    backoff = Backoff()
+    backoff.lost(0.0)
+    backoff.take(0.0)
+    backoff.joined(8.0)
+    assert backoff.lost(8.0 + QUIET_S - 1) == FIRST_S
     back_s = 8.0 + QUIET_S + FIRST_S
-    assert returns.due(back_s) == ["eu"]
-    returns.joined("eu", back_s)
-    assert returns.lost("eu", back_s + QUIET_S) == 0.0
+    assert backoff.take(back_s)
+    backoff.joined(back_s)
+    assert backoff.lost(back_s + QUIET_S) == 0.0
 
 
 def test_attempts_that_fail_slowly_count_like_others() -> None:
-    returns, now_s, waits_s = Returns(), 0.0, []
+    backoff, now_s, waits_s = Backoff(), 0.0, []
     for _ in range(5):
-        waits_s.append(returns.lost("eu", now_s))
+        waits_s.append(backoff.lost(now_s))
         now_s += waits_s[-1]
-        returns.due(now_s)
+        backoff.take(now_s)
         now_s += 2 * QUIET_S  # until it has failed
     assert waits_s == [0.0, *(FIRST_S * 2**n for n in range(4))]
-
-
-def test_regions_are_counted_apart_and_may_be_forgotten() -> None:
-    returns = Returns()
-    returns.lost("eu", 0.0)
-    returns.due(0.0)
-    assert returns.lost("eu", 1.0) == FIRST_S
-    assert returns.lost("us", 1.0) == 0.0
-    assert returns.due(1.0) == ["us"]
-    returns.forget("eu")
-    assert returns.due(1000.0) == []
 
 
 def see(quorum: Quorum, here: str, awaited: str = "", now_s: float = 0.0, **flags: bool) -> bool:

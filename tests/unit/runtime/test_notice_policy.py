@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.runtime.member_policies import AT_ONCE_S, leave_on_notice
+from geo_ray.runtime.regions import AT_ONCE_S, leave_on_notice
 
 NAMES = ("a", "b", "c", "d")
 some = st.sets(st.sampled_from(NAMES))

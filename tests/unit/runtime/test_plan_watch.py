@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.planning import Sources, make_plan
 from geo_ray.runs.replanning import MembersPlan, can_follow, free_of, plan_of_members
-from geo_ray.runtime.replanning import HomeNow, PlanWatch, ReplanPolicy
+from geo_ray.runtime.replanning import HomeNow, PlanFor, PlanWatch, ReplanPolicy
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog
 from geo_ray.telemetry.events import conform
 
@@ -49,8 +49,31 @@ class Run:
         return plan_of_members(self.run, self.experiment, members, home, interval, standby)
 
 
-def no_move() -> None:
-    pytest.fail("the averager stays")
+class Loop:
+    """Notes what is asked of a run loop."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.told: list[str] = []
+        self.paced: list[int] = []
+        self.moves = 0
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        json.dumps(conform(kind, 0.0, fields).fields)
+        self.events.append({"kind": kind, **fields})
+
+    def show(self, text: str) -> None:
+        self.told.append(text)
+
+    def set_interval(self, interval: int) -> None:
+        self.paced.append(interval)
+
+    def move_averager(self) -> None:
+        self.moves += 1
+
+
+def watch_of(policy: ReplanPolicy, plan_for: PlanFor | None, loop: Loop) -> PlanWatch:
+    return PlanWatch(policy, plan_for, cast(Any, loop))
 
 
 @pytest.fixture(autouse=True)
@@ -60,36 +83,31 @@ def _no_prices_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_it_is_told_what_is_best_for_those_who_are_left(tmp_path: Path) -> None:
-    run, events, told = Run(tmp_path, slower=4.0), list[dict[str, Any]](), list[str]()
-
-    def emit(kind: str, **fields: Any) -> None:
-        json.dumps(conform(kind, 0.0, fields).fields)
-        events.append({"kind": kind, **fields})
-
-    paced: list[int] = []
-    watch = PlanWatch(
-        ReplanPolicy(60.0, 600.0), run.plan_for, emit, told.append, paced.append, no_move
-    )
+    run, loop = Run(tmp_path, slower=4.0), Loop()
+    watch = watch_of(ReplanPolicy(60.0, 600.0), run.plan_for, loop)
     watch.tick(ALL, HomeNow("us"), 0.0)
     for now_s in range(1, 100):
         watch.tick(("eu", "asia"), HomeNow("eu"), float(now_s))
         if watch._open is not None:
             watch._open[1].exception()
     watch.close()
-    event = events.pop()
-    assert [e["kind"] for e in events] == ["interval_changed"] * len(paced)
+    assert not loop.moves
+    event = loop.events.pop()
+    assert [e["kind"] for e in loop.events] == ["interval_changed"] * len(loop.paced)
     assert event["kind"] == "replanned" and event["regions"] == ["asia", "eu"]
     assert event["changed"] and event["gain"] > 0.05 and event["averager"] in ("eu", "asia")
-    line = told.pop()
+    line = loop.told.pop()
     assert "planned anew for asia, eu" in line and "workers" in line and " rows a step" in line
 
 
 def test_a_run_without_a_plan_is_left_alone(tmp_path: Path) -> None:
-    watch = PlanWatch(ReplanPolicy(0.0, 0.0), None, *[pytest.fail] * 4)
+    loop = Loop()
+    watch = watch_of(ReplanPolicy(0.0, 0.0), None, loop)
     watch.tick(ALL, HomeNow("us"), 0.0)
     watch.tick(("us",), HomeNow("us"), 1.0)
     watch.home_moved()
     watch.close()
+    assert not loop.events and not loop.told and not loop.paced and not loop.moves
 
 
 def test_the_question_is_for_those_who_take_part(tmp_path: Path) -> None:
@@ -112,7 +130,7 @@ def test_the_question_is_for_those_who_take_part(tmp_path: Path) -> None:
 
 def test_an_interval_that_is_far_from_the_best_is_changed_as_the_run_goes(tmp_path: Path) -> None:
     """With the machines as they are; the next question begins with the new one."""
-    run, events, told, paced = Run(tmp_path), list[str](), list[str](), list[int]()
+    run, loop = Run(tmp_path), Loop()
     assert can_follow(run.experiment)
     rare = run.plan_for(ALL, run.plan.averager, 1)
     assert rare.as_it_goes is not None and rare.as_it_goes.changed and rare.as_it_goes.gain > 0.05
@@ -124,25 +142,22 @@ def test_an_interval_that_is_far_from_the_best_is_changed_as_the_run_goes(tmp_pa
     again = run.plan_for(ALL, run.plan.averager, best)
     assert again.as_it_goes is not None and not again.as_it_goes.changed
 
-    def emit(kind: str, **fields: Any) -> None:
-        conform(kind, 0.0, fields)
-        events.append(kind)
-
     def plan_for(
         members: Collection[str], home: str, interval: int | None, standby: str | None
     ) -> MembersPlan:
         return run.plan_for(members, home, interval or 1)
 
-    watch = PlanWatch(ReplanPolicy(0.0, 5.0), plan_for, emit, told.append, paced.append, no_move)
+    watch = watch_of(ReplanPolicy(0.0, 5.0), plan_for, loop)
     for now_s in range(40):
         watch.tick(ALL if now_s < 10 else ("us", "eu"), HomeNow("us"), float(now_s))
         if watch._open is not None:
             watch._open[1].exception()
     watch.home_moved()  # the new one may not have heard it
     watch.close()
-    assert len(paced) == 2 and paced[0] == paced[1] > 1
-    assert events.count("interval_changed") == 1
-    assert any(f"the interval is {paced[0]} instead of 1 from now on" in line for line in told)
+    assert len(loop.paced) == 2 and loop.paced[0] == loop.paced[1] > 1 and not loop.moves
+    assert [e["kind"] for e in loop.events].count("interval_changed") == 1
+    line = f"the interval is {loop.paced[0]} instead of 1 from now on"
+    assert any(line in told for told in loop.told)
 
 
 def test_what_cannot_follow_is_told_only(tmp_path: Path) -> None:
@@ -163,7 +178,7 @@ def test_a_run_that_is_resumed_with_a_pace_is_planned_anew_for_those_who_are_the
         asked.append((tuple(members), interval))
         return run.plan_for(members, home, interval)
 
-    watch = PlanWatch(ReplanPolicy(60.0, 600.0), plan_for, lambda *_, **__: None, str, str, str)
+    watch = watch_of(ReplanPolicy(60.0, 600.0), plan_for, Loop())
     for now_s in range(200):
         watch.tick(ALL, HomeNow("us"), float(now_s), None if now_s < 3 else 512)
         if watch._open is not None:
@@ -174,7 +189,7 @@ def test_a_run_that_is_resumed_with_a_pace_is_planned_anew_for_those_who_are_the
 
 def test_an_answer_for_others_than_those_who_are_there_by_now_is_dropped(tmp_path: Path) -> None:
     """A region came back, or the averager moved, while the run was planned; it is planned again."""
-    paced, asked = list[int](), list[tuple[tuple[str, ...], str]]()
+    loop, asked = Loop(), list[tuple[tuple[str, ...], str]]()
     may_answer = threading.Event()
     planned = Run(tmp_path).plan_for(("us", "eu"), "us", 1)
 
@@ -185,10 +200,8 @@ def test_an_answer_for_others_than_those_who_are_there_by_now_is_dropped(tmp_pat
         assert may_answer.wait(60.0)
         return planned
 
-    def no_event(kind: str, **fields: object) -> None: ...
-
     policy = ReplanPolicy(0.0, 5.0)
-    watch = PlanWatch(policy, plan_for, no_event, str, paced.append, no_move)
+    watch = watch_of(policy, plan_for, loop)
     us, eu = HomeNow("us"), HomeNow("eu")
     looks = [(ALL, us), (("us", "eu"), us), (ALL, us)]  # back before there was an answer
     looks += [(("us", "eu"), us)] * 4 + [(("us", "eu"), eu)] * 12
@@ -200,11 +213,11 @@ def test_an_answer_for_others_than_those_who_are_there_by_now_is_dropped(tmp_pat
             watch._open[1].result()
     watch.close()
     assert asked == [(("eu", "us"), "us"), (("eu", "us"), "us"), (("eu", "us"), "eu")]
-    assert len(paced) == 1
+    assert len(loop.paced) == 1 and not loop.moves
 
 
 def test_the_averager_moves_to_its_standby_where_that_is_better(tmp_path: Path) -> None:
-    run, events, told, moved = Run(tmp_path), list[dict[str, Any]](), list[str](), list[int]()
+    run, loop = Run(tmp_path), Loop()
     free = free_of(run.experiment, "eu")
     assert free.averagers == ("eu",) and not free_of(run.experiment, None).averagers
     behind = run.experiment.averager.model_copy(update={"max_divergence": 1.0})
@@ -212,23 +225,17 @@ def test_the_averager_moves_to_its_standby_where_that_is_better(tmp_path: Path) 
     alone = run.plan_for(ALL, "asia", 1).as_it_goes
     assert alone is not None and alone.plan.averager == "asia"
 
-    def emit(kind: str, **fields: Any) -> None:
-        events.append({"kind": kind, **conform(kind, 0.0, fields).fields})
-
     def plan_for(
         members: Collection[str], home: str, interval: int | None, standby: str | None
     ) -> MembersPlan:
         return run.plan_for(members, home, 1, standby)
 
-    def move() -> None:
-        moved.append(1)
-
-    watch = PlanWatch(ReplanPolicy(0.0, 5.0), plan_for, emit, told.append, lambda _: None, move)
+    watch = watch_of(ReplanPolicy(0.0, 5.0), plan_for, loop)
     for now_s in range(40):
         watch.tick(("us", "asia") if now_s else ALL, HomeNow("asia", "us"), float(now_s))
         if watch._open is not None:
             watch._open[1].exception()
     watch.close()
-    (sent,) = [event for event in events if event["kind"] == "averager_moves"]
-    assert moved == [1] and (sent["before"], sent["averager"]) == ("asia", "us")
-    assert any("the averager moves from asia to us" in line for line in told)
+    (sent,) = [event for event in loop.events if event["kind"] == "averager_moves"]
+    assert loop.moves == 1 and (sent["before"], sent["averager"]) == ("asia", "us")
+    assert any("the averager moves from asia to us" in line for line in loop.told)

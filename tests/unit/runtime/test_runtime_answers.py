@@ -10,11 +10,11 @@ import torch
 
 from geo_ray.base.errors import DeadlineExceededError, InvariantError, LinkDownError
 from geo_ray.runtime.exchange.base import Answers
-from geo_ray.strategies.state import Reply
+from geo_ray.training.messages import ReplyMessage
 
 
-def reply(seq: int) -> Reply:
-    return Reply("eu", seq, 1, 1, torch.zeros(1))
+def reply(seq: int) -> ReplyMessage:
+    return ReplyMessage("eu", seq, 1, 1, torch.zeros(1))
 
 
 def test_an_answer_that_takes_long_is_waited_for_while_there_is_a_connection() -> None:

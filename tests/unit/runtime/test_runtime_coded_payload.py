@@ -13,7 +13,7 @@ from geo_ray.base.errors import FrameError
 from geo_ray.codecs.base import Coded, LossyBlocks
 from geo_ray.codecs.dgt import Dgt
 from geo_ray.runtime.exchange import messages
-from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 
 DATA_B = torch.arange(7, dtype=torch.uint8)
@@ -24,19 +24,19 @@ LOOSE = LossyBlocks(
 )
 TIGHT = Coded("topk", 4, DATA_B)
 PARTS = Coded("dgt", 4, DATA_B, LOOSE)
-UPDATE = Update("eu", 2, 7, 5, 64, torch.empty(0), coded=PARTS, against=5)
+UPDATE = UpdateMessage("eu", 2, 7, 5, 64, torch.empty(0), coded=PARTS, against=5)
 
 
 def over_the_wire(meta: Meta) -> Meta:
     return decode_meta(encode_meta(meta))
 
 
-def trip(message: Update | Reply) -> Any:
+def trip(message: UpdateMessage | ReplyMessage) -> Any:
     payload = bytes(messages.payload_bytes(message))
     assert len(payload) == message.size_bytes + (
         0 if message.coded is None or message.coded.lossy is None else 4 * 3
     )
-    if isinstance(message, Update):
+    if isinstance(message, UpdateMessage):
         return messages.read_update(over_the_wire(messages.update_meta(message)), payload)
     return messages.read_reply(over_the_wire(messages.reply_meta(message)), payload)
 
@@ -53,7 +53,7 @@ def same_coded(a: Coded, b: Coded) -> bool:
 @pytest.mark.parametrize("against", [None, 0, 5])
 def test_a_coded_payload_survives_the_trip(coded: Coded, against: int | None) -> None:
     update = replace(UPDATE, coded=coded, against=against)
-    reply = Reply("eu", 7, 6, 128, torch.empty(0), coded=coded, against=against)
+    reply = ReplyMessage("eu", 7, 6, 128, torch.empty(0), coded=coded, against=against)
     for message in (update, reply):
         found = trip(message)
         assert same_coded(found.coded, coded) and found.against == against

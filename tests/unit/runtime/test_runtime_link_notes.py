@@ -74,9 +74,6 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
     """Its successor, or a region that is back, counts from 0; the sums of a link do not."""
     notes, totals = LinkNotes(tmp_path / "links.json"), LinkTotals()
 
-    def emit(kind: str, *, src: str, dst: str, bytes_by_class: dict[str, int]) -> None:
-        totals.feed(src, dst, bytes_by_class)
-
     silent = asdict(LinkEstimator().snapshot(0.0))
     for sent in (
         {"data": 10},
@@ -88,17 +85,13 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
         {"data": 3},
     ):
         told = {"eu": {"us": {"bytes_out": sent, "estimate": silent}}}
-        notes.hear(told, emit, force=True)
+        for link in notes.hear(told, force=True):
+            totals.feed(*link)
     assert totals.by_class() == {"background": 5, "data": 1000 + 1100 + 3}
 
 
 def test_another_driver_counts_on_from_what_the_one_before_told(tmp_path: Path) -> None:
     """One bridge is that of then, and has sent more; the other one has replaced it since."""
-    told: dict[tuple[str, str], dict[str, int]] = {}
-
-    def emit(kind: str, src: str, dst: str, bytes_by_class: dict[str, int]) -> None:
-        told[src, dst] = bytes_by_class
-
     notes = LinkNotes(tmp_path / "links.json")
     notes.go_on({("eu", "us"): {"control": 70}, ("us", "eu"): {"bulk": 90, "control": 5}})
     estimate = asdict(LinkEstimator().snapshot(0.0))
@@ -107,6 +100,6 @@ def test_another_driver_counts_on_from_what_the_one_before_told(tmp_path: Path) 
             "eu": {"us": {"bytes_out": {"control": sent}, "estimate": estimate}},
             "us": {"eu": {"bytes_out": {"bulk": sent - 80}, "estimate": estimate}},
         }
-        notes.hear(links, emit, force=True)
+        told = {(src, dst): sums for src, dst, sums in notes.hear(links, force=True)}
         assert told["eu", "us"] == {"control": sent}
         assert told["us", "eu"] == {"bulk": 90 + sent - 100, "control": 5}

@@ -12,14 +12,14 @@ import torch
 from geo_ray.base.errors import FrameError, GeoRayError, NonFiniteError
 from geo_ray.base.types import Span, StepReport
 from geo_ray.runtime.exchange import messages
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.effects import Assignment
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.shard import Contribution
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 
-UPDATE = Update("eu", 2, 7, 5, 64, torch.arange(5.0), final=True, fragment=3, grad_sq=2.5)
-REPLY = Reply("eu", 7, 6, 128, torch.arange(5.0), True, stop=True, checkpoint=4, halt=True)
+UPDATE = UpdateMessage("eu", 2, 7, 5, 64, torch.arange(5.0), final=True, fragment=3, grad_sq=2.5)
+REPLY = ReplyMessage("eu", 7, 6, 128, torch.arange(5.0), True, stop=True, checkpoint=4, halt=True)
 
 
 def over_the_wire(meta: Meta) -> Meta:
@@ -42,7 +42,7 @@ def test_update() -> None:
 
 @pytest.mark.parametrize("checkpoint", [None, 0, 4])
 def test_reply(checkpoint: int | None) -> None:
-    reply = Reply("eu", 7, 6, 128, torch.ones(3), checkpoint=checkpoint)
+    reply = ReplyMessage("eu", 7, 6, 128, torch.ones(3), checkpoint=checkpoint)
     meta = over_the_wire(messages.reply_meta(reply))
     assert same(messages.read_reply(meta, messages.as_bytes(reply.payload_P)), reply)
 

@@ -21,7 +21,6 @@ from geo_ray.runtime.exchange.upload_scheduling import (
     read_ask,
     read_bundle,
 )
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.command_log import (
     Appoint,
     AveragerTwin,
@@ -49,12 +48,13 @@ from geo_ray.training.failover import (
     StandbyMessage,
 )
 from geo_ray.training.membership import MemberChange
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.uploads import UploadRequest as Transfer
 from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, Message
 
-UPDATE = Update("a", 2, 7, 5, 32, torch.tensor([1.0, -2.0]), final=True)
-REPLY = Reply("a", 7, 9, 32, torch.tensor([0.5, 3.0]), checkpoint=4, dropped=True)
-PART = Update("b", 1, 3, 5, 0, torch.empty(0))
+UPDATE = UpdateMessage("a", 2, 7, 5, 32, torch.tensor([1.0, -2.0]), final=True)
+REPLY = ReplyMessage("a", 7, 9, 32, torch.tensor([0.5, 3.0]), checkpoint=4, dropped=True)
+PART = UpdateMessage("b", 1, 3, 5, 0, torch.empty(0))
 
 WORDS: list[StandbyMessage] = [
     AveragerRequest(TakeIn(UPDATE), again=True),
@@ -231,11 +231,11 @@ def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
 
 def test_only_equal_answers_are_bundled() -> None:
     payload_P = torch.ones(2)
-    alike = [Reply(to, seq, 9, 0, payload_P, own=True) for to, seq in (("a", 3), ("b", 4))]
+    alike = [ReplyMessage(to, seq, 9, 0, payload_P, own=True) for to, seq in (("a", 3), ("b", 4))]
     assert can_bundle(alike)
     assert read_bundle(bundle_meta(alike), payload_P) == tuple(alike)
-    other = Reply("c", 1, 9, 0, torch.ones(2), own=True)
-    marked = Reply("c", 1, 9, 0, payload_P, own=True, checkpoint=1)
+    other = ReplyMessage("c", 1, 9, 0, torch.ones(2), own=True)
+    marked = ReplyMessage("c", 1, 9, 0, payload_P, own=True, checkpoint=1)
     assert not can_bundle([*alike, other])
     assert not can_bundle([*alike, marked])
     with pytest.raises(FrameError):

@@ -13,7 +13,7 @@ import torch
 from geo_ray.base.errors import FrameError, InvariantError
 from geo_ray.codecs.base import Coded
 from geo_ray.runtime.bridge_client import AskedOnce, PlacedReplies, Uplink
-from geo_ray.strategies.state import Reply, Update
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import LanClient, LanConnection, LanServer
 from geo_ray.transport.wire.fields import Meta
@@ -41,7 +41,7 @@ class FakeAverager:
         else:
             update = self.placed.read(conn, meta, payload)
             self.seen_P = update.payload_P.clone()
-            reply = Reply(
+            reply = ReplyMessage(
                 "eu", update.seq, 1, 8, 2 * update.payload_P, coded=self.coded,
                 carried_E=update.carried_E, carried_share=0.25,
             )  # fmt: skip
@@ -69,8 +69,8 @@ def uplink(averager: FakeAverager, request: pytest.FixtureRequest) -> Iterator[U
         yield Uplink(client)
 
 
-def update(size: int = SIZE, **fields: Any) -> Update:
-    return Update("eu", 1, 3, 0, 8, torch.arange(size, dtype=torch.float32), **fields)
+def update(size: int = SIZE, **fields: Any) -> UpdateMessage:
+    return UpdateMessage("eu", 1, 3, 0, 8, torch.arange(size, dtype=torch.float32), **fields)
 
 
 def test_neither_payload_crosses_the_socket(uplink: Uplink, averager: FakeAverager) -> None:
@@ -158,12 +158,12 @@ def test_an_answer_of_another_host_s_configuration_still_comes() -> None:
 def test_an_update_that_is_said_again_is_on_its_way_once() -> None:
     asked, seen, going = AskedOnce(), [], threading.Event()
 
-    def exchange(given: Update) -> Reply:
+    def exchange(given: UpdateMessage) -> ReplyMessage:
         seen.append(given.seq)
         assert going.wait(WAIT_S)
-        return Reply("eu", given.seq, 1, 8, torch.zeros(1))
+        return ReplyMessage("eu", given.seq, 1, 8, torch.zeros(1))
 
-    told: list[Reply] = []
+    told: list[ReplyMessage] = []
     threads = [
         threading.Thread(target=lambda: told.append(asked.ask(update(), exchange)))
         for _ in range(3)
@@ -178,9 +178,12 @@ def test_an_update_that_is_said_again_is_on_its_way_once() -> None:
 
 
 def test_an_update_that_was_refused_is_asked_again() -> None:
-    asked, answers = AskedOnce(), [FrameError("not now"), Reply("eu", 3, 1, 8, torch.zeros(1))]
+    asked, answers = (
+        AskedOnce(),
+        [FrameError("not now"), ReplyMessage("eu", 3, 1, 8, torch.zeros(1))],
+    )
 
-    def exchange(_: Update) -> Reply:
+    def exchange(_: UpdateMessage) -> ReplyMessage:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

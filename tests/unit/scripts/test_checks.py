@@ -162,6 +162,16 @@ def test_ctrl_c_lets_all_parts_clean_up(
     assert out.count("cleaned\n") == 2
 
 
+def test_the_slowest_files_of_all_parts_are_listed(start: Start) -> None:
+    one = "echo 'CPU    12.5 s     3 tests tests/a.py'; echo 'CPU     9.0 s     1 tests tests/c.py'"
+    out, _ = start(
+        [[{"a": one}, {"b": "echo 'CPU   110.0 s    40 tests tests/b.py'"}]]
+    ).communicate()
+    said, _ = out.split("---------- all parts\n")
+    listed = said.split("---------- files that took most CPU\n")[1].splitlines()
+    assert [line.split()[-1] for line in listed] == ["tests/b.py", "tests/a.py", "tests/c.py"]
+
+
 def test_skipped_tests_are_listed_before_the_parts(start: Start) -> None:
     skip = "printf '\\033[33mSKIPPED\\033[0m [2] tests/x.py:7: no browser\\n== 2 skipped ==\\n'"
     out, _ = start([[{"a": skip}, {"b": "true"}]]).communicate()

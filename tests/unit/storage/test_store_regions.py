@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from geo_ray.runtime.checkpoints import StoreTraffic
 from geo_ray.storage.manifest import PartInfo
 from geo_ray.storage.places import StoreRegions
@@ -38,7 +41,8 @@ def test_it_is_counted_with_what_bridges_send() -> None:
         assert kind == "wan"
         totals.feed(src, dst, bytes_by_class)
 
-    traffic = StoreTraffic(StoreRegions("b"), emit)
+    loop: Any = SimpleNamespace(emit=emit)
+    traffic = StoreTraffic(StoreRegions("b"), loop)
     totals.feed("c", "b", {"update": 5})
     traffic.resumed(PARTS, "a")
     traffic.saved(PARTS, "a")
@@ -52,5 +56,5 @@ def test_it_is_counted_with_what_bridges_send() -> None:
     }
     assert totals.by_class()["checkpoint"] == 1010 + 10 + 1010 + 30 + 60
     assert told == 2 + 2 + 2
-    StoreTraffic(None, emit).saved(PARTS, "a")
+    StoreTraffic(None, loop).saved(PARTS, "a")
     assert told == 6

@@ -17,7 +17,7 @@ def _hub() -> AveragerState:
 
 def _say(averager: AveragerState, region: str, fragment: int, now_s: float) -> list[str]:
     averager.now_s = now_s
-    update = Update(region, 1, 1, 0, 8, torch.ones(2), False, fragment, steps=1)
+    update = Update(region, torch.ones(2), 8, fragment=fragment, steps=1)
     return [reply.to for reply in RULE.on_update(averager, update)]
 
 
@@ -39,7 +39,7 @@ def test_a_fragment_below_its_quorum_is_not_taken_with_another() -> None:
     rule = RULE.model_copy(update={"quorum": 2})
     averager = _hub()
     updates = [
-        Update(name, 1, 1, 0, 8, torch.ones(2), False, fragment, steps=1)
+        Update(name, torch.ones(2), 8, fragment=fragment, steps=1)
         for name, fragment in (("a", 0), ("b", 0), ("c", 1))
     ]
     assert [rule.on_update(averager, update) for update in updates[:2]] == [[], []]

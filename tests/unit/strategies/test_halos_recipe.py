@@ -43,10 +43,8 @@ def local_positions(pushes: list[float]) -> list[float]:
 
 def global_positions(pushes: list[float]) -> list[float]:
     averager, rule, at, found = AveragerState(("a",)), Halos(), 0.0, []
-    for seq, push in enumerate(pushes, 1):
-        (reply,) = rule.on_update(
-            averager, Update("a", 1, seq, averager.version, 8, torch.tensor([push]))
-        )
+    for push in pushes:
+        (reply,) = rule.on_update(averager, Update("a", torch.tensor([push]), 8))
         at -= float(reply.payload_P)
         found.append(at)
     return found

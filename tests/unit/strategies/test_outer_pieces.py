@@ -26,9 +26,9 @@ def rounds(config: OneOuter, size: int, averager: AveragerState) -> list[Tensor]
     """What three rounds answer."""
     generator = torch.Generator().manual_seed(size)
     answers = []
-    for seq in (1, 2, 3):
+    for _ in range(3):
         updates = [
-            Update(region, 1, seq, 0, 1 + rows, torch.randn(size, generator=generator))
+            Update(region, torch.randn(size, generator=generator), 1 + rows)
             for rows, region in enumerate(REGIONS)
         ]
         replies = outer_round(averager, updates, "samples", config)
@@ -59,7 +59,7 @@ def test_an_answer_lies_where_the_one_before_lay_once_nobody_holds_that() -> Non
     averager = AveragerState(("here",), room=ReusedMemory().tensor)
 
     def answer() -> Tensor:
-        update = Update("here", 1, 1, 0, 1, torch.randn(size))
+        update = Update("here", torch.randn(size), 1)
         return outer_round(averager, [update], "uniform", OuterNesterov())[0].payload_P
 
     first_P = answer()
@@ -76,9 +76,9 @@ def test_a_region_adopts_the_outer_model(size: int) -> None:
     region = RegionState(params_P, lambda grad_P: None)
     anchor_P = local_steps.anchor(region).clone()
     params_P.add_(1.0)
-    local_steps.adopt(region, Reply("here", 1, 1, 1, change_P))
+    local_steps.adopt(region, Reply("here", change_P, 1))
     assert torch.equal(local_steps.anchor(region), anchor_P - change_P)
     assert torch.equal(region.params_P, anchor_P - change_P)
     for wrong in (size + 1, size + local_steps._PIECE):
         with pytest.raises((RuntimeError, ValueError)):
-            local_steps.adopt(region, Reply("here", 1, 1, 1, torch.ones(wrong)))
+            local_steps.adopt(region, Reply("here", torch.ones(wrong), 1))

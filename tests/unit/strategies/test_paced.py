@@ -10,7 +10,7 @@ from geo_ray.strategies.state import AveragerState, Update
 
 def round_of(*times: tuple[float, float]) -> list[Update]:
     return [
-        Update(f"r{i}", 1, 1, 0, 1, torch.zeros(1), step_s=step_s, exchange_s=exchange_s)
+        Update(f"r{i}", torch.zeros(1), 1, step_s=step_s, exchange_s=exchange_s)
         for i, (step_s, exchange_s) in enumerate(times)
     ]
 

@@ -35,11 +35,9 @@ class Sites:
         self._seq[name] += 1
         update = Update(
             name,
-            1,
-            self._seq[name],
-            self.version[name],
-            rows,
             torch.ones(4) if payload_P is None else payload_P,
+            rows,
+            self.state.version - self.version[name],
             steps=self.rule.interval,
             step_s=step_s,
             # The exchange before this one: there was none before the first.
@@ -47,7 +45,7 @@ class Sites:
         )
         replies = self.rule.on_update(self.state, update)
         for reply in replies:
-            self.version[reply.to] = reply.version
+            self.version[reply.to] = self.state.version
         return replies
 
     def tiers(self) -> dict[str, float] | None:
@@ -71,7 +69,7 @@ def test_fedavg_weighs_sites_by_the_rows_that_they_stand_for(weights: str, first
 
 
 def test_the_rows_of_a_round_stand_in_where_nobody_knows_the_data() -> None:
-    updates = [Update(name, 1, 1, 0, rows, torch.ones(1)) for name, rows in (("a", 6), ("b", 2))]
+    updates = [Update(name, torch.ones(1), rows) for name, rows in (("a", 6), ("b", 2))]
     for known in ({}, {"a": 5.0}):
         assert site_shares(AveragerState(("a", "b"), data_rows=known), updates, "data") == [
             0.75,

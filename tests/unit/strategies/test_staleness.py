@@ -32,11 +32,9 @@ class Hub:
     def __init__(self, bound: int | None) -> None:
         self.rule = AsyncLocalSgd(by_speed=False, staleness=Staleness(bound=bound))
         self.state = AveragerState(("a", "b", "c"))
-        self.seq = dict.fromkeys("abc", 0)
 
     def say(self, region: str, *, final: bool = False) -> list[str]:
-        self.seq[region] += 1
-        update = Update(region, 1, self.seq[region], 0, 4, torch.ones(3), final)
+        update = Update(region, torch.ones(3), 4, final=final)
         global_model.publish(self.state, update.payload_P)
         return [r.to for r in self.rule.answers(self.state, update)]
 
@@ -71,7 +69,7 @@ def test_last_words_are_answered_together_with_everything():
 
 def test_an_answer_holds_what_the_region_has_not_heard():
     state = AveragerState(("a", "b"))
-    ask = {r: Update(r, 1, 1, 0, 1, torch.zeros(2)) for r in "ab"}
+    ask = {r: Update(r, torch.zeros(2), 1) for r in "ab"}
     global_model.publish(state, torch.tensor([1.0, 2.0]))
     assert global_model.answer(state, ask["a"]).payload_P.tolist() == [1.0, 2.0]
     global_model.publish(state, torch.tensor([10.0, 0.0]))

@@ -17,8 +17,8 @@ from geo_ray.runtime.exchange.messages import (
     reply_meta,
     update_meta,
 )
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.checkpoint_parts import load_messages, save_messages
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.model_buffers import AveragerCarry
 from geo_ray.training.parameters import CarryLayout
 from geo_ray.training.state_guard import (
@@ -140,8 +140,8 @@ def test_a_value_that_changes_its_shape_is_named() -> None:
 # ------------------------------------------------------------------ on its way
 
 CARRIED = torch.arange(72, dtype=torch.uint8)
-UPDATE = Update("a", 1, 2, 0, 8, torch.randn(5), carried_E=CARRIED)
-REPLY = Reply("a", 2, 1, 8, torch.randn(5), carried_E=CARRIED, carried_share=0.25)
+UPDATE = UpdateMessage("a", 1, 2, 0, 8, torch.randn(5), carried_E=CARRIED)
+REPLY = ReplyMessage("a", 2, 1, 8, torch.randn(5), carried_E=CARRIED, carried_share=0.25)
 
 
 def test_messages_bring_it_behind_their_payload() -> None:
@@ -155,7 +155,7 @@ def test_messages_bring_it_behind_their_payload() -> None:
 
 
 def test_without_it_a_header_says_nothing_of_it() -> None:
-    plain = Update("a", 1, 2, 0, 8, torch.randn(5))
+    plain = UpdateMessage("a", 1, 2, 0, 8, torch.randn(5))
     assert "carried_bytes" not in update_meta(plain)
     assert read_update(update_meta(plain), payload_bytes(plain)).carried_E.numel() == 0
 
@@ -168,10 +168,13 @@ def test_a_size_that_does_not_fit_is_refused(size: Any) -> None:
 
 
 def test_saved_messages_have_it_once_where_they_share_it() -> None:
-    replies = [REPLY, Reply("b", 3, 1, 8, REPLY.payload_P, carried_E=CARRIED, carried_share=0.75)]
+    replies = [
+        REPLY,
+        ReplyMessage("b", 3, 1, 8, REPLY.payload_P, carried_E=CARRIED, carried_share=0.75),
+    ]
     tensors, rows = save_messages("answers", replies)
     assert sum(name.endswith("/carried") for name in tensors) == 1
-    back = load_messages(Reply, tensors, rows)
+    back = load_messages(ReplyMessage, tensors, rows)
     assert [reply.carried_share for reply in back] == [0.25, 0.75]
     assert all(torch.equal(reply.carried_E, CARRIED) for reply in back)
 
@@ -180,13 +183,13 @@ def test_the_averager_refuses_what_is_not_finite_or_has_another_size() -> None:
     layout = layout_of(Net())
     carry = AveragerCarry(layout)
     good_E = layout.read(Net())[: layout.exchanged_bytes]
-    carry.check(Update("a", 1, 1, 0, 4, torch.zeros(1), carried_E=good_E))
+    carry.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), carried_E=good_E))
     with pytest.raises(InvariantError, match="carried bytes"):
-        carry.check(Update("a", 1, 1, 0, 4, torch.zeros(1), carried_E=good_E[:-1]))
+        carry.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), carried_E=good_E[:-1]))
     bad_E = good_E.clone()
     bad_E[:4].view(torch.float32).fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="carries"):
-        carry.check(Update("a", 1, 1, 0, 4, torch.zeros(1), carried_E=bad_E))
+        carry.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), carried_E=bad_E))
 
 
 def test_a_region_without_rows_keeps_its_weight_and_one_that_left_has_none() -> None:
@@ -196,16 +199,16 @@ def test_a_region_without_rows_keeps_its_weight_and_one_that_left_has_none() -> 
         with torch.no_grad():
             net.norm.running_mean.fill_(value)
         vector_E = layout.read(net)[: layout.exchanged_bytes]
-        carry.take(Update(region, 1, 1, 0, rows, torch.zeros(1), carried_E=vector_E))
-    (reply,) = carry.beside([Reply("a", 1, 1, 0, torch.zeros(1))])
+        carry.take(UpdateMessage(region, 1, 1, 0, rows, torch.zeros(1), carried_E=vector_E))
+    (reply,) = carry.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
     assert reply.carried_share == 0.25
     assert reply.carried_E[:12].view(torch.float32).tolist() == [0.25 * 3.0 + 0.75 * 5.0] * 3
     restored = AveragerCarry(layout)
     restored.restore(*carry.export())
-    (again,) = restored.beside([Reply("a", 1, 1, 0, torch.zeros(1))])
+    (again,) = restored.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
     assert torch.equal(again.carried_E, reply.carried_E)
     restored.leave("b")
-    (alone,) = restored.beside([Reply("a", 1, 1, 0, torch.zeros(1))])
+    (alone,) = restored.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
     assert alone.carried_share == 1.0 and alone.carried_E[:4].view(torch.float32).item() == 3.0
 
 

@@ -23,6 +23,7 @@ from geo_ray.strategies.state import AveragerState, Update
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
 from geo_ray.training.effects import Assignment, SendUpdate
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.optimizers import AdamW, Momentum, Sgd
 from geo_ray.training.parameters import digest, read_parameters
 from geo_ray.training.payload_encoding import WirePlan
@@ -137,7 +138,7 @@ class Plane:
         report = StepReport(answer.span, result.loss, 0.0, result.refused)
         self._take(name, region.server.push(answer.worker, report))
 
-    def _on_update(self, update: Update) -> None:
+    def _on_update(self, update: UpdateMessage) -> None:
         for reply in self.averager.on_update(update):
             self._queue.append(
                 lambda reply=reply: self._take(
@@ -271,19 +272,19 @@ def test_ama_of_one_moment_is_sma_with_equal_weights():
             )
             shard.state.since_send = 1
             out = shard.outgoing()
-            updates.append(Update(name, 1, t + 1, t, BATCH, out.payload_P))
+            updates.append(Update(name, out.payload_P, BATCH))
         mean_P = weighted_mean(updates, "uniform")
         for update in updates:  # so that the averager knows both of this moment
             strategy.on_update(state, update)
         for update in updates:
             (reply,) = strategy.on_update(state, update)
-            shards[update.region].merge(reply)
+            shards[update.region].merge(ReplyMessage.sending(reply, seq=1, version=1))
             assert near(shards[update.region].params_S, mean_P)
-    final = [Update(n, 1, 9, 0, 1 + i, s.finish().payload_P, True) for i, (n, s) in
+    final = [Update(n, s.finish().payload_P, 1 + i, final=True) for i, (n, s) in
              enumerate(shards.items())]  # fmt: skip
     assert strategy.on_update(state, final[0]) == []
     for reply in strategy.on_update(state, final[1]):
-        shards[reply.to].merge(reply)
+        shards[reply.to].merge(ReplyMessage.sending(reply, seq=9, version=9))
         assert torch.equal(shards[reply.to].params_S, weighted_mean(final, "uniform"))
 
 

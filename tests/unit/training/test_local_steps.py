@@ -10,7 +10,7 @@ from geo_ray.data.tasks.digits import Digits
 from geo_ray.strategies.decoupled import combined
 from geo_ray.training.optimizers import Momentum, Sgd
 from geo_ray.training.parameters import read_parameters
-from geo_ray.training.worker import LocalSteps, StepResult, Worker, coded_step
+from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
 
 TASK = Digits(Digits.Options(width=2))
 TRAIN = TASK.dataset(0).train
@@ -27,7 +27,7 @@ def worker() -> Worker:
 
 @pytest.mark.parametrize("optimizer", [Sgd(lr=0.1), Momentum(lr=0.05)], ids=lambda o: o.kind)
 def test_a_push_is_what_the_steps_changed_and_the_parameters_are_as_before(optimizer):
-    local = LocalSteps(worker(), optimizer, 3)
+    local = LocalStepsWorker(worker(), optimizer, 3)
     plain = torch.nn.Parameter(START_P.clone())
     momentum = getattr(optimizer, "momentum", 0.0)
     torch_optimizer = torch.optim.SGD([plain], lr=optimizer.lr, momentum=momentum)
@@ -55,7 +55,7 @@ def test_a_step_that_must_not_be_used_spoils_the_push_and_changes_nothing():
             return super().step(columns, span) if good else StepResult(None, "loss_not_finite")
 
     inner = Sometimes(TASK, START_P.clone(), torch.zeros_like(START_P), region="a", seed=0)
-    result = LocalSteps(inner, Sgd(lr=0.1), 3).step(rows(Span(0, 12)), Span(0, 12))
+    result = LocalStepsWorker(inner, Sgd(lr=0.1), 3).step(rows(Span(0, 12)), Span(0, 12))
     assert result.loss is None and result.refused == "loss_not_finite"
     assert torch.equal(inner.params_P, START_P)
 

@@ -14,7 +14,7 @@ from geo_ray.strategies.sma import Sma
 from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, RateSchedule, Sgd, lasting
 from geo_ray.training.parameters import read_parameters
 from geo_ray.training.shard import Contribution, Shard
-from geo_ray.training.worker import LocalSteps, Worker
+from geo_ray.training.worker import LocalStepsWorker, Worker
 
 WARM = RateSchedule(warmup_steps=4, steps=14, last=0.2)
 
@@ -87,7 +87,7 @@ def test_a_worker_reads_its_place_from_the_stream():
 
     def change(span: Span) -> torch.Tensor:
         worker = Worker(task, start_P.clone(), torch.zeros_like(start_P), region="a", seed=0)
-        local = LocalSteps(worker, Sgd(lr=1e-3, schedule=WARM), 2, region_rows=8)
+        local = LocalStepsWorker(worker, Sgd(lr=1e-3, schedule=WARM), 2, region_rows=8)
         columns = {n: np.concatenate([column[:4], column[:4]]) for n, column in train.items()}
         local.step(columns, span)
         return local.grad_P.clone()

@@ -11,7 +11,7 @@ import torch
 
 from geo_ray.base.errors import RegionLostError
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.strategies.state import AveragerState, Reply, Update
+from geo_ray.strategies.state import AveragerState
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import (
     Begun,
@@ -31,6 +31,7 @@ from geo_ray.training.failover import (
     StandbyNode,
 )
 from geo_ray.training.membership import AveragerHome, MemberChange
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 
 MEMBERS, ALL = ("a", "b", "c"), ("a", "b", "c", "d")
@@ -52,7 +53,7 @@ class World:
         self.queues: dict[tuple[str, str], deque[Any]] = {}
         self.dead: set[str] = set()
         self.seqs = dict.fromkeys(ALL, 0)
-        self.borders: dict[str, list[Reply]] = {name: [] for name in ALL}
+        self.borders: dict[str, list[ReplyMessage]] = {name: [] for name in ALL}
         self.refused: list[str] = []
         self.begun = False
         self.nodes = {name: self._node(name) for name in ALL}
@@ -75,7 +76,9 @@ class World:
 
     def speak(self, name: str, *, final: bool = False, view: int = 0) -> None:
         self.seqs[name] += 1
-        update = Update(name, 1, self.seqs[name], 0, 4, torch.ones(2), final=final, view=view)
+        update = UpdateMessage(
+            name, 1, self.seqs[name], 0, 4, torch.ones(2), final=final, view=view
+        )
         self.carry_out(name, self.nodes[name].submit(update))
 
     def carry_out(self, name: str, effects: list[Any]) -> None:
@@ -88,7 +91,7 @@ class World:
                 case RefuseOwn():
                     self.refused.append(name)
 
-    def answered(self, name: str, reply: Reply) -> None:
+    def answered(self, name: str, reply: ReplyMessage) -> None:
         if reply.border is not None:
             self.borders[name].append(reply)
             if reply.border.donates and not self.begun:
@@ -166,30 +169,32 @@ def test_the_home_is_lost_at_every_point_of_a_change(kind: str, change: MemberCh
 
 def test_what_was_said_before_a_region_was_lost_never_counts_after_its_return() -> None:
     hub = averager("asgd")
-    hub.on_update(Update("c", 1, 1, 0, 4, torch.ones(2)))
+    hub.on_update(UpdateMessage("c", 1, 1, 0, 4, torch.ones(2)))
     hub.leave("c")
-    late = Update("c", 1, 2, 0, 4, torch.ones(2))
+    late = UpdateMessage("c", 1, 2, 0, 4, torch.ones(2))
     with pytest.raises(RegionLostError, match="takes part no more"):
         hub.on_update(late)
     hub.change(MemberChange(joins=("c",), donor="a"))
-    replies = [r for n in "ab" for r in hub.on_update(Update(n, 1, 1, 0, 4, torch.ones(2), True))]
+    replies = [
+        r for n in "ab" for r in hub.on_update(UpdateMessage(n, 1, 1, 0, 4, torch.ones(2), True))
+    ]
     assert {r.border.view for r in replies} == {r.view for r in replies} == {3}
     version = hub.state.version
     with pytest.raises(RegionLostError, match="since view 3"):
-        hub.on_update(Update("c", 1, 9, 0, 4, torch.ones(2), view=2))
+        hub.on_update(UpdateMessage("c", 1, 9, 0, 4, torch.ones(2), view=2))
     assert hub.state.version == version
-    assert hub.on_update(Update("c", 2, 10, 0, 4, torch.ones(2), view=3))
+    assert hub.on_update(UpdateMessage("c", 2, 10, 0, 4, torch.ones(2), view=3))
 
 
 def test_who_leaves_may_ask_for_its_last_answer_again() -> None:
     hub = averager("bsp")
     hub.change(MemberChange((), ("c",)))
-    updates = [Update(name, 1, 1, 0, 4, torch.ones(2)) for name in MEMBERS]
+    updates = [UpdateMessage(name, 1, 1, 0, 4, torch.ones(2)) for name in MEMBERS]
     given = {r.to: r for u in updates for r in hub.on_update(u)}
     assert given["c"].border.leaves and hub.view.members == ("a", "b")
     assert [r.border for r in hub.on_update(updates[2])] == [given["c"].border]
     with pytest.raises(RegionLostError):
-        hub.on_update(Update("c", 1, 2, 0, 4, torch.ones(2)))
+        hub.on_update(UpdateMessage("c", 1, 2, 0, 4, torch.ones(2)))
 
 
 @pytest.mark.parametrize("kind", sorted(STRATEGIES))
@@ -206,7 +211,9 @@ def test_a_copy_answers_as_the_averager_does(kind: str) -> None:
                 fragment = number % fragments if fragments > 1 else 0
                 start, stop = hub.state.fragments[fragment]
                 payload_P = torch.randn(stop - start)
-                update = Update(name, 1, number, hub.state.version, 4, payload_P, fragment=fragment)
+                update = UpdateMessage(
+                    name, 1, number, hub.state.version, 4, payload_P, fragment=fragment
+                )
                 given = carry_out(hub, TakeIn(update))
                 for copy in copies:
                     assert same(carry_out(copy, TakeIn(update)), given)
@@ -240,7 +247,7 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(x.payload_P, y.payload_P) and told(x) == told(y) for x, y in pairs)
 
 
-def told(reply: Reply) -> tuple[Any, ...]:
+def told(reply: ReplyMessage) -> tuple[Any, ...]:
     return (
         *(reply.to, reply.seq, reply.version, reply.final, reply.stop, reply.checkpoint),
         *(reply.gather, reply.border, reply.view, reply.steps, reply.closing),

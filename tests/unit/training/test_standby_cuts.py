@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.strategies.state import AveragerState, Reply, Update
+from geo_ray.strategies.state import AveragerState
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import BeginCheckpoint
 from geo_ray.training.failover import (
@@ -21,6 +21,7 @@ from geo_ray.training.failover import (
     StandbyNode,
 )
 from geo_ray.training.membership import AveragerHome
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 
 MEMBERS = ("a", "b", "c")
@@ -50,7 +51,7 @@ class World:
     def __init__(self) -> None:
         self.nodes = {region: node(region) for region in MEMBERS}
         self.queue: list[tuple[str, str, StandbyMessage]] = []
-        self.given: dict[str, list[Reply]] = {region: [] for region in MEMBERS}
+        self.given: dict[str, list[ReplyMessage]] = {region: [] for region in MEMBERS}
         self.begun: list[bool] = []
         self.lost: str | None = None
 
@@ -73,7 +74,7 @@ class World:
             most = None if most is None else most - 1
 
     def submit(self, region: str, seq: int, value: float) -> None:
-        update = Update(region, 1, seq, 0, 4, torch.full((2,), value))
+        update = UpdateMessage(region, 1, seq, 0, 4, torch.full((2,), value))
         self.run(region, self.nodes[region].submit(update))
 
     def begin(self) -> bool:
@@ -114,7 +115,7 @@ def test_no_checkpoint_begins_before_everything_is_repeated(repeating) -> None:
     # The run goes on, and again from the checkpoint: c is told the same.
     world.submit("c", merged + 2, 9.0)
     world.deliver()
-    again = restored.on_update(Update("c", 1, merged + 2, 0, 4, torch.full((2,), 9.0)))
+    again = restored.on_update(UpdateMessage("c", 1, merged + 2, 0, 4, torch.full((2,), 9.0)))
     assert torch.equal(world.given["c"][-1].payload_P, again[0].payload_P)
     # After an exchange more of each, both have the same model: nothing of `a` is left.
     for region, seq in (("b", 2), ("c", merged + 3), ("b", 3), ("c", merged + 4)):

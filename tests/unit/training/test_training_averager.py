@@ -11,9 +11,10 @@ from geo_ray.base.errors import InvariantError, NonFiniteError
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.strategies.asgd_ga import AsgdGa
 from geo_ray.strategies.sma import Sma
-from geo_ray.strategies.state import AveragerState, Update
+from geo_ray.strategies.state import AveragerState
 from geo_ray.training.averager import Averager
 from geo_ray.training.membership import MemberChange
+from geo_ray.training.messages import UpdateMessage
 
 
 def make(strategy, members=("a", "b"), goal=""):
@@ -21,7 +22,7 @@ def make(strategy, members=("a", "b"), goal=""):
 
 
 def update(region, seq, values=(1.0, 2.0), samples=8, epoch=1, final=False):
-    return Update(region, epoch, seq, 0, samples, torch.tensor(values), final)
+    return UpdateMessage(region, epoch, seq, 0, samples, torch.tensor(values), final)
 
 
 def test_a_round_is_answered_when_all_have_spoken():
@@ -199,7 +200,7 @@ def test_rows_of_sums_count_towards_the_end_as_those_of_single_updates() -> None
         averager = Averager(strategy, 4, AveragerState(("a", "b", "c")), enough=30)
         for seq in range(1, 20):
             version = averager.state.version
-            parts = [Update(name, 1, seq, version, 5, torch.ones(4)) for name in ("b", "c")]
+            parts = [UpdateMessage(name, 1, seq, version, 5, torch.ones(4)) for name in ("b", "c")]
             if summed:
                 replies = averager.on_sum(parts, torch.full((4,), 2.0)) or []
             else:

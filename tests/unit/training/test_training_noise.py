@@ -12,12 +12,13 @@ from torch import Tensor
 from geo_ray.base.types import Span, StepReport
 from geo_ray.strategies.bsp import Bsp
 from geo_ray.strategies.sma import Sma
-from geo_ray.strategies.state import AveragerState, Update
+from geo_ray.strategies.state import AveragerState
 from geo_ray.training import noise
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import LogEntry, TakeIn, carry_out
 from geo_ray.training.effects import Effect, SendUpdate, StepDone
+from geo_ray.training.messages import UpdateMessage
 from geo_ray.training.noise import NOISE_EVERY, NoiseMeter, RegionNoise, estimate
 from geo_ray.training.optimizers import Sgd
 from geo_ray.training.parameters import split_sizes, square_norm
@@ -268,10 +269,10 @@ def test_a_shard_measures_only_if_asked() -> None:
 # ------------------------------------------------------------------ averager
 
 
-def update(region: str, seq: int, values: tuple[float, float], **more: object) -> Update:
+def update(region: str, seq: int, values: tuple[float, float], **more: object) -> UpdateMessage:
     payload_P = torch.tensor(values)
     fields: dict[str, object] = {"num_samples": 8, "grad_sq": square_norm(payload_P)} | more
-    return Update(region, 1, seq, 0, payload_P=payload_P, **fields)
+    return UpdateMessage(region, 1, seq, 0, payload_P=payload_P, **fields)
 
 
 def rounds(strategy: object, **more: object) -> Averager:

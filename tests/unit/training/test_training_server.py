@@ -12,9 +12,9 @@ from geo_ray.base.types import Span, StepReport
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.strategies.asgd_ga import AsgdGa
 from geo_ray.strategies.sma import Sma
-from geo_ray.strategies.state import Reply, Update
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.optimizers import Sgd
 from geo_ray.training.payload_encoding import WirePlan
 from geo_ray.training.server import Server
@@ -45,9 +45,9 @@ def push(server, shard, worker, value=1.0, refused=None):
     return effects
 
 
-def reply_to(send: SendUpdate, payload: torch.Tensor | None = None, **more) -> Reply:
+def reply_to(send: SendUpdate, payload: torch.Tensor | None = None, **more) -> ReplyMessage:
     update = send.update
-    return Reply(
+    return ReplyMessage(
         update.region,
         update.seq,
         update.base_version + 1,
@@ -376,7 +376,7 @@ def test_a_final_update_that_was_taken_for_an_ordinary_one_is_sent_again():
     server, shard = make(AsgdGa(interval=100), workers=1, steps=1)
     server.join(0)
     (send,) = sends(push(server, shard, 0))
-    (again,) = sends(server.on_reply(Reply("eu", 1, 1, 8, torch.zeros(NUM_PARAMS))))
+    (again,) = sends(server.on_reply(ReplyMessage("eu", 1, 1, 8, torch.zeros(NUM_PARAMS))))
     assert again.update.final and again.update.seq == send.update.seq + 1
     assert torch.equal(again.update.payload_P, torch.zeros(NUM_PARAMS))
     server.on_reply(reply_to(again))
@@ -404,10 +404,10 @@ def test_a_restored_region_sends_first_if_it_had_to():
 # ------------------------------------------------------------------ dropped updates
 
 
-def skipped(server, update: Update) -> list[Effect]:
+def skipped(server, update: UpdateMessage) -> list[Effect]:
     """The averager has answered an update without taking it in."""
     nothing_P = torch.zeros(NUM_PARAMS)
-    reply = Reply("eu", update.seq, 0, 0, nothing_P, dropped=True)
+    reply = ReplyMessage("eu", update.seq, 0, 0, nothing_P, dropped=True)
     return server.on_reply(server.wire.decode(reply))
 
 
@@ -444,5 +444,5 @@ def test_a_final_update_that_was_dropped_is_sent_again():
     last = carry(server, push(server, shard, 0))
     again = carry(server, skipped(server, last))
     assert last.final and again.final and torch.equal(last.payload_P, again.payload_P)
-    server.on_reply(Reply("eu", again.seq, 1, 8, torch.zeros(NUM_PARAMS), final=True))
+    server.on_reply(ReplyMessage("eu", again.seq, 1, 8, torch.zeros(NUM_PARAMS), final=True))
     assert server.phase == "done"

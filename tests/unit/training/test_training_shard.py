@@ -9,7 +9,7 @@ from geo_ray.base.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.ama import Ama
 from geo_ray.strategies.diloco import DiLoCo
 from geo_ray.strategies.sma import Sma
-from geo_ray.strategies.state import Reply
+from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.optimizers import AdamW, Momentum, Sgd
 from geo_ray.training.shard import Contribution, Shard
 
@@ -106,7 +106,7 @@ def test_a_merge_copies_no_moments_and_the_next_step_does():
     shard.snapshot(1)
     expected, _ = shard.export()
     copies, _ = shard.release_snapshot(1)
-    shard.merge(Reply("here", 1, 1, 8, torch.full((4,), 0.25)))
+    shard.merge(ReplyMessage("here", 1, 1, 8, torch.full((4,), 0.25)))
     kept = {name for name, copy in copies.items() if copy._kept.numel()}
     assert kept == {"params", "memory/anchor"}
     stepped(shard)

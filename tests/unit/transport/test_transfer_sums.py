@@ -11,8 +11,9 @@ import torch
 from geo_ray.base.errors import InvariantError, NonFiniteError, RegionLostError
 from geo_ray.strategies.ama import Ama
 from geo_ray.strategies.asgd_ga import AsgdGa
-from geo_ray.strategies.state import AveragerState, Update
+from geo_ray.strategies.state import AveragerState
 from geo_ray.training.averager import Averager
+from geo_ray.training.messages import UpdateMessage
 
 NAMES = ("a", "b", "c", "d")
 
@@ -23,15 +24,15 @@ class Replica:
     def __init__(self, name: str) -> None:
         self.name = name
         self.params_P = torch.zeros(16, dtype=torch.float32)
-        self.open: Update | None = None
+        self.open: UpdateMessage | None = None
         self.owed_P = torch.zeros(16)
         self.seq = 0
 
-    def outgoing(self, random: Random, final: bool = False) -> Update:
+    def outgoing(self, random: Random, final: bool = False) -> UpdateMessage:
         change_P = torch.tensor([random.gauss(0, 1) for _ in range(16)])
         self.params_P -= change_P
         self.seq += 1
-        self.open = Update(self.name, 1, self.seq, 0, 4, change_P + self.owed_P, final)
+        self.open = UpdateMessage(self.name, 1, self.seq, 0, 4, change_P + self.owed_P, final)
         self.owed_P = torch.zeros(16)
         return self.open
 
@@ -50,11 +51,11 @@ def hub_of(combine: str, names=NAMES) -> Averager:
     return Averager(AsgdGa(combine=combine), 16, AveragerState(tuple(names)))
 
 
-def headers(parts: list[Update]) -> list[Update]:
+def headers(parts: list[UpdateMessage]) -> list[UpdateMessage]:
     return [replace(part, payload_P=torch.empty(0)) for part in parts]
 
 
-def total_of(parts: list[Update]):
+def total_of(parts: list[UpdateMessage]):
     return torch.stack([part.payload_P for part in parts]).sum(dim=0)
 
 

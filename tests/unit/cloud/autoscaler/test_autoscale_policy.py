@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from geo_ray.cloud.autoscaler.node_group import CHEAPER, DEADLINE, TOO_MANY
+from geo_ray.cloud.autoscaler.node_group import CHEAPER, DEADLINE, TOO_MANY, PostKeeper
 from geo_ray.cloud.autoscaler.observation import LIFE, NO_NODE_CAME, NOTICE
 from geo_ray.cloud.autoscaler.policy import BUDGET, DONE, LATE
 from geo_ray.cloud.autoscaler.pools import Losses
@@ -456,3 +457,21 @@ def test_it_stops_while_there_is_money_to_stop() -> None:
     scene.target = target(budget_usd=1.0)
     raised = scene.look()
     assert launches(raised) and not raised.pace.saves
+
+
+def test_the_speed_is_chosen_once_in_a_while_when_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, chosen_s = Scene(), list[float]()
+    whole = PostKeeper.cost
+
+    def counted(keeper: PostKeeper, *arguments: Any) -> tuple[float, float]:
+        chosen_s.append(keeper._now_s)
+        return whole(keeper, *arguments)
+
+    monkeypatch.setattr(PostKeeper, "cost", counted)
+    scene.looks(400)
+    times_s = sorted(set(chosen_s))
+    rested = [b - a for a, b in itertools.pairwise(times_s) if a > CONFIG.start_s]
+    assert len(rested) >= 2
+    assert min(rested) >= CONFIG.calm.dwell_s

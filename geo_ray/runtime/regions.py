@@ -1,0 +1,814 @@
+"""The regions of a run: a state for each, and the pure function that decides what happens next.
+
+`Regions.next` takes one event and returns the actions that follow from it; `Members` carries them
+out. It has no clock and no actors: the present is a `Situation`.
+
+Rules. A request that cannot succeed is refused at once with its reason. A region whose servers get
+a termination notice drains at once, and is dropped `AT_ONCE_S` before the machine goes. A lost
+region is brought back at once, then with exponential backoff (`Backoff`). Source: ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal
+
+from geo_ray.base.states import StateTable
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.runs.requests import MemberRequest
+from geo_ray.training.config import why_fixed, why_nobody_joins
+from geo_ray.training.membership import View, giver_of
+
+AT_ONCE_S: Final = 2.0
+"""Before a machine goes, the others continue without a region that has not left yet."""
+
+QUIET_S: Final = 120.0
+FIRST_S: Final = 10.0
+LONGEST_S: Final = 320.0
+_MOVE_S: Final = 5.0  # until the averager is asked to move again
+
+
+class RegionState(StrEnum):
+    """See `REGION`."""
+
+    ABSENT = "absent"
+    JOINING = "joining"
+    MEMBER = "member"
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+RegionEvent = Literal[
+    "start", "join", "call_off", "fail_return", "drain", "stay", "leave", "leave_on_notice",
+    "lose", "give_up",
+]  # fmt: skip
+
+REGION: Final[StateTable[RegionState, RegionEvent]] = StateTable(
+    name="Region of a run",
+    states={
+        RegionState.ABSENT: "It takes no part, and joins only when it is asked to.",
+        RegionState.JOINING: "Its processes start, or it copies the state of a member.",
+        RegionState.MEMBER: "It trains.",
+        RegionState.DRAINING: "It trains until the next reconfiguration point, and leaves there; "
+        "if it hosts the averager, that moves first.",
+        RegionState.LOST: "It ended without being asked to, and can be brought back.",
+    },
+    moves={
+        (RegionState.ABSENT, "start"): RegionState.JOINING,
+        (RegionState.LOST, "start"): RegionState.JOINING,
+        (RegionState.LOST, "give_up"): RegionState.ABSENT,
+        (RegionState.JOINING, "join"): RegionState.MEMBER,
+        (RegionState.JOINING, "call_off"): RegionState.ABSENT,
+        (RegionState.JOINING, "fail_return"): RegionState.LOST,
+        (RegionState.MEMBER, "drain"): RegionState.DRAINING,
+        (RegionState.MEMBER, "lose"): RegionState.LOST,
+        (RegionState.MEMBER, "give_up"): RegionState.ABSENT,
+        (RegionState.MEMBER, "leave"): RegionState.ABSENT,
+        (RegionState.DRAINING, "stay"): RegionState.MEMBER,
+        (RegionState.DRAINING, "leave"): RegionState.ABSENT,
+        (RegionState.DRAINING, "leave_on_notice"): RegionState.LOST,
+        (RegionState.DRAINING, "lose"): RegionState.LOST,
+        (RegionState.DRAINING, "give_up"): RegionState.ABSENT,
+    },
+)
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Decides when a lost region is brought back.
+
+    Most losses are of one process, and the region is back within seconds. A machine that fails
+    again and again must not cost the others a reconfiguration each time. So a region is brought
+    back at once; if it does not come up, or is lost again within `QUIET_S` of having been back, it
+    waits `FIRST_S` before the next attempt, then twice as long each time, at most `LONGEST_S`.
+    Times are seconds of one clock.
+
+    Attributes:
+        attempts: to bring it back, with no quiet time since.
+        joined_s: when it was back last; None: it has not been since it was lost.
+        due_s: when to try next; None: it is there, on its way, or does not come back.
+    """
+
+    attempts: int = 0
+    joined_s: float | None = None
+    due_s: float | None = None
+
+    def lost(self, now_s: float) -> float:
+        """Note a loss, or an attempt that failed; returns the seconds until the next attempt."""
+        if self.joined_s is not None and now_s - self.joined_s >= QUIET_S:
+            self.attempts = 0
+        wait_s = 0.0
+        if self.attempts:
+            wait_s = min(LONGEST_S, FIRST_S * 2 ** (self.attempts - 1))
+        self.joined_s, self.due_s = None, now_s + wait_s
+        return wait_s
+
+    def joined(self, now_s: float) -> None:
+        """Note that the region is back."""
+        self.joined_s, self.due_s = now_s, None
+
+    def take(self, now_s: float) -> bool:
+        """Return whether to bring it back now; if so, it counts as on its way."""
+        if self.due_s is None or now_s < self.due_s:
+            return False
+        self.due_s = None
+        self.attempts += 1
+        return True
+
+
+@dataclass(slots=True)
+class Region:
+    """One region of a run.
+
+    Attributes:
+        name: of the region.
+        state: see `REGION`.
+        stays_away: it was asked to leave, or to be removed, and is not brought back by itself.
+        is_on_notice: it drains because its machine will be gone, and comes back afterwards.
+        is_dead: it ended without a reconfiguration, and has not been back: every averager must
+            know.
+        is_awaited: the run may pause for it while it is lost.
+        is_starting: it joins, and its processes were asked for.
+        move_asked_s: when the averager was asked to move out of it; None: it need not.
+        backoff: when it is brought back.
+        rows: its sample ledger, as far as its server has reported.
+        step: its version of the model, likewise.
+    """
+
+    name: str
+    state: RegionState = REGION.initial
+    stays_away: bool = False
+    is_on_notice: bool = False
+    is_dead: bool = False
+    is_awaited: bool = True
+    is_starting: bool = False
+    move_asked_s: float | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    rows: Mapping[str, object] | None = None
+    step: int = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it trains."""
+        return self.state in (RegionState.MEMBER, RegionState.DRAINING)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was lost and not asked to leave; also while it is being brought back."""
+        return self.is_dead and not self.stays_away
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it leaves at the next reconfiguration point."""
+        return self.state is RegionState.DRAINING and self.move_asked_s is None
+
+    def move(self, event: RegionEvent) -> None:
+        """Change the state.
+
+        Raises:
+            InvariantError: the event is not possible in this state.
+        """
+        self.state = REGION.after(self.state, event)
+        if self.state is not RegionState.JOINING:
+            self.is_starting = False
+        if self.state is not RegionState.DRAINING:
+            self.is_on_notice = False
+
+
+# -------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The present, as far as decisions depend on it.
+
+    Attributes:
+        now_s: the present time.
+        home: the region that hosts the averager.
+        standby: the region that may take over from there.
+        is_standby_up: whether the bridge of that region is there.
+        needed: regions that the run cannot continue without.
+        is_ending: whether the run is told to finish or to halt.
+        is_entering: whether joining regions enter at the next reconfiguration point.
+    """
+
+    now_s: float
+    home: str
+    standby: str | None = None
+    is_standby_up: bool = False
+    needed: frozenset[str] = frozenset()
+    is_ending: bool = False
+    is_entering: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """A user's request; ``view`` is the averager's, if it has answered."""
+
+    request: MemberRequest
+    view: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Termination notices: the seconds that servers of regions have left."""
+
+    left_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Time has passed: lost regions may come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class AveragerSeen:
+    """The averager lives where `Situation` says: it may have moved, or must be asked to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSeen:
+    """The averager's view; ``busy`` regions have workers that still compute."""
+
+    view: View
+    busy: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RegionGone:
+    """The run continues without a region.
+
+    Attributes:
+        region: its name.
+        has_notice: whether its machine will be gone: then it needs another place.
+    """
+
+    region: str
+    has_notice: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AveragerMoved:
+    """The averager lives in another region now."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWanted:
+    """The plan wants the averager where its standby is."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinEnded:
+    """A region has joined, or has not."""
+
+    region: str
+    has_joined: bool
+
+
+Event = (
+    Requested
+    | Noticed
+    | TimePassed
+    | AveragerSeen
+    | ViewSeen
+    | RegionGone
+    | AveragerMoved
+    | MoveWanted
+    | JoinEnded
+)
+
+# -------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer a user's request; ``refusal`` is the reason why it is not carried out."""
+
+    verb: str
+    region: str
+    request: str = ""
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Show a line to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the processes of a joining region."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallOff:
+    """End the join of a region."""
+
+    region: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskToLeave:
+    """Ask the averager to let a region leave at the next reconfiguration point."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAverager:
+    """Ask the standby to take over from a region, which lives."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDead:
+    """Tell the averager that the run continues without a region."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """Continue without a region at once."""
+
+    region: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the places of a region back."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Continue without a region that has left."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Record that a region has left; ``cause`` is ``"asked"`` or ``"notice"``."""
+
+    region: str
+    cause: str
+
+
+Action = (
+    Answer
+    | Say
+    | Start
+    | CallOff
+    | AskToLeave
+    | MoveAverager
+    | ReportDead
+    | Lose
+    | Release
+    | Drop
+    | Drained
+)
+
+
+def leave_on_notice(
+    left_s: Mapping[str, float],
+    members: Collection[str],
+    leaving: Collection[str],
+    needed: Collection[str],
+) -> dict[str, Literal["leave", "lose"]]:
+    """Decide what follows from termination notices now.
+
+    Args:
+        left_s: the seconds that servers of regions have left, by region.
+        members: the regions that take part.
+        leaving: those of them that drain already, for any reason.
+        needed: those of them that the run cannot continue without.
+
+    Returns:
+        Regions that must drain, and those to lose at once.
+    """
+    answers: dict[str, Literal["leave", "lose"]] = {}
+    stay = [name for name in members if name not in leaving]
+    for region in sorted(left_s, key=lambda name: (left_s[name], name)):
+        if region not in members or region in needed:
+            continue
+        if region in leaving:
+            if left_s[region] <= AT_ONCE_S:
+                answers[region] = "lose"
+        elif len(stay) > 1:
+            answers[region] = "leave"
+            stay.remove(region)
+    return answers
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPolicy:
+    """Decides which changes of a run's members are made, and says why others are not. Pure.
+
+    A request that cannot succeed is refused at once: later, the machines of a joining region would
+    have been paid for nothing.
+
+    Attributes:
+        experiment: the run.
+    """
+
+    experiment: Experiment
+
+    @property
+    def brings_back(self) -> bool:
+        """Whether regions that are lost are brought back."""
+        experiment = self.experiment
+        shards = {each.name: each.ps_shards for each in experiment.regions}
+        return (
+            experiment.members.rejoin
+            and self._fixed is None
+            and len(shards) > 1
+            and why_nobody_joins(shards) is None
+        )
+
+    @property
+    def may_change(self) -> bool:
+        """Whether regions can leave."""
+        return self._fixed is None
+
+    @property
+    def least(self) -> int | None:
+        """Regions that must be there; None: all that have not left."""
+        return self.experiment.members.min
+
+    @property
+    def _fixed(self) -> str | None:
+        experiment = self.experiment
+        return why_fixed(
+            experiment.overlay.kind,
+            experiment.codec,
+            has_transfers=experiment.transfers is not None,
+        )
+
+    def refusal(
+        self,
+        request: MemberRequest,
+        members: Collection[str],
+        pending: Collection[str],
+        *,
+        home: str,
+        standby: str | None,
+        is_ending: bool,
+    ) -> str | None:
+        """Why a request is not carried out; None if it is.
+
+        Args:
+            request: what is asked.
+            members: the regions that take part.
+            pending: regions that are about to join or leave.
+            home: where the averager lives.
+            standby: who may take over from there; None if nobody does.
+            is_ending: whether the run is told to finish or to halt.
+        """
+        region, experiment = request.region, self.experiment
+        if region not in experiment.region_names:
+            known = ", ".join(experiment.region_names)
+            return f"there is no region '{region}'; regions of this run are {known}"
+        if is_ending:
+            return "the run is about to end"
+        if region in pending:
+            return f"region '{region}' is joining or leaving already"
+        if self._fixed is not None:
+            return self._fixed
+        if request.verb == "add":
+            return self._no_newcomer(region, members)
+        stays = home if standby is None else ""
+        return self._no_leaver(region, members, stays)
+
+    def _no_newcomer(self, region: str, members: Collection[str]) -> str | None:
+        if region in members:
+            return f"region '{region}' takes part already"
+        shards = {each.name: each.ps_shards for each in self.experiment.regions}
+        return why_nobody_joins(shards)
+
+    def _no_leaver(self, region: str, members: Collection[str], stays: str) -> str | None:
+        least = self.experiment.members.min or 1
+        if region not in members:
+            return f"region '{region}' does not take part"
+        if region == stays:
+            return f"region '{region}' hosts the averager, and nobody stands by for it"
+        if len(members) - 1 < least:
+            regions = "1 region" if least == 1 else f"{least} regions"
+            here = "1 is" if len(members) == 1 else f"{len(members)} are"
+            return f"members.min asks for {regions}, and {here} here"
+        return None
+
+
+class Regions:
+    """All regions of a run, and their transition function. Pure.
+
+    Args:
+        policy: which changes are made.
+        present: regions that train at the start.
+    """
+
+    def __init__(self, policy: MemberPolicy, present: Collection[str]) -> None:
+        self._policy = policy
+        self._regions: dict[str, Region] = {}
+        for name in (*policy.experiment.region_names, *present):
+            state = RegionState.MEMBER if name in present else RegionState.ABSENT
+            self._regions[name] = Region(name, state)
+
+    def __getitem__(self, name: str) -> Region:
+        """Return a region; one that is not in the configuration is absent."""
+        return self._regions.setdefault(name, Region(name))
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self._regions.values())
+
+    def in_state(self, *states: RegionState) -> list[str]:
+        """Return the names of the regions in any of these states."""
+        return [each.name for each in self if each.state in states]
+
+    @property
+    def lost(self) -> list[str]:
+        """Regions that were lost and not asked to leave."""
+        return [each.name for each in self if each.is_lost]
+
+    @property
+    def awaited(self) -> list[str]:
+        """Lost regions that will be brought back."""
+        return self.lost if self._policy.brings_back else []
+
+    @property
+    def waited_for(self) -> list[str]:
+        """Lost regions that the run pauses for, if it pauses."""
+        if self._policy.least is not None:
+            return self.awaited
+        return [name for name in self.awaited if self[name].is_awaited]
+
+    @property
+    def away(self) -> frozenset[str]:
+        """Regions that were asked to leave, or to be removed, and have not joined since."""
+        return frozenset(each.name for each in self if each.stays_away)
+
+    def donor(self, home: str) -> str:
+        """Return the region whose state joining regions copy."""
+        return giver_of({each.name: each.step for each in self if each.is_here}, home)
+
+    def restore(
+        self,
+        lost: Collection[str],
+        away: Collection[str],
+        rows: Mapping[str, Mapping[str, object]],
+        *,
+        unawaited: Collection[str],
+        now_s: float,
+    ) -> list[Action]:
+        """Take over what another driver, or a checkpoint, knows of regions that take no part.
+
+        Args:
+            lost: regions that were lost, and may be brought back.
+            away: regions that were asked to leave.
+            rows: sample ledgers by region.
+            unawaited: those of the lost ones that the run does not pause for.
+            now_s: the present time.
+        """
+        for name in away:
+            self[name].stays_away = True
+        for name, each in rows.items():
+            self[name].rows = each
+        actions: list[Action] = []
+        for name in lost:
+            region = self[name]
+            region.is_dead, region.is_awaited = True, name not in unawaited
+            region.state = RegionState.ABSENT if region.stays_away else RegionState.LOST
+            actions += self._bring_back(region, now_s)
+        return actions
+
+    def next(self, event: Event, now: Situation) -> list[Action]:
+        """Change the states of regions as an event demands.
+
+        Args:
+            event: one event.
+            now: the present.
+
+        Returns:
+            Actions, to be carried out in this order.
+        """
+        match event:
+            case Requested(request, view):
+                return self._request(request, view, now)
+            case Noticed(left_s):
+                return self._heed(left_s, now)
+            case TimePassed():
+                self._pass_time(now)
+                return []
+            case AveragerSeen():
+                return [each for region in self for each in self._move_averager(region, now)]
+            case ViewSeen(view, busy):
+                return self._see(view, busy, now)
+            case RegionGone(name, has_notice):
+                return self._lose(self[name], now, has_notice=has_notice)
+            case AveragerMoved():
+                return self._follow(now)
+            case MoveWanted():
+                home = self[now.home]
+                if home.move_asked_s is None:
+                    home.move_asked_s = -math.inf
+                return []
+            case JoinEnded(name, has_joined):
+                return self._end_join(self[name], now, has_joined=has_joined)
+
+    # -------------------------------------------------------------- requests and notices
+
+    def _request(self, request: MemberRequest, view: View | None, now: Situation) -> list[Action]:
+        verb, name = request.verb, request.region
+        accepted = Answer(verb, name, request.id)
+        is_coming = name in {*self.in_state(RegionState.JOINING), *self.awaited}
+        if verb == "remove" and is_coming:
+            return [accepted, *self._keep_away(self[name])]
+        leaving = set(self.in_state(RegionState.DRAINING))
+        if verb == "remove":
+            leaving.discard(name)
+        here = self.in_state(RegionState.MEMBER, RegionState.DRAINING)
+        # The view may not know of a loss yet.
+        members = [
+            each
+            for each in (here if view is None else view.members)
+            if not (each in leaving or self[each].is_dead)
+        ]
+        why = self._policy.refusal(
+            request,
+            members,
+            {*self.in_state(RegionState.JOINING), *leaving},
+            home=now.home,
+            standby=now.standby,
+            is_ending=now.is_ending,
+        )
+        if why is not None:
+            return [Answer(verb, name, request.id, why)]
+        region = self[name]
+        if verb == "add":
+            region.backoff = Backoff()
+            region.move("start")
+            return [accepted]
+        if verb == "remove":
+            region.stays_away = True
+            return [accepted, Lose(name, f"region '{name}' was asked to be removed")]
+        return [accepted, *self._drain(region, now)]
+
+    def _keep_away(self, region: Region) -> list[Action]:
+        """A region must not come, or come back, wherever it is on its way."""
+        region.stays_away, region.backoff = True, Backoff()
+        actions: list[Action] = []
+        if region.is_starting:
+            actions.append(CallOff(region.name, f"region '{region.name}' was asked to be removed"))
+        else:
+            region.move("call_off" if region.state is RegionState.JOINING else "give_up")
+        does_not = "is not brought back" if region.is_dead else "does not join"
+        return [*actions, Say(f"region '{region.name}' {does_not}")]
+
+    def _heed(self, left_s: Mapping[str, float], now: Situation) -> list[Action]:
+        """Regions drain whose servers are on machines that will be gone."""
+        if now.is_ending:
+            return []
+        here = self.in_state(RegionState.MEMBER, RegionState.DRAINING)
+        # Ray starts nothing on such a machine any more: who starts there needs another place.
+        actions: list[Action] = [
+            Release(name) for name in left_s if name not in here and not self[name].is_starting
+        ]
+        leaving = self.in_state(RegionState.DRAINING)
+        answers = leave_on_notice(left_s, here, leaving, self.needed(now))
+        late = [name for name, answer in answers.items() if answer == "lose"]
+        if late:  # the averager may move with one of them: the others drain afterwards
+            cause = "had a notice, and came to no border"
+            return actions + [Lose(name, f"region '{name}' {cause}") for name in late]
+        for name in answers:
+            actions.append(Say(f"a machine of region '{name}' will be gone"))
+            actions += self._drain(self[name], now)
+            self[name].is_on_notice = True
+        return actions
+
+    def needed(self, now: Situation) -> list[str]:
+        """Return the regions here that cannot leave."""
+        here = self.in_state(RegionState.MEMBER, RegionState.DRAINING)
+        return [name for name in here if not self._policy.may_change or name in now.needed]
+
+    def _drain(self, region: Region, now: Situation) -> list[Action]:
+        region.move("drain")
+        if region.name != now.home:
+            return self._ask_to_leave(region)
+        region.move_asked_s = -math.inf
+        return [Say(f"the averager moves, so that region '{region.name}' can leave")]
+
+    def _ask_to_leave(self, region: Region) -> list[Action]:
+        region.move_asked_s = None
+        return [Say(f"region '{region.name}' is asked to leave"), AskToLeave(region.name)]
+
+    # -------------------------------------------------------------- time and views
+
+    def _pass_time(self, now: Situation) -> None:
+        if now.is_ending:
+            return
+        for region in self:
+            if region.state is RegionState.LOST and region.backoff.take(now.now_s):
+                region.move("start")
+
+    def _move_averager(self, region: Region, now: Situation) -> list[Action]:
+        """Out of a region: its standby takes over, as if its bridge had died."""
+        asked_s = region.move_asked_s
+        if asked_s is None:
+            return []
+        if now.is_ending:
+            region.move_asked_s = None
+            if region.state is RegionState.DRAINING:
+                region.move("stay")
+        elif region.name != now.home:
+            region.move_asked_s = None
+            if region.state is RegionState.DRAINING:
+                return self._ask_to_leave(region)
+        elif now.is_standby_up and now.now_s - asked_s >= _MOVE_S:
+            region.move_asked_s = now.now_s
+            return [MoveAverager(region.name)]
+        return []
+
+    def _see(self, view: View, busy: Collection[str], now: Situation) -> list[Action]:
+        actions: list[Action] = []
+        for name in view.left:
+            if self[name].is_here and name not in busy:
+                actions += self._leave(self[name], now)
+        for region in self:
+            if region.is_leaving and region.name in view.lost:
+                region.move("stay")  # its loss is reported soon
+        waiting = sorted(each.name for each in self if each.is_leaving)
+        waiting = [name for name in waiting if name in view.members]
+        if waiting and not now.is_entering and not now.is_ending:
+            # A request that came while another change was pending was lost; twice is once.
+            actions.append(AskToLeave(waiting[0]))
+        for region in self:
+            if region.state is RegionState.JOINING and not region.is_starting:
+                if now.is_ending:
+                    region.move("fail_return" if region.is_lost else "call_off")
+                else:
+                    region.is_starting = True
+                    actions.append(Start(region.name))
+        return actions
+
+    def _leave(self, region: Region, now: Situation) -> list[Action]:
+        """A region has left with all that it had computed."""
+        actions: list[Action] = [Drop(region.name), Say("")]
+        if not region.is_on_notice:
+            region.move("leave")
+            region.stays_away = True
+            return [*actions, Drained(region.name, "asked")]
+        region.move("leave_on_notice")
+        region.is_dead = True
+        back = self._bring_back(region, now.now_s)
+        return [*actions, Release(region.name), *back, Drained(region.name, "notice")]
+
+    # -------------------------------------------------------------- losses and joins
+
+    def _lose(self, region: Region, now: Situation, *, has_notice: bool) -> list[Action]:
+        if region.state is RegionState.DRAINING and not region.is_on_notice:
+            region.stays_away = True
+        region.is_dead = region.is_awaited = True
+        region.move_asked_s = None
+        region.move("give_up" if region.stays_away else "lose")
+        actions: list[Action] = [Release(region.name)] if has_notice else []
+        return [*actions, ReportDead(region.name), *self._bring_back(region, now.now_s)]
+
+    def _bring_back(self, region: Region, now_s: float) -> list[Action]:
+        if region.name not in self.awaited:
+            return []
+        wait_s = region.backoff.lost(now_s)
+        when = "now" if wait_s == 0 else f"in {wait_s:.0f} s"
+        return [Say(f"region '{region.name}' is to be brought back {when}")]
+
+    def _follow(self, now: Situation) -> list[Action]:
+        """The averager has moved: the one before may not have passed losses on."""
+        actions: list[Action] = [ReportDead(each.name) for each in self if each.is_dead]
+        home = self[now.home]
+        if home.is_leaving:
+            is_on_notice = home.is_on_notice
+            home.move("stay")
+            if not is_on_notice:  # a notice is heeded again
+                why = f"the averager lives in '{home.name}' now"
+                actions.append(Answer("drain", home.name, refusal=why))
+        return actions
+
+    def _end_join(self, region: Region, now: Situation, *, has_joined: bool) -> list[Action]:
+        if has_joined:
+            region.move("join")
+            region.is_dead = region.stays_away = False
+            region.is_awaited = True
+            region.backoff.joined(now.now_s)
+            return []
+        region.move("fail_return" if region.is_lost else "call_off")
+        return [] if now.is_ending else self._bring_back(region, now.now_s)
