@@ -283,7 +283,7 @@ def everything(slow: bool) -> list[list[Lane]]:
     first = [
         lane("units"),
         # Contracts wait for servers and processes a third of their time.
-        Lane(static | lane("contracts").commands, nice=NICE),
+        Lane({**static, **lane("contracts").commands}, nice=NICE),
         lane("simulations", nice=NICE),
     ]
     # Two with clusters at a time: the processes of one keep both cores busy while they start, and a

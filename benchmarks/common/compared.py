@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import support
-from geo_ray.experiment.experiment import Experiment
-from geo_ray.sweep.compare import Comparison, ComparisonPlan, compare, default_jobs
-from geo_ray.sweep.outcome import Outcome, parse_variant
+from geo_ray.sweep.compare import Comparison, ComparisonPlan, compare, parse_variant
+from geo_ray.sweep.runner import default_jobs
+from geo_ray.sweep.trial import Outcome
 
 
 def compared(
@@ -28,10 +28,6 @@ def compared(
         seeds: runs of each that count.
         first_seed: of those.
     """
-
-    def tell(done: int, count: int, what: str) -> None:
-        support.say(f"{done}/{count} {what}")
-
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "workload.yaml"
         path.write_text(config)
@@ -44,7 +40,7 @@ def compared(
             Path(scratch) / "runs",
             default_jobs(),
         )
-        return compare(plan, tell, _not_here)
+        return compare(plan, support.say)
 
 
 def of(comparison: Comparison, label: str) -> list[Outcome]:
@@ -60,7 +56,3 @@ def to_target_s(runs: Sequence[Outcome]) -> list[float]:
 def finals(runs: Sequence[Outcome], metric: str) -> list[float]:
     """The metric at the end of each run; 0 for one that failed."""
     return [run.eval.get(metric) or 0.0 for run in runs]
-
-
-def _not_here(experiment: Experiment, directory: Path) -> Outcome:
-    raise RuntimeError(f"no real run of {experiment.name} in {directory} was asked for")

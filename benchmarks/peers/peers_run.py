@@ -20,8 +20,7 @@ from typing import Any
 from benchmarks.common import support
 from benchmarks.common.node_process import NodeProcess
 from benchmarks.peers.peers_work import Workload
-from geo_ray.lab.lab import Lab
-from geo_ray.lab.ray_nodes import RayOptions, start_ray
+from geo_ray.lab.lab import Lab, RayOptions, start_ray
 from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 

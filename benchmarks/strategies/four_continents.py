@@ -50,10 +50,10 @@ from benchmarks.common.lab_runs import LabRuns, lab_runs
 from benchmarks.strategies.sync_cloudless import CpuMeter
 from geo_ray.base.load import load_tree
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.lab.lab import Lab
-from geo_ray.lab.ray_nodes import start_ray
+from geo_ray.lab.lab import Lab, start_ray
 from geo_ray.lab.stats import LabStats
-from geo_ray.sweep.outcome import Outcome, parse_variant
+from geo_ray.sweep.compare import parse_variant
+from geo_ray.sweep.trial import Outcome
 
 TASK = Path(__file__).with_name("four_continents_task.py")
 LINKS = support.REPOSITORY / "configs" / "four_continents.yaml"

@@ -47,8 +47,7 @@ from benchmarks.common import support
 from benchmarks.common.command import Run, geo_ray
 from benchmarks.common.lab_runs import lab_runs
 from benchmarks.strategies.sync_cloudless import CpuMeter
-from geo_ray.lab.lab import Lab
-from geo_ray.lab.ray_nodes import start_ray
+from geo_ray.lab.lab import Lab, start_ray
 from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 

@@ -2,7 +2,7 @@
 
 20 MB from one region to the other, 100 Mbit/s, 50 ms one way, 0.1 % loss, CUBIC, real TCP:
 
-  ray    two Ray nodes, one per namespace, as `geo_ray.lab.ray_nodes` starts them (a pull may take
+  ray    two Ray nodes, one per namespace, as `geo_ray.lab.lab` starts them (a pull may take
          longer than Ray's 10 s: it would send twice); `ray.get` of an object that lies in the
          other region's object store, from the call until it is here
   ours   `Endpoint.send`, TLS on, until the other region's handler has the message; `ours_cold` is
@@ -26,8 +26,7 @@ from typing import Final
 from benchmarks.common import support
 from benchmarks.common.lab_runs import lab_runs
 from benchmarks.transport.wan import DELAY_S, MB, limit_bytes_per_s, linked
-from geo_ray.lab.lab import Lab
-from geo_ray.lab.ray_nodes import start_ray
+from geo_ray.lab.lab import Lab, start_ray
 from geo_ray.lab.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 

@@ -49,8 +49,7 @@ from geo_ray import tune
 from geo_ray.api.tune import TuningResult
 from geo_ray.base.load import dump_yaml, load_tree
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.lab.lab import Lab
-from geo_ray.lab.ray_nodes import start_ray
+from geo_ray.lab.lab import Lab, start_ray
 from geo_ray.lab.stats import LabStats
 
 BASE: Final = support.REPOSITORY / "configs" / "four_continents.yaml"

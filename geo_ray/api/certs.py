@@ -9,7 +9,7 @@ from pathlib import Path
 
 from geo_ray.api.config import FilePath
 from geo_ray.api.display import Table
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.transport.security import cert_store
 from geo_ray.transport.security.cert_store import CertificateEntry
 from geo_ray.transport.security.certs import CA_DAYS, REGION_DAYS

@@ -22,8 +22,9 @@ from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.api.train import checked_run
 from geo_ray.base.errors import ConfigError, DataError, RunDirectoryError
 from geo_ray.base.load import override_items
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.output import ticking
-from geo_ray.base.tables import FittedTable, html_view
+from geo_ray.base.tables import FittedTable
 from geo_ray.base.text import bytes_text
 from geo_ray.data.manifest import Manifest
 from geo_ray.data.tasks.base import Task

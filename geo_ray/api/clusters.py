@@ -15,7 +15,7 @@ from geo_ray.api.plan import FollowedPlan, PlanInputs, plan_to_follow
 from geo_ray.base.canonical import JSONValue
 from geo_ray.base.errors import ConfigError, InterruptedRunError
 from geo_ray.base.load import load_tree, override_items
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.yaml import write_yaml
 from geo_ray.cloud.cluster.down import EndedCluster as EndedCluster
 from geo_ray.cloud.cluster.down import end_cluster

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +14,8 @@ from geo_ray.api.display import RunWatch, ShowProgress, Table, progress_bar
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.base.errors import ConfigError, RunDirectoryError
 from geo_ray.base.load import load_tree, override_items, override_notes
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.output import ticking
-from geo_ray.base.tables import html_view
 from geo_ray.base.text import bytes_text, duration_text, number_text
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
@@ -27,15 +25,12 @@ from geo_ray.runs import directory as rundir
 from geo_ray.runs.build import check_device, parameter_count
 from geo_ray.runs.follow_plan import changes_of, model_id
 from geo_ray.runs.planning import default_loss_path, subject_of
-from geo_ray.runtime.run_client import RunRequest, train_watched
-from geo_ray.runtime.run_context import Reporting
 from geo_ray.sweep.compare import (
     Comparison,
     ComparisonPlan,
     Row,
     Spread,
-    Tell,
-    default_jobs,
+    parse_variant,
     save_comparison,
     write_page,
 )
@@ -49,7 +44,7 @@ from geo_ray.sweep.loss import (
     opened,
     still_to_do,
 )
-from geo_ray.sweep.outcome import Outcome, outcome_of, parse_variant
+from geo_ray.sweep.runner import default_jobs
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -82,7 +77,7 @@ class ComparisonResult:
     def table(self) -> Table:
         """A row per strategy, best first; of what runs differ in, the median, low and high.
 
-        ``standing`` says whether the runs tell it from the best: see `comparison.board.standing`.
+        ``standing`` says whether the runs tell it from the best: `geo_ray.sweep.compare.standing`.
         """
         return Table(
             [_flat(row) | {"standing": self.comparison.standing(row)} for row in self.rows]
@@ -112,20 +107,24 @@ class ComparisonResult:
 
     def _repr_html_(self) -> str:
         metric = self.comparison.metric or ""
-        shown = {
-            "strategy": lambda row: row.label,
-            "lr": lambda row: f"{row.lr:g}",
-            "to target": lambda row: duration_text(row.to_target_s.median),
-            "run": lambda row: duration_text(row.seconds.median),
-            "WAN": lambda row: bytes_text(row.wan_bytes.median),
-            f"final {metric}": lambda row: number_text(row.final.median),
-            "to the best": self.comparison.standing,
-        }
+        headings = ["strategy", "lr", "to target", "run", "WAN", f"final {metric}", "to the best"]
+        rows = [
+            [
+                row.label,
+                f"{row.lr:g}",
+                duration_text(row.to_target_s.median),
+                duration_text(row.seconds.median),
+                bytes_text(row.wan_bytes.median),
+                number_text(row.final.median),
+                self.comparison.standing(row),
+            ]
+            for row in self.rows
+        ]
         if self.comparison.target is None:
-            del shown["to target"]
-        rows = [tuple(text(row) for text in shown.values()) for row in self.rows]
+            for cells in (headings, *rows):
+                del cells[2]
         title = f"Comparison of {len(rows)} strategies, best first; {self.comparison.links}"
-        return html_view(title, tuple(shown), rows)
+        return html_view(title, headings, rows)
 
 
 def compare(
@@ -209,7 +208,7 @@ def compare(
         rates_text = f" at {len(rates)} learning rates" if len(rates) > 1 else ""
         watch.tell(f"comparing {len(variants)} strategies{rates_text}, each run with {seeds} seeds")
         with ticking("running", watch.tell):
-            comparison = compare_all(wanted, _teller(watch), partial(_train, source.parent))
+            comparison = compare_all(wanted, watch.tell)
     save_comparison(comparison, directory / "compare.json")
     title = f"{experiment.name}: {','.join(texts)}"
     page = write_page(comparison, title, directory / "compare.html")
@@ -237,27 +236,6 @@ def _check_numbers(seeds: int, jobs: int | None, rates: Sequence[float]) -> None
 def _repeated(values: Sequence[T]) -> T | None:
     """The first value that is there more than once."""
     return next((value for value in values if values.count(value) > 1), None)
-
-
-def _teller(watch: RunWatch) -> Tell:
-    """What says which run has ended, and how long the rest will take."""
-    began_s = time.monotonic()
-
-    def tell(done: int, count: int, what: str) -> None:
-        left_s = (time.monotonic() - began_s) / done * (count - done)
-        left = f", about {left_s / 60:.0f} min left" if left_s > 60 else ""
-        watch.tell(f"{done}/{count}{left}: {what}")
-
-    return tell
-
-
-def _train(base_dir: Path, experiment: Experiment, directory: Path) -> Outcome:
-    """One real run; its outcome."""
-    directory.mkdir(parents=True, exist_ok=True)
-    run = rundir.create(experiment, base_dir)
-    reporting = Reporting(lambda _: None, [], time.time())
-    summary = train_watched(RunRequest(experiment, run), reporting)
-    return outcome_of("", 1.0, experiment, summary, run.path)
 
 
 def _flat(row: Row) -> dict[str, object]:

@@ -16,7 +16,7 @@ from geo_ray.api.display import RunWatch, ShowProgress, Table, progress_bar, rea
 from geo_ray.base.errors import ConfigError
 from geo_ray.base.files import save_text
 from geo_ray.base.load import load_tree, text_of
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import number_text
 from geo_ray.data.columns import Columns, parse_types
 from geo_ray.data.files.find import LeftOut, find_files

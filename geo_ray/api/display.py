@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, overload
 
 from rich import progress as rich_progress
 from rich.console import Console
 
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.output import outliving
-from geo_ray.base.tables import html_view
 from geo_ray.base.text import printable
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.progress import Progress
@@ -269,26 +269,52 @@ def _ignore_amount(amount: float) -> None:
     pass
 
 
-OnEvent: TypeAlias = Callable[[Event], None]
+class OnEvent(Protocol):
+    """A function that is given every event of a run."""
+
+    def __call__(self, event: Event, /) -> None:
+        """Take one event; an exception ends the run."""
+
+
 ShowProgress: TypeAlias = bool | Literal["plain"]
 """True: as the command line shows a run, on standard error; "plain": in lines; False: not."""
 
 
-@dataclass(frozen=True, slots=True)
 class Watched:
-    """What a run in progress tells, and to whom.
+    """Receives the progress of one run and shows nothing; `_Shown` shows it.
 
-    Attributes:
-        status: told each phase.
-        awaiting: told who is awaited in a phase of the start-up.
-        sinks: given every event.
-        note: told what is to stay to be read.
+    Args:
+        sinks: functions that are given every event.
     """
 
-    status: Callable[[str], None]
-    awaiting: Callable[[str, int, int, Sequence[str]], None]
-    sinks: tuple[OnEvent, ...]
-    note: Callable[[str], None]
+    def __init__(self, sinks: tuple[OnEvent, ...] = ()) -> None:
+        self.sinks = sinks
+
+    def status(self, text: str) -> None:
+        """Begin a phase."""
+
+    def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
+        """Name what a phase of the start-up still waits for."""
+
+    def note(self, text: str) -> None:
+        """Show a line that stays visible."""
+
+
+class _Shown(Watched):
+    """Shows a run as a live table or in lines."""
+
+    def __init__(self, shown: Progress, sinks: tuple[OnEvent, ...]) -> None:
+        super().__init__((shown.feed, *sinks))
+        self._shown = shown
+
+    def status(self, text: str) -> None:
+        self._shown.status(text)
+
+    def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
+        self._shown.awaiting(phase, done, total, names)
+
+    def note(self, text: str) -> None:
+        self._shown.note(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,14 +341,14 @@ class RunWatch:
         """Show one run of ``experiment``."""
         sinks = () if self.on_event is None else (_with_copies(self.on_event),)
         if not self.progress:
-            yield Watched(_ignore_text, _nobody, sinks, _ignore_text)
+            yield Watched(sinks)
             return
         train = experiment.train
         most = 1 if train.mode == "sync" else max(r.workers for r in experiment.regions)
         plain = True if self.progress == "plain" else None
         console = console_of_progress()
         with Progress(train.steps * most, experiment.present_names, console, plain) as shown:
-            yield Watched(shown.status, shown.awaiting, (shown.feed, *sinks), shown.note)
+            yield _Shown(shown, sinks)
             shown.status("")
 
 
@@ -334,11 +360,3 @@ def console_of_progress() -> Console:
 def _with_copies(on_event: OnEvent) -> OnEvent:
     """Whatever the caller does to an event, the run's books do not change with it."""
     return lambda event: on_event(replace(event, fields=deepcopy(dict(event.fields))))
-
-
-def _ignore_text(text: str) -> None:
-    pass
-
-
-def _nobody(phase: str, done: int, total: int, names: Sequence[str]) -> None:
-    pass

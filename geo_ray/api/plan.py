@@ -18,7 +18,7 @@ from geo_ray.base.clock import command_began_unix_s
 from geo_ray.base.errors import ConfigError
 from geo_ray.base.files import save_text
 from geo_ray.base.load import load_tree, override_items
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import bytes_text, duration_text, number_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.loss import BITS_PER_PARAM
@@ -33,7 +33,6 @@ from geo_ray.runs.planning import (
     make_plan,
 )
 from geo_ray.runs.replanning import decide
-from geo_ray.runtime.run_context import Reporting
 from geo_ray.sweep.profile import corners, hardware, measure, missing
 
 
@@ -331,10 +330,9 @@ def profile(
             watch.tell(f"{len(wanted) - len(todo)} of {len(wanted)} runs are known from {path}")
         found = known
         sinks = () if on_event is None else (on_event,)
-        reporting = Reporting(watch.tell, sinks, began_unix_s)
-        with closing(
-            measure(experiment, source.parent, todo, labels, known, grid.steps, reporting)
-        ) as profiles:
+        told = watch.tell, sinks, began_unix_s
+        profiles = measure(experiment, source.parent, todo, labels, known, grid.steps, *told)
+        with closing(profiles):
             for found in profiles:
                 save_profile(found, path)  # after each run: an interrupt loses one at most
     return ProfileResult(found, path)

@@ -15,7 +15,7 @@ from geo_ray.api.config import FilePath
 from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.base.errors import CloudError, ConfigError, PriceBookError, PriceUnknownError
 from geo_ray.base.files import write_atomic
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import age_text, nearest_word, number_text
 from geo_ray.prices.price import PriceRecord
 from geo_ray.prices.price_book import (

@@ -13,7 +13,7 @@ from geo_ray.api.config import Config, FilePath, Overrides, source_of
 from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.base.errors import GeoRayError
 from geo_ray.base.load import load_tree, override_items
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import duration_text, number_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runtime.probe import ProbeStatus, probe_cluster

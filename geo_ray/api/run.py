@@ -16,7 +16,7 @@ from geo_ray.api.config import FilePath
 from geo_ray.api.display import Table
 from geo_ray.api.status import directory_of, not_begun
 from geo_ray.base.errors import ConfigDriftError, ConfigError, RunDirectoryError
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import bytes_text, duration_text, metrics_text, nearest_word, number_text
 from geo_ray.cloud.autoscaler.journal import JournalMachines
 from geo_ray.data.tasks.load import load_task

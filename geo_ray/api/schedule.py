@@ -8,7 +8,7 @@ from pathlib import Path
 
 from geo_ray.api.config import FilePath
 from geo_ray.base.errors import ScheduleInputError
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import number_text
 from geo_ray.prices.price_book import known_book, own_files
 from geo_ray.scheduler.bound import ForesightPolicy, utility_bound

@@ -13,26 +13,28 @@ from geo_ray.api.config import FilePath, Overrides, own_threads_kept
 from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.base.errors import ConfigError, InterruptedRunError, TrialsFailedError
 from geo_ray.base.load import load_tree, override_items, text_of
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.output import ticking
-from geo_ray.base.tables import html_view
 from geo_ray.base.yaml import ConfigSource
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.build import check_device
-from geo_ray.sweep.result import (
+from geo_ray.sweep.ray_tune import SearchPlan, check_installed
+from geo_ray.sweep.search_config import TuningConfig
+from geo_ray.sweep.space import Space, base_of_search, directory_of
+from geo_ray.sweep.tune import (
+    SearchResult,
     TrialRow,
     Tuning,
     best_text,
     cell,
     save_tuning,
+    search,
     short_id,
     summary_text,
     values_text,
+    write_best,
     write_tuning_page,
 )
-from geo_ray.sweep.search import check_installed, trial_count
-from geo_ray.sweep.search_config import TuningConfig
-from geo_ray.sweep.space import Space, base_of_search, directory_of
-from geo_ray.sweep.tune import SearchPlan, SearchResult, search, write_best
 
 SearchFile: TypeAlias = FilePath | Mapping[str, Any] | TuningConfig
 """A YAML file of a search, a mapping of its keys, or what was read before."""
@@ -134,9 +136,8 @@ def tune(
     with own_threads_kept():
         with ticking("checking the search", watch.tell):
             plan = plan_of(config, overrides, out=out, base_dir=base_dir)
-        wanted = trial_count(plan.config, plan.space)
         kind = plan.config.trials.kind
-        watch.tell(f"{wanted} {kind} trials, {plan.jobs} at once; results in {plan.out}")
+        watch.tell(f"{plan.wanted} {kind} trials, {plan.jobs} at once; results in {plan.out}")
         if plan.config.search.base_first and plan.space.base_draw() is None:
             watch.tell("the base itself is no trial: it has values that the space does not")
         found = search(plan, watch.tell, resume=resume)

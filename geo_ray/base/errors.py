@@ -1,7 +1,7 @@
 """The error hierarchy of geo_ray.
 
 Every error has a stable code, a process exit code, and advice on how to fix it. Each class
-carries everything that `docs/errors.md` says about it; `geo_ray.base.errors_page` generates
+carries everything that `docs/errors.md` says about it; `geo_ray.testing.errors_page` generates
 that page. All classes live in this module, so that `from_code` finds an error by its code.
 """
 

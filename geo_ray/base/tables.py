@@ -1,16 +1,10 @@
-"""Tables of results for terminals and notebooks.
-
-`FittedTable` leaves columns out rather than cutting numbers. `ShownModel` is a result record
-that shows itself as one line of text in a console and as an HTML table in a notebook.
-"""
+"""Tables for terminals: `FittedTable` leaves columns out rather than cutting numbers."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import replace
-from html import escape
 from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,7 +13,6 @@ from rich.style import StyleType
 from rich.table import Column, Table
 from rich.text import Text
 
-from geo_ray.base.model import StrictModel
 from geo_ray.base.text import printable
 
 _LEAST_TEXT: Final = 12  # a column of words is not made narrower to save another column
@@ -122,42 +115,3 @@ def _plain(cell: Any, style: StyleType = "") -> Any:
     if isinstance(cell, Text) and printable(cell.plain) != cell.plain:
         return Text(printable(cell.plain), cell.style)
     return cell
-
-
-class ShownModel(StrictModel):
-    """A record that is returned to callers: one line as its repr and as text, a table in notebooks.
-
-    Its fields are in `model_dump`.
-    """
-
-    @abstractmethod
-    def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
-        """Return a line, and the headings and rows of a table below it."""
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {printable(self.view()[0])}>"
-
-    def __str__(self) -> str:
-        return repr(self)
-
-    def _repr_html_(self) -> str:
-        line, headings, rows = self.view()
-        return html_view(f"{type(self).__name__} {line}", headings, rows)
-
-
-def html_view(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """One titled table; every text is plain text.
-
-    Args:
-        title: in a line above it.
-        headings: of its columns.
-        rows: as many cells each.
-    """
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return (
-        f"<div><strong>{escape(title)}</strong>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )

@@ -131,19 +131,12 @@ def nearest_word(word: str, valid: Iterable[str], least: float = 0.6) -> str | N
         valid: what could have been.
         least: similarity from 0 to 1 that is asked for.
     """
-    by_lower = {each.lower(): each for each in valid}
+    by_lower = {each.lower(): each for each in sorted(valid, reverse=True)}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=least)
     return by_lower[close[0]] if close else None
 
 
 _MOST_SHOWN = 6
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like ``word``, whatever its case; None if none is."""
-    by_lower = {name.lower(): name for name in sorted(known, reverse=True)}
-    close = difflib.get_close_matches(word.lower(), list(by_lower), n=1)
-    return by_lower[close[0]] if close else None
 
 
 def escaped(text: str) -> str:
@@ -180,7 +173,7 @@ def missing_path(path: Path, endings: Sequence[str] = ()) -> str:
         return ""
     if endings:
         names = [name for name in names if name.endswith(tuple(endings))]
-    close = nearest(path.name, names)
+    close = nearest_word(path.name, names)
     if close is not None:
         return f"; did you mean {path.parent / close}?"
     visible = sorted(name for name in names if not name.startswith("."))

@@ -141,15 +141,13 @@ class OwnLoader:
         wanted: strategy or codec.
         protocol: what the class must have: every public member of it. A class that derives from
             it, where it is no `typing.Protocol` but a base class.
-        look: gives an object's name and its traits.
-        traits_class: of these.
+        traits_class: class of the property `traits` of an object.
         taken: names that the library's own classes have.
         may_drift: whether a run can be resumed with another content of the file.
     """
 
     wanted: UserClass
     protocol: type
-    look: Callable[[Any], tuple[object, object]]
     traits_class: type
     taken: Collection[str]
     may_drift: bool
@@ -252,9 +250,9 @@ class OwnLoader:
         inherited = vars(StrictModel) if issubclass(self.protocol, StrictModel) else {}
         return [k for k in vars(self.protocol) if not k.startswith("_") and k not in inherited]
 
-    def _check_object(self, found: StrictModel, kind: type, use: str) -> None:
+    def _check_object(self, found: Any, kind: type, use: str) -> None:
         try:
-            name, traits = self.look(found)
+            name, traits = found.kind, found.traits
         except Exception as error:
             where = error_place(error, source_of(kind) or Path(use))
             raise ConfigError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, loading
@@ -23,7 +25,7 @@ def down(cluster: RunRef, at_once: bool) -> None:
     click.echo(f"asking for {cluster}", err=True)
     import geo_ray
 
-    found = geo_ray.down(cluster, at_once=at_once, tell=lambda text: say(text, err=True))
+    found = geo_ray.down(cluster, at_once=at_once, tell=partial(say, err=True))
     if found.was_down:
         say(
             f"{found.name} was down already: the cloud lists nothing of it; "

@@ -289,7 +289,7 @@ def down(every: bool, lab_id: str | None) -> None:
 
 
 def _start_ray(running: Lab, cpus: int) -> None:
-    from geo_ray.lab.ray_nodes import RayOptions, start_ray
+    from geo_ray.lab.lab import RayOptions, start_ray
 
     click.echo("starting a Ray node in every region")
     environment = start_ray(running, RayOptions(cpus=cpus))

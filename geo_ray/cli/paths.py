@@ -143,12 +143,11 @@ def check_config(path: Path, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: it is wrong.
     """
-    from geo_ray.base.load import load_tree
-
     strategy = _keys_of(path, overrides).get("strategy")
     if isinstance(strategy, dict) and strategy.get("kind") == "auto":
         return  # it is completed first, which takes measurements
     loading("torch", "geo_ray.experiment.experiment")
+    from geo_ray.base.load import load_tree
     from geo_ray.experiment.experiment import Experiment
 
     with ticking(f"loading {path}", _say):
@@ -161,10 +160,9 @@ def check_search(path: Path, overrides: Sequence[str]) -> TuningConfig:
     Raises:
         ConfigError: it is wrong.
     """
-    from geo_ray.base.load import load_tree
-
     _keys_of(path, overrides)
     loading("torch", "geo_ray.sweep.search_config")
+    from geo_ray.base.load import load_tree
     from geo_ray.sweep.search_config import TuningConfig
 
     advice = "docs/tuning.md describes the file of a search."

@@ -14,11 +14,10 @@ from geo_ray.base.tables import FittedTable
 from geo_ray.base.text import coarse_text, duration_text, number_text
 from geo_ray.cli.paths import config_file, loading
 from geo_ray.cli.say import say, say_json
-from geo_ray.scheduler.queue.report import QueueJobRow, QueueReport
-from geo_ray.scheduler.queue.tick import workers_text
 
 if TYPE_CHECKING:
     from geo_ray.api.queue import QueueAnswer, QueueUser
+    from geo_ray.scheduler.queue.report import QueueJobRow, QueueReport
 
 
 _WIDTH: Final = 150
@@ -91,6 +90,8 @@ def worth_line(row: QueueJobRow) -> str:
 
 def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
     """Return what `geo-ray queue show` says."""
+    from geo_ray.scheduler.queue.tick import workers_text
+
     state = _state(report, row)
     lines = [
         f"job      {row.name} of tenant {row.tenant}: {state}"

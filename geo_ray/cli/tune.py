@@ -39,16 +39,14 @@ def tune(
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.sweep.result import tuning_table
+    from geo_ray.sweep.tune import tuning_table
 
     if dry_run:
         from geo_ray.api.tune import plan_of
-        from geo_ray.sweep.search import trial_count
 
         with telling("checking the search"):
             plan = plan_of(search, overrides, out=out)
-        count = trial_count(plan.config, plan.space)
-        click.echo(f"{count} {plan.config.trials.kind} trials, {plan.jobs} at once")
+        click.echo(f"{plan.wanted} {plan.config.trials.kind} trials, {plan.jobs} at once")
         click.echo(f"{len(plan.tried)} configurations at the edges of the space can all be")
         return
     result = geo_ray.tune(search, overrides, out=out, resume=resume, progress=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ def up(
         policy=policy,  # type: ignore[arg-type]  # as above
         from_terraform=source,
         longest_s=longest_s,
-        tell=lambda text: say(text, err=True),
+        tell=partial(say, err=True),
     )
     if as_json:
         say_json(made.report.model_dump_json(indent=2))

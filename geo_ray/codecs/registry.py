@@ -44,7 +44,6 @@ CODECS: Final[dict[str, type[Codec]]] = {each().kind: each for each in CLASSES}
 LOAD: Final = OwnLoader(
     UserClass("codec", ConfigError, "examples/own_codec.py"),
     Codec,
-    lambda c: (c.kind, c.traits),
     CodecTraits,
     CODECS,
     may_drift=False,

@@ -24,7 +24,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.base.load import complaints
 from geo_ray.base.model import StrictModel
-from geo_ray.base.text import listed, missing_path, nearest
+from geo_ray.base.text import listed, missing_path, nearest_word
 from geo_ray.data.columns import parse_types
 from geo_ray.storage.store import open_store
 from geo_ray.storage.uri import is_s3, local_path, parse_s3, problem_of_path, split
@@ -274,7 +274,7 @@ def _no_manifest(path_or_uri: str) -> ManifestError:
     else:
         found = [*path.parent.glob("*.json"), *path.parent.glob(f"*/{MANIFEST_NAME}")]
         near = [str(p) for p in sorted(found) if not p.name.endswith(".preparation.json")]
-        best = nearest(str(path), near)
+        best = nearest_word(str(path), near)
         if (best is not None and path.name != MANIFEST_NAME) or len(near) == 1:
             hint = f"; did you mean {best or near[0]}?"
         else:

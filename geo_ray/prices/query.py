@@ -7,15 +7,22 @@ of a cloud's own: a private endpoint, a proxy, or a test server.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from geo_ray.base.errors import CloudError
 from geo_ray.prices.price import Item, Market, PriceRecord
 from geo_ray.prices.price_book import PriceBook
+
+
+class SendQuery(Protocol):
+    """A function that sends one query to a cloud."""
+
+    def __call__(self) -> list[PriceRecord]:
+        """Return the prices in the answer; raises CloudError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class Query:
         item: item that is asked for.
         markets: markets that are asked for.
         types: types of instances or disks; none for egress.
-        ask: sends the query; raises CloudError.
+        ask: sends the query.
     """
 
     cloud: str
@@ -36,7 +43,7 @@ class Query:
     item: Item
     markets: tuple[Market, ...]
     types: tuple[str, ...]
-    ask: Callable[[], list[PriceRecord]] = field(repr=False)
+    ask: SendQuery = field(repr=False)
 
     @property
     def what(self) -> str:

@@ -104,6 +104,7 @@ class NodeBridge:
         self._lock = threading.Lock()
         self._open: dict[int, tuple[str, Future[bytes]]] = {}
         self._epochs: dict[str, int] = {}
+        self._ended = threading.Event()
         self._endpoint = Endpoint(
             identity,
             self._on_message,
@@ -132,6 +133,10 @@ class NodeBridge:
         """Take a newer table."""
         self._peers.use(table)
 
+    def attend(self) -> None:
+        """Return when the bridge is closed."""
+        self._ended.wait()
+
     def wan_bytes(self) -> dict[str, int]:
         """Bytes sent by region, headers and all."""
         stats = self._endpoint.stats()
@@ -139,6 +144,7 @@ class NodeBridge:
 
     def close(self) -> None:
         """End all links; calls under way get no answer."""
+        self._ended.set()
         self._endpoint.close(0.0)
         self._clock.close()
         with self._lock:

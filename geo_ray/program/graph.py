@@ -6,12 +6,12 @@ Includes its checks, its text form and `load_program`, which finds the program i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from geo_ray.base.errors import (
     GeoRayError,
@@ -38,6 +38,13 @@ class NodeHandle:
         )
 
 
+class NodeFactory(Protocol):
+    """Makes a node: a class, or a function that returns an object."""
+
+    def __call__(self, *args: Any) -> object:
+        """Make it from the arguments of the `ProgramNode`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramNode:
     """What one node is made of.
@@ -51,7 +58,7 @@ class ProgramNode:
     """
 
     name: str
-    make: Callable[..., object] | None
+    make: NodeFactory | None
     args: tuple[object, ...] = ()
 
     @property
@@ -115,8 +122,8 @@ class NodeInstance:
     replica: int = 0
 
     @property
-    def make(self) -> Callable[..., object]:
-        """What makes it.
+    def make(self) -> NodeFactory:
+        """The factory of the node.
 
         Raises:
             InvariantError: another node brings it up.

@@ -1,7 +1,8 @@
-"""``python -m geo_ray.program.node_process ORDER``: one node or bridge of a program.
+"""A process of a program: it holds one node or a region's bridge, and is asked by its launcher.
 
-The order is a file that only its owner can read, and that is removed as soon as it is read. Whoever
-gave it asks for all else over the process's own sockets.
+``python -m geo_ray.program.node_process ORDER`` is such a process on this machine. ORDER is a file
+that only its owner can read; it is removed once it is read. All later requests come over the
+process's own socket. On Ray an actor holds the same part (`on_ray`).
 """
 
 from __future__ import annotations
@@ -10,83 +11,102 @@ import os
 import secrets
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from geo_ray.base.errors import FrameError
 from geo_ray.program.peers import NodeServer, NodeTable
 from geo_ray.program.serialization import ShippedNode, pack, unpack
 from geo_ray.transport.emulation import LinkSpec, build_links
 from geo_ray.transport.lan import LanConnection, LanServer
+from geo_ray.transport.security.tls import TlsSource
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.frames import Buffer
 from geo_ray.transport.wire.message import EndpointIdentity
+from geo_ray.transport.wire.sockets import Address
+
+if TYPE_CHECKING:
+    from geo_ray.program.bridge import NodeBridge
 
 HOST: Final = "127.0.0.1"
-Ask = Callable[[Any], Any]
+_REQUESTS: Final = ("use", "stand", "run", "attend", "counts", "connect", "expect")
 
 
-def node_desk(order: dict[str, Any]) -> tuple[dict[str, Ask], dict[str, Any]]:
-    """What a node's process can be asked for, and what it tells first."""
-    shipped = ShippedNode.of_plain(order["node"])
-    server = NodeServer(shipped, "processes", HOST, order["key"])
-    asks: dict[str, Ask] = {
-        "use": lambda plain: server.use(NodeTable.of_plain(plain)),
-        "stand": lambda _: server.stand(),
-        "run": lambda _: server.run(),
-        "attend": lambda _: server.attend(),
-        "counts": lambda _: server.counts(),
-    }
-    return asks, {"address": server.address}
+class HeldPart:
+    """The node or bridge that a process holds.
+
+    Args:
+        order: of its launcher: a node, or the region and links of a bridge.
+        on: processes or ray.
+        host: address of this machine to listen on.
+        key: of its region.
+        wan_key: of all bridges of the program.
+        certificate: of a bridge, for TLS between regions; None where all are on loopback.
+    """
+
+    def __init__(
+        self,
+        order: dict[str, Any],
+        on: str,
+        host: str,
+        key: bytes,
+        wan_key: bytes = b"",
+        certificate: TlsSource | None = None,
+    ) -> None:
+        self._held: NodeServer | NodeBridge
+        self.addresses: tuple[Address, ...]
+        if "node" in order:
+            server = NodeServer(ShippedNode.of_plain(order["node"]), on, host, key)
+            self._held, self.addresses = server, (server.address,)
+            return
+        from geo_ray.program.bridge import NodeBridge  # nodes are spared what it imports
+
+        region = order["region"]
+        specs = {(a, b): LinkSpec.model_validate(spec) for a, b, spec in order["links"]}
+        models = build_links(specs, order["seed"])
+        shaping = {dst: model for (src, dst), model in models.items() if src == region}
+        identity = EndpointIdentity(order["run_id"], region, order["epoch"], wan_key)
+        bridge = NodeBridge(identity, host, key, shaping, certificate)
+        self._held, self.addresses = bridge, bridge.addresses
+
+    def ask(self, what: str, given: list[Any]) -> Any:
+        """Call a method of the node's server or of the bridge.
+
+        Raises:
+            FrameError: it has no such method.
+            GeoRayError: the error that the method raised.
+        """
+        if what not in _REQUESTS or not hasattr(self._held, what):
+            raise FrameError(f"a process of a program cannot {what!r:.40}")
+        if what == "use":
+            return self._held.use(NodeTable.of_plain(*given))
+        return getattr(self._held, what)(*given)
 
 
-def bridge_desk(order: dict[str, Any]) -> tuple[dict[str, Ask], dict[str, Any]]:
-    """What a bridge's process can be asked for, and what it tells first."""
-    from geo_ray.program.bridge import NodeBridge  # nodes are spared what it imports
-
-    region = order["region"]
-    specs = {(a, b): LinkSpec.model_validate(spec) for a, b, spec in order["links"]}
-    models = build_links(specs, order["seed"])
-    shaping = {dst: model for (src, dst), model in models.items() if src == region}
-    identity = EndpointIdentity(order["run_id"], region, order["epoch"], order["wan_key"])
-    bridge = NodeBridge(identity, HOST, order["key"], shaping)
-    asks: dict[str, Ask] = {
-        "use": lambda plain: bridge.use(NodeTable.of_plain(plain)),
-        "connect": lambda given: bridge.connect(given[0], (given[1], given[2])),
-        "expect": bridge.expect,
-        "attend": lambda _: threading.Event().wait(),
-    }
-    return asks, {"addresses": bridge.addresses}
-
-
-def serve(path: Path) -> None:
+def _serve(path: Path) -> None:
     """Do what an order says until the process is ended."""
     order = unpack(path.read_bytes())
     path.unlink()
-    asks, told = (node_desk if "node" in order else bridge_desk)(order)
+    held = HeldPart(order, "processes", HOST, order["key"], order.get("wan_key", b""))
 
     def answer(_: LanConnection, meta: Meta, payload: memoryview | None) -> tuple[Meta, Buffer]:
-        what = fields.text(meta, "do")
-        if what not in asks:
-            raise FrameError(f"a process of a program cannot {what!r:.40}")
-        return {}, pack(asks[what](None if payload is None else unpack(payload)))
+        given = [] if payload is None else unpack(payload)
+        return {}, pack(held.ask(fields.text(meta, "do"), given))
 
     desk = LanServer(HOST, order["desk_key"], answer)
     part = path.with_suffix(f".{secrets.token_hex(4)}")
-    part.write_bytes(pack({**told, "desk": desk.address}))
+    part.write_bytes(pack([desk.address, *held.addresses]))
     part.rename(path.with_suffix(".told"))
     while True:
-        time.sleep(3600.0)  # whoever has started this ends it
+        time.sleep(3600.0)  # the launcher ends this process
 
 
 def main() -> None:
-    """Start, without Python's own ways of ending, which wait for nodes."""
+    """Serve; SIGTERM ends the process without Python's own exit, which waits for nodes."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    serve(Path(sys.argv[1]))
+    _serve(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from geo_ray.base.restarts import Restarts
 from geo_ray.program.clock import ProgramClock
 from geo_ray.program.graph import NodeInstance, Program
 from geo_ray.program.peers import FOREVER_S, NodeTable
-from geo_ray.program.serialization import ShippedNode, pack, ship, unpack
+from geo_ray.program.serialization import pack, ship, unpack
 from geo_ray.ray_cluster.child_processes import SupervisedProcesses
 from geo_ray.transport.lan import LanClient
 from geo_ray.transport.wire.sockets import Address
@@ -36,84 +36,67 @@ _LOGGER = logging.getLogger(__name__)
 _BRIDGE_RESTARTS = (3, 60.0)
 
 
-class RemoteNode(Protocol):
-    """The near end of an instance; what it does is that of `NodeServer`."""
+class NodeProcess(Protocol):
+    """A process of a program, as its launcher sees it.
 
-    address: Address
+    Attributes:
+        addresses: of a node: where it answers calls; of a bridge: for other regions' bridges, and
+            for the processes of its own region.
+    """
 
-    def use(self, table: NodeTable) -> None:
-        """Tell it a newer table."""
+    addresses: tuple[Address, ...]
 
-    def stand(self) -> bool:
-        """Have the node made; whether it has a ``run``."""
+    def ask(self, what: str, *given: Any, forever: bool = False) -> Any:
+        """Call a method of `NodeServer` or `NodeBridge`.
 
-    def run(self) -> bytes:
-        """What its ``run`` returns."""
+        Args:
+            what: the method.
+            given: its arguments.
+            forever: wait as long as the process lives. One such call at a time.
 
-    def attend(self) -> None:
-        """Return, or raise, once its process has ended."""
-
-    def counts(self) -> dict[str, list[int]]:
-        """Its calls."""
-
-    def end(self) -> None:
-        """End its process, which may be gone."""
-
-
-class RemoteBridge(Protocol):
-    """The near end of a bridge; what it does is that of `NodeBridge`."""
-
-    addresses: tuple[Address, Address]
-
-    def connect(self, region: str, address: Address) -> None:
-        """Have it keep a link."""
-
-    def expect(self, region: str) -> None:
-        """Tell it that another bridge will connect."""
-
-    def use(self, table: NodeTable) -> None:
-        """Tell it a newer table."""
-
-    def attend(self) -> None:
-        """Return, or raise, once its process has ended."""
+        Raises:
+            NodeFailedError: the process has ended.
+            GeoRayError: the error that the method raised.
+        """
 
     def end(self) -> None:
-        """End its process, which may be gone."""
+        """End the process, which may be gone."""
 
 
-class NodeMaker(Protocol):
-    """Makes processes, by whatever means."""
+class Launcher(Protocol):
+    """Starts the processes of a program: on this machine, or as actors of Ray."""
 
     def begin(self) -> None:
-        """Bring up what is there before all processes."""
+        """Start what is needed before all processes."""
 
-    def node(self, shipped: ShippedNode, incarnation: int) -> RemoteNode:
-        """A process for an instance."""
+    def start(self, name: str, region: str, order: dict[str, Any]) -> NodeProcess:
+        """Start a process that holds what ``order`` describes; see `HeldPart`.
 
-    def bridge(self, region: str, epoch: int) -> RemoteBridge:
-        """A process for a region's bridge."""
+        Raises:
+            GeoRayError: it does not start.
+        """
 
     def end(self) -> None:
-        """End all that it has made."""
+        """End all processes."""
 
 
 class ApartCrew:
-    """See `NodeCrew`.
+    """A `NodeCrew` whose instances run in other processes.
 
     Args:
         program: the whole.
-        maker: of processes.
+        launcher: of the processes.
         clock: for threads.
 
     Raises:
         NodeUnshippableError: a node cannot be sent to another process.
     """
 
-    def __init__(self, program: Program, maker: NodeMaker, clock: ProgramClock) -> None:
+    def __init__(self, program: Program, launcher: Launcher, clock: ProgramClock) -> None:
         self._shipped = ship(program)
-        self._maker, self._clock = maker, clock
-        self._nodes: dict[str, RemoteNode] = {}
-        self._bridges: dict[str, RemoteBridge] = {}
+        self._program, self._launcher, self._clock = program, launcher, clock
+        self._nodes: dict[str, NodeProcess] = {}
+        self._bridges: dict[str, NodeProcess] = {}
         self._counts: dict[str, list[dict[str, list[int]]]] = defaultdict(list)
         self._lock = threading.RLock()  # guards the table and all above
         self._table = NodeTable(1, {name: each.region for name, each in self._shipped.items()})
@@ -125,10 +108,10 @@ class ApartCrew:
 
     def begin(self, alarm: Callable[[BaseException], None]) -> None:
         """See `NodeCrew.begin`."""
-        self._maker.begin()
-        made: dict[str, Future[RemoteBridge]] = {region: Future() for region in self._crossing}
+        self._launcher.begin()
+        made: dict[str, Future[NodeProcess]] = {region: Future() for region in self._crossing}
         for region, future in made.items():  # at the same time: each is a process to be started
-            self._clock.start(partial(_settle, future, partial(self._maker.bridge, region, 1)))
+            self._clock.start(partial(_settle, future, partial(self._bridge, region, 1)))
         for region, future in made.items():
             self._clock.wait(future)
             self._bridges[region] = future.result()
@@ -142,25 +125,26 @@ class ApartCrew:
         """See `NodeCrew.start`."""
         name = instance.name
         self._drop(name)
-        node = self._maker.node(self._shipped[name], incarnation)
+        shipped = self._shipped[name]
+        node = self._launcher.start(name, shipped.region, {"node": shipped.plain()})
         with self._lock:
             self._nodes[name] = node
             table = self._table
         with self._dropped_if_lost(name):
-            node.use(table)
-            runs = node.stand()
-        self._tell(nodes={name: node.address})
+            node.ask("use", table.plain())
+            runs = bool(node.ask("stand", forever=True))  # it hears of others meanwhile
+        self._tell(nodes={name: node.addresses[0]})
         return runs
 
     def run(self, name: str) -> bytes:
         """See `NodeCrew.run`."""
         with self._dropped_if_lost(name):
-            return self._nodes[name].run()
+            return bytes(self._nodes[name].ask("run", forever=True))
 
     def attend(self, name: str) -> None:
         """See `NodeCrew.attend`."""
         with self._dropped_if_lost(name):
-            self._nodes[name].attend()
+            self._nodes[name].ask("attend", forever=True)
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
         """See `NodeCrew.counts`. What an instance counted that was killed is lost with it."""
@@ -169,13 +153,13 @@ class ApartCrew:
         found = {name: list(counts) for name, counts in self._counts.items()}
         for name, node in nodes.items():
             with suppress(GeoRayError):
-                found.setdefault(name.partition("/")[0], []).append(node.counts())
+                found.setdefault(name.partition("/")[0], []).append(node.ask("counts"))
         return found
 
     def end(self) -> None:
         """See `NodeCrew.end`."""
         self._is_ending = True
-        self._maker.end()
+        self._launcher.end()
 
     # ------------------------------------------------------------------ the table
 
@@ -194,7 +178,7 @@ class ApartCrew:
         if node is None or self._is_ending:
             return
         with suppress(GeoRayError):
-            self._counts[name.partition("/")[0]].append(node.counts())
+            self._counts[name.partition("/")[0]].append(node.ask("counts"))
         node.end()
         self._tell(gone=name)
 
@@ -204,7 +188,7 @@ class ApartCrew:
         bridges: Mapping[str, Address] | None = None,
         gone: str | None = None,
     ) -> None:
-        """Change the table and tell everybody. Who does not hear it is failing itself."""
+        """Change the table and tell everybody. A process that cannot be reached is failing."""
         with self._lock:
             table = self._table
             kept = {name: each for name, each in table.nodes.items() if name != gone}
@@ -215,25 +199,29 @@ class ApartCrew:
                 dict(table.bridges) | dict(bridges or {}),
             )
             table = self._table
-            hearers = [each.use for each in self._nodes.values()]
-            hearers += [each.use for each in self._bridges.values()]
-        for use in hearers:
+            hearers = [*self._nodes.values(), *self._bridges.values()]
+        for each in hearers:
             with suppress(GeoRayError):
-                use(table)
+                each.ask("use", table.plain())
 
     # ------------------------------------------------------------------ bridges
+
+    def _bridge(self, region: str, epoch: int) -> NodeProcess:
+        links = [[a, b, spec.model_dump()] for (a, b), spec in self._program.both_ways.items()]
+        order = {"region": region, "epoch": epoch, "links": links, "seed": self._program.seed}
+        return self._launcher.start(f"bridge of {region}", region, order)
 
     def _link(self, region: str, others: Iterable[str]) -> None:
         """One of two bridges dials, and the other waits for it."""
         for other in others:
-            self._bridges[other].expect(region)
-            self._bridges[region].connect(other, self._bridges[other].addresses[0])
+            self._bridges[other].ask("expect", region)
+            self._bridges[region].ask("connect", other, self._bridges[other].addresses[0])
 
     def _watch_bridge(self, region: str, alarm: Callable[[BaseException], None]) -> None:
         epoch, restarts, cause = 1, Restarts(*_BRIDGE_RESTARTS, "its restarts"), ""
         while not self._is_ending:
             try:
-                self._bridges[region].attend()
+                self._bridges[region].ask("attend", forever=True)
             except GeoRayError as error:
                 cause = error.message
             if self._has_ended():
@@ -247,7 +235,7 @@ class ApartCrew:
             try:
                 with suppress(GeoRayError):
                     self._bridges[region].end()
-                bridge = self._maker.bridge(region, epoch)
+                bridge = self._bridge(region, epoch)
                 with self._lock:
                     self._bridges[region] = bridge
                 self._link_anew(region)
@@ -261,15 +249,15 @@ class ApartCrew:
     def _link_anew(self, region: str) -> None:
         """Let the others dial a new bridge if they did before, and let it dial the rest."""
         bridge = self._bridges[region]
-        bridge.use(self._table)
+        bridge.ask("use", self._table.plain())
         self._link(region, [other for other in self._crossing if other < region])
         for other in self._crossing:
             if other > region:
-                bridge.expect(other)
-                self._bridges[other].connect(region, bridge.addresses[0])
+                bridge.ask("expect", other)
+                self._bridges[other].ask("connect", region, bridge.addresses[0])
 
 
-def _settle(future: Future[RemoteBridge], make: Callable[[], RemoteBridge]) -> None:
+def _settle(future: Future[NodeProcess], make: Callable[[], NodeProcess]) -> None:
     try:
         future.set_result(make())
     except BaseException as error:  # it belongs to who waits
@@ -285,120 +273,59 @@ _ASK_S: Final = 300.0  # that a process is gone is seen at once; a busy one is s
 
 
 class StartedProcess:
-    """The near end of a process that `node_process` runs.
+    """A `NodeProcess` on this machine.
 
     Args:
-        name: of what it is.
-        told: by it.
-        key: of its desk.
-        made: whose process it is.
+        name: of the node or bridge.
+        desk: address of its launcher's requests.
+        addresses: see `NodeProcess`.
+        key: of the desk.
+        made: its launcher.
         process: its name there.
     """
 
     def __init__(
-        self, name: str, told: Mapping[str, Any], key: bytes, made: LocalProcesses, process: str
+        self,
+        name: str,
+        desk: Address,
+        addresses: tuple[Address, ...],
+        key: bytes,
+        made: LocalProcesses,
+        process: str,
     ) -> None:
+        self.addresses = addresses
         self._name, self._made, self._process = name, made, process
-        desk: Address = (told["desk"][0], told["desk"][1])
-        # Two from the start: on one that is open it is seen at once that the process has ended.
+        # Two from the start: an open connection shows at once that the process has ended.
         self._client, self._waiting = (
             LanClient(desk, key, {"peer": "launcher"}, connect_timeout_s=_ASK_S) for _ in range(2)
         )
 
-    def ask(self, what: str, given: Any = None, *, forever: bool = False) -> Any:
-        """Ask it for something.
-
-        Args:
-            what: is asked.
-            given: with it.
-            forever: wait as long as the process goes on; one at a time, beside what else is asked.
-
-        Raises:
-            NodeFailedError: it has ended.
-            GeoRayError: what it raised.
-        """
+    def ask(self, what: str, *given: Any, forever: bool = False) -> Any:
+        """See `NodeProcess.ask`."""
         client, wait_s = (self._waiting, FOREVER_S) if forever else (self._client, _ASK_S)
         try:
-            _, answer = client.request({"do": what}, pack(given), timeout_s=wait_s)
+            _, answer = client.request({"do": what}, pack(list(given)), timeout_s=wait_s)
         except TransportError as error:
             raise NodeFailedError(self._made.ending(self._name, self._process)) from error
         return unpack(b"\xc0" if answer is None else answer)
 
     def end(self) -> None:
-        """Kill it."""
+        """See `NodeProcess.end`."""
         self._client.close()
         self._waiting.close()
         self._made.kill(self._process)
 
 
-class ProcessNode:
-    """See `RemoteNode`."""
-
-    def __init__(self, process: StartedProcess, address: Address) -> None:
-        self._process, self.address = process, address
-
-    def use(self, table: NodeTable) -> None:
-        """See `RemoteNode.use`."""
-        self._process.ask("use", table.plain())
-
-    def stand(self) -> bool:
-        """See `RemoteNode.stand`."""
-        return bool(self._process.ask("stand", forever=True))  # it is told of others meanwhile
-
-    def run(self) -> bytes:
-        """See `RemoteNode.run`."""
-        return bytes(self._process.ask("run", forever=True))
-
-    def attend(self) -> None:
-        """See `RemoteNode.attend`."""
-        self._process.ask("attend", forever=True)
-
-    def counts(self) -> dict[str, list[int]]:
-        """See `RemoteNode.counts`."""
-        return dict(self._process.ask("counts"))
-
-    def end(self) -> None:
-        """See `RemoteNode.end`."""
-        self._process.end()
-
-
-class ProcessBridge:
-    """See `RemoteBridge`."""
-
-    def __init__(self, process: StartedProcess, addresses: tuple[Address, Address]) -> None:
-        self._process, self.addresses = process, addresses
-
-    def connect(self, region: str, address: Address) -> None:
-        """See `RemoteBridge.connect`."""
-        self._process.ask("connect", [region, *address])
-
-    def expect(self, region: str) -> None:
-        """See `RemoteBridge.expect`."""
-        self._process.ask("expect", region)
-
-    def use(self, table: NodeTable) -> None:
-        """See `RemoteBridge.use`."""
-        self._process.ask("use", table.plain())
-
-    def attend(self) -> None:
-        """See `RemoteBridge.attend`."""
-        self._process.ask("attend", forever=True)
-
-    def end(self) -> None:
-        """See `RemoteBridge.end`."""
-        self._process.end()
-
-
 class LocalProcesses:
-    """Makes them; see `NodeMaker`.
+    """A `Launcher` of processes of this machine.
 
     Args:
-        program: whose links the bridges emulate.
-        logs: a directory that gets what the processes wrote; None: nobody does.
+        program: the whole.
+        logs: a directory that gets the output of the processes; None: it is discarded.
     """
 
     def __init__(self, program: Program, logs: Path | None = None) -> None:
-        self._program, self._kept_logs = program, logs
+        self._kept_logs = logs
         self._keys = {region: secrets.token_bytes(_KEY_BYTES) for region in program.regions}
         self._wan_key = secrets.token_bytes(_KEY_BYTES)
         self._run_id = secrets.token_hex(8)
@@ -409,34 +336,38 @@ class LocalProcesses:
         self._count = 0
 
     def begin(self) -> None:
-        """See `NodeMaker.begin`."""
+        """See `Launcher.begin`."""
         self._kept = SupervisedProcesses(Path(tempfile.gettempdir()))
 
-    def node(self, shipped: ShippedNode, incarnation: int) -> ProcessNode:
-        """See `NodeMaker.node`."""
-        order = {"node": shipped.plain(), "key": self._keys[shipped.region]}
-        process, told = self._started(shipped.name, order)
-        host, port = told["address"]
-        return ProcessNode(process, (host, port))
-
-    def bridge(self, region: str, epoch: int) -> ProcessBridge:
-        """See `NodeMaker.bridge`."""
-        links = self._program.both_ways.items()
-        order = {
-            "region": region,
-            "epoch": epoch,
-            "run_id": self._run_id,
-            "key": self._keys[region],
-            "wan_key": self._wan_key,
-            "links": [[a, b, spec.model_dump()] for (a, b), spec in links],
-            "seed": self._program.seed,
-        }
-        process, told = self._started(f"bridge of {region}", order)
-        (wan_host, wan_port), (host, port) = told["addresses"]
-        return ProcessBridge(process, ((wan_host, wan_port), (host, port)))
+    def start(self, name: str, region: str, order: dict[str, Any]) -> StartedProcess:
+        """See `Launcher.start`."""
+        desk_key = secrets.token_bytes(_KEY_BYTES)
+        secret = {"key": self._keys[region], "desk_key": desk_key}
+        if "node" not in order:
+            secret |= {"wan_key": self._wan_key}
+        with self._lock:
+            if self._kept is None:
+                raise NodeLostError(f"{name} is not started: the program ends")
+            self._count += 1
+            process = f"{self._count}"
+            path = self._kept.root / f"{process}.order"
+            path.write_bytes(pack({**order, **secret, "run_id": self._run_id}))
+            argv = [sys.executable, "-m", _PROGRAM, str(path)]
+            self._names[process] = name
+            self._logs[process] = self._kept.start(process, argv, _environment())
+        told = path.with_suffix(".told")
+        deadline_s = time.monotonic() + _START_S
+        while not told.exists():
+            code = self._exit_code(process, 0.0)
+            if code is not None or time.monotonic() > deadline_s:
+                self.kill(process)
+                raise NodeFailedError(self.ending(name, process))
+            time.sleep(_LOOK_S)
+        desk, *addresses = unpack(told.read_bytes())
+        return StartedProcess(name, desk, tuple(addresses), desk_key, self, process)
 
     def end(self) -> None:
-        """See `NodeMaker.end`."""
+        """See `Launcher.end`."""
         with self._lock:
             kept, self._kept = self._kept, None
         if kept is None:
@@ -461,29 +392,6 @@ class LocalProcesses:
             if tail:
                 return f"the process of {name!r} {how}:\n{tail}"
         return f"the process of {name!r} {how}"
-
-    def _started(self, name: str, order: dict[str, Any]) -> tuple[StartedProcess, dict[str, Any]]:
-        key = secrets.token_bytes(_KEY_BYTES)
-        with self._lock:
-            if self._kept is None:
-                raise NodeLostError(f"{name} is not started: the program ends")
-            self._count += 1
-            process = f"{self._count}"
-            path = self._kept.root / f"{process}.order"
-            path.write_bytes(pack({**order, "desk_key": key}))
-            argv = [sys.executable, "-m", _PROGRAM, str(path)]
-            self._names[process] = name
-            self._logs[process] = self._kept.start(process, argv, _environment())
-        told = path.with_suffix(".told")
-        deadline_s = time.monotonic() + _START_S
-        while not told.exists():
-            code = self._exit_code(process, 0.0)
-            if code is not None or time.monotonic() > deadline_s:
-                self.kill(process)
-                raise NodeFailedError(self.ending(name, process))
-            time.sleep(_LOOK_S)
-        said = unpack(told.read_bytes())
-        return StartedProcess(name, said, key, self, process), said
 
     def _keep_logs(self) -> None:
         if self._kept_logs is None:

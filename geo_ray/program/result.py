@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from geo_ray.base.errors import ProgramInvalidError
-from geo_ray.base.tables import html_view
+from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import bytes_text, counted, duration_text
 from geo_ray.prices.price import INTERNET
 from geo_ray.prices.price_book import PriceBook

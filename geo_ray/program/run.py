@@ -36,13 +36,13 @@ from geo_ray.program.clock import (
     VirtualThreads,
 )
 from geo_ray.program.graph import NodeInstance, Program, handles_in, instance_names
-from geo_ray.program.processes import ApartCrew, LocalProcesses, NodeMaker
+from geo_ray.program.processes import ApartCrew, Launcher, LocalProcesses
 from geo_ray.program.result import ProgramResult
 from geo_ray.program.serialization import check_not_importing, pack, unpack
 from geo_ray.transport.emulation import build_links
 
 
-class InstanceState(Enum):
+class NodeState(Enum):
     """What an instance does."""
 
     WAITING = "waiting"
@@ -62,7 +62,7 @@ class ProgramPolicy:
         nodes = program.nodes
         self._callees: dict[str, frozenset[str]] = {}
         self._restarts: dict[str, Restarts] = {}
-        self._states: dict[str, InstanceState] = {}
+        self._states: dict[str, NodeState] = {}
         self._runs: dict[str, bool] = {}
         self._made: Counter[str] = Counter()
         for instance in program.instances:
@@ -70,7 +70,7 @@ class ProgramPolicy:
             self._callees[instance.name] = frozenset(name for names in named for name in names)
             rule = instance.group.restarts
             self._restarts[instance.name] = Restarts(rule.most, rule.window_s, "restarts.most")
-            self._states[instance.name] = InstanceState.WAITING
+            self._states[instance.name] = NodeState.WAITING
 
     @property
     def incarnations(self) -> Mapping[str, int]:
@@ -81,39 +81,38 @@ class ProgramPolicy:
     def is_over(self) -> bool:
         """Whether all stand, and every ``run`` has returned."""
         return all(
-            state is InstanceState.RETURNED
-            or (state is InstanceState.STANDING and not self._runs[name])
+            state is NodeState.RETURNED or (state is NodeState.STANDING and not self._runs[name])
             for name, state in self._states.items()
         )
 
     def due(self) -> list[str]:
         """Instances to be started now; they count as started."""
-        up = {InstanceState.STANDING, InstanceState.RETURNED}
+        up = {NodeState.STANDING, NodeState.RETURNED}
         found = [
             name
             for name, state in self._states.items()
-            if state is InstanceState.WAITING
+            if state is NodeState.WAITING
             and all(self._states[callee] in up for callee in self._callees[name])
         ]
         for name in found:
-            self._states[name] = InstanceState.STARTING
+            self._states[name] = NodeState.STARTING
             self._made[name] += 1
         return found
 
     def stood(self, name: str, *, runs: bool) -> None:
         """An instance is made; ``runs`` says whether it has something to do of its own."""
-        self._states[name] = InstanceState.STANDING
+        self._states[name] = NodeState.STANDING
         self._runs[name] = runs
 
     def returned(self, name: str) -> None:
         """An instance's ``run`` has returned; it goes on answering calls."""
-        self._states[name] = InstanceState.RETURNED
+        self._states[name] = NodeState.RETURNED
 
     def failed(self, name: str, now_s: float) -> bool:
         """An instance failed; whether it may be started anew, and then it is due."""
         may = self._restarts[name].take(now_s)
         if may:
-            self._states[name] = InstanceState.WAITING
+            self._states[name] = NodeState.WAITING
         return may
 
     def limit(self, name: str) -> str:
@@ -354,21 +353,21 @@ def run_program(
     check_not_importing()
     if on == "threads":
         real = RealClock()
-        return real.run(lambda: carry_out(program, LocalCrew(program, real, on), real, on))
+        return real.run(partial(carry_out, program, LocalCrew(program, real, on), real, on))
     if on == "virtual":
         virtual = VirtualThreads()
         crew = LocalCrew(program, virtual, on)
-        return virtual.run(lambda: carry_out(program, crew, virtual, on))
+        return virtual.run(partial(carry_out, program, crew, virtual, on))
     if on in ("processes", "ray"):
         real = RealClock()
-        apart = ApartCrew(program, _maker(program, on, cluster, logs), real)
-        return real.run(lambda: carry_out(program, apart, real, on))
+        apart = ApartCrew(program, _launcher(program, on, cluster, logs), real)
+        return real.run(partial(carry_out, program, apart, real, on))
     raise ProgramError(f"a program cannot run on {on!r}{or_meant(on, WAYS)}")
 
 
-def _maker(
+def _launcher(
     program: Program, on: str, cluster: ClusterConfig | None, logs: Path | None
-) -> NodeMaker:
+) -> Launcher:
     if on == "processes":
         return LocalProcesses(program, logs)
     from geo_ray.program.on_ray import RayActors  # Ray takes a second to import

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -56,6 +56,18 @@ class _Told:
     regions: Mapping[str, float] = field(default_factory=dict)
 
 
+class DrainedNodes(Protocol):
+    """Tells which nodes of a cluster are being drained, and which regions are there."""
+
+    def draining(self) -> Mapping[str, int]:
+        """Return when nodes will be gone, in unix ms (0: unknown), by their ids."""
+        ...
+
+    def of_servers(self) -> Mapping[str, Collection[str]]:
+        """Return the ids of the nodes of each region's servers and bridge."""
+        ...
+
+
 @dataclass(slots=True)
 class DrainNotices:
     """What is on machines that are about to be taken away, as far as Ray knows.
@@ -64,14 +76,11 @@ class DrainNotices:
     Ray starts nothing there any more and tells no actor, so it has to be asked.
 
     Attributes:
-        ask: gives when nodes that are being drained will be gone, in unix ms (0: nobody knows), by
-            their ids.
-        where: gives the ids of the nodes of each region's servers and bridge.
+        nodes: tells which nodes are being drained, and which regions are there.
         threads: starts the thread that asks.
     """
 
-    ask: Callable[[], Mapping[str, int]]
-    where: Callable[[], Mapping[str, Collection[str]]] = dict
+    nodes: DrainedNodes
     threads: RayThreads = field(default_factory=RayThreads)
     _told: _Told = _Told()
     _asked_s: float | None = None
@@ -99,8 +108,8 @@ class DrainNotices:
 
     def _ask(self) -> None:
         try:
-            until_ms = self.ask()
-            where = self.where() if until_ms else {}
+            until_ms = self.nodes.draining()
+            where = self.nodes.of_servers() if until_ms else {}
         except Exception as error:  # whatever it is: training goes on without notices
             log.warning("no notice of drains: %s", error)
             return
@@ -590,11 +599,20 @@ class ActorGroup:
         worker.node = worker.handle.node_id.remote()
 
 
-def notices_of(actors: ActorGroup) -> DrainNotices:
-    """Hears which machines of a run's actors will be gone."""
+@dataclass(frozen=True, slots=True)
+class _RunNodes:
+    """The `DrainedNodes` of a run."""
 
-    def where() -> dict[str, set[str]]:
-        placed = dict(actors.placed)  # others change it meanwhile
+    actors: ActorGroup
+
+    def draining(self) -> Mapping[str, int]:
+        return ray_internals.draining_nodes()
+
+    def of_servers(self) -> Mapping[str, Collection[str]]:
+        placed = dict(self.actors.placed)  # others change it meanwhile
         return {region: server_nodes(placed[region]) for region in placed}
 
-    return DrainNotices(ray_internals.draining_nodes, where, actors.threads)
+
+def notices_of(actors: ActorGroup) -> DrainNotices:
+    """Return the notices of machines of a run's actors."""
+    return DrainNotices(_RunNodes(actors), actors.threads)

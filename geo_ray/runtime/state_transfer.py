@@ -12,13 +12,14 @@ from __future__ import annotations
 import io
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import ray
 
@@ -37,11 +38,53 @@ _WANTED, _PIECE, _REFUSED = "copy_wanted", "copy_piece", "copy_refused"
 _TRAFFIC: Final = "join"
 _log = logging.getLogger(__name__)
 
-Lent = Callable[[str, int, int], bytes]
-"""Gives a piece of a file: its name, an offset, and how many bytes at most."""
 
-Send = Callable[[str, Message], None]
-"""Sends a message to another region."""
+class PieceReader(Protocol):
+    """Reads pieces of files."""
+
+    def __call__(self, file: str, offset: int, num_bytes: int, /) -> bytes:
+        """Return a piece of a file, of so many bytes at most.
+
+        Raises:
+            GeoRayError: the piece is not there.
+        """
+        ...
+
+
+class Sender(Protocol):
+    """Sends messages to other regions."""
+
+    def __call__(self, peer: str, message: Message, /) -> None:
+        """Send a message to another region."""
+        ...
+
+
+class ComingPiece(Protocol):
+    """A piece that was asked for."""
+
+    def __call__(self) -> bytes:
+        """Wait for the piece and return it."""
+        ...
+
+
+class PieceFetcher(Protocol):
+    """Asks another machine for pieces of files."""
+
+    def __call__(self, file: str, offset: int, num_bytes: int, /) -> ComingPiece:
+        """Ask for a piece; calling the result waits for it."""
+        ...
+
+
+class Closer(Protocol):
+    """Ends a connection."""
+
+    def __call__(self) -> None:
+        """End it."""
+        ...
+
+
+def keep_open() -> None:
+    """Close nothing."""
 
 
 @dataclass(slots=True)
@@ -49,18 +92,18 @@ class CopyTransfer:
     """A bridge's part of it, for both sides.
 
     Attributes:
-        send: see `Send`.
+        send: sends messages to other regions.
     """
 
-    send: Send
-    _lent: Lent | None = None
+    send: Sender
+    _lent: PieceReader | None = None
     _wanted: dict[int, tuple[str, Future[bytes]]] = field(default_factory=dict)  # by number
-    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _numbers: Iterator[int] = field(default_factory=partial(count, 1))
     _readers: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(2, "lent-pieces")
+        default_factory=partial(ThreadPoolExecutor, 2, "lent-pieces")
     )
 
-    def lend(self, lent: Lent) -> None:
+    def lend(self, lent: PieceReader) -> None:
         """Give pieces of a copy to whoever asks from now on; what was lent before is not any more.
 
         Args:
@@ -163,9 +206,9 @@ class CarriedParts:
     """
 
     giver: str
-    fetch: Callable[[str, int, int], Callable[[], bytes]]
+    fetch: PieceFetcher
     ahead: int
-    close: Callable[[], None] = lambda: None
+    close: Closer = keep_open
 
     def name_of(self, file: str) -> str:
         """See `PartSource.name_of`."""
@@ -182,7 +225,7 @@ class _CarriedFile(io.RawIOBase):
     def __init__(self, parts: CarriedParts, file: str, num_bytes: int) -> None:
         self._parts, self._file, self._left = parts, file, num_bytes
         self._asked = 0
-        self._coming: deque[tuple[int, Callable[[], bytes]]] = deque()
+        self._coming: deque[tuple[int, ComingPiece]] = deque()
         self._piece = memoryview(b"")
 
     def readable(self) -> bool:

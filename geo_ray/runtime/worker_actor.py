@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import ray
 import torch
@@ -232,6 +232,14 @@ class EvalSetting:
     statistics: tuple[Span, ...] = ()
 
 
+class StepTime(Protocol):
+    """How long steps are padded to."""
+
+    def __call__(self, span: Span, /) -> float:
+        """Return the seconds that the step over some rows takes at least."""
+        ...
+
+
 class WorkerLoop:
     """A worker over sockets: pulls parameters and rows, pushes gradients, until it is sent home.
 
@@ -260,7 +268,7 @@ class WorkerLoop:
         *,
         rank: int,
         evals: EvalSetting,
-        step_s: Callable[[Span], float] | None,
+        step_s: StepTime | None,
     ) -> None:
         self._worker = worker
         self._together = Together(len(links), "shard-links")
@@ -318,7 +326,7 @@ class WorkerLoop:
         spans = [part.span for part in answer.parts]
         rows = dict(zip(spans, self._ahead.take(spans), strict=True))
         self.doing = "computing"
-        return coded_step(self._worker, answer.parts, span, lambda part: rows[part])
+        return coded_step(self._worker, answer.parts, span, rows.__getitem__)
 
     def _tell_changed(self, answer: Assignment) -> None:
         """Tell of state that changes although nobody declared it; what one finds, all do."""

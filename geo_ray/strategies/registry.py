@@ -72,7 +72,6 @@ STRATEGIES: Final[dict[str, type[Strategy]]] = {each().kind: each for each in CL
 LOAD: Final = OwnLoader(
     UserClass("strategy", ConfigError, "examples/own_strategy.py"),
     Strategy,
-    lambda s: (s.kind, s.traits),
     Traits,
     STRATEGIES,
     may_drift=True,

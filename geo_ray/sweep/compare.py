@@ -1,45 +1,35 @@
-"""Compare variants of a workload: runs, table, `compare.json` and page.
+"""Compares strategies and codecs on one workload: variants, trials, table and page.
 
-Simulated runs run in parallel, real ones in sequence. Each variant counts with its best learning
-rate.
+Each variant counts with its best learning rate. Simulated trials choose the rate.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import os
-import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from rich.box import SIMPLE_HEAD
-
-from geo_ray.base.errors import NonFiniteError
-from geo_ray.base.files import save_text
+from geo_ray.base.errors import ConfigError
+from geo_ray.base.load import load_tree
+from geo_ray.base.overrides import OptionText, typed
 from geo_ray.base.tables import FittedTable
-from geo_ray.base.text import bytes_text, duration_text, number_text
+from geo_ray.base.text import bytes_text, duration_text, nearest_word, number_text
 from geo_ray.base.yaml import ConfigSource
+from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.bill import Bill
 from geo_ray.runs.recorder import links_text
-from geo_ray.sweep.outcome import (
-    Case,
-    CaseDirectory,
-    Outcome,
-    Point,
-    Variant,
-    experiment_of,
-    failed_outcome,
-    load_outcome,
-    save_outcome,
-)
-from geo_ray.sweep.pool import SimulatedCase, simulate_all
+from geo_ray.strategies.registry import STRATEGIES, default_section
+from geo_ray.sweep import page
+from geo_ray.sweep.runner import TRIALS_FILE, TrialsFile, progress_text, run_trials
+from geo_ray.sweep.trial import Outcome, Point, TrialSpec, rate_of
 from geo_ray.telemetry.charts import (
     AXES,
     SAMPLES_AXIS,
@@ -50,10 +40,153 @@ from geo_ray.telemetry.charts import (
     chart_view,
     switched,
 )
-from geo_ray.telemetry.events import finite
-from geo_ray.telemetry.html_page import html_page, section, write_html
+from geo_ray.telemetry.html_page import section
 from geo_ray.telemetry.html_page import table as html_table
 from geo_ray.telemetry.summary import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to do it.
+
+    Attributes:
+        label: as the user wrote it; its name in tables.
+        overrides: what it changes in the workload's configuration, as for ``--set``.
+    """
+
+    label: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run to be made.
+
+    Attributes:
+        variant: of what.
+        rate: factor on the learning rate.
+        seed: of the run.
+    """
+
+    variant: Variant
+    rate: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaseDirectory:
+    """Names of the directories of a comparison's runs, no two of them the same.
+
+    Attributes:
+        variants: all of the comparison.
+        rates: all factors on learning rates that it may take.
+    """
+
+    variants: tuple[Variant, ...]
+    rates: tuple[float, ...]
+
+    def of(self, case: Case) -> str:
+        """The name of one case; with a digest or all digits only where another has the same."""
+        name, rate = _safe(case.variant.label), f"{case.rate:g}"
+        if sum(_safe(other.label).lower() == name.lower() for other in self.variants) > 1:
+            whole = "\n".join((case.variant.label, *case.variant.overrides))
+            name = f"{name}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+        if sum(f"{other:g}" == rate for other in self.rates) > 1:
+            rate = repr(case.rate)
+        return f"{name}_x{rate}_s{case.seed}"
+
+
+def _safe(label: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in label).strip("-")
+
+
+def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
+    """Read ``KIND:KEY=VALUE:...``, or ``FILE.py:CLASS:KEY=VALUE:...`` for a strategy of the user's.
+
+    Args:
+        text: as the user wrote it.
+        base_dir: where a relative path starts.
+
+    Raises:
+        ConfigError: there is no such strategy, or a part is no ``KEY=VALUE``.
+    """
+    kind, *parts = text.strip().split(":")
+    section = {"kind": kind}
+    if kind not in STRATEGIES:
+        if "=" in kind:
+            raise ConfigError(
+                f"{typed('strategies', text)}: '{kind}' is no strategy; its options follow a "
+                "strategy after a colon, and a comma begins the next strategy",
+                fix=f"Write for example sma:{text.strip()}.",
+            )
+        if not parts or "=" in parts[0]:
+            near = nearest_word(kind, STRATEGIES)
+            hint = f"; did you mean {near}?" if near else ""
+            raise ConfigError(
+                f"{typed('strategies', text)}: there is no strategy '{kind}'{hint}",
+                fix=f"Choose among {', '.join(STRATEGIES)}; or name your own, FILE.py:CLASS.",
+            )
+        section = {"use": f"{kind}:{parts.pop(0)}"}
+    overrides = [f"strategy={json.dumps(section)}", *_default_kinds(section, parts, base_dir)]
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                f"{typed('strategies', text)}: '{part}' is not of the form key=value",
+                fix="Write for example diloco:interval=16:codec=int4.",
+            )
+        overrides += _overrides(key.strip(), value.strip())
+    option = "strategies", text.strip()
+    return Variant(text.strip(), tuple(OptionText(each, option) for each in overrides))
+
+
+def _default_kinds(section: Mapping[str, str], parts: Sequence[str], base_dir: Path) -> list[str]:
+    """Sections of the strategy of which single keys are given are still of their default kind."""
+    defaults = default_section(section, base_dir)
+    names = [part.split(".")[0] for part in parts if "." in part.partition("=")[0]]
+    kinds = {name: inner["kind"] for name in names if "kind" in (inner := defaults.get(name, {}))}
+    return [f"strategy.{name}={{kind: {kind}}}" for name, kind in kinds.items()]
+
+
+def _overrides(key: str, value: str) -> list[str]:
+    if key in ("codec", "up", "down"):
+        ways: tuple[str, ...] = ("up", "down") if key == "codec" else (key,)
+        if key == "codec" and value in CODECS:
+            ways = tuple(sections_of(value))
+        return [f"codec.{way}={{kind: {value}}}" for way in ways]
+    own = key.split(".")[0] not in Experiment.model_fields
+    return [f"strategy.{key}={value}" if own else f"{key}={value}"]
+
+
+def experiment_of(case: Case, config: ConfigSource, common: Sequence[str], out: Path) -> Experiment:
+    """The configuration of one run.
+
+    Args:
+        case: which.
+        config: the workload.
+        common: what the user changes in all of them, as for ``--set``.
+        out: directory that holds the runs.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    overrides = [
+        *common,
+        *case.variant.overrides,
+        f"seed={case.seed}",
+        "name=run",
+        f'run.dir="{out}"',
+        "checkpoint.every_s=null",
+    ]
+    experiment = load_tree(config, overrides, Experiment)
+    if case.rate == 1.0:
+        return experiment
+    section, holder, last = rate_of(experiment)
+    # The whole section, since what is a default is not in the file.
+    changed = holder.model_copy(update={last: getattr(holder, last) * case.rate})
+    scaled = f"{section}={changed.model_dump_json()}"
+    rate = OptionText(scaled, ("rates", f"{case.rate:g}"))
+    return load_tree(config, [*overrides, rate], Experiment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +364,8 @@ def _last(value: float) -> float:
 def priced(outcome: Outcome, bill: Bill | None) -> Outcome:
     """The outcome with its dollars: until the target where it was reached, else of the whole run.
 
-    They stay unknown without prices, for a run that failed, and where regions without a price have
-    spoken to each other.
+    They stay unknown without prices, for a run that failed, and where regions without a price
+    exchanged bytes.
     """
     sent = outcome.sent_bytes
     if bill is None or sent is None or outcome.failed is not None:
@@ -260,7 +393,7 @@ class ComparisonPlan:
         seeds: of the runs that count.
         out: directory of everything.
         jobs: simulated runs side by side.
-        real: train on the local cluster instead of simulating; rates are still simulated.
+        real: train on real actors; learning rates are still chosen by simulation.
         bill: prices; None without any.
     """
 
@@ -305,40 +438,39 @@ class Comparison:
         return standing(row, self.rows[0])
 
 
-Tell = Callable[[int, int, str], None]
-"""``tell(done, all, what)``."""
-
-
-def compare(
-    plan: ComparisonPlan, tell: Tell, train: Callable[[Experiment, Path], Outcome]
-) -> Comparison:
+def compare(plan: ComparisonPlan, tell: Callable[[str], None]) -> Comparison:
     """Choose each variant's learning rate, then run every seed with it.
 
+    Trials that an interrupted comparison has recorded are not run again.
+
     Args:
-        plan: what to do; runs that were made before with the same configuration are not repeated.
-        tell: hears of every run that ended.
-        train: a real run of an experiment, given its directory; used only if the plan says so.
+        plan: what to do.
+        tell: told every trial that ends.
 
     Raises:
         ConfigError: a variant does not fit the workload; before anything runs.
     """
     rates = plan.rates if len(plan.rates) > 1 else ()
-    trial = [Case(v, rate, TUNING_SEED) for v in plan.variants for rate in rates]
-    count = len(trial) + len(plan.variants) * len(plan.seeds)
-    for case in trial or [Case(v, 1.0, plan.seeds[0]) for v in plan.variants]:
+    tried = [Case(v, rate, TUNING_SEED) for v in plan.variants for rate in rates]
+    count = len(tried) + len(plan.variants) * len(plan.seeds)
+    for case in tried or [Case(v, 1.0, plan.seeds[0]) for v in plan.variants]:
         experiment_of(case, plan.config, plan.common, plan.out)
-    done = 0
+    began_s, done = time.monotonic(), 0
 
-    def told(outcomes: Iterator[Outcome]) -> list[Outcome]:
+    def outcomes_of(cases: Sequence[Case], *, real: bool = False) -> list[Outcome]:
         nonlocal done
         found = []
-        for outcome in outcomes:
+        folder = plan.out / ("real" if real else "simulated")
+        trials = [_trial(case, plan, folder) for case in cases]
+        file = TrialsFile(folder / TRIALS_FILE)
+        for outcome in run_trials(trials, file, None if real else plan.jobs):
             done += 1
             found.append(priced(outcome, plan.bill))
-            tell(done, count, f"{outcome.label} x{outcome.rate:g} seed {outcome.seed}")
+            what = f"{outcome.label} x{outcome.rate:g} seed {outcome.seed}"
+            tell(progress_text(done, count, time.monotonic() - began_s, done, what))
         return found
 
-    tuning = told(_simulated(plan, trial))
+    tuning = outcomes_of(tried)
     workload = experiment_of(Case(plan.variants[0], 1.0, 0), plan.config, plan.common, plan.out)
     target = workload.train.target
     best = {
@@ -348,63 +480,21 @@ def compare(
         for v in plan.variants
     }
     cases = [Case(v, best[v.label], seed) for v in plan.variants for seed in plan.seeds]
-    runs = _real(plan, cases, train) if plan.real else _simulated(plan, cases)
-    outcomes = told(runs)
+    outcomes = outcomes_of(cases, real=plan.real)
     metric, grows = goal_of(target, outcomes)
     rows = [row_of([o for o in outcomes if o.label == v.label], target) for v in plan.variants]
     links = links_text(workload, simulated=not plan.real)
     return Comparison(ordered(rows, grows=grows), tuning, outcomes, metric, target, links)
 
 
-def _simulated(plan: ComparisonPlan, cases: Sequence[Case]) -> Iterator[Outcome]:
-    todo = []
-    for case in cases:
-        directory = plan.out / "simulated" / plan.names.of(case)
-        experiment = experiment_of(case, plan.config, plan.common, directory)
-        known = load_outcome(directory, experiment)
-        if known is None:
-            todo.append(
-                SimulatedCase(
-                    case.variant.label,
-                    case.rate,
-                    experiment.model_dump_json(),
-                    str(directory),
-                    str(plan.config.parent.absolute()),
-                )
-            )
-        else:
-            yield known
-    if not todo:
-        return
-    yield from simulate_all(todo, plan.jobs)
-
-
-def _real(
-    plan: ComparisonPlan, cases: Sequence[Case], train: Callable[[Experiment, Path], Outcome]
-) -> Iterator[Outcome]:
-    for case in cases:
-        directory = plan.out / "real" / plan.names.of(case)
-        experiment = experiment_of(case, plan.config, plan.common, directory)
-        outcome = load_outcome(directory, experiment)
-        if outcome is None:
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir(parents=True)
-            try:
-                outcome = train(experiment, directory)
-            except NonFiniteError as error:
-                outcome = failed_outcome(case.variant.label, case.rate, experiment, str(error))
-            outcome = outcome.model_copy(update={"label": case.variant.label, "rate": case.rate})
-            save_outcome(outcome, directory)
-        yield outcome
-
-
-def default_jobs() -> int:
-    """As many simulated runs side by side as there are cores."""
-    return max(1, len(os.sched_getaffinity(0)))
+def _trial(case: Case, plan: ComparisonPlan, folder: Path) -> TrialSpec:
+    directory = folder / plan.names.of(case)
+    experiment = experiment_of(case, plan.config, plan.common, directory)
+    return TrialSpec(case.variant.label, case.rate, experiment, plan.config.parent.absolute())
 
 
 def save_comparison(comparison: Comparison, path: Path) -> None:
-    """Write it whole or not at all; numbers that are not finite become null.
+    """Write the comparison as JSON.
 
     Raises:
         RunDirectoryError: it cannot be written.
@@ -416,7 +506,7 @@ def save_comparison(comparison: Comparison, path: Path) -> None:
         "runs": [outcome.model_dump() for outcome in comparison.outcomes],
         "tuning": [outcome.model_dump() for outcome in comparison.tuning],
     }
-    save_text(path, json.dumps(finite(content), indent=1) + "\n")
+    page.save_results(content, path)
 
 
 _HEADINGS = (
@@ -436,12 +526,12 @@ _HEADINGS = (
 _ON_PAGE_ONLY = ("samples to it", "rounds")
 _WITH_TARGET_ONLY = ("to target", "samples to it", "reached")
 _RANGED = ("to target", "samples to it", "run", "rounds", "WAN", "idle", "final", "USD")
-_PLACES: Mapping[str, Callable[[Point], float]] = {
-    TIME_AXIS: lambda point: point.t_s,
-    STEPS_AXIS: lambda point: float("nan") if point.step is None else float(point.step),
-    SAMPLES_AXIS: lambda point: float(point.samples),
-    WAN_AXIS: lambda point: float(point.wan_bytes),
-}
+
+
+def _place(point: Point, axis: str) -> float:
+    step = math.nan if point.step is None else float(point.step)
+    places = (point.t_s, step, float(point.samples), float(point.wan_bytes))
+    return places[(TIME_AXIS, STEPS_AXIS, SAMPLES_AXIS, WAN_AXIS).index(axis)]
 
 
 def cells(row: Row, comparison: Comparison) -> list[str]:
@@ -465,14 +555,10 @@ def cells(row: Row, comparison: Comparison) -> list[str]:
 def result_table(comparison: Comparison) -> FittedTable:
     """The table for the terminal, best first; the page has more columns."""
     captions = [_noise_text(comparison), _failures_text(comparison), comparison.links]
-    table = FittedTable(
+    table = page.terminal_table(
+        "\n".join(text for text in captions if text),
         leave_out=("idle", "lr", "WAN", "reached"),
         whole=("to the best",),
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        caption="\n".join(text for text in captions if text) or None,
-        caption_justify="left",
     )
     shown = [place for place in _shown(comparison) if _HEADINGS[place] not in _ON_PAGE_ONLY]
     for place in shown:
@@ -497,9 +583,7 @@ noise of the best if their ranges overlap. Learning rates were chosen for each s
 same runs. USD are until the target where it was reached, else of the whole run, without the start."
     metric = comparison.metric or "no metric"
     known = [point for outcome in comparison.outcomes for point in outcome.points]
-    axes = [axis for axis in AXES if any(_PLACES[axis](point) > 0 for point in known)] or [
-        TIME_AXIS
-    ]
+    axes = [axis for axis in AXES if any(_place(point, axis) > 0 for point in known)] or [TIME_AXIS]
     charts = "".join(chart_view(axis, metric, _curves(comparison, axis)) for axis in axes)
     lines = "A line per run; the first seed of a strategy is named."
     body = (
@@ -508,9 +592,7 @@ same runs. USD are until the target where it was reached, else of the whole run,
         + switched(axes, section("Curves", charts, lines))
         + section("Learning rates that were tried", _tuning(comparison))
     )
-    told = f'<p class="sub">{escape(comparison.links)}</p>' if comparison.links else ""
-    body = f"<header><h1>{escape(title)}</h1>{told}</header>{body}"
-    return write_html(html_page(title, body), path)
+    return page.write_page(title, comparison.links, body, path)
 
 
 def _shown(comparison: Comparison) -> list[int]:
@@ -547,21 +629,13 @@ def _cell(place: int, text: str) -> str:
 
 
 def _failures(comparison: Comparison) -> str:
-    failed = _failed(comparison)
-    if not failed:
-        return ""
     rows = [
-        [
-            escape(run.label),
-            _rate(run),
-            str(run.seed),
-            escape(run.failed or "").replace("\n", "<br>"),
-        ]
-        for run in failed
+        [escape(run.label), _rate(run), str(run.seed), page.lines(run.failed or "")]
+        for run in _failed(comparison)
     ]
     note = "They have no part in the medians, and count as runs that did not reach the target."
-    table = html_table(["strategy", "lr", "seed", "how it ended"], rows, left=4)
-    return section("Runs that failed", table, note)
+    headings = ["strategy", "lr", "seed", "how it ended"]
+    return page.failures("Runs that failed", headings, rows, 4, note)
 
 
 def _noise_text(comparison: Comparison) -> str:
@@ -589,17 +663,14 @@ def _failed(comparison: Comparison) -> list[Outcome]:
 
 
 def _curves(comparison: Comparison, axis: str) -> list[Curve]:
-    where = _PLACES[axis]
     places = {row.label: number for number, row in enumerate(comparison.rows)}
     named: set[str] = set()
     curves = []
     for outcome in sorted(comparison.outcomes, key=lambda o: (places[o.label], o.seed)):
         label = "" if outcome.label in named else outcome.label
         named.add(outcome.label)
-        known = [(where(p), _value(p, comparison.metric)) for p in outcome.points]
-        x = np.asarray([x for x, _ in known], dtype=np.float64)
-        y = np.asarray([y for _, y in known], dtype=np.float64)
-        curves.append(Curve(label, x, y, places[outcome.label], faint=not label))
+        points = [(_place(p, axis), _value(p, comparison.metric)) for p in outcome.points]
+        curves.append(page.curve(label, points, places[outcome.label], faint=not label))
     return curves
 
 
@@ -633,7 +704,7 @@ def _tuning_cells(outcome: Outcome, comparison: Comparison) -> list[str]:
 
 
 def _rate(outcome: Outcome) -> str:
-    """The learning rate; of a file of an older release the factor on it."""
+    """The learning rate, or the factor on it where the rate is not known."""
     return f"x{outcome.rate:g}" if outcome.lr is None else f"{outcome.lr:g}"
 
 

@@ -5,12 +5,10 @@ The profile file keeps earlier results until better ones exist.
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,6 @@ from pydantic import ValidationError
 
 from geo_ray.base.errors import ConfigError, ProfileError
 from geo_ray.base.explain import explain
-from geo_ray.base.user_section import context
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.loss import (
     LEAST_LOSS,
@@ -34,8 +31,8 @@ from geo_ray.planner.loss import (
 from geo_ray.planner.profile import save_profile
 from geo_ray.runs.follow_plan import exchange_of
 from geo_ray.runs.plan_inputs import check_strategy, codecs_of
-from geo_ray.sweep.outcome import Outcome
-from geo_ray.sweep.pool import SimulatedCase, simulate_all
+from geo_ray.sweep.runner import pooled
+from geo_ray.sweep.trial import Outcome, TrialSpec, validated
 
 INTERVALS: Final = (1, 4, 16, 64)
 _LEAST_ROUNDS: Final = 2
@@ -157,7 +154,7 @@ def with_seed(experiment: Experiment, base_dir: Path, seed: int, run_dir: Path) 
     """
     tree = experiment.model_dump(mode="json")
     tree["seed"], tree["run"]["dir"] = seed, str(run_dir)
-    return _validated(tree, base_dir)
+    return validated(tree, base_dir)
 
 
 def _intervals(experiment: Experiment, wanted: LossWanted) -> list[int]:
@@ -202,7 +199,7 @@ def _add(
         else:
             tree[section] = value
     try:
-        found[key] = LossCase(key, _validated(tree, base_dir))
+        found[key] = LossCase(key, validated(tree, base_dir))
     except ValidationError as error:
         interval, codec = key
         what = f"an interval of {interval} steps" if codec is None else f"codec {codec}"
@@ -218,7 +215,7 @@ def _plain(experiment: Experiment, base_dir: Path, steps: int) -> Experiment:
         "overlay": {"kind": "star"},
         "transfers": None,
     }
-    return _validated(tree, base_dir)
+    return validated(tree, base_dir)
 
 
 def _short(experiment: Experiment, steps: int) -> dict[str, Any]:
@@ -244,14 +241,7 @@ def _short(experiment: Experiment, steps: int) -> dict[str, Any]:
     return tree
 
 
-def _validated(tree: dict[str, Any], base_dir: Path) -> Experiment:
-    return Experiment.model_validate_json(json.dumps(tree), context=context(base_dir))
-
-
 METRIC: Final = "loss"
-
-Told = Callable[[str], None]
-"""Hears what each run that ended was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,23 +285,31 @@ def still_to_do(task: LossTask, known: LossProfile | None) -> list[LossCase]:
     return [case for case in task.cases.all if case.key is not None and case.key not in have]
 
 
-def measure_loss(task: LossTask, known: LossProfile | None, told: Told) -> Iterator[LossProfile]:
+def measure_loss(
+    task: LossTask, known: LossProfile | None, told: Callable[[Outcome], None]
+) -> Iterator[LossProfile]:
     """Run what is missing; gives what is measured after each case that is complete.
 
     Args:
         task: what to measure.
-        known: an earlier measurement; that of something else is not used.
-        told: hears of every run that ended.
+        known: an earlier measurement; one of something else is not used.
+        told: given every run that ended.
 
     Raises:
         ProfileError: plain training diverged, or the task has no metric ``loss``.
         GeoRayError: whatever ends a run early.
     """
     with tempfile.TemporaryDirectory(prefix="geo-ray-loss-") as scratch:
-        runs = _runs(task, still_to_do(task, known), Path(scratch))
-        # Closed here: an error in `gathered` holds it open, and runs would go on in `scratch`.
-        with closing(_ended(runs, task.jobs, told)) as outcomes:
-            yield from gathered(task, known, outcomes)
+        trials = _trials(task, still_to_do(task, known), Path(scratch))
+        # Closed here: an error in `gathered` holds it open, and runs would continue in `scratch`.
+        with closing(pooled(trials, task.jobs)) as outcomes:
+            yield from gathered(task, known, _each_told(outcomes, told))
+
+
+def _each_told(outcomes: Iterable[Outcome], told: Callable[[Outcome], None]) -> Iterator[Outcome]:
+    for outcome in outcomes:
+        told(outcome)
+        yield outcome
 
 
 def gathered(
@@ -385,28 +383,13 @@ def _point(key: LossKey, losses: tuple[float | None, ...]) -> LossPoint:
     return LossPoint(interval=key[0], codec=key[1], losses=losses)
 
 
-def _runs(task: LossTask, cases: Sequence[LossCase], scratch: Path) -> list[SimulatedCase]:
-    base_dir, runs = str(task.base_dir.absolute()), []
+def _trials(task: LossTask, cases: Sequence[LossCase], scratch: Path) -> list[TrialSpec]:
+    trials = []
     for number, case in enumerate(cases):
         for seed in task.seeds:
-            directory = scratch / f"{number}-{seed}"
-            run = with_seed(case.experiment, task.base_dir, seed, directory)
-            json_ = run.model_dump_json()
-            runs.append(SimulatedCase(label_of(case.key), 1.0, json_, str(directory), base_dir))
-    return runs
-
-
-def _ended(runs: Sequence[SimulatedCase], jobs: int, told: Told) -> Generator[Outcome, None, None]:
-    """The outcomes as they come; what runs leave goes with them, since models are large."""
-    directories = {(run.label, Path(run.directory).name.rpartition("-")[2]): run for run in runs}
-    if not runs:
-        return
-    with closing(simulate_all(runs, jobs)) as outcomes:
-        for outcome in outcomes:
-            run = directories[outcome.label, str(outcome.seed)]
-            shutil.rmtree(run.directory, ignore_errors=True)
-            told(f"{outcome.label}, seed {outcome.seed}")
-            yield outcome
+            run = with_seed(case.experiment, task.base_dir, seed, scratch / f"{number}-{seed}")
+            trials.append(TrialSpec(label_of(case.key), 1.0, run, task.base_dir, is_kept=False))
+    return trials
 
 
 def label_of(key: LossKey | None) -> str:

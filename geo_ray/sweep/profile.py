@@ -6,31 +6,31 @@ exchanges and links are those that will run.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
 from geo_ray.base.errors import InterruptedRunError, LinkUnknownError, ProfileError
 from geo_ray.base.explain import explain
-from geo_ray.base.user_section import context
 from geo_ray.codecs.registry import sections_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.profile import ExchangePoint, NoisePoint, Profile, StartPoint, StepPoint
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runtime.run_client import RunRequest, cluster_of, train_watched
-from geo_ray.runtime.run_context import Reporting
+from geo_ray.runs.recorder import Sink
+from geo_ray.runtime.run_client import cluster_of
+from geo_ray.sweep.trial import RealTrial, run_trial, validated
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.events import Event
 from geo_ray.transport.links import LinkTable, load_links, table_of
@@ -264,21 +264,17 @@ def experiment_of(
     often = {**tree, "strategy": {**tree["strategy"], "interval": max(1, steps // 4)}}
     if tree["strategy"].get("interval", 0) > steps // 4:
         try:
-            return _validated(often, base_dir)
+            return validated(often, base_dir)
         except ValidationError:
             pass  # the interval has to fit other knobs: then exchanges are as rare as they are
     try:
-        return _validated(tree, base_dir)
+        return validated(tree, base_dir)
     except ValidationError as error:
         raise ProfileError(
             f"{corner.workers} workers with {corner.rows} rows cannot be measured: "
             f"{'; '.join(explain(error, Experiment, {}))}",
             fix="Choose other --workers and --batch-sizes.",
         ) from None
-
-
-def _validated(tree: Mapping[str, Any], base_dir: Path) -> Experiment:
-    return Experiment.model_validate_json(json.dumps(tree), context=context(base_dir))
 
 
 def measure(
@@ -288,7 +284,9 @@ def measure(
     machines: Mapping[str, str],
     known: Profile,
     steps: int,
-    reporting: Reporting,
+    status: Callable[[str], None],
+    sinks: Sequence[Sink],
+    began_unix_s: float,
 ) -> Generator[Profile]:
     """Run every corner and add what it tells to ``known``; gives the profile after each of them.
 
@@ -303,7 +301,9 @@ def measure(
         machines: instance type by region.
         known: the profile so far; may be empty.
         steps: of each run that count.
-        reporting: who wants to know.
+        status: told each phase.
+        sinks: given every event.
+        began_unix_s: start of the user's command.
 
     Raises:
         InterruptedRunError: by the user; what was given before stands.
@@ -313,21 +313,17 @@ def measure(
         return
     profile = known
     place = directory.local_root(experiment).absolute() / "profiles" / "runs"
-    told_unix_s = reporting.began_unix_s
-    with cluster_of(experiment, reporting.status) as cluster:
+    told_unix_s = began_unix_s
+    with cluster_of(experiment, status) as cluster:
         before_s = time.time() - told_unix_s  # a run of its own takes that long to come so far
         ordered = sorted(corners, key=lambda corner: -corner.workers)
         for number, corner in enumerate(ordered, 1):
             what = f"{number}/{len(corners)} {corner.workers} workers, {corner.rows} rows"
             short = experiment_of(corner, experiment, steps, str(place), base_dir)
             run = directory.create(short, base_dir)
-            told = Reporting(
-                lambda text, what=what: reporting.status(f"{what}: {text}"),  # type: ignore[misc]
-                reporting.sinks,
-                time.time() - before_s,
-            )
+            real = RealTrial(stands=cluster, began_unix_s=time.time() - before_s)
             try:
-                summary = train_watched(RunRequest(short, run), told, cluster)
+                summary = run_trial(short, run, sinks, real, partial(_tell, status, what))
             except InterruptedRunError:
                 shutil.rmtree(run.path)
                 raise InterruptedRunError(
@@ -345,6 +341,10 @@ def measure(
             told_unix_s = now_unix_s
             profile = profile.model_copy(update={"spent_s": spent_s})
             yield profile
+
+
+def _tell(status: Callable[[str], None], what: str, text: str) -> None:
+    status(f"{what}: {text}")
 
 
 def _with_run(

@@ -1,308 +1,299 @@
-"""A trial as Ray Tune runs it: one configuration, simulated or real.
-
-Reports at each evaluation.
-"""
+"""One trial: the run of one configuration, simulated or on real actors, and its outcome."""
 
 from __future__ import annotations
 
+import json
 import math
-import os
-import tempfile
-from collections import deque
+import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
-from ray import tune
+import numpy as np
+from pydantic import Field
 
 from geo_ray.base.canonical import JSONValue
-from geo_ray.base.errors import ConfigError, GeoRayError
-from geo_ray.base.load import override_items
+from geo_ray.base.errors import NonFiniteError
+from geo_ray.base.load import digest
+from geo_ray.base.model import StrictModel
+from geo_ray.base.user_section import context
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.recorder import Sink
 from geo_ray.simulator.run import simulate
-from geo_ray.sweep.objective import FAILED, Goal, Standing, score, together, usd_of
-from geo_ray.sweep.search_config import ObjectiveName, PricesConfig
-from geo_ray.sweep.space import Base, base_of
+from geo_ray.telemetry.charts import Floats, bytes_at
+from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.summary import Summary
-from geo_ray.telemetry.totals import SentUntil
+from geo_ray.telemetry.totals import Link, RunTotals, SentUntil
 
-_LAST_STEPS: Final = 5
-_EXPLODED: Final = 1.5
-"""A mean loss of the last steps above so many times that of the first step is worse than no
-training at all, whatever the noise of a batch is."""
+if TYPE_CHECKING:
+    from geo_ray.ray_cluster.connect import ConnectedCluster
+    from geo_ray.runtime.launcher import OwnProcesses
 
 
-class TrialWatch:
-    """A sink of events.
+@dataclass(frozen=True, slots=True)
+class RealTrial:
+    """How a trial trains on real actors.
 
-    Args:
-        experiment: the run.
-        prices: of it; None without any.
-        tell: hears of the standing at every evaluation of all regions together.
-        before: what an earlier stretch of the same run has come to; None: it begins.
+    Attributes:
+        launcher: owns the run's processes, so that they end with this process, which hosts the run
+            loop; None: an actor of the cluster does.
+        stands: the cluster if it is up; None: the run connects to one, or starts it.
+        resumes: whether the run continues from a checkpoint in its directory.
+        began_unix_s: start of the run's clock; None: now.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        prices: PricesConfig | None,
-        tell: Callable[[Standing, Event], None],
-        before: Standing | None = None,
-    ) -> None:
-        self._target = experiment.train.target
-        self._workers = {region.name: region.workers for region in experiment.regions}
-        self._prices = prices
-        self._tell = tell
-        self._before = before or Standing(0.0, 0, 0.0, None)
-        self._sent = SentUntil(math.inf)
-        self._samples = 0
-        self._first_losses: dict[str, float] = {}
-        self._last_losses: dict[str, deque[float]] = {}
-        self._newest = self._before
-        self.goal = Goal.of(self._target)
-
-    @property
-    def standing(self) -> Standing:
-        """At the newest evaluation."""
-        return self._newest
-
-    @property
-    def wan_bytes(self) -> float:
-        """Between regions so far, of this stretch."""
-        return sum(self._sent.by_link().values())
-
-    def feed(self, event: Event) -> None:
-        """Take the next event."""
-        self._sent.feed(event)
-        if event.kind == "step":
-            self._samples += event["samples"]
-            region, loss = event["region"], event["loss"]
-            loss = math.inf if loss is None else float(loss)
-            self._first_losses.setdefault(region, loss)
-            self._last_losses.setdefault(region, deque(maxlen=_LAST_STEPS)).append(loss)
-        elif event.kind == "eval" and event["region"] is None:
-            reached = self._target is not None and self._target.reached(event)
-            now = self._at(event.t_s, event["metrics"].get(self.goal.metric), reached=reached)
-            self._newest = now
-            self._tell(now, event)
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the training loss of a region is not finite, or far above that of step 1."""
-        for region, first in self._first_losses.items():
-            last = sum(self._last_losses[region]) / len(self._last_losses[region])
-            if not math.isfinite(last) or (first > 0 and last > _EXPLODED * first):
-                return True
-        return False
-
-    def ended(self, summary: Summary) -> Standing:
-        """How it stands after its end."""
-        value = summary.eval.get(self.goal.metric)
-        now = self._at(summary.seconds, value, reached=False)
-        self._newest = Standing(
-            now.time_s,
-            now.samples,
-            now.usd,
-            now.value,
-            now.reached_s,
-            now.reached_usd,
-            ended=True,
-        )
-        return self._newest
-
-    def _at(self, t_s: float, value: float | None, *, reached: bool) -> Standing:
-        before = self._before
-        usd = before.usd + usd_of(self._prices, self._workers, t_s, self._sent.by_link())
-        time_s = before.time_s + t_s
-        known_s, known_usd = self._newest.reached_s, self._newest.reached_usd
-        if reached and known_s is None:
-            known_s, known_usd = time_s, usd
-        return Standing(time_s, before.samples + self._samples, usd, value, known_s, known_usd)
+    launcher: OwnProcesses | None = None
+    stands: ConnectedCluster | None = None
+    resumes: bool = False
+    began_unix_s: float | None = None
 
 
-def report_of(
-    standing: Standing, goal: Goal, objectives: Sequence[ObjectiveName]
-) -> dict[str, Any]:
-    """What Ray Tune is told: flat plain numbers; what is not known is left out."""
-    found: dict[str, Any] = {
-        "time_s": standing.time_s,
-        "samples": standing.samples,
-        "usd": standing.usd,
-        goal.metric: standing.value,
-        "reached_s": standing.reached_s,
-        "reached_usd": standing.reached_usd,
-    }
-    known = {k: v for k, v in found.items() if v is not None and math.isfinite(v)}
-    scores = {score_key(name): score(name, standing, goal) for name in objectives}
-    return known | {"behind": goal.behind(standing.value)} | scores
+def run_trial(
+    experiment: Experiment,
+    run: RunDirectory,
+    sinks: Sequence[Sink] = (),
+    real: RealTrial | None = None,
+    status: Callable[[str], None] | None = None,
+) -> Summary:
+    """Run one configuration to its end. The data that it generated is removed.
+
+    Args:
+        experiment: the configuration.
+        run: its directory.
+        sinks: given every event.
+        real: how it trains on real actors; None: it is simulated.
+        status: told each phase.
+
+    Raises:
+        GeoRayError: the error that ended the run early.
+    """
+    status = status or _ignore
+    if real is None:
+        summary = simulate(experiment, run, status, sinks)
+    else:
+        summary = _train(experiment, run, sinks, real, status)
+    shutil.rmtree(run.data, ignore_errors=True)
+    return summary
 
 
-def failed_report(objectives: Sequence[ObjectiveName], why: str) -> dict[str, Any]:
-    """What Ray Tune is told of a trial that failed: numbers behind all others, and why."""
-    scores: Mapping[str, float] = {score_key(name): FAILED for name in objectives}
-    none_yet = {"time_s": 0.0, "samples": 0}
-    return {**none_yet, "behind": FAILED, **scores, "status": "failed", "why": why}
+def _train(
+    experiment: Experiment,
+    run: RunDirectory,
+    sinks: Sequence[Sink],
+    real: RealTrial,
+    status: Callable[[str], None],
+) -> Summary:
+    # Imported here: processes that only simulate do not import Ray.
+    from geo_ray.runtime import main
+    from geo_ray.runtime.run_client import RunRequest, train_watched
+    from geo_ray.runtime.run_context import Reporting, Resumption
+
+    began_unix_s = time.time() if real.began_unix_s is None else real.began_unix_s
+    reporting = Reporting(status, sinks, began_unix_s)
+    resume = Resumption() if real.resumes else None
+    if real.launcher is not None:
+        return main.run(experiment, run, reporting, real.launcher, resume=resume)
+    return train_watched(RunRequest(experiment, run, resume), reporting, real.stands)
 
 
-def score_key(objective: ObjectiveName) -> str:
-    """The name of an objective's number among those that Ray Tune is told."""
-    return f"score_{objective}"
-
-
-Trial = Callable[[dict[str, Any]], None]
-"""What `ray.tune.Tuner` takes."""
+def _ignore(text: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSpec:
-    """What all trials of a search have in common; it travels to every process of them.
+    """A run to make.
 
     Attributes:
-        base: what they start from.
-        objectives: what is to be least; the first one is what early ends go by.
-        seeds: runs of each; empty: one, with the base's seed.
-        prices: for `usd`.
-        runs: where real trials leave their runs; None: nobody keeps them.
+        label: of the group of runs that are compared with others.
+        rate: factor on the learning rate.
+        experiment: its configuration; `run.dir` is a directory of the trial alone.
+        base_dir: where relative paths of the configuration start.
+        is_kept: whether the directory stays once the outcome is known.
     """
 
-    base: Base
-    objectives: tuple[ObjectiveName, ...] = ("time_to_target",)
-    seeds: tuple[int, ...] = ()
-    prices: PricesConfig | None = None
-    runs: str | None = None
+    label: str
+    rate: float
+    experiment: Experiment
+    base_dir: Path
+    is_kept: bool = True
+
+    @property
+    def values(self) -> dict[str, JSONValue]:
+        """What distinguishes the trial from others in a trials file."""
+        return {
+            "label": self.label,
+            "rate": self.rate,
+            "seed": self.experiment.seed,
+            "config": digest(self.experiment),
+        }
+
+    def measure(self, real: RealTrial | None = None) -> Outcome:
+        """Run the trial and measure it. Whatever its directory contained is removed first.
+
+        Raises:
+            GeoRayError: as for `run_trial`. Training that diverges is an outcome.
+        """
+        directory = Path(self.experiment.run.dir)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        try:
+            run = rundir.create(self.experiment, self.base_dir)
+            summary = run_trial(self.experiment, run, real=real)
+            outcome = outcome_of(self.label, self.rate, self.experiment, summary, run.path)
+        except NonFiniteError as error:
+            outcome = failed_outcome(self.label, self.rate, self.experiment, str(error))
+        if not self.is_kept:
+            shutil.rmtree(directory, ignore_errors=True)
+        return outcome
 
 
-def trainable(
-    config: str | os.PathLike[str] | Mapping[str, Any] | Experiment,
-    overrides: Mapping[str, Any] | Sequence[str] = (),
-    *,
-    objectives: Sequence[ObjectiveName] = ("time_to_target", "loss"),
-    seeds: Sequence[int] = (),
-    prices: PricesConfig | None = None,
-    base_dir: str | os.PathLike[str] | None = None,
-) -> Trial:
-    """A function for ``ray.tune.Tuner`` that simulates a configuration with a trial's values.
+class Point(StrictModel):
+    """An evaluation of all regions together."""
 
-    Its ``param_space`` has values by key, as a search's file has them: ``strategy.kind``,
-    ``regions.us.workers``, ``codec``, ``optimizer.lr``. At every evaluation it reports ``time_s``,
-    ``samples``, the metric, and ``score_time_to_target``, ``score_loss`` and so on, of which less
-    is better; a trial that fails or diverges reports numbers behind all others, and why.
+    t_s: float = Field(description="seconds since the start of the run; virtual if simulated")
+    samples: int = Field(description="training samples of all regions until then")
+    step: int | None = Field(None, description="of the regions")
+    wan_bytes: int = Field(description="bytes between regions until then, all classes")
+    metrics: dict[str, float | None] = Field(description="the task's metrics")
 
-    Args:
-        config: a file, a mapping of its keys, or an experiment.
-        overrides: changes of single keys in all trials.
-        objectives: what is reported a ``score_`` of.
-        seeds: runs of each trial; of several the median counts. Default: one, the base's.
-        prices: for the objective `usd`.
-        base_dir: where relative paths start; default: the file's directory, or the working one.
+
+class Outcome(StrictModel):
+    """The measurements of one run."""
+
+    label: str = Field(description="the variant")
+    rate: float = Field(description="factor on the learning rate")
+    lr: float | None = Field(None, description="that rate")
+    seed: int = Field(description="of the run")
+    digest: str = Field(description="of its configuration")
+    seconds: float = Field(
+        description="length of the run, virtual if simulated; 0 if it did not end"
+    )
+    time_to_target_s: float | None = Field(description="null: no target, or not reached")
+    samples_to_target: int | None = Field(description="the same in training samples")
+    rounds: int = Field(description="exchanges that were committed")
+    wan_bytes: int = Field(description="between regions, all classes")
+    sent_bytes: dict[str, dict[str, float]] | None = Field(
+        None, description="by source and destination, until the target or the end; null: not known"
+    )
+    idle_share: float = Field(description="of the regions' time without computation")
+    usd: float | None = Field(description="until the target or the end; null without prices")
+    eval: dict[str, float | None] = Field(description="metrics at the end")
+    points: tuple[Point, ...] = Field(description="its evaluations")
+    failed: str | None = Field(None, description="why it did not end; null if it did")
+
+
+def outcome_of(
+    label: str, rate: float, experiment: Experiment, summary: Summary, run_dir: Path
+) -> Outcome:
+    """Measure a finished run by its events."""
+    totals, evals = RunTotals(), list[tuple[Event, int]]()
+    wan: list[tuple[float, float]] = []  # when, bytes of all links by then
+    samples = 0
+    to_target = None
+    target = experiment.train.target
+    reached_s = summary.time_to_target_s
+    sent = SentUntil(math.inf if reached_s is None else reached_s)
+    for event in read_events(run_dir / EVENTS_FILE):
+        totals.feed(event)
+        sent.feed(event)
+        if event.kind == "step":
+            samples += event["samples"]
+        elif event.kind == "wan":
+            wan.append((event.t_s, sum(totals.wan.by_class().values())))
+        elif event.kind == "eval" and event["region"] is None:
+            evals.append((event, samples))
+            if target is not None and to_target is None and target.reached(event):
+                to_target = samples
+    busy_s = sum(region.compute_s for region in totals.regions.values())
+    idle_s = sum(region.wait_s for region in totals.regions.values())
+    return Outcome(
+        label=label,
+        rate=rate,
+        lr=learning_rate(experiment),
+        seed=experiment.seed,
+        digest=digest(experiment),
+        seconds=summary.seconds,
+        time_to_target_s=summary.time_to_target_s,
+        samples_to_target=to_target,
+        rounds=summary.rounds,
+        wan_bytes=sum(summary.wan_bytes.values()),
+        sent_bytes=_nested(sent.by_link()),
+        idle_share=idle_s / (busy_s + idle_s) if busy_s + idle_s else 0.0,
+        usd=None,
+        eval=summary.eval,
+        points=_points(evals, np.array(wan, dtype=np.float64).reshape(-1, 2)),
+    )
+
+
+def _points(evals: Sequence[tuple[Event, int]], wan_N2: Floats) -> tuple[Point, ...]:
+    """Evaluations with the samples and the bytes by their time."""
+    times_s = np.array([event.t_s for event, _ in evals], dtype=np.float64)
+    by_then = bytes_at(wan_N2[:, 0], wan_N2[:, 1], times_s)
+    return tuple(
+        Point(
+            t_s=event.t_s,
+            samples=samples,
+            step=event["step"],
+            wan_bytes=round(float(wan_bytes)),
+            metrics=dict(event["metrics"]),
+        )
+        for (event, samples), wan_bytes in zip(evals, by_then, strict=True)
+    )
+
+
+def _nested(by_link: Mapping[Link, float]) -> dict[str, dict[str, float]]:
+    nested: dict[str, dict[str, float]] = {}
+    for (src, dst), count in by_link.items():
+        nested.setdefault(src, {})[dst] = count
+    return nested
+
+
+def failed_outcome(label: str, rate: float, experiment: Experiment, why: str) -> Outcome:
+    """The outcome of a run that ended in an error, as with a learning rate that is too large."""
+    return Outcome(
+        label=label,
+        rate=rate,
+        lr=learning_rate(experiment),
+        seed=experiment.seed,
+        digest=digest(experiment),
+        seconds=0.0,
+        time_to_target_s=None,
+        samples_to_target=None,
+        rounds=0,
+        wan_bytes=0,
+        idle_share=0.0,
+        usd=None,
+        eval={},
+        points=(),
+        failed=why,
+    )
+
+
+def validated(tree: Mapping[str, Any], base_dir: Path) -> Experiment:
+    """The configuration of a tree that was changed.
 
     Raises:
-        ConfigError: the configuration is wrong by itself, or `usd` has no prices.
+        ValidationError: of pydantic; the configuration cannot be.
     """
-    if "usd" in objectives and prices is None:
-        raise ConfigError("prices: the objective usd needs them", fix="Give prices=PricesConfig().")
-    base = base_of(config, override_items(overrides), base_dir)
-    base.experiment()
-    spec = TrialSpec(base, tuple(objectives), tuple(seeds), prices)
-
-    def trial(values: dict[str, Any]) -> None:
-        simulated_trial(values, spec)
-
-    return trial
+    return Experiment.model_validate_json(json.dumps(tree), context=context(base_dir))
 
 
-def simulated_trial(values: Mapping[str, JSONValue], spec: TrialSpec) -> None:
-    """Simulate a candidate with every seed, and report to Ray Tune; failing is a result.
-
-    At every evaluation of the first seed it reports how that run stands. After the last seed it
-    reports the medians.
-    """
-
-    def tell(standing: Standing, watch: TrialWatch) -> None:
-        tune.report(report_of(standing, watch.goal, spec.objectives))
-
-    try:
-        _simulated(values, spec, tell)
-    except GeoRayError as error:
-        tune.report(failed_report(spec.objectives, str(error)))
+def learning_rate(experiment: Experiment) -> float:
+    """The learning rate that factors scale: the one that the strategy trains with."""
+    _, holder, last = rate_of(experiment)
+    return float(getattr(holder, last))
 
 
-def _simulated(
-    values: Mapping[str, JSONValue],
-    spec: TrialSpec,
-    tell: Callable[[Standing, TrialWatch], None],
-) -> None:
-    ended: list[tuple[Standing, TrialWatch]] = []
-    for number, experiment in enumerate(experiments_of(values, spec)):
-        with tempfile.TemporaryDirectory(prefix="geo-ray-trial-") as scratch:
-            own = experiment.model_copy(update={"run": replace_dir(experiment, scratch)})
-            told = tell if number == 0 else _nothing
-            watch = watch_of(own, spec, told)
-            run = rundir.create(own, Path(spec.base.parent))
-            summary = simulate(own, run, lambda _: None, [watch.feed])
-            ended.append((watch.ended(summary), watch))
-    tune.report(final_report(ended, spec))
-
-
-def experiments_of(values: Mapping[str, JSONValue], spec: TrialSpec) -> list[Experiment]:
-    """The runs of a candidate, one per seed, without checkpoints.
-
-    Raises:
-        ConfigError: it cannot be.
-    """
-    plain = ("name=run", "checkpoint.every_s=null")
-    if not spec.seeds:
-        return [spec.base.experiment(values, plain)]
-    return [spec.base.experiment(values, (*plain, f"seed={seed}")) for seed in spec.seeds]
-
-
-def replace_dir(experiment: Experiment, directory: str) -> Any:
-    """The section `run` with another directory."""
-    return experiment.run.model_copy(update={"dir": directory})
-
-
-def watch_of(
-    experiment: Experiment,
-    spec: TrialSpec,
-    tell: Callable[[Standing, TrialWatch], None],
-    before: Standing | None = None,
-) -> TrialWatch:
-    """What follows one run of a trial."""
-
-    def told(standing: Standing, _: Event) -> None:
-        tell(standing, watch)
-
-    watch = TrialWatch(experiment, spec.prices, told, before)
-    return watch
-
-
-def final_report(ended: Sequence[tuple[Standing, TrialWatch]], spec: TrialSpec) -> dict[str, Any]:
-    """What Ray Tune is told at the end of a trial: medians over its seeds."""
-    goal = ended[0][1].goal
-    reports = [report_of(standing, goal, spec.objectives) for standing, _ in ended]
-    # Never before what was reported on the way: schedulers take time to grow.
-    first = ended[0][0]
-    found = reports[0] | {
-        score_key(name): together([score(name, standing, goal) for standing, _ in ended])
-        for name in spec.objectives
-    }
-    for key in ("reached_s", "reached_usd", goal.metric):
-        known = [report[key] for report in reports if key in report]
-        found |= {key: together(known)} if len(known) == len(reports) else {}
-        if key in found and len(known) < len(reports):
-            del found[key]
-    reached = all(standing.reached_s is not None for standing, _ in ended)
-    diverged = any(watch.diverged for _, watch in ended)
-    return found | {
-        "time_s": first.time_s,
-        "samples": first.samples,
-        "wan_bytes": together([watch.wan_bytes for _, watch in ended]),
-        "status": "reached" if reached else "diverged" if diverged else "ended",
-    }
-
-
-def _nothing(standing: Standing, watch: TrialWatch) -> None:
-    pass
+def rate_of(experiment: Experiment) -> tuple[str, Any, str]:
+    """The key of the learning rate's section, that section, and the name of the rate in it."""
+    section, _, last = experiment.strategy.traits.region.rate_key.rpartition(".")
+    holder: Any = experiment
+    for name in section.split("."):
+        holder = getattr(holder, name)
+    return section, holder, last

@@ -1,366 +1,173 @@
-"""Run or resume a search with Ray Tune.
+"""Searches the values of a configuration: trials, best trial, Pareto front, table and page.
 
-Real trials run in placement groups. The best trial is written as a configuration of its own.
+`search` runs or resumes one. The best trial is written as a configuration.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import math
-import os
 import re
 import shutil
-import signal
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from ray import tune
-from ray.tune import Callback, PlacementGroupFactory, Result, ResultGrid
-from ray.tune.experiment import Trial
-from ray.util import get_current_placement_group
+from ray.tune import Result, ResultGrid
 
 from geo_ray.base.canonical import JSONValue
-from geo_ray.base.errors import ConfigError, GeoRayError, TuningDirectoryError
+from geo_ray.base.errors import TuningDirectoryError
 from geo_ray.base.files import save_text
-from geo_ray.base.load import digest
-from geo_ray.base.output import ticking
 from geo_ray.base.overrides import apply_overrides
-from geo_ray.base.text import duration_text, number_text
+from geo_ray.base.tables import FittedTable
+from geo_ray.base.text import bytes_text, duration_text, number_text
 from geo_ray.base.yaml import YamlTree, write_yaml
-from geo_ray.experiment.cluster import LocalClusterConfig
-from geo_ray.experiment.experiment import Experiment
-from geo_ray.ray_cluster.connect import connect
-from geo_ray.ray_cluster.demand import by_label
-from geo_ray.ray_cluster.placement import bundles_of, placed_in
-from geo_ray.runs import directory
-from geo_ray.runs.directory import RunDirectory
-from geo_ray.runtime import main
-from geo_ray.runtime.launcher import OwnProcesses
-from geo_ray.runtime.run_context import Reporting, Resumption
-from geo_ray.runtime.spec import demands_of
-from geo_ray.storage.folders import directory_of
-from geo_ray.sweep.objective import Goal, Standing, Status, kind_of
-from geo_ray.sweep.result import TrialPoint, TrialRow, Tuning, no_scores, ordered
-from geo_ray.sweep.search import (
-    ENDED_FILE,
-    EndedTrial,
-    add_ended,
-    key_of,
-    param_space,
-    plain_report,
-    read_ended,
-    schedule_of,
-    search_of,
-    trial_count,
-)
-from geo_ray.sweep.search_config import ObjectiveName, TuningConfig
-from geo_ray.sweep.space import Base, Space, check_directory
-from geo_ray.sweep.trial import (
-    TrialSpec,
-    TrialWatch,
-    failed_report,
-    final_report,
-    report_of,
-    score_key,
-    simulated_trial,
-    watch_of,
-)
+from geo_ray.sweep import page
+from geo_ray.sweep.ray_tune import TUNE_FOLDER, SearchPlan, run_search, sigterm_as_ctrl_c
+from geo_ray.sweep.score import FAILED, Goal, Status, kind_of, score_key
+from geo_ray.sweep.search_config import ObjectiveName
+from geo_ray.sweep.space import Base, check_directory
+from geo_ray.telemetry.charts import Curve, curves_chart
+from geo_ray.telemetry.html_page import section, table
 
-_DRIVER_CPUS: Final = 0.01
-_ON_CLUSTER: Final = "cluster={kind: existing}"
-_STANDING: Final = "standing.json"
+SEARCH_FILE: Final = "search.json"
 
 
-def real_trial(values: Mapping[str, JSONValue], spec: TrialSpec) -> None:
-    """Train a candidate with every seed, and report to Ray Tune; failing is a result.
+def front(scores: Sequence[Sequence[float]]) -> list[int]:
+    """Places of those that none beats, in order of the first objective.
 
-    With a checkpoint of Ray Tune's the run goes on from there, with this trial's values.
-    """
-    try:
-        ended = [
-            _trained(experiment, spec, reports=number == 0)
-            for number, experiment in enumerate(_experiments(values, spec))
-        ]
-    except GeoRayError as error:
-        tune.report(failed_report(spec.objectives, str(error)))
-        return
-    tune.report(final_report(ended, spec))
-
-
-def real_resources(values: Mapping[str, JSONValue], spec: TrialSpec) -> PlacementGroupFactory:
-    """What a trial reserves: its driver, and every process of its run, in the run's regions."""
-    driver: tuple[dict[str, float], dict[str, str]] = ({"CPU": _DRIVER_CPUS}, {})
-    bundles = [driver]
-    with suppress(ConfigError):  # no configuration: the trial says so
-        bundles += bundles_of(demands_of(_experiments(values, spec)[0]))
-    return PlacementGroupFactory(
-        [amounts for amounts, _ in bundles],
-        strategy="PACK",
-        bundle_label_selector=[labels for _, labels in bundles],
-    )
-
-
-def cluster_cpus(tried: Sequence[Experiment], jobs: int) -> tuple[tuple[str, ...], float]:
-    """Regions of a local cluster for real trials, and the CPUs that each of them needs."""
-    totals: dict[str, float] = {}
-    for experiment in tried:
-        for demand in by_label(demands_of(experiment)):
-            most = max(totals.get(demand.region, 0.0), demand.total().get("CPU", 0.0))
-            totals[demand.region] = most
-    return tuple(totals), jobs * (max(totals.values()) + _DRIVER_CPUS)
-
-
-def _experiments(values: Mapping[str, JSONValue], spec: TrialSpec) -> list[Experiment]:
-    more: tuple[str, ...] = ("name=" + _trial_name(), _ON_CLUSTER)
-    if spec.runs is not None:
-        more += (f"run.dir={json.dumps(spec.runs)}",)
-    seeds = spec.seeds or (None,)
-    return [
-        spec.base.experiment(values, more if seed is None else (*more, f"seed={seed}"))
-        for seed in seeds
-    ]
-
-
-def _trial_name() -> str:
-    try:
-        return f"trial-{tune.get_context().get_trial_id()}"
-    except (AttributeError, RuntimeError):  # asked for beside any trial: what it would reserve
-        return "trial"
-
-
-def _trained(
-    experiment: Experiment, spec: TrialSpec, *, reports: bool
-) -> tuple[Standing, TrialWatch]:
-    run = directory.create(experiment, Path(spec.base.parent))
-    before = _restored(run) if reports else None
-    sender = _Sender(run, spec, reports=reports)
-    watch = watch_of(experiment, spec, sender.tell, before)
-    sinks = [sender.feed, watch.feed]
-    group = get_current_placement_group()
-    demands = demands_of(experiment)
-    summary = main.run(
-        experiment,
-        run,
-        Reporting(lambda _: None, sinks, time.time()),
-        OwnProcesses(None if group is None else placed_in(group, demands, first=1)),
-        resume=None if before is None else Resumption(),
-    )
-    shutil.rmtree(run.data, ignore_errors=True)
-    return watch.ended(summary), watch
-
-
-class _Sender:
-    """Reports evaluations to Ray Tune, with the newest checkpoint if there is a new one."""
-
-    def __init__(self, run: RunDirectory, spec: TrialSpec, *, reports: bool) -> None:
-        self._run, self._spec, self._reports = run, spec, reports
-        self._saved: int | None = None
-        self._sent: int | None = None
-
-    def feed(self, event: Any) -> None:
-        """Take the next event."""
-        if event.kind == "checkpoint":
-            self._saved = int(event["id"])
-
-    def tell(self, standing: Standing, watch: TrialWatch) -> None:
-        """Report one evaluation."""
-        if not self._reports:
-            return
-        told = report_of(standing, watch.goal, self._spec.objectives)
-        if self._saved is None or self._saved == self._sent:
-            tune.report(told)
-            return
-        folder = directory_of(self._run.checkpoints, self._saved)
-        self._sent = self._saved
-        with tempfile.TemporaryDirectory(prefix="geo-ray-checkpoint-") as scratch:
-            shutil.copytree(folder, Path(scratch) / folder.name)
-            known = {k: v for k, v in asdict(standing).items() if v is None or math.isfinite(v)}
-            (Path(scratch) / _STANDING).write_text(json.dumps(known), "utf-8")
-            tune.report(told, checkpoint=tune.Checkpoint.from_directory(scratch))
-
-
-def _restored(run: RunDirectory) -> Standing | None:
-    """Put a checkpoint of Ray Tune's into a new run's directory; None if there is none."""
-    checkpoint = tune.get_checkpoint()
-    if checkpoint is None:
-        return None
-    with checkpoint.as_directory() as folder:
-        for source in Path(folder).iterdir():
-            if source.is_dir():
-                shutil.copytree(source, run.checkpoints / source.name, dirs_exist_ok=True)
-        known = json.loads((Path(folder) / _STANDING).read_text("utf-8"))
-    return Standing(**({"usd": math.nan} | known))
-
-
-TELL: ContextVar[Callable[[str], None]] = ContextVar("tell", default=lambda _: None)
-"""Given each line. Not the callback's own: that is stored with the search, and comes back."""
-
-
-class ProgressCallback(Callback):
-    """A callback of Ray Tune's.
+    One beats another if it is nowhere worse and somewhere better. Of equal ones the first stays.
 
     Args:
-        objectives: what is told of a trial.
-        wanted: how many trials there will be.
-        path: where trials that end are written down; see `ended`.
-        known: keys of trials that had ended before, and only repeat their reports.
+        scores: per trial one number per objective; less is better.
     """
-
-    def __init__(
-        self,
-        objectives: Sequence[ObjectiveName],
-        wanted: int,
-        path: Path,
-        known: Collection[str] = (),
-    ) -> None:
-        self._objectives = tuple(objectives)
-        self._wanted = wanted
-        self._path, self._known = path, frozenset(known)
-        self._reports: dict[str, list[dict[str, Any]]] = {}
-        self._began_s = time.monotonic()
-        self._done: set[str] = set()
-        self._best: float | None = None
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
-    ) -> None:
-        """See Ray."""
-        self._reports.setdefault(trial.trial_id, []).append(plain_report(result))
-
-    def on_trial_complete(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """See Ray."""
-        reports = self._reports.pop(trial.trial_id, [])
-        if key_of(trial.config) in self._known:
-            self._note_best(trial)
-            return
-        if reports:
-            add_ended(self._path, trial.config, reports)
-        self._ended(trials, trial)
-
-    def on_trial_error(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """See Ray."""
-        self._ended(trials, trial)
-
-    def _ended(self, trials: Sequence[Trial], trial: Trial) -> None:
-        ended = {each.trial_id for each in trials if each.status in (Trial.TERMINATED, Trial.ERROR)}
-        self._done.add(trial.trial_id)
-        done = len(ended | {trial.trial_id})
-        spent_s = time.monotonic() - self._began_s
-        left_s = spent_s / len(self._done) * (self._wanted - done)
-        left = f", about {left_s / 60:.0f} min left" if left_s > 60 else ""
-        TELL.get()(f"{done}/{self._wanted}{left}: {trial.trial_id} {self._text(trial)}")
-
-    def _text(self, trial: Trial) -> str:
-        told = trial.last_result or {}
-        if told.get("status") == "failed" or score_key(self._objectives[0]) not in told:
-            why = str(told.get("why") or "its process died").splitlines()[0]
-            return f"failed: {why}"
-        texts = [score_text(name, float(told[score_key(name)])) for name in self._objectives]
-        early = "" if "status" in told else "ended early, "
-        if told.get("status") == "diverged":
-            return f"diverged, {', '.join(texts)}"
-        if self._note_best(trial):
-            texts.append("the best so far")
-        return early + ", ".join(texts)
-
-    def _note_best(self, trial: Trial) -> bool:
-        """Whether a trial is better than those before it; it is the best then."""
-        told = trial.last_result or {}
-        score = told.get(score_key(self._objectives[0]))
-        if told.get("status", "failed") in ("failed", "diverged") or score is None:
-            return False
-        if self._best is not None and float(score) >= self._best:
-            return False
-        self._best = float(score)
-        return True
-
-
-def score_text(objective: ObjectiveName, value: float) -> str:
-    """An objective's number for people."""
-    kind = kind_of(value)
-    if kind == "failed":
-        return "failed"
-    if objective == "loss":
-        return f"loss {number_text(value)}"
-    if kind == "unmet":
-        return "target not reached"
-    return duration_text(value) if objective == "time_to_target" else f"{number_text(value)} USD"
-
-
-TUNE_FOLDER: Final = "tune"
-SEARCH_FILE: Final = "search.json"
-_TRIALS_REGION: Final = "trials"
-_CLUSTER_KEY: Final = re.compile(r"(?<![\w./-])cluster(?=\.[a-z_]|=)")
-_QUIET: Final = {
-    "RAY_AIR_NEW_OUTPUT": "0",  # Ray's own table; the lines of `ProgressCallback` are ours
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-}
+    order = sorted(range(len(scores)), key=lambda place: (tuple(scores[place]), place))
+    kept: list[int] = []
+    for place in order:  # none that comes later beats one that came before
+        mine = scores[place]
+        if not any(all(a <= b for a, b in zip(scores[k], mine, strict=True)) for k in kept):
+            kept.append(place)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
-class SearchPlan:
-    """A search to make.
+class TrialPoint:
+    """One evaluation of a trial.
 
     Attributes:
-        config: its file.
-        space: what is searched.
-        out: directory of everything.
-        tried: configurations at the edges of the space.
+        time_s: of its run.
+        samples: of all regions.
+        value: of the metric; None: not finite.
     """
 
-    config: TuningConfig
-    space: Space
-    out: Path
-    tried: Sequence[Experiment]
+    time_s: float
+    samples: int
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """A trial.
+
+    Attributes:
+        id: in Ray Tune.
+        values: what it had, by key.
+        status: how it ended: at its target, at its end, early, with a training loss that had
+            exploded, or in an error.
+        scores: one per objective; less is better.
+        told: the numbers of its newest report.
+        points: its evaluations, in order.
+        why: what it failed with; "" if it did not.
+    """
+
+    id: str
+    values: dict[str, JSONValue]
+    status: Status
+    scores: tuple[float, ...]
+    told: dict[str, float] = field(repr=False)
+    points: tuple[TrialPoint, ...] = field(repr=False)
+    why: str = ""
 
     @property
-    def is_real(self) -> bool:
-        """Whether trials train on real actors."""
-        return self.config.trials.kind == "real"
+    def counts(self) -> bool:
+        """Whether it may be the best: it came to an end of its own."""
+        return self.status in ("reached", "ended")  # not what diverged, whatever its score
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """A search that was made, wholly or in part.
+
+    Attributes:
+        objectives: what was to be least.
+        goal: the metric that it went by.
+        rows: its trials, best first.
+        base: the trial of the base configuration; None: it was none, or failed.
+        wanted: how many trials there were to be.
+    """
+
+    objectives: tuple[ObjectiveName, ...]
+    goal: Goal
+    rows: tuple[TrialRow, ...]
+    base: TrialRow | None
+    wanted: int
 
     @property
-    def jobs(self) -> int:
-        """Trials at once."""
-        own = self.config.trials.jobs
-        if own is not None:
-            return own
-        return 1 if self.is_real else max(1, len(os.sched_getaffinity(0)))
+    def best(self) -> TrialRow | None:
+        """The first of them; None if all failed, diverged or were ended early."""
+        return next((row for row in self.rows if row.counts), None)
 
     @property
-    def spec(self) -> TrialSpec:
-        """What its trials have in common."""
-        trials = self.config.trials
-        runs = str(self.out / "runs") if self.is_real else None
-        return TrialSpec(
-            self.space.base, self.config.objectives, trials.seeds, self.config.prices, runs
-        )
+    def front(self) -> tuple[TrialRow, ...]:
+        """Trials that none beats in all objectives; those that came short are not among them."""
+        known = [row for row in self.rows if row.counts and _is_met(row)]
+        return tuple(known[place] for place in front([row.scores for row in known]))
 
     @property
-    def digest(self) -> str:
-        """Of all that a search that goes on must have in common with the one before."""
-        return digest(self.config) + digest(self.space.base.experiment())
+    def beats_base(self) -> bool:
+        """Whether the best is another trial than the base, and better in the first objective."""
+        best, base = self.best, self.base
+        if best is None or base is None:
+            return True  # there is nothing to beat, or nothing to beat it with
+        return best.id != base.id and best.scores[0] < base.scores[0]
+
+    @property
+    def gain(self) -> float | None:
+        """The base's first objective over the best one's; None where one of them is no number."""
+        best = self.best
+        if best is None or self.base is None or self.objectives[0] == "loss":
+            return None
+        ours, theirs = best.scores[0], self.base.scores[0]
+        both = kind_of(ours) == kind_of(theirs) == "met" and ours > 0
+        return theirs / ours if both else None
+
+
+def ordered(rows: Sequence[TrialRow]) -> tuple[TrialRow, ...]:
+    """Best first: ended ones by their objectives, then stopped, diverged and failed ones."""
+    places = {"reached": 0, "ended": 0, "stopped": 1, "diverged": 2, "failed": 3}
+    return tuple(sorted(rows, key=lambda row: (places[row.status], row.scores, row.id)))
+
+
+def _is_met(row: TrialRow) -> bool:
+    return all(kind_of(value) == "met" for value in row.scores)
+
+
+def no_scores(objectives: Sequence[ObjectiveName]) -> tuple[float, ...]:
+    """The scores of a trial that reported none."""
+    return (FAILED,) * len(objectives)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
         tuning: its trials.
-        grid: the same as Ray Tune has it.
-        interrupted: whether it was cut off.
+        grid: the same as Ray Tune's.
+        interrupted: whether it was interrupted.
     """
 
     tuning: Tuning
@@ -371,137 +178,30 @@ class SearchResult:
 def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = False) -> SearchResult:
     """Run all trials, or those that are left.
 
-    In the main thread, Ctrl-C ends it with what there is.
+    In the main thread, Ctrl-C ends it; the trials that have ended are its result.
 
     Args:
         plan: what to do.
-        tell: called with every trial that ends, and with what takes long.
-        resume: go on with what lies in its directory.
+        tell: told every trial that ends, and phases that take long.
+        resume: continue the search in its directory.
 
     Raises:
-        TuningDirectoryError: what lies there is no search, or another one, or one under `pbt`.
-        ClusterError: the cluster does not come up, or cannot be reached.
+        TuningDirectoryError: the directory is of no search, or another one, or one under `pbt`.
+        RunDirectoryError: the file of the trials cannot be read.
+        ClusterError: the cluster does not start, or cannot be reached.
     """
-    wanted = trial_count(plan.config, plan.space)
-    folder = plan.out / TUNE_FOLDER
-    with ExitStack() as stack:
-        stack.enter_context(_sigterm_as_ctrl_c())
-        stack.enter_context(_claimed(plan, resume=resume))
-        ended = read_ended(plan.out / ENDED_FILE, tuple(param_space(plan.space)))
-        shutil.rmtree(folder, ignore_errors=True)  # pickled by Ray, and not read again
-        stack.enter_context(_quiet(tell))
-        with ticking("starting the cluster of the trials", tell):
-            stack.enter_context(_cluster(plan))
-        stack.enter_context(_sigterm_as_ctrl_c())  # Ray has set a handler of its own
-        with ticking("running trials", tell):
-            grid = _tuner(plan, wanted, ended).fit()
+    with sigterm_as_ctrl_c(), _claimed(plan, resume=resume):
+        grid = run_search(plan, tell)
     found = [_row(grid[place], plan) for place in range(len(grid))]
     rows = ordered([row for row in found if row is not None])
     goal = Goal.of(plan.space.base.experiment().train.target)
-    tuning = Tuning(plan.config.objectives, goal, rows, _base_row(plan, rows), wanted)
-    return SearchResult(tuning, grid, grid.num_terminated + grid.num_errors < wanted)
-
-
-def _tuner(plan: SearchPlan, wanted: int, ended: Mapping[str, EndedTrial]) -> tune.Tuner:
-    config = plan.config
-    return tune.Tuner(
-        _trainable(plan, ended),
-        param_space=param_space(plan.space),
-        tune_config=tune.TuneConfig(
-            num_samples=config.search.trials,
-            max_concurrent_trials=None if config.search.kind == "random" else plan.jobs,
-            search_alg=search_of(config, plan.space, plan.jobs, list(ended.values())),
-            scheduler=schedule_of(config, plan.space),
-            reuse_actors=not plan.is_real,
-            trial_dirname_creator=_folder_of,
-        ),
-        run_config=tune.RunConfig(
-            name=TUNE_FOLDER,
-            storage_path=str(plan.out),
-            callbacks=[
-                ProgressCallback(config.objectives, wanted, plan.out / ENDED_FILE, ended.keys())
-            ],
-            verbose=0,
-        ),
-    )
-
-
-def _folder_of(trial: Any) -> str:
-    """By its number alone, which a resumed search gives it again."""
-    return str(trial.trial_id).rpartition("_")[2]
-
-
-def _trainable(plan: SearchPlan, ended: Mapping[str, EndedTrial]) -> Any:
-    """What Ray Tune runs, with what one trial reserves; a trial that has ended repeats itself."""
-    known = {key: each.reports for key, each in ended.items()}
-    space, spec = plan.space, plan.spec
-    run: Callable[[Mapping[str, JSONValue], TrialSpec], None]
-    run = real_trial if plan.is_real else simulated_trial
-
-    def trial(drawn: dict[str, Any]) -> None:
-        reports = known.get(key_of(drawn))
-        if reports is None:
-            run(space.values(drawn), spec)
-        for each in reports or ():
-            tune.report(dict(each))
-
-    def resources(drawn: dict[str, Any]) -> tune.PlacementGroupFactory:
-        if key_of(drawn) in known:
-            return tune.PlacementGroupFactory([{"CPU": 0.01}])
-        return real_resources(space.values(drawn), spec)
-
-    if plan.is_real:
-        return tune.with_resources(trial, resources)
-    return tune.with_resources(trial, {"cpu": 1})
-
-
-@contextmanager
-def _cluster(plan: SearchPlan) -> Iterator[None]:
-    """Where trials run, connected to.
-
-    Raises:
-        ClusterError: as for `connect`, with the keys as the search has them, ``trials.cluster.*``.
-    """
-    config = plan.config.trials.cluster
-    regions: Sequence[str] = (_TRIALS_REGION,)
-    cpus = float(plan.jobs)
-    if plan.is_real:
-        regions, cpus = cluster_cpus(plan.tried, plan.jobs)
-    elif not isinstance(config, LocalClusterConfig):
-        regions = ()
-    name = f"geo_ray-{plan.config.name}"
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(connect(config, regions, namespace=name, cpus_per_region=cpus))
-        except GeoRayError as error:
-            raise _with_own_keys(error) from error.__cause__
-        yield
-
-
-def _with_own_keys(error: GeoRayError) -> GeoRayError:
-    """Return an error about the section ``cluster`` with the keys as a search has them."""
-    first, newline, log = error.message.partition("\n")
-    message = _CLUSTER_KEY.sub("trials.cluster", first) + newline + log
-    fix = _CLUSTER_KEY.sub("trials.cluster", error.fix)
-    return type(error)(message, fix=fix).with_traceback(error.__traceback__)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """In the main thread, let SIGTERM end the search as Ctrl-C does, with what there is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    tuning = Tuning(plan.config.objectives, goal, rows, _base_row(plan, rows), plan.wanted)
+    return SearchResult(tuning, grid, grid.num_terminated + grid.num_errors < plan.wanted)
 
 
 @contextmanager
 def _claimed(plan: SearchPlan, *, resume: bool) -> Iterator[None]:
-    """Have the directory of a search; one that did not come to begin leaves none."""
+    """Own the directory of a search; a search that does not start leaves none."""
     was_there = plan.out.exists()
     _claim(plan, resume=resume)
     try:
@@ -513,7 +213,7 @@ def _claimed(plan: SearchPlan, *, resume: bool) -> Iterator[None]:
 
 
 def _claim(plan: SearchPlan, *, resume: bool) -> None:
-    """Make the directory of a new search, or see that the one there is of this search.
+    """Make the directory of a new search, or check that an existing one is of this search.
 
     Raises:
         TuningDirectoryError: it is there and must not be, or is of another search.
@@ -545,34 +245,8 @@ def _claim(plan: SearchPlan, *, resume: bool) -> None:
         )
 
 
-@contextmanager
-def _quiet(tell: Callable[[str], None]) -> Iterator[None]:
-    """Ray's own lines and tables are kept away; ours go to ``tell``."""
-    before = {name: os.environ.get(name) for name in _QUIET}
-    os.environ.update(_QUIET)
-    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    token = TELL.set(tell)
-    try:
-        yield
-    finally:
-        TELL.reset(token)
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-# ---------------------------------------------------------------------- results
-
-
 def _row(result: Result, plan: SearchPlan) -> TrialRow | None:
-    """What became of a trial; None: it has not begun."""
+    """The result of a trial; None: it has not begun."""
     told: dict[str, Any] = dict(result.metrics or {})
     drawn = _drawn(result)
     if drawn is None:
@@ -634,6 +308,236 @@ def _base_row(plan: SearchPlan, rows: Sequence[TrialRow]) -> TrialRow | None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def save_tuning(tuning: Tuning, path: Path) -> Path:
+    """Write the search as JSON.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    content = {
+        "objectives": list(tuning.objectives),
+        "goal": asdict(tuning.goal),
+        "wanted": tuning.wanted,
+        "gain": tuning.gain,
+        "best": None if tuning.best is None else tuning.best.id,
+        "base": None if tuning.base is None else tuning.base.id,
+        "front": [row.id for row in tuning.front],
+        "trials": [asdict(row) for row in tuning.rows],
+    }
+    return page.save_results(content, path)
+
+
+_SHOWN: Final = 10  # trials in the terminal
+_CURVES: Final = 40  # of the best trials
+_TITLES: Final = {"time_to_target": "to target", "usd": "USD", "loss": "metric"}
+_MARKS: Final = {
+    "reached": "",
+    "ended": "",
+    "stopped": "ended early",
+    "diverged": "diverged",
+    "failed": "failed",
+}
+
+
+def tuning_table(tuning: Tuning, title: str) -> FittedTable:
+    """The best trials for the terminal; the page has all of them."""
+    shown = page.terminal_table(summary_text(tuning), title=title, title_justify="left")
+    shown.add_column("trial")
+    for name in tuning.objectives:
+        shown.add_column(_title(name, tuning), justify="right")
+    shown.add_column("values", overflow="fold")
+    for row in tuning.rows[:_SHOWN]:
+        cells = [
+            short_id(row),
+            *(cell(n, s) for n, s in zip(tuning.objectives, row.scores, strict=True)),
+        ]
+        shown.add_row(*cells, _mark(row, tuning) + values_text(row.values))
+    return shown
+
+
+def summary_text(tuning: Tuning) -> str:
+    """What a search came to, in a line or two."""
+    count = {status: sum(r.status == status for r in tuning.rows) for status in _MARKS}
+    parts = [f"{len(tuning.rows)} of {tuning.wanted} trials"]
+    parts += [f"{count['reached']} reached the target"] if tuning.goal.target is not None else []
+    parts += [f"{count['stopped']} ended early"] if count["stopped"] else []
+    parts += [f"{count['diverged']} diverged"] if count["diverged"] else []
+    parts += [f"{count['failed']} failed"] if count["failed"] else []
+    lines = [", ".join(parts)]
+    if not tuning.beats_base:
+        lines.append("nothing tried beat the base, so there is no best.yaml")
+    elif tuning.gain is not None:
+        what = "sooner at the target" if tuning.objectives[0] == "time_to_target" else "cheaper"
+        lines.append(f"the best is {tuning.gain:.2f} times {what} than the base")
+    failed = next((row for row in tuning.rows if row.status == "failed"), None)
+    if failed is not None:
+        lines.append(
+            f"{short_id(failed)} failed: {failed.why.splitlines()[0] if failed.why else ''}"
+        )
+    return "\n".join(lines)
+
+
+def best_text(tuning: Tuning) -> str:
+    """Describe the best trial in a line: its objectives, its metric at the end, and its values.
+
+    "" if there is none.
+    """
+    best = tuning.best
+    if best is None:
+        return ""
+    scores = [
+        f"{cell(name, value)} {_title(name, tuning)}"
+        if kind_of(value) == "met"
+        else "target not reached"
+        for name, value in zip(tuning.objectives, best.scores, strict=True)
+        if name != "loss"
+    ]
+    if best.points:
+        scores.append(f"{tuning.goal.metric} {number_text(best.points[-1].value)}")
+    parts = dict.fromkeys(scores)  # both objectives may have missed the target
+    return f"{', '.join(parts)} with {values_text(best.values) or 'no value changed'}"
+
+
+def write_tuning_page(tuning: Tuning, title: str, path: Path) -> Path:
+    """One self-contained HTML page: all trials, the front, curves, each key against the objective.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    note = (
+        "Best first. Seconds are those of the run, virtual if trials were simulated. A trial that "
+        "did not reach the target stands behind all that did, the nearest first."
+    )
+    body = section("Trials", _trials(tuning), note)
+    if len(tuning.objectives) > 1:
+        front = "Trials that no other beats in all objectives."
+        body += section("Front", _front(tuning), front)
+    body += section("Curves", _curves(tuning), f"Of the {_CURVES} best at most; the best is named.")
+    body += section("Values", _values(tuning), "The first objective over each number searched.")
+    body += _failures(tuning)
+    return page.write_page(title, summary_text(tuning), body, path)
+
+
+def cell(objective: ObjectiveName, value: float) -> str:
+    """An objective's number; a dash where a trial has none."""
+    if kind_of(value) != "met":
+        return "-"
+    return duration_text(value) if objective == "time_to_target" else number_text(value)
+
+
+def values_text(values: dict[str, JSONValue]) -> str:
+    """A trial's values in a line."""
+    return ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
+
+
+def value_text(value: JSONValue) -> str:
+    """A value, with as many digits as a person reads."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def short_id(row: TrialRow) -> str:
+    """A trial's number, without what all trials of a search have in common."""
+    return row.id.rpartition("_")[2].lstrip("0") or "0"
+
+
+def _mark(row: TrialRow, tuning: Tuning) -> str:
+    texts = [_MARKS[row.status], "base" if row is tuning.base else ""]
+    found = ", ".join(text for text in texts if text)
+    return f"({found}) " if found else ""
+
+
+def _title(objective: ObjectiveName, tuning: Tuning) -> str:
+    return tuning.goal.metric if objective == "loss" else _TITLES[objective]
+
+
+def _trials(tuning: Tuning) -> str:
+    keys = list(dict.fromkeys(key for row in tuning.rows for key in row.values))
+    headings = ["trial", "how it ended", *keys]
+    headings += [_title(name, tuning) for name in tuning.objectives]
+    headings += ["run", "samples", "WAN", f"{tuning.goal.metric} at the end"]
+    return table(headings, [_cells(row, keys, tuning) for row in tuning.rows], left=2 + len(keys))
+
+
+def _cells(row: TrialRow, keys: Sequence[str], tuning: Tuning) -> list[str]:
+    status = f"{row.status}{', the base' if row is tuning.base else ''}"
+    texts = [short_id(row), status]
+    texts += [value_text(row.values[key]) if key in row.values else "" for key in keys]
+    texts += [cell(n, s) for n, s in zip(tuning.objectives, row.scores, strict=True)]
+    told: list[tuple[str, Callable[[float], str]]] = [
+        ("time_s", duration_text),
+        ("samples", number_text),
+        ("wan_bytes", bytes_text),
+        (tuning.goal.metric, number_text),
+    ]
+    texts += [text(row.told[key]) if key in row.told else "-" for key, text in told]
+    return [escape(text) for text in texts]
+
+
+def _front(tuning: Tuning) -> str:
+    rows = tuning.front
+    headings = ["trial", *(_title(name, tuning) for name in tuning.objectives), "values"]
+    cells = [
+        [
+            short_id(row),
+            *(escape(cell(n, s)) for n, s in zip(tuning.objectives, row.scores, strict=True)),
+            escape(values_text(row.values)),
+        ]
+        for row in rows
+    ]
+    drawn = ""
+    if rows:
+        first, second = (_title(name, tuning) for name in tuning.objectives[:2])
+        line = page.curve("front", [(row.scores[0], row.scores[1]) for row in rows], 0)
+        drawn = curves_chart(f"{second} over {first}", [line], x_label=first)
+    return drawn + table(headings, cells)
+
+
+def _curves(tuning: Tuning) -> str:
+    metric = tuning.goal.metric
+    best = tuning.best
+    curves: list[Curve] = []
+    for place, row in enumerate(tuning.rows[:_CURVES]):
+        points = [(p.time_s, p.value) for p in row.points if p.value is not None]
+        named = {id(best): "best", id(tuning.base): "base"}.get(id(row), "")
+        color = 0 if named == "best" else place + 1
+        curves.append(page.curve(named, points, color, faint=not named))
+    return curves_chart(
+        f"{metric} over time", curves, x_label="time", x_time=True, log=not tuning.goal.grows
+    )
+
+
+def _values(tuning: Tuning) -> str:
+    name = tuning.objectives[0]
+    drawn = []
+    for key in dict.fromkeys(key for row in tuning.rows for key in row.values):
+        known = [
+            (float(value), row.scores[0])
+            for row in tuning.rows
+            if row.counts
+            and kind_of(row.scores[0]) == "met"
+            and isinstance(value := row.values.get(key), (int, float))
+            and not isinstance(value, bool)
+        ]
+        if len({x for x, _ in known}) < 2:
+            continue
+        curves = [page.curve("", [point], 0) for point in sorted(known)]
+        drawn.append(curves_chart(f"{_title(name, tuning)} over {key}", curves, x_label=key))
+    return (
+        "".join(drawn) or "<p>No number was searched, or too few trials came to their target.</p>"
+    )
+
+
+def _failures(tuning: Tuning) -> str:
+    rows = [
+        [short_id(row), page.lines(row.why), escape(values_text(row.values))]
+        for row in tuning.rows
+        if row.status == "failed"
+    ]
+    return page.failures("Trials that failed", ["trial", "how it ended", "values"], rows, 3)
 
 
 _OWN_CLASS: Final = re.compile(r"(.+\.py)(:\w+)")

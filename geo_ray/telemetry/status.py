@@ -15,7 +15,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from geo_ray.base.model import StrictModel
-from geo_ray.base.tables import ShownModel
+from geo_ray.base.notebooks import ShownModel
 from geo_ray.base.text import (
     bytes_text,
     coarse_text,

@@ -19,7 +19,8 @@ from geo_ray.base.errors import RunDirectoryError
 from geo_ray.base.files import save_text
 from geo_ray.base.load import load_run_json
 from geo_ray.base.model import StrictModel
-from geo_ray.base.tables import FittedTable, ShownModel
+from geo_ray.base.notebooks import ShownModel
+from geo_ray.base.tables import FittedTable
 from geo_ray.base.text import (
     bytes_text,
     codec_text,

@@ -1,28 +1,54 @@
-"""Find what is to be checked, and put it to the checks of its kind."""
+"""The contract suite behind `geo-ray check`: finds a strategy, codec or task and checks it.
+
+Strategies and codecs are also checked in another process, a fresh interpreter with another seed of
+Python's hashes: nothing may depend on this process's memory or hashes. ``python -m
+geo_ray.testing.run`` is that process; it reads a request as JSON and answers in JSON.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Mapping, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from geo_ray.base.errors import ConfigError
+import numpy as np
+import torch
+
+from geo_ray.base.errors import ConfigError, GeoRayError
 from geo_ray.base.load import load_text
 from geo_ray.base.model import StrictModel
+from geo_ray.base.random_state import generators_restored
+from geo_ray.base.types import Span
 from geo_ray.base.user_code import UserClass, find_class, or_meant
 from geo_ray.base.user_section import context
-from geo_ray.codecs.base import Codec
+from geo_ray.codecs.base import Codec, Coded
 from geo_ray.codecs.registry import CODECS, AnyCodec
-from geo_ray.data.tasks.base import Task
-from geo_ray.data.tasks.load import BUILT_IN, METHODS, TaskConfig, load_task
+from geo_ray.data.tasks.base import Columns, SelfContained, Task, num_rows
+from geo_ray.data.tasks.checked_calls import checked_loss, checked_model
+from geo_ray.data.tasks.groups import group_runs
+from geo_ray.data.tasks.load import (
+    BUILT_IN,
+    METHODS,
+    TaskConfig,
+    load_task,
+    parse_column_type,
+)
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
-from geo_ray.testing import codecs, processes, strategies, tasks
-from geo_ray.testing.checks import Checks, Finding, run_checks
+from geo_ray.testing import codecs, strategies
+from geo_ray.testing.checks import BrokenPromiseError, Checks, Finding, expect, run_checks
+from geo_ray.testing.codecs import gauss, heavy
+from geo_ray.testing.strategies import whole_run
+from geo_ray.training.parameters import CarryLayout, digest, read_parameters
+from geo_ray.training.state_guard import WATCHED_STEPS
+from geo_ray.training.worker import Worker
 
 _ANY = UserClass("strategy, codec or task", ConfigError, "examples/own_strategy.py")
 T = TypeVar("T")
@@ -202,20 +228,267 @@ def checked(subject: Subject, promises: Collection[str] | None = None) -> list[F
     """
     found: list[Finding] = []
     if subject.strategy is not None:
-        elsewhere = partial(processes.check_strategy, base_dir=subject.base_dir)
+        elsewhere = partial(check_strategy, base_dir=subject.base_dir)
         checks: Checks[Strategy] = {
             **strategies.CHECKS,
             "another process ends with the same bits": elsewhere,
         }
         found += run_checks(_chosen(checks, promises), subject.strategy)
     if subject.codec is not None:
-        decoding = partial(processes.check_codec, base_dir=subject.base_dir)
+        decoding = partial(check_codec, base_dir=subject.base_dir)
         coding: Checks[Codec] = {**codecs.CHECKS, "another process decodes the same": decoding}
         found += run_checks(_chosen(coding, promises), subject.codec)
     if subject.task is not None:
-        found += run_checks(_chosen(tasks.CHECKS, promises), subject.task)
+        found += run_checks(_chosen(TASK_CHECKS, promises), subject.task)
     return found
 
 
 def _chosen(checks: Checks[T], promises: Collection[str] | None) -> Checks[T]:
     return {name: check for name, check in checks.items() if promises is None or name in promises}
+
+
+# ------------------------------------------------------------------ tasks
+
+
+_ROWS: Final = 8
+_SEED: Final = 3
+_RATE: Final = 0.01
+
+
+def _rows(task: Task) -> Columns:
+    """A few rows: the task's own, or random ones of its columns."""
+    if isinstance(task, SelfContained):
+        return {name: column[:_ROWS] for name, column in task.dataset(_SEED).train.items()}
+    chance = np.random.default_rng(_SEED)
+    found = {}
+    for name, text in task.columns.items():
+        kind = parse_column_type(text)
+        shape = (_ROWS,) if kind.length is None else (_ROWS, kind.length)
+        whole = chance.integers(0, 2, shape)
+        found[name] = (chance.normal(size=shape) if kind.dtype.kind == "f" else whole).astype(
+            kind.dtype
+        )
+    return found
+
+
+def _worker(task: Task) -> Worker:
+    module = checked_model(task, _SEED)
+    carried_B = CarryLayout.of(task, module).read(module)
+    buffer = torch.cat([carried_B.view(torch.float32), read_parameters(module)])
+    return Worker(task, buffer, torch.zeros_like(buffer), region="here", seed=_SEED)
+
+
+def _same_model(task: Task) -> None:
+    one, again = (checked_model(task, _SEED).state_dict() for _ in range(2))
+    differing = [name for name in one if not torch.equal(one[name], again[name])]
+    expect(not differing, f"two models of one seed differ in {', '.join(differing)}")
+
+
+def _steps(task: Task) -> None:
+    worker, rows = _worker(task), _rows(task)
+    for i in range(WATCHED_STEPS):
+        worker.step(rows, Span(i * _ROWS, num_rows(rows)))
+        worker.carried_B.copy_(worker.left_B)
+        # As training does: what follows the parameters stands still while they do.
+        worker.params_P.sub_(worker.grad_P, alpha=_RATE)
+
+
+def _again(task: Task) -> None:
+    worker, rows = _worker(task), _rows(task)
+    span = Span(0, num_rows(rows))
+    found = []
+    for _ in range(2):
+        worker.step(rows, span)
+        found.append((worker.grad_P.clone(), worker.left_B.clone()))
+    (grad_P, left_B), (other_P, other_B) = found
+    expect(
+        torch.equal(grad_P, other_P),
+        "a step from the same values gives another gradient: something that changes is not a "
+        "buffer or parameter of the model, or has the rule scratch although it is used again",
+    )
+    expect(torch.equal(left_B, other_B), "a step from the same values leaves other carried values")
+
+
+def _gradient(task: Task) -> None:
+    worker, rows = _worker(task), _rows(task)
+    span = Span(0, num_rows(rows))
+    alone = checked_model(task, _SEED).train()
+    with generators_restored(worker.rng_devices()):
+        batch = worker.collate(rows, span)
+        checked_loss(task, alone, batch).backward()  # type: ignore[no-untyped-call]
+    worker.evaluate(rows)
+    worker.step(rows, span)
+    trained = [(name, p) for name, p in alone.named_parameters() if p.requires_grad]
+    parts = torch.split(worker.grad_P, [p.numel() for _, p in trained])
+    differing = []
+    for (name, p), part in zip(trained, parts, strict=True):
+        wanted = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+        if not torch.allclose(part.view(p.shape), wanted, rtol=1e-4, atol=1e-6):
+            differing.append(name)
+    expect(
+        not differing,
+        f"a step gives another gradient of {', '.join(differing)} than backward gives in a loop of "
+        "PyTorch: loss or evaluate depends on what was computed before",
+    )
+
+
+def _carry(task: Task) -> None:
+    module = checked_model(task, _SEED)
+    layout = CarryLayout.of(task, module)
+    vector_B = layout.read(module)
+    layout.write(vector_B, checked_model(task, _SEED + 1))
+    expect(
+        layout == CarryLayout.of(task, checked_model(task, _SEED + 1)),
+        "what is carried depends on the seed",
+    )
+
+
+def _groups(task: Task) -> None:
+    first, other = (group_runs(task, checked_model(task, seed)) for seed in (_SEED, _SEED + 1))
+    expect(first == other, "its groups depend on the seed")
+
+
+def _sums(task: Task) -> None:
+    worker, rows = _worker(task), _rows(task)
+    half = num_rows(rows) // 2
+    parts = [{k: v[:half] for k, v in rows.items()}, {k: v[half:] for k, v in rows.items()}]
+    whole, summed = worker.evaluate(rows), worker.evaluate_all(parts)[0]
+    for name, value in whole.items():
+        expect(
+            bool(np.allclose(value, summed[name], rtol=1e-4, atol=1e-6)),
+            f"evaluate: {name!r} of two halves does not add up to that of the whole",
+        )
+
+
+TASK_CHECKS: Final[Mapping[str, Callable[[Task], None]]] = {
+    "a seed gives one model": _same_model,
+    "what it carries can be carried": _carry,
+    "what a step changes is trained or carried": _steps,
+    "a step that is done again gives the same bits": _again,
+    "a step gives the gradient that PyTorch gives": _gradient,
+    "its groups are of its parameters": _groups,
+    "evaluations add up": _sums,
+}
+
+
+# ------------------------------------------------------------------ another process
+
+
+_NUM: Final = 1003
+_STEPS: Final = 3
+_TIMEOUT_S: Final = 300.0
+_WRAPPER: Final = "geo_ray.testing.run"
+
+
+def check_codec(codec: Codec, base_dir: Path) -> None:
+    """Check that another process decodes the same values and encodes the same bytes.
+
+    Raises:
+        BrokenPromiseError: it does not.
+    """
+    coded = encoded(codec)
+    told = [{"num": c.num, "data": bytes(c.data_B.tolist()).hex()} for c in coded]
+    found = _asked({"codec": _section(codec), "base_dir": str(base_dir), "coded": told})
+    expect(
+        found["decoded"] == decoded(codec, coded),
+        "another process decodes the bytes to other values: what decode needs must be in the bytes",
+    )
+    expect(
+        found["encoded"] == [digest(each.data_B) for each in coded],
+        "another process makes other bytes of the same vectors",
+    )
+
+
+def check_strategy(strategy: Strategy, base_dir: Path) -> None:
+    """Check that the same run ends with the same bits in another process.
+
+    Raises:
+        BrokenPromiseError: it does not.
+    """
+    found = _asked({"strategy": _section(strategy), "base_dir": str(base_dir)})
+    same = found["digests"] == whole_run(strategy, 1)
+    expect(same, "in another process the same gradients end with different bits")
+
+
+def encoded(codec: Codec) -> list[Coded]:
+    """Some vectors, one stream of each kind."""
+    streams = (
+        [gauss(_NUM, step) for step in range(_STEPS)],
+        [heavy(_NUM) * (step + 1) for step in range(_STEPS)],
+    )
+    found = []
+    for vectors in streams:
+        memory: dict[str, torch.Tensor] = {}
+        found += [codec.encode(each, memory, step) for step, each in enumerate(vectors)]
+    return found
+
+
+def decoded(codec: Codec, coded: list[Coded]) -> list[str]:
+    """Digests of the decoded vectors."""
+    return [digest(codec.decode(each)) for each in coded]
+
+
+def _section(subject: object) -> dict[str, Any]:
+    if not isinstance(subject, StrictModel):
+        raise BrokenPromiseError("it is no StrictModel")
+    return subject.model_dump(mode="json")
+
+
+def _asked(what: dict[str, Any]) -> dict[str, Any]:
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-m", _WRAPPER],
+        input=json.dumps(what),
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    lines = done.stdout.splitlines() or [""]
+    try:
+        answer: dict[str, Any] = json.loads(lines[-1])
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise BrokenPromiseError(f"another process cannot do it: {last}") from None
+    if "error" in answer:
+        raise BrokenPromiseError(f"in another process: {answer['error']}")
+    return answer
+
+
+def answer_to(what: dict[str, Any]) -> dict[str, Any]:
+    """Repeat in this process what a check has done."""
+    base_dir = Path(what["base_dir"])
+    if "strategy" in what:
+        subject = object_of("strategy", what["strategy"], base_dir)
+        return {"digests": whole_run(subject.strategy, 1)} if subject.strategy else {}
+    codec = object_of("codec", what["codec"], base_dir).codec
+    if codec is None:
+        return {}
+    coded = [
+        Coded(
+            codec.kind,
+            each["num"],
+            torch.tensor(list(bytes.fromhex(each["data"])), dtype=torch.uint8),
+        )
+        for each in what["coded"]
+    ]
+    # Decoded first, without anything that encode may leave in this process.
+    values = decoded(codec, coded)
+    return {"decoded": values, "encoded": [digest(each.data_B) for each in encoded(codec)]}
+
+
+def main() -> None:
+    """Answer one request."""
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a class that prints is no answer
+        try:
+            answer = answer_to(json.load(sys.stdin))
+        except GeoRayError as error:
+            answer = {"error": error.message}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

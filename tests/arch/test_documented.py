@@ -14,10 +14,10 @@ import pytest
 from geo_ray.api.auto import load_experiment
 from geo_ray.base import errors
 from geo_ray.base.errors import every_class
-from geo_ray.base.errors_page import page
 from geo_ray.base.load import load_tree
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.sweep.search_config import TuningConfig
+from geo_ray.testing.errors_page import page
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -80,7 +80,7 @@ def test_every_class_says_itself_what_its_section_needs(kind: type[errors.GeoRay
 
 
 def test_the_page_of_errors_is_what_the_classes_say() -> None:
-    """If this fails: ``python -m geo_ray.base.errors_page docs/errors.md``."""
+    """If this fails: ``python -m geo_ray.testing.errors_page docs/errors.md``."""
     assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == page()
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import Field
 
 from geo_ray.base.model import StrictModel
-from geo_ray.base.tables import ShownModel
+from geo_ray.base.notebooks import ShownModel
 from geo_ray.base.text import counted
 from geo_ray.cloud.autoscaler.actions import Launch
 from geo_ray.cloud.autoscaler.observation import Observed

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from geo_ray.base.errors import GeoRayError, RegionsSilentError
 from geo_ray.base.model import StrictModel
-from geo_ray.base.tables import ShownModel
+from geo_ray.base.notebooks import ShownModel
 from geo_ray.base.text import counted
 from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
 from geo_ray.cloud.autoscaler.journal_read import read_journal

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError, model_validator
 from geo_ray.base.errors import ConfigError, SchemaMismatchError
 from geo_ray.base.explain import explain
 from geo_ray.base.model import StrictModel
-from geo_ray.base.text import listed, missing_path, nearest
+from geo_ray.base.text import listed, missing_path, nearest_word
 from geo_ray.base.yaml import parse_yaml, read_text
 from geo_ray.data.arrow_values import (
     Marks,
@@ -276,7 +276,7 @@ class SiteReader:
             return None
         hints = []
         for name in lost:
-            close = nearest(name, self._seen)
+            close = nearest_word(name, self._seen)
             hints.append(f"{name!r}" + (f" (did you mean {close!r}?)" if close else ""))
         return SchemaMismatchError(
             f"{self._origin} names the column {', '.join(hints)}, which no file has; they have "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geo_ray.base.errors import GeoRayError, SchemaMismatchError, ShardCorruptError
-from geo_ray.base.text import listed, nearest
+from geo_ray.base.text import listed, nearest_word
 from geo_ray.data.arrow_values import (
     NUMBER_MARKS,
     Marks,
@@ -386,7 +386,7 @@ def _of_absent(column: str, record: _Record, wanted: ColumnType) -> ColumnAdvice
     if not record.everywhere:
         them = "give it the column, or leave the file out"
         return ColumnAdvice({}, f"{record.first.path} has {listed(names)}; {them}")
-    close = nearest(column, set(names))
+    close = nearest_word(column, set(names))
     if close is not None:
         return ColumnAdvice({"column": close})
     remark = f"the files have {listed(names) if names else 'no columns'}"

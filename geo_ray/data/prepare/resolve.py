@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from geo_ray.base.errors import ConfigError
-from geo_ray.base.text import listed, nearest
+from geo_ray.base.text import listed, nearest_word
 from geo_ray.data.arrow_values import EXACT_INTEGERS, text_of
 from geo_ray.data.columns import ColumnType, parse_types
 from geo_ray.data.prepare.config import Fill, Linear, Preparation, Source, Vocabulary
@@ -79,7 +79,7 @@ def resolve(
     out = _Gathered(option_for)
     for name in given:
         if name not in types:
-            close = nearest(name, types)
+            close = nearest_word(name, types)
             hint = f"; did you mean {close!r}?" if close else ""
             out.problems.append(
                 f"{name}: the task has no such column, it has {listed(types)}{hint}"
@@ -161,7 +161,7 @@ def _known(column: str, statistics: Statistics) -> ColumnStatistics | str:
         return statistics.columns[column]
     if column in statistics.left_out:
         return f"has no statistics of {regions}: {statistics.left_out[column]}"
-    close = nearest(column, statistics.columns)
+    close = nearest_word(column, statistics.columns)
     hint = f"; did you mean {close!r}?" if close else ""
     return f"the statistics of {regions} do not have it{hint}"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from geo_ray.base.text import nearest
+from geo_ray.base.text import nearest_word
 from geo_ray.data.arrow_values import Cast, Marks, TimeFormat, fitting_formats, marks_options
 from geo_ray.data.columns import ColumnType, parse_types
 from geo_ray.data.prepare.config import Fill, Source, Vocabulary, flow, source_text
@@ -126,7 +126,7 @@ def label_origin(label: str, survey: Survey) -> str | None:
     """The column of the files that has, or most likely has, the task's label."""
     if label in survey.columns:
         return label
-    return nearest(label, survey.columns) or likely_label(survey)
+    return nearest_word(label, survey.columns) or likely_label(survey)
 
 
 def suggest_label(name: str, column: ColumnSurvey) -> Suggestion:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from geo_ray.base.errors import ConfigError
-from geo_ray.base.text import listed, nearest
+from geo_ray.base.text import listed, nearest_word
 from geo_ray.data.arrow_values import (
     TIME_FORMATS,
     Marks,
@@ -458,7 +458,7 @@ def require_columns(
     places = {key[1]: source.where for key, source in (written or {}).items()}
     hints = []
     for name in lost:
-        close = nearest(name, survey.names)
+        close = nearest_word(name, survey.names)
         remarks = [places[name]] if name in places else []
         remarks += [f"did you mean {close!r}?"] if close else []
         hints.append(f"{name!r}" + (f" ({'; '.join(remarks)})" if remarks else ""))

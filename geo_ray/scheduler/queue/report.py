@@ -14,7 +14,7 @@ from pydantic import Field
 
 from geo_ray.base.errors import QueueMissingError
 from geo_ray.base.model import StrictModel
-from geo_ray.base.tables import ShownModel
+from geo_ray.base.notebooks import ShownModel
 from geo_ray.base.text import counted
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.journal import EndedEntry, GoneEntry, QueueJournal, SeenEntry

@@ -23,7 +23,7 @@ from geo_ray.runtime.spec import RunSpec
 from geo_ray.scheduler.queue.job_spec import JobSpec
 from geo_ray.scheduler.queue.world import QueuedRun
 from geo_ray.simulator.run import simulate
-from geo_ray.sweep.outcome import Case, experiment_of, parse_variant
+from geo_ray.sweep.compare import Case, experiment_of, parse_variant
 from geo_ray.testing.run import checked, load
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from geo_ray.base.errors import ClusterStartError
-from geo_ray.lab.lab import Lab
-from geo_ray.lab.ray_nodes import RayOptions, environment_of, start_ray
+from geo_ray.lab.lab import Lab, RayOptions, environment_of, start_ray
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 from tests.support.lab_support import needs_lab
 

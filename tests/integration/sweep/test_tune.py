@@ -23,7 +23,7 @@ from geo_ray.base.load import load_tree
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.connect import ConnectedCluster
 from geo_ray.ray_cluster.local_cluster import LocalCluster
-from geo_ray.sweep.objective import FAILED
+from geo_ray.sweep.score import FAILED
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SMALL = [
@@ -179,7 +179,7 @@ def test_the_example_of_the_page_runs_on_a_cluster_of_its_own(
 def test_plain_tune_code_takes_the_trainable(connected: ConnectedCluster, tmp_path: Path) -> None:
     from ray import tune
 
-    from geo_ray.sweep import trainable
+    from geo_ray.sweep.ray_tune import trainable
 
     trial = trainable(QUICKSTART, SMALL)
     tuner = tune.Tuner(
@@ -236,7 +236,7 @@ def test_a_search_that_was_cut_off_goes_on_and_repeats_no_trial(
     )
     assert second.returncode == 0, second.stderr
     after = reports(out)
-    written = {each["drawn"]["optimizer.lr"]: values_of(each["reports"]) for each in ended}
+    written = {each["values"]["optimizer.lr"]: values_of(each["reports"]) for each in ended}
     assert written, "a trial that was told of was not written down"
     told = second.stderr.count("/4")
     assert told == 4 - len(written), "a trial was repeated"

@@ -16,7 +16,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.connect import ConnectedCluster
 from geo_ray.ray_cluster.placement import bundles_of, placed_in
 from geo_ray.runtime.spec import demands_of
-from geo_ray.sweep.tune import cluster_cpus
+from geo_ray.sweep.ray_tune import cluster_cpus
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,7 +12,7 @@ import geo_ray
 from geo_ray.api import check, compare, train, tune
 from geo_ray.api.check import check_run
 from geo_ray.base import output
-from geo_ray.sweep import tune as tuning_run
+from geo_ray.sweep import ray_tune as tuning_run
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 CONFIG = CONFIGS / "four_continents.yaml"

@@ -19,7 +19,6 @@ from click.testing import CliRunner, Result
 from geo_ray.api.train import name_run, resumed_run
 from geo_ray.base import errors
 from geo_ray.base.errors import every_class
-from geo_ray.base.errors_page import EXAMPLE, page
 from geo_ray.base.load import load_tree
 from geo_ray.base.yaml import parse_yaml
 from geo_ray.cli import main as entry
@@ -32,6 +31,7 @@ from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.storage.parts import write_part
 from geo_ray.telemetry.events import conform
+from geo_ray.testing.errors_page import EXAMPLE, page
 from tests.support.job_support import experiment
 from tests.support.observe_support import evaluation, started, write
 

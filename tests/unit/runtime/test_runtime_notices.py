@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 from geo_ray.runtime.actor_group import EVERY_S, DrainNotices
 
 NODES = {"a": "n1", "b": "n2"}
+
+
+def notices_from(ask: Any, where: Any = dict) -> DrainNotices:
+    return DrainNotices(SimpleNamespace(draining=ask, of_servers=where))
 
 
 def settled(notices: DrainNotices, now_s: float) -> list[str]:
@@ -21,7 +28,7 @@ def settled(notices: DrainNotices, now_s: float) -> list[str]:
 
 def test_a_drained_node_concerns_those_that_live_there() -> None:
     answers: list[dict[str, int]] = [{}, {"n2": 9000, "n7": 0}]
-    notices = DrainNotices(lambda: answers.pop(0))
+    notices = notices_from(partial(answers.pop, 0))
     assert settled(notices, 100.0) == []
     assert settled(notices, 100.0 + 0.9 * EVERY_S) == [], "it is not asked each time"
     assert settled(notices, 100.0 + EVERY_S) == ["b"]
@@ -35,7 +42,7 @@ def test_nobody_waits_for_a_control_service_that_is_gone() -> None:
         never.wait(10.0)
         raise ConnectionError("no control service")
 
-    notices = DrainNotices(ask)
+    notices = notices_from(ask)
     assert notices.concern(NODES, 0.0) == notices.concern(NODES, 50.0) == []
     never.set()
     assert settled(notices, 100.0) == []
@@ -44,7 +51,7 @@ def test_nobody_waits_for_a_control_service_that_is_gone() -> None:
 def test_a_region_is_gone_with_the_first_of_its_servers_machines() -> None:
     nodes: Mapping[str, int] = {"n2": 9000, "n3": 7000, "n4": 0}
     where = {"us": {"n1"}, "eu": {"n2", "n3"}, "asia": {"n4"}, "placing": set[str]()}
-    notices = DrainNotices(lambda: nodes, lambda: where)
+    notices = notices_from(lambda: nodes, lambda: where)
     assert notices.regions == {}
     assert settled(notices, 0.0) == ["b"]
     assert notices.regions == {"eu": 7.0, "asia": math.inf}
@@ -57,5 +64,5 @@ def test_nobody_is_asked_for_places_while_there_is_no_notice() -> None:
     def where() -> dict[str, set[str]]:
         raise AssertionError
 
-    notices = DrainNotices(dict, where)
+    notices = notices_from(dict, where)
     assert settled(notices, 0.0) == [] and notices.regions == {}

@@ -13,18 +13,21 @@ from geo_ray.base.errors import ConfigError
 from geo_ray.base.load import load_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.bill import Bill
-from geo_ray.sweep.compare import best_rate, goal_of, ordered, priced, row_of, spread
-from geo_ray.sweep.outcome import (
+from geo_ray.sweep.compare import (
     Case,
     CaseDirectory,
-    Outcome,
     Variant,
+    best_rate,
     experiment_of,
-    failed_outcome,
-    load_outcome,
+    goal_of,
+    ordered,
     parse_variant,
-    save_outcome,
+    priced,
+    row_of,
+    spread,
 )
+from geo_ray.sweep.runner import TrialsFile, run_trials
+from geo_ray.sweep.trial import Outcome, TrialSpec, failed_outcome
 from geo_ray.telemetry.summary import Target
 from geo_ray.telemetry.totals import SentUntil
 from tests.support.observe_support import events, started, wan
@@ -201,12 +204,18 @@ def test_wrong_arguments_are_refused_by_name(arguments, why, tmp_path: Path) -> 
     assert "--" not in str(caught.value) and not (tmp_path / "out").exists()
 
 
-def test_a_run_that_failed_is_an_outcome_that_can_be_kept_and_read(tmp_path):
+def test_a_run_that_failed_is_recorded_and_not_run_again(tmp_path, monkeypatch):
     text = (
         "name: run\ntask: {use: digits}\ndata: {generate: {}}\nregions: [{name: a}]\n"
         "strategy: {kind: bsp}\noptimizer: {kind: sgd}\ntrain: {steps: 1}\n"
     )
     experiment = load_text(text, [], Experiment, "run.yaml")
     failed = failed_outcome("bsp", 2.0, experiment, "loss is nan")
-    save_outcome(failed, tmp_path)
-    assert load_outcome(tmp_path, experiment) == failed
+    trial, file = TrialSpec("bsp", 2.0, experiment, tmp_path), TrialsFile(tmp_path / "trials.jsonl")
+    monkeypatch.setattr(TrialSpec, "measure", lambda *_: failed)
+    assert list(run_trials([trial], file, None)) == [failed]
+    monkeypatch.setattr(TrialSpec, "measure", lambda *_: pytest.fail("it was run again"))
+    assert list(run_trials([trial], file, None)) == [failed]
+    other = experiment.model_copy(update={"name": "other"})
+    with pytest.raises(pytest.fail.Exception, match="run again"):
+        list(run_trials([TrialSpec("bsp", 2.0, other, tmp_path)], file, None))

@@ -15,7 +15,7 @@ from geo_ray.api.run import metric_table
 from geo_ray.base.load import load_tree
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.sweep.compare import Comparison, ordered, result_table, row_of, standing, write_page
-from geo_ray.sweep.outcome import Outcome, Point, outcome_of
+from geo_ray.sweep.trial import Outcome, Point, outcome_of
 from geo_ray.telemetry.charts import AXES
 from geo_ray.telemetry.columns import record
 from geo_ray.telemetry.html_page import STYLE

@@ -24,7 +24,7 @@ from geo_ray.sweep.loss import (
     opened,
     still_to_do,
 )
-from geo_ray.sweep.outcome import Outcome, failed_outcome
+from geo_ray.sweep.trial import Outcome, failed_outcome
 
 TEXT = """
 name: trial

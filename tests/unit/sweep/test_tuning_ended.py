@@ -12,9 +12,10 @@ import pytest
 
 from geo_ray.api.tune import plan_of
 from geo_ray.base.errors import TuningDirectoryError
-from geo_ray.sweep import tune
-from geo_ray.sweep.search import add_ended, read_ended
-from geo_ray.sweep.tune import TUNE_FOLDER, SearchPlan, search
+from geo_ray.sweep import ray_tune
+from geo_ray.sweep.ray_tune import TUNE_FOLDER, SearchPlan
+from geo_ray.sweep.runner import TrialsFile
+from geo_ray.sweep.tune import search
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "tune.yaml"
 
@@ -39,7 +40,7 @@ def test_sigterm_while_the_cluster_starts_leaves_nothing(
             ended.append("the cluster is down")
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(tune, "_cluster", cluster)
+    monkeypatch.setattr(ray_tune, "_cluster", cluster)
     with pytest.raises(KeyboardInterrupt):
         search(plan, lambda text: None)
     assert not plan.out.exists() and signal.getsignal(signal.SIGTERM) is before
@@ -61,8 +62,8 @@ def test_what_trials_have_told_is_kept(plan: SearchPlan, monkeypatch: pytest.Mon
             (plan.out / TUNE_FOLDER).mkdir()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(tune, "_cluster", cluster)
-    monkeypatch.setattr(tune, "_tuner", lambda *_: Tuner())
+    monkeypatch.setattr(ray_tune, "_cluster", cluster)
+    monkeypatch.setattr(ray_tune, "_tuner", lambda *_: Tuner())
     with pytest.raises(KeyboardInterrupt):  # of Ctrl-C, which Ray Tune itself handles
         search(plan, lambda text: None)
     assert (plan.out / TUNE_FOLDER).is_dir()
@@ -79,8 +80,9 @@ def test_a_directory_that_was_there_stays(
 
 def test_a_torn_line_costs_no_trial_but_its_own(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
-    add_ended(path, {"lr": 0.1}, [{"loss": 1.0}])
-    path.write_bytes(path.read_bytes() + b'{"drawn": {"lr": 0.')
+    file = TrialsFile(path)
+    file.add({"lr": 0.1}, [{"loss": 1.0}])
+    path.write_bytes(path.read_bytes() + b'{"values": {"lr": 0.')
     for lr in (0.3, 0.4):
-        add_ended(path, {"lr": lr}, [{"loss": 1.0}])
-    assert [trial.drawn["lr"] for trial in read_ended(path, ["lr"]).values()] == [0.1, 0.3, 0.4]
+        file.add({"lr": lr}, [{"loss": 1.0}])
+    assert [trial.values["lr"] for trial in file.read(["lr"]).values()] == [0.1, 0.3, 0.4]

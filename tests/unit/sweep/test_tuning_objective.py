@@ -21,8 +21,21 @@ from geo_ray.api.tune import plan_of
 from geo_ray.base.errors import GeoRayError, SearchMissingError, from_code
 from geo_ray.base.load import load_tree
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.sweep.objective import FAILED, UNREACHED, Goal, Standing, score, usd_of
-from geo_ray.sweep.result import (
+from geo_ray.sweep.ray_tune import BaseKeptAsha, BaseKeptPbt, check_installed
+from geo_ray.sweep.score import (
+    FAILED,
+    UNREACHED,
+    Goal,
+    Standing,
+    TrialWatch,
+    report_of,
+    score,
+    usd_of,
+)
+from geo_ray.sweep.search_config import PricesConfig, SearchConfig
+from geo_ray.sweep.space import base_of
+from geo_ray.sweep.tune import (
+    SearchResult,
     TrialPoint,
     TrialRow,
     Tuning,
@@ -32,13 +45,9 @@ from geo_ray.sweep.result import (
     save_tuning,
     summary_text,
     tuning_table,
+    write_best,
     write_tuning_page,
 )
-from geo_ray.sweep.search import BaseKeptAsha, BaseKeptPbt, check_installed
-from geo_ray.sweep.search_config import PricesConfig, SearchConfig
-from geo_ray.sweep.space import base_of
-from geo_ray.sweep.trial import TrialWatch, report_of
-from geo_ray.sweep.tune import SearchResult, write_best
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.summary import Target
 
@@ -130,24 +139,25 @@ def test_a_run_is_followed_by_its_events() -> None:
     target = "train.target={metric: loss, value: 0.2, direction: at_most}"
     experiment = load_tree(CONFIG, [target], Experiment)
     prices = PricesConfig(worker_usd_per_h=dict.fromkeys(experiment.region_names, 0.9))
-    told: list[Standing] = []
-    watch = TrialWatch(experiment, prices, lambda standing, _: told.append(standing))
-    for each in (
-        event("step", 1.0, region="us", samples=16, loss=1.0),
-        evaluation(2.0, 0.1, region="us"),
-        evaluation(2.5, 0.5),
-        event("step", 3.0, region="us", samples=16, loss=0.9),
-        evaluation(4.0, 0.15),
-        evaluation(5.0, 0.3),
-    ):
+    watch = TrialWatch(experiment, prices)
+    fed = [
         watch.feed(each)
+        for each in (
+            event("step", 1.0, region="us", samples=16, loss=1.0),
+            evaluation(2.0, 0.1, region="us"),
+            evaluation(2.5, 0.5),
+            event("step", 3.0, region="us", samples=16, loss=0.9),
+            evaluation(4.0, 0.15),
+            evaluation(5.0, 0.3),
+        )
+    ]
+    told = [standing for standing in fed if standing is not None]
     assert [standing.time_s for standing in told] == [2.5, 4.0, 5.0], "those of all regions"
     assert [standing.samples for standing in told] == [16, 32, 32]
     assert [standing.reached_s for standing in told] == [None, 4.0, 4.0], "the first time counts"
     assert told[-1].reached_usd == pytest.approx(4 * 0.9 * 4.0 / 3600)
-    goes_on = TrialWatch(experiment, prices, lambda standing, _: told.append(standing), told[0])
-    goes_on.feed(evaluation(1.0, 0.1))
-    assert told[-1].time_s == told[-1].reached_s == 3.5, "on top of what was before"
+    later = TrialWatch(experiment, prices, told[0]).feed(evaluation(1.0, 0.1))
+    assert later is not None and later.time_s == later.reached_s == 3.5, "after what was before"
 
 
 def test_ray_tune_is_told_finite_numbers_only() -> None:
@@ -264,9 +274,8 @@ def test_the_best_finds_its_files_from_where_it_lies(tmp_path: Path) -> None:
     home, away = tmp_path / "home", tmp_path / "away"
     home.mkdir()
     away.mkdir()
-    task = CONFIG.parents[1] / "geo_ray" / "starters" / "own" / "my_task.py.in"
-    own = sorted((CONFIG.parents[1] / "geo_ray" / "starters").rglob("*task*.py.in"))
-    source = task if task.exists() else own[0]
+    starters = CONFIG.parents[1] / "geo_ray" / "cli" / "starters"
+    source = sorted(starters.rglob("*task*.py.in"))[0]
     (home / "mine.py").write_text(source.read_text())
     name = re.findall(r"class (\w+)", source.read_text())[-1]
     (home / "base.yaml").write_text(
@@ -280,7 +289,7 @@ def test_the_best_finds_its_files_from_where_it_lies(tmp_path: Path) -> None:
 
 
 def test_a_search_that_is_not_installed_says_what_to_install(monkeypatch: Any) -> None:
-    monkeypatch.setattr("geo_ray.sweep.search.find_spec", lambda _: None)
+    monkeypatch.setattr("geo_ray.sweep.ray_tune.find_spec", lambda _: None)
     with pytest.raises(SearchMissingError, match="optuna is not installed") as caught:
         check_installed(SearchConfig(kind="optuna"))
     assert "pip install optuna" in caught.value.fix
@@ -311,7 +320,7 @@ def test_a_trial_that_diverged_is_never_first_whatever_its_score() -> None:
 def test_a_training_loss_that_exploded_is_divergence(
     losses: list[float | None], diverged: bool
 ) -> None:
-    watch = TrialWatch(load_tree(CONFIG, (), Experiment), None, lambda standing, event: None)
+    watch = TrialWatch(load_tree(CONFIG, (), Experiment), None)
     for number, loss in enumerate(losses, start=1):
         for region in ("us-east", "eu-west"):
             steps = {"region": region, "step": number, "samples": 8, "loss": loss}

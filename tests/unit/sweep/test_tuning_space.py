@@ -18,8 +18,8 @@ from geo_ray.api.tune import plan_of, tune
 from geo_ray.base.errors import ClusterStartError, ConfigError, TuningDirectoryError
 from geo_ray.base.load import load_tree, text_of
 from geo_ray.cli.tune import tune as tune_command
-from geo_ray.sweep.objective import FAILED
-from geo_ray.sweep.search import param_space, schedule_of, search_of, trial_count
+from geo_ray.sweep.ray_tune import param_space, schedule_of, search_of, trial_count
+from geo_ray.sweep.score import FAILED
 from geo_ray.sweep.search_config import Domain, TuningConfig
 from geo_ray.sweep.space import Base, Space, base_of
 
@@ -340,7 +340,7 @@ def test_errors_of_the_cluster_name_the_keys_of_a_search(
             f"the local cluster was not up (cluster.start_timeout_s):\n{log}", fix=fix
         )
 
-    monkeypatch.setattr("geo_ray.ray_cluster.connect.connect", refuse)
+    monkeypatch.setattr("geo_ray.sweep.ray_tune.connect", refuse)
     with pytest.raises(ClusterStartError) as caught:
         tune(file_of({"strategy.interval": {"randint": [1, 8]}}), out=tmp_path / "out")
     assert caught.value.message == (

@@ -1,6 +1,6 @@
 """The page `docs/errors.md`, made from the error classes.
 
-``python -m geo_ray.base.errors_page docs/errors.md`` writes it; a test holds the file against
+``python -m geo_ray.testing.errors_page docs/errors.md`` writes it; a test holds the file against
 `page`.
 """
 
@@ -43,7 +43,7 @@ def _head(roots: list[type[GeoRayError]]) -> str:
     chapters = "; ".join(f"{kind.exit_code} {kind.chapter}" for kind in roots)
     return "\n\n".join(
         [
-            "<!-- Written by geo_ray/base/errors_page.py from the error classes: edit those. -->",
+            "<!-- Written by geo_ray/testing/errors_page.py from the error classes. -->",
             "# Errors",
             _filled(
                 "Every error of geo_ray has a stable code, a process exit code and a remedy. The "
