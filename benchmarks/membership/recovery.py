@@ -186,7 +186,7 @@ class Recovery:
         assert isinstance(self._cluster, LocalCluster)
         if self._role == "driver":
             nodes = [None, *REGIONS]
-            return [pid for node in nodes for pid in self._cluster.actor_pids(node, "RunActor")]
+            return [pid for node in nodes for pid in self._cluster.actor_pids(node, "RunLoopActor")]
         actor, region = ACTORS[self._role]
         if self._role == "server":
             region = (SECOND, THIRD)[number]

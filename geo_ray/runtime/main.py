@@ -1,6 +1,6 @@
 """A run from start to end: the only run loop.
 
-It has two hosts: `RunActor`, which a supervisor restarts, and a Tune trial, whose processes end
+It has two hosts: `RunLoopActor`, which a supervisor restarts, and a Tune trial, whose processes end
 with it. Reading order: `run`, `run_start.started` or `attach.attached`, `train`,
 `Controller.run`, `run_finish.finish`.
 """

@@ -1,6 +1,6 @@
 """The host of a run's loop on a cluster: an actor that its supervisor starts and restarts.
 
-`RunActor` executes the user's code, so it may die at any time. `SupervisedLauncher` is its client
+`RunLoopActor` executes the user's code, so it may die at any time. `SupervisedLauncher` is its client
 of the supervisor, which owns everything that must outlive it.
 """
 
@@ -117,7 +117,7 @@ class RunEnd:
     error: BaseException | None = None
 
 
-class RunActor:
+class RunLoopActor:
     """Drives one run in a process of the cluster.
 
     Args:
@@ -217,7 +217,7 @@ class RunActor:
 class _Forward(logging.Handler):
     """Passes warnings of this library to the watchers of a run."""
 
-    def __init__(self, actor: RunActor) -> None:
+    def __init__(self, actor: RunLoopActor) -> None:
         super().__init__(logging.WARNING)
         self._actor = actor
 

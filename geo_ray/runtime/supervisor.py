@@ -35,7 +35,7 @@ from geo_ray.ray_cluster.placement import PlacedRegion, remove
 from geo_ray.ray_cluster.ray_internals import actor_id
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runtime.launcher import Kept, OwnProcesses, ProcessOrder, RunBook
-from geo_ray.runtime.run_actor import RunActor, RunEnd, RunOrder, StartWait, Wishes
+from geo_ray.runtime.run_actor import RunEnd, RunLoopActor, RunOrder, StartWait, Wishes
 from geo_ray.telemetry.summary import Summary
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SignedCertificate
@@ -376,7 +376,7 @@ class Supervisor:
             self._has_trained, self._beat_s = False, time.monotonic()
         runtime = ray.get_runtime_context()
         here = NodeAffinitySchedulingStrategy(runtime.get_node_id(), soft=False)
-        kind = ray.remote(RunActor).options(
+        kind = ray.remote(RunLoopActor).options(
             num_cpus=0, max_restarts=0, max_concurrency=1, scheduling_strategy=here
         )
         self._actor = kind.remote(runtime.current_actor, self._order, self._attempt)

@@ -18,7 +18,7 @@ from geo_ray.runs.lease import LEASE_KEY, LeaseRecord, decode_record
 from tests.support.train_support import eventually, experiment_of
 
 ACTORS = (
-    b"ray::RunActor",
+    b"ray::RunLoopActor",
     b"ray::Supervisor",
     b"ray::WorkerA",
     b"ray::PrimaryA",
