@@ -1,7 +1,7 @@
 """The host of a run's loop on a cluster: an actor that its supervisor starts and restarts.
 
-`RunLoopActor` executes the user's code, so it may die at any time. `SupervisedLauncher` is its client
-of the supervisor, which owns everything that must outlive it.
+`RunLoopActor` executes the user's code, so it may die at any time. `SupervisedLauncher` is its
+client of the supervisor, which owns everything that must outlive it.
 """
 
 from __future__ import annotations
