@@ -45,6 +45,7 @@ from geo_ray.cloud.cluster.state import ClusterState
 from geo_ray.cloud.local import LocalProvider, write_catalog
 from geo_ray.cloud.provider import MachineProvider, MachineState
 from geo_ray.cloud.terraform import read_stack
+from geo_ray.runs.lease import Unfenced
 from tests.support.cloud_servers import as_caller
 from tests.support.cluster_support import (
     RUN,
@@ -137,7 +138,7 @@ class KilledCluster:
                 Work(),
                 Journal(MortalStore(self.state.store(), self.reaper), self.epoch),  # type: ignore[arg-type]
                 record.name,
-                lambda: None,
+                Unfenced(),
             )
         self.loop.tick(time.time())
 

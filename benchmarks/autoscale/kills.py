@@ -31,6 +31,7 @@ from geo_ray.cloud.backtest.simulated_cloud import (
 )
 from geo_ray.cloud.provider import LaunchFailure, LaunchRequest, Machine, Market, Pool, Stock
 from geo_ray.experiment.autoscale import AutoscaleConfig, CalmConfig, RetryConfig
+from geo_ray.runs.lease import Unfenced
 from geo_ray.storage.conditional_store import StoredValue
 
 CLUSTER = "killed"
@@ -248,7 +249,7 @@ class MortalCluster:
         journal = Journal(MortalStore(self.store, reaper, self.trouble), self.epoch)
         nodes = TroubledNodes(self.world, self.trouble)
         return Reconciler(
-            policy, self.target, provider, nodes, self.world, journal, CLUSTER, lambda: None
+            policy, self.target, provider, nodes, self.world, journal, CLUSTER, Unfenced()
         )
 
     def follow(self, target: ClusterTarget) -> None:

@@ -64,6 +64,7 @@ from geo_ray.ray_cluster import ray_internals
 from geo_ray.ray_cluster.labels import MACHINE_LABEL
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.ray_cluster.settings import AUTH_TOKEN_PATH, driver_environment
+from geo_ray.runs.lease import Unfenced
 from geo_ray.storage.conditional_store import LocalConditionalStore
 
 TIMES = 400.0  # a day's hour lasts 9 s
@@ -146,7 +147,7 @@ def simulated(day: Day, start_s: float, end_s: float) -> tuple[float, float, int
     loop = Reconciler(
         AutoscalePolicy(day.config, CLUSTER),
         *(day.target, cloud, world, Work(), Journal(MemoryStore(), 1), CLUSTER),
-        fence=lambda: None,
+        fence=Unfenced(),
     )
     while clock.now_s() < _BEGINS_S:
         loop.tick(clock.now_s())

@@ -14,12 +14,12 @@ from random import Random
 
 from benchmarks.network_models.shared_links import Flows
 from geo_ray.simulator.clock import Scheduler
-from geo_ray.transport.upload_helpers import HelperScheduler
 from geo_ray.transport.uploads import (
     Decision,
     Drop,
     Gather,
     Grant,
+    HelperScheduler,
     Take,
     TransfersConfig,
     UploadRequest,

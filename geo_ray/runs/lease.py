@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from pydantic import Field, ValidationError
 
@@ -291,6 +291,24 @@ def _started(pid: int) -> str | None:
 
 _RENEWALS: Final = 5  # within a life
 _log = logging.getLogger(__name__)
+
+
+class Fence(Protocol):
+    """Tells a holder that another one may act."""
+
+    def check(self) -> None:
+        """Return if nobody else can act now.
+
+        Raises:
+            LeaseLostError: another holder may act.
+        """
+
+
+class Unfenced:
+    """A `Fence` where nobody else can act: a simulation, or a single process."""
+
+    def check(self) -> None:
+        """See `Fence.check`."""
 
 
 class LeaseKeeper:

@@ -63,7 +63,7 @@ class Bridge:
         self._closed = False
         self.copies = CopyTransfer(endpoint.send)
         own = {"failed": self._on_failed}
-        self._routes = joined(path.routes(), path.stage.routes, self.copies.routes(), own)
+        self._routes = joined(path.routes(), path.stage.routes(), self.copies.routes(), own)
         failure.listen(self._tell)
         self._placed, self._asked = PlacedReplies(), AskedOnce()
 

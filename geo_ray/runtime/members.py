@@ -32,22 +32,22 @@ from geo_ray.runtime.regions import (
     AveragerSeen,
     CallOff,
     Drained,
-    Drop,
+    DropRegion,
     Event,
     JoinEnded,
     Lose,
     MemberPolicy,
+    MembershipState,
     MoveAverager,
     MoveWanted,
     Noticed,
     RegionGone,
     Regions,
-    RegionState,
     Release,
     ReportDead,
     Requested,
+    RunSituation,
     Say,
-    Situation,
     Start,
     TimePassed,
     ViewSeen,
@@ -158,7 +158,7 @@ class Members:
     def keeps_workers(self, region: str) -> bool:
         """Whether workers of a region that is lost now will be needed where they are."""
         known = self.regions[region]
-        goes = known.stays_away or known.state is RegionState.DRAINING
+        goes = known.stays_away or known.state is MembershipState.DRAINING
         return self.policy.brings_back and not goes and region not in self.notices.regions
 
     def leaves_on_notice(self, region: str) -> bool:
@@ -196,9 +196,9 @@ class Members:
 
     # -------------------------------------------------------------- events and actions
 
-    def _now(self) -> Situation:
+    def _now(self) -> RunSituation:
         actors = self.actors
-        return Situation(
+        return RunSituation(
             time.monotonic(),
             actors.home.region,
             actors.standby,
@@ -249,7 +249,7 @@ class Members:
                 loop.lose_region(region, cause)
             case Release(region):
                 actors.release(region)
-            case Drop(region):
+            case DropRegion(region):
                 loop.drop_region(region)
             case Drained(region, cause):
                 loop.emit("region_drained", region=region, cause=cause)

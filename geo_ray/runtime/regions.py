@@ -1,7 +1,7 @@
 """The regions of a run: a state for each, and the pure function that decides what happens next.
 
 `Regions.next` takes one event and returns the actions that follow from it; `Members` carries them
-out. It has no clock and no actors: the present is a `Situation`.
+out. It has no clock and no actors: the present is a `RunSituation`.
 
 Rules. A request that cannot succeed is refused at once with its reason. A region whose servers get
 a termination notice drains at once, and is dropped `AT_ONCE_S` before the machine goes. A lost
@@ -31,7 +31,7 @@ LONGEST_S: Final = 320.0
 _MOVE_S: Final = 5.0  # until the averager is asked to move again
 
 
-class RegionState(StrEnum):
+class MembershipState(StrEnum):
     """See `REGION`."""
 
     ABSENT = "absent"
@@ -46,32 +46,32 @@ RegionEvent = Literal[
     "lose", "give_up",
 ]  # fmt: skip
 
-REGION: Final[StateTable[RegionState, RegionEvent]] = StateTable(
+REGION: Final[StateTable[MembershipState, RegionEvent]] = StateTable(
     name="Region of a run",
     states={
-        RegionState.ABSENT: "It takes no part, and joins only when it is asked to.",
-        RegionState.JOINING: "Its processes start, or it copies the state of a member.",
-        RegionState.MEMBER: "It trains.",
-        RegionState.DRAINING: "It trains until the next reconfiguration point, and leaves there; "
-        "if it hosts the averager, that moves first.",
-        RegionState.LOST: "It ended without being asked to, and can be brought back.",
+        MembershipState.ABSENT: "It takes no part, and joins only when it is asked to.",
+        MembershipState.JOINING: "Its processes start, or it copies the state of a member.",
+        MembershipState.MEMBER: "It trains.",
+        MembershipState.DRAINING: "It trains until the next reconfiguration point, and leaves "
+        "there; if it hosts the averager, that moves first.",
+        MembershipState.LOST: "It ended without being asked to, and can be brought back.",
     },
     moves={
-        (RegionState.ABSENT, "start"): RegionState.JOINING,
-        (RegionState.LOST, "start"): RegionState.JOINING,
-        (RegionState.LOST, "give_up"): RegionState.ABSENT,
-        (RegionState.JOINING, "join"): RegionState.MEMBER,
-        (RegionState.JOINING, "call_off"): RegionState.ABSENT,
-        (RegionState.JOINING, "fail_return"): RegionState.LOST,
-        (RegionState.MEMBER, "drain"): RegionState.DRAINING,
-        (RegionState.MEMBER, "lose"): RegionState.LOST,
-        (RegionState.MEMBER, "give_up"): RegionState.ABSENT,
-        (RegionState.MEMBER, "leave"): RegionState.ABSENT,
-        (RegionState.DRAINING, "stay"): RegionState.MEMBER,
-        (RegionState.DRAINING, "leave"): RegionState.ABSENT,
-        (RegionState.DRAINING, "leave_on_notice"): RegionState.LOST,
-        (RegionState.DRAINING, "lose"): RegionState.LOST,
-        (RegionState.DRAINING, "give_up"): RegionState.ABSENT,
+        (MembershipState.ABSENT, "start"): MembershipState.JOINING,
+        (MembershipState.LOST, "start"): MembershipState.JOINING,
+        (MembershipState.LOST, "give_up"): MembershipState.ABSENT,
+        (MembershipState.JOINING, "join"): MembershipState.MEMBER,
+        (MembershipState.JOINING, "call_off"): MembershipState.ABSENT,
+        (MembershipState.JOINING, "fail_return"): MembershipState.LOST,
+        (MembershipState.MEMBER, "drain"): MembershipState.DRAINING,
+        (MembershipState.MEMBER, "lose"): MembershipState.LOST,
+        (MembershipState.MEMBER, "give_up"): MembershipState.ABSENT,
+        (MembershipState.MEMBER, "leave"): MembershipState.ABSENT,
+        (MembershipState.DRAINING, "stay"): MembershipState.MEMBER,
+        (MembershipState.DRAINING, "leave"): MembershipState.ABSENT,
+        (MembershipState.DRAINING, "leave_on_notice"): MembershipState.LOST,
+        (MembershipState.DRAINING, "lose"): MembershipState.LOST,
+        (MembershipState.DRAINING, "give_up"): MembershipState.ABSENT,
     },
 )
 
@@ -139,7 +139,7 @@ class Region:
     """
 
     name: str
-    state: RegionState = REGION.initial
+    state: MembershipState = REGION.initial
     stays_away: bool = False
     is_on_notice: bool = False
     is_dead: bool = False
@@ -153,7 +153,7 @@ class Region:
     @property
     def is_here(self) -> bool:
         """Whether it trains."""
-        return self.state in (RegionState.MEMBER, RegionState.DRAINING)
+        return self.state in (MembershipState.MEMBER, MembershipState.DRAINING)
 
     @property
     def is_lost(self) -> bool:
@@ -163,7 +163,7 @@ class Region:
     @property
     def is_leaving(self) -> bool:
         """Whether it leaves at the next reconfiguration point."""
-        return self.state is RegionState.DRAINING and self.move_asked_s is None
+        return self.state is MembershipState.DRAINING and self.move_asked_s is None
 
     def move(self, event: RegionEvent) -> None:
         """Change the state.
@@ -172,9 +172,9 @@ class Region:
             InvariantError: the event is not possible in this state.
         """
         self.state = REGION.after(self.state, event)
-        if self.state is not RegionState.JOINING:
+        if self.state is not MembershipState.JOINING:
             self.is_starting = False
-        if self.state is not RegionState.DRAINING:
+        if self.state is not MembershipState.DRAINING:
             self.is_on_notice = False
 
 
@@ -182,7 +182,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RunSituation:
     """The present, as far as decisions depend on it.
 
     Attributes:
@@ -226,7 +226,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class AveragerSeen:
-    """The averager lives where `Situation` says: it may have moved, or must be asked to."""
+    """The averager lives where `RunSituation` says: it may have moved, or must be asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropRegion:
     """Continue without a region that has left."""
 
     region: str
@@ -376,7 +376,7 @@ Action = (
     | ReportDead
     | Lose
     | Release
-    | Drop
+    | DropRegion
     | Drained
 )
 
@@ -522,7 +522,7 @@ class Regions:
         self._policy = policy
         self._regions: dict[str, Region] = {}
         for name in (*policy.experiment.region_names, *present):
-            state = RegionState.MEMBER if name in present else RegionState.ABSENT
+            state = MembershipState.MEMBER if name in present else MembershipState.ABSENT
             self._regions[name] = Region(name, state)
 
     def __getitem__(self, name: str) -> Region:
@@ -532,7 +532,7 @@ class Regions:
     def __iter__(self) -> Iterator[Region]:
         return iter(self._regions.values())
 
-    def in_state(self, *states: RegionState) -> list[str]:
+    def in_state(self, *states: MembershipState) -> list[str]:
         """Return the names of the regions in any of these states."""
         return [each.name for each in self if each.state in states]
 
@@ -588,11 +588,11 @@ class Regions:
         for name in lost:
             region = self[name]
             region.is_dead, region.is_awaited = True, name not in unawaited
-            region.state = RegionState.ABSENT if region.stays_away else RegionState.LOST
+            region.state = MembershipState.ABSENT if region.stays_away else MembershipState.LOST
             actions += self._bring_back(region, now_s)
         return actions
 
-    def next(self, event: Event, now: Situation) -> list[Action]:
+    def next(self, event: Event, now: RunSituation) -> list[Action]:
         """Change the states of regions as an event demands.
 
         Args:
@@ -628,16 +628,18 @@ class Regions:
 
     # -------------------------------------------------------------- requests and notices
 
-    def _request(self, request: MemberRequest, view: View | None, now: Situation) -> list[Action]:
+    def _request(
+        self, request: MemberRequest, view: View | None, now: RunSituation
+    ) -> list[Action]:
         verb, name = request.verb, request.region
         accepted = Answer(verb, name, request.id)
-        is_coming = name in {*self.in_state(RegionState.JOINING), *self.awaited}
+        is_coming = name in {*self.in_state(MembershipState.JOINING), *self.awaited}
         if verb == "remove" and is_coming:
             return [accepted, *self._keep_away(self[name])]
-        leaving = set(self.in_state(RegionState.DRAINING))
+        leaving = set(self.in_state(MembershipState.DRAINING))
         if verb == "remove":
             leaving.discard(name)
-        here = self.in_state(RegionState.MEMBER, RegionState.DRAINING)
+        here = self.in_state(MembershipState.MEMBER, MembershipState.DRAINING)
         # The view may not know of a loss yet.
         members = [
             each
@@ -647,7 +649,7 @@ class Regions:
         why = self._policy.refusal(
             request,
             members,
-            {*self.in_state(RegionState.JOINING), *leaving},
+            {*self.in_state(MembershipState.JOINING), *leaving},
             home=now.home,
             standby=now.standby,
             is_ending=now.is_ending,
@@ -671,20 +673,20 @@ class Regions:
         if region.is_starting:
             actions.append(CallOff(region.name, f"region '{region.name}' was asked to be removed"))
         else:
-            region.move("call_off" if region.state is RegionState.JOINING else "give_up")
+            region.move("call_off" if region.state is MembershipState.JOINING else "give_up")
         does_not = "is not brought back" if region.is_dead else "does not join"
         return [*actions, Say(f"region '{region.name}' {does_not}")]
 
-    def _heed(self, left_s: Mapping[str, float], now: Situation) -> list[Action]:
+    def _heed(self, left_s: Mapping[str, float], now: RunSituation) -> list[Action]:
         """Regions drain whose servers are on machines that will be gone."""
         if now.is_ending:
             return []
-        here = self.in_state(RegionState.MEMBER, RegionState.DRAINING)
+        here = self.in_state(MembershipState.MEMBER, MembershipState.DRAINING)
         # Ray starts nothing on such a machine any more: who starts there needs another place.
         actions: list[Action] = [
             Release(name) for name in left_s if name not in here and not self[name].is_starting
         ]
-        leaving = self.in_state(RegionState.DRAINING)
+        leaving = self.in_state(MembershipState.DRAINING)
         answers = leave_on_notice(left_s, here, leaving, self.needed(now))
         late = [name for name, answer in answers.items() if answer == "lose"]
         if late:  # the averager may move with one of them: the others drain afterwards
@@ -696,12 +698,12 @@ class Regions:
             self[name].is_on_notice = True
         return actions
 
-    def needed(self, now: Situation) -> list[str]:
+    def needed(self, now: RunSituation) -> list[str]:
         """Return the regions here that cannot leave."""
-        here = self.in_state(RegionState.MEMBER, RegionState.DRAINING)
+        here = self.in_state(MembershipState.MEMBER, MembershipState.DRAINING)
         return [name for name in here if not self._policy.may_change or name in now.needed]
 
-    def _drain(self, region: Region, now: Situation) -> list[Action]:
+    def _drain(self, region: Region, now: RunSituation) -> list[Action]:
         region.move("drain")
         if region.name != now.home:
             return self._ask_to_leave(region)
@@ -714,32 +716,32 @@ class Regions:
 
     # -------------------------------------------------------------- time and views
 
-    def _pass_time(self, now: Situation) -> None:
+    def _pass_time(self, now: RunSituation) -> None:
         if now.is_ending:
             return
         for region in self:
-            if region.state is RegionState.LOST and region.backoff.take(now.now_s):
+            if region.state is MembershipState.LOST and region.backoff.take(now.now_s):
                 region.move("start")
 
-    def _move_averager(self, region: Region, now: Situation) -> list[Action]:
+    def _move_averager(self, region: Region, now: RunSituation) -> list[Action]:
         """Out of a region: its standby takes over, as if its bridge had died."""
         asked_s = region.move_asked_s
         if asked_s is None:
             return []
         if now.is_ending:
             region.move_asked_s = None
-            if region.state is RegionState.DRAINING:
+            if region.state is MembershipState.DRAINING:
                 region.move("stay")
         elif region.name != now.home:
             region.move_asked_s = None
-            if region.state is RegionState.DRAINING:
+            if region.state is MembershipState.DRAINING:
                 return self._ask_to_leave(region)
         elif now.is_standby_up and now.now_s - asked_s >= _MOVE_S:
             region.move_asked_s = now.now_s
             return [MoveAverager(region.name)]
         return []
 
-    def _see(self, view: View, busy: Collection[str], now: Situation) -> list[Action]:
+    def _see(self, view: View, busy: Collection[str], now: RunSituation) -> list[Action]:
         actions: list[Action] = []
         for name in view.left:
             if self[name].is_here and name not in busy:
@@ -753,7 +755,7 @@ class Regions:
             # A request that came while another change was pending was lost; twice is once.
             actions.append(AskToLeave(waiting[0]))
         for region in self:
-            if region.state is RegionState.JOINING and not region.is_starting:
+            if region.state is MembershipState.JOINING and not region.is_starting:
                 if now.is_ending:
                     region.move("fail_return" if region.is_lost else "call_off")
                 else:
@@ -761,9 +763,9 @@ class Regions:
                     actions.append(Start(region.name))
         return actions
 
-    def _leave(self, region: Region, now: Situation) -> list[Action]:
+    def _leave(self, region: Region, now: RunSituation) -> list[Action]:
         """A region has left with all that it had computed."""
-        actions: list[Action] = [Drop(region.name), Say("")]
+        actions: list[Action] = [DropRegion(region.name), Say("")]
         if not region.is_on_notice:
             region.move("leave")
             region.stays_away = True
@@ -775,8 +777,8 @@ class Regions:
 
     # -------------------------------------------------------------- losses and joins
 
-    def _lose(self, region: Region, now: Situation, *, has_notice: bool) -> list[Action]:
-        if region.state is RegionState.DRAINING and not region.is_on_notice:
+    def _lose(self, region: Region, now: RunSituation, *, has_notice: bool) -> list[Action]:
+        if region.state is MembershipState.DRAINING and not region.is_on_notice:
             region.stays_away = True
         region.is_dead = region.is_awaited = True
         region.move_asked_s = None
@@ -791,7 +793,7 @@ class Regions:
         when = "now" if wait_s == 0 else f"in {wait_s:.0f} s"
         return [Say(f"region '{region.name}' is to be brought back {when}")]
 
-    def _follow(self, now: Situation) -> list[Action]:
+    def _follow(self, now: RunSituation) -> list[Action]:
         """The averager has moved: the one before may not have passed losses on."""
         actions: list[Action] = [ReportDead(each.name) for each in self if each.is_dead]
         home = self[now.home]
@@ -803,7 +805,7 @@ class Regions:
                 actions.append(Answer("drain", home.name, refusal=why))
         return actions
 
-    def _end_join(self, region: Region, now: Situation, *, has_joined: bool) -> list[Action]:
+    def _end_join(self, region: Region, now: RunSituation, *, has_joined: bool) -> list[Action]:
         if has_joined:
             region.move("join")
             region.is_dead = region.stays_away = False

@@ -39,9 +39,9 @@ class ReplanPolicy:
     Rule: once others take part than those that the run was planned for last, and they have been the
     same for `settle_s`, and it was not planned anew within `apart_s`. So a region that comes and
     goes has the run planned at most once in `apart_s`. Whether the new plan is worth anything is
-    decided by its gain (`geo_ray.planner.replan`: 5 % of what is left, the change paid).
+    decided by its gain (`geo_ray.runs.replanning`: 5 % of what is left, the change paid).
 
-    Source: ours; hysteresis as in `geo_ray.planner.replan`.
+    Source: ours; hysteresis as in `geo_ray.runs.replanning`.
 
     Attributes:
         settle_s: how long others must have taken part.

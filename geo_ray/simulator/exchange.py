@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -55,6 +55,28 @@ from geo_ray.transport.wire.fields import Meta
 _TICK_S: Final = 0.01  # datagrams of one tick arrive together
 
 
+class ExchangeHost(Protocol):
+    """The simulated run, as the ways of updates use it."""
+
+    def ship(self, name: str, update: UpdateMessage) -> float:
+        """Send an update of a region; return when it arrives."""
+
+    def take_in(self, update: UpdateMessage) -> None:
+        """Let the averager take in an update."""
+
+    def deliver(self, reply: ReplyMessage) -> None:
+        """Hand a region its answer."""
+
+    def skip(self, region: str, epoch: int, seq: int) -> None:
+        """Let the averager answer an update without taking it in."""
+
+    def version(self) -> int:
+        """Commits of the averager so far."""
+
+    def is_done(self, name: str) -> bool:
+        """Whether a region has ended its training."""
+
+
 @dataclass(slots=True)
 class _Flow:
     update: UpdateMessage
@@ -66,7 +88,6 @@ class _Flow:
 @dataclass(slots=True)
 class _Held:
     update: UpdateMessage
-    go_on: Callable[[UpdateMessage], None]
     missing: int
 
 
@@ -79,7 +100,7 @@ class SimLossy:
         network: its links.
         scheduler: virtual time.
         averager_region: the averager's region.
-        is_over: whether a region has finished; then its blocks need not flow.
+        host: tells whether a region has finished; then its blocks need not flow.
     """
 
     def __init__(
@@ -89,14 +110,14 @@ class SimLossy:
         network: Network,
         scheduler: Scheduler,
         averager_region: str,
-        is_over: Callable[[str], bool],
+        host: ExchangeHost,
     ) -> None:
         self._codec = codec
         self._num_params = num_params
         self._network = network
         self._scheduler = scheduler
         self._averager_region = averager_region
-        self._is_over = is_over
+        self._host = host
         self._flows: dict[str, _Flow] = {}
         self._held: dict[str, _Held] = {}
         self.books: dict[str, LossyReceiver] = {}
@@ -107,21 +128,18 @@ class SimLossy:
         if flow is not None:
             wire.unsent(flow.update.seq, flow.next_rank)
 
-    def depart(
-        self, name: str, update: UpdateMessage, carry: Callable[[UpdateMessage], float]
-    ) -> None:
+    def depart(self, name: str, update: UpdateMessage) -> None:
         """Send an update: its reliable part, then its lossy blocks.
 
         Args:
             name: the sender; in the averager's own region nothing needs a road.
             update: as it was encoded.
-            carry: puts the reliable part on its way and tells when it arrives.
         """
         coded = update.coded
         if coded is None or coded.lossy is None or name == self._averager_region:
-            carry(update)
+            self._host.ship(name, update)
             return
-        arrival_s = carry(replace(update, coded=replace(coded, lossy=None)))
+        arrival_s = self._host.ship(name, replace(update, coded=replace(coded, lossy=None)))
         rate_mbps = self._codec.rate_mbps
         bucket = None if rate_mbps is None else TokenBucket(rate_mbps)
         flow = self._flows[name] = _Flow(update, coded.lossy, bucket)
@@ -129,14 +147,14 @@ class SimLossy:
             acknowledged_s = arrival_s + self._network.delay_s(self._averager_region, name)
             self._scheduler.at(acknowledged_s, lambda: self._tick(name, flow))
 
-    def arrive(self, update: UpdateMessage, go_on: Callable[[UpdateMessage], None]) -> None:
+    def arrive(self, update: UpdateMessage) -> None:
         """Complete an update, now or when its grace is over, and go on with it."""
         books = self._of(update.region)
         missing = books.begin(update) if self._codec.grace_s else 0
         if missing <= 0:
-            go_on(books.complete(update))
+            self._host.take_in(books.complete(update))
             return
-        held = self._held[update.region] = _Held(update, go_on, missing)
+        held = self._held[update.region] = _Held(update, missing)
         self._scheduler.after(self._codec.grace_s, lambda: self._release(held))
 
     def beside(self, reply: ReplyMessage) -> ReplyMessage:
@@ -163,7 +181,7 @@ class SimLossy:
 
     def _tick(self, name: str, flow: _Flow) -> None:
         """Send what the link takes until the next tick."""
-        if self._flows.get(name) is not flow or self._is_over(name):
+        if self._flows.get(name) is not flow or self._host.is_done(name):
             return
         now_s, network, home = self._scheduler.now_s, self._network, self._averager_region
         size = flow.lossy.blocks_LK.shape[1]
@@ -202,7 +220,7 @@ class SimLossy:
         region = held.update.region
         if self._held.get(region) is held:
             del self._held[region]
-            held.go_on(self._of(region).complete(held.update))
+            self._host.take_in(self._of(region).complete(held.update))
 
 
 class SimTurns:
@@ -213,10 +231,7 @@ class SimTurns:
         averager_region: the averager's region.
         scheduler: virtual time.
         network: says how far away regions are.
-        ship: sends an update of a region; it is handed to `arrived` when it is there.
-        version: commits of the averager so far.
-        take: lets the averager take in an update.
-        skip: lets it answer one without taking it in: region, epoch, number.
+        host: ships updates, which it hands to `arrived` when they are there, and has the averager.
     """
 
     def __init__(
@@ -225,19 +240,13 @@ class SimTurns:
         averager_region: str,
         scheduler: Scheduler,
         network: Network,
-        ship: Callable[[str, UpdateMessage], object],
-        version: Callable[[], int],
-        take: Callable[[UpdateMessage], None],
-        skip: Callable[[str, int, int], None],
+        host: ExchangeHost,
     ) -> None:
         self._config = config
         self._averager_region = averager_region
         self._time = scheduler
         self._network = network
-        self._ship = ship
-        self._version = version
-        self._take = take
-        self._skip = skip
+        self._host = host
         self._line = TransferScheduler(config)
         self._updates: dict[str, UpdateMessage] = {}  # open ones by region
         self._closed: set[str] = set()  # regions that must wait for a grant
@@ -255,17 +264,17 @@ class SimTurns:
         self._line.rates.latency_s[name] = there_s + back_s
         if name not in self._closed or update.size_bytes <= self._config.small_bytes:
             self._line.began(self._time.now_s + there_s, ask)
-            self._ship(name, update)
+            self._host.ship(name, update)
         else:
             self._time.after(there_s, lambda: self._decide(self._asked(ask)))
 
     def arrived(self, update: UpdateMessage) -> None:
         """An update is at the averager."""
-        now_s, version = self._time.now_s, self._version()
+        now_s, version = self._time.now_s, self._host.version()
         self._decide(self._line.arrived(now_s, version, self._ask_of(update)))
 
     def _asked(self, ask: UploadRequest) -> list[Decision]:
-        return self._line.ask(self._time.now_s, self._version(), ask)
+        return self._line.ask(self._time.now_s, self._host.version(), ask)
 
     @staticmethod
     def _ask_of(update: UpdateMessage) -> UploadRequest:
@@ -284,10 +293,10 @@ class SimTurns:
         for decision in decisions:
             match decision:
                 case Take(ask):
-                    self._take(self._updates[ask.region])
+                    self._host.take_in(self._updates[ask.region])
                     self._note_gate(ask.region)
                 case Drop(ask):
-                    self._skip(ask.region, ask.epoch, ask.seq)
+                    self._host.skip(ask.region, ask.epoch, ask.seq)
                     self._note_gate(ask.region)
                 case Grant(ask):
                     back_s = self._network.delay_s(self._averager_region, ask.region)
@@ -295,7 +304,7 @@ class SimTurns:
         self._wake()
 
     def _granted(self, name: str) -> None:
-        self._ship(name, self._updates[name])
+        self._host.ship(name, self._updates[name])
 
     def _note_gate(self, name: str) -> None:
         (self._closed.discard if self._line.is_quiet else self._closed.add)(name)
@@ -309,7 +318,7 @@ class SimTurns:
         def tick() -> None:
             if self._wakes_s == deadline_s:
                 self._wakes_s = math.inf
-                self._decide(self._line.tick(self._time.now_s, self._version()))
+                self._decide(self._line.tick(self._time.now_s, self._host.version()))
 
         self._time.idly_at(deadline_s, tick)
 
@@ -331,8 +340,7 @@ class SimOverlay:
         num_params: P.
         network: its links.
         scheduler: virtual time.
-        take: lets the averager take in an update; its answers come to `answered`.
-        deliver: hands a region its answer.
+        host: takes in updates, whose answers come to `answered`, and hands regions theirs.
     """
 
     def __init__(
@@ -341,14 +349,13 @@ class SimOverlay:
         num_params: int,
         network: Network,
         scheduler: Scheduler,
-        take: Callable[[UpdateMessage], None],
-        deliver: Callable[[ReplyMessage], None],
+        host: ExchangeHost,
     ) -> None:
         mean, config = experiment.strategy.traits.averager.round_mean, experiment.overlay
         if mean is None:
             raise InvariantError(f"an overlay cannot sum the rounds of {experiment.strategy}")
         self._mean, self._network, self._time = mean, network, scheduler
-        self._take, self._deliver = take, deliver
+        self._host = host
         self._names = sorted(experiment.region_names)
         self._home = home = self._names.index(experiment.averager_region)
         num, seed, grid = len(self._names), experiment.seed, grid_of(config, num_params)
@@ -466,7 +473,7 @@ class SimOverlay:
         self._coordinator.seal(rnd)
         mean_P, updates = torch.from_numpy(home.mean(rnd)), self._rounds[rnd].updates
         for name in sorted(updates):
-            self._take(replace(updates[name], payload_P=mean_P))
+            self._host.take_in(replace(updates[name], payload_P=mean_P))
         replies = self._rounds[rnd].replies
         if set(replies) != set(self._names):
             raise InvariantError(f"a round of {sorted(updates)} was answered to {sorted(replies)}")
@@ -489,7 +496,7 @@ class SimOverlay:
             del self._rounds[done.rnd]
         self._time.let_go()
         # Not in the middle of a round's bookkeeping: the region may go on, and speak, at once.
-        self._time.after(0.0, lambda: self._deliver(reply))
+        self._time.after(0.0, partial(self._host.deliver, reply))
 
     # ------------------------------------------------------------------ time
 
@@ -517,53 +524,27 @@ class SimOverlay:
         self._time.idly_at(self._time.now_s + self._tick_s, look)
 
 
-@dataclass(frozen=True, slots=True)
-class PathHooks:
-    """What paths do with the rest of the world.
-
-    Attributes:
-        ship: puts a region's update on its way; when it arrives.
-        updated: the averager has an update.
-        replied: a region has its answer.
-        skipped: an update is given up, by region, epoch and number.
-        version: of the averager.
-        is_done: whether a region has ended its training.
-    """
-
-    ship: Callable[[str, UpdateMessage], float]
-    updated: Callable[[UpdateMessage], None]
-    replied: Callable[[ReplyMessage], None]
-    skipped: Callable[[str, int, int], None]
-    version: Callable[[], int]
-    is_done: Callable[[str], bool]
-
-
 def build_paths(
     experiment: Experiment,
     num_params: int,
     network: Network,
     scheduler: Scheduler,
-    hooks: PathHooks,
+    host: ExchangeHost,
 ) -> tuple[SimLossy | None, SimTurns | None, SimOverlay | None]:
     """Build those that a run has: updates in two parts, turns, an overlay."""
     hub, up = experiment.averager_region, experiment.codec.up
     differential = None if up is None else up.traits.differential
     lossy = turns = overlay = None
     if differential is not None:
-        lossy = SimLossy(differential, num_params, network, scheduler, hub, hooks.is_done)
+        lossy = SimLossy(differential, num_params, network, scheduler, hub, host)
     if experiment.transfers is not None:
         turns = SimTurns(
             experiment.transfers,
             hub,
             scheduler,
             network,
-            hooks.ship,
-            hooks.version,
-            hooks.updated,
-            hooks.skipped,
+            host,
         )
     if experiment.overlay.kind != "star" and len(experiment.regions) > 1:
-        overlay = SimOverlay(
-            experiment, num_params, network, scheduler, hooks.updated, hooks.replied
-        )
+        overlay = SimOverlay(experiment, num_params, network, scheduler, host)
     return lossy, turns, overlay

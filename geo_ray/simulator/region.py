@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -194,31 +194,46 @@ _Values = tuple[Tensor, Tensor]  # parameters, fp32 (P,), and what is carried, u
 _Found = Callable[[], tuple[StepResult, Tensor]]  # gives a step's result and gradient, fp32 (P,)
 
 
-@dataclass(frozen=True, slots=True)
-class RegionHooks:
-    """What a region tells the world.
+class RegionHost(Protocol):
+    """The simulated run, as its regions report to it."""
 
-    Attributes:
-        send: an update is on its way to the averager.
-        step: a step was applied; with when its computation began.
-        evaluated: a worker's statistics: step, sums, rows, whether they are the last, and the
-            digest of the evaluated parameters, if it is told.
-        handed: the copy of its state that newcomers begin with: of the server, and of each shard.
-        precise: carried values with statistics of the final parameters over the region's rows; what
-            it is given goes on, once they are over all regions' rows.
-        changed: state changes that nobody declared: region, step, and the change.
-        saved: the parts of a checkpoint: of the server, and of each shard.
-        team: other workers than before take part.
-    """
+    def send(self, name: str, send: SendUpdate) -> None:
+        """An update of a region is on its way to the averager."""
 
-    send: Callable[[str, SendUpdate], None]
-    step: Callable[[str, StepDone, float], None]
-    evaluated: Callable[[str, int, Stats, int, bool, str | None], None]
-    saved: Callable[[str, Snapshot, list[ShardState]], None]
-    handed: Callable[[str, Snapshot, list[ShardState]], None]
-    precise: Callable[[str, Tensor, Callable[[Tensor], None]], None]
-    changed: Callable[[str, int, StateChange], None]
-    team: Callable[[str, TeamChanged], None]
+    def stepped(self, name: str, done: StepDone, began_s: float) -> None:
+        """A step was applied, whose computation began at ``began_s``."""
+
+    def evaluated(
+        self, name: str, step: int, totals: Stats, rows: int, last: bool, model: str | None
+    ) -> None:
+        """A worker has evaluated.
+
+        Args:
+            name: of the region.
+            step: of the evaluated parameters.
+            totals: sums of its statistics.
+            rows: behind them.
+            last: whether they are the last ones.
+            model: digest of the evaluated parameters, if it is told.
+        """
+
+    def saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
+        """The parts of a checkpoint are there: of the server, and of each shard."""
+
+    def handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
+        """The copy of a region's state that joining regions begin with is there."""
+
+    def precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
+        """Collect model buffers with statistics of the final parameters over a region's rows.
+
+        ``go_on`` is called with those over all regions' rows, once they are there.
+        """
+
+    def changed(self, name: str, step: int, change: StateChange) -> None:
+        """A worker has found a state change that nobody declared."""
+
+    def team(self, name: str, changed: TeamChanged) -> None:
+        """Other workers than before take part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +266,7 @@ class SimRegion:
         manifest: the data.
         start: of the model.
         around: what all regions share.
-        hooks: where effects go that leave the region.
+        host: receives the effects that leave the region.
     """
 
     def __init__(
@@ -262,7 +277,7 @@ class SimRegion:
         manifest: Manifest,
         start: ModelStart,
         around: Surroundings,
-        hooks: RegionHooks,
+        host: RegionHost,
     ) -> None:
         self.name = region.name
         params_P = start.params_P
@@ -279,7 +294,7 @@ class SimRegion:
         self._lives = [1] * region.workers  # the incarnation of each rank that is there
         self._eval_rows = experiment.train.eval_batch_size
         self._scheduler = around.scheduler
-        self._hooks = hooks
+        self._host = host
         self._lan_s = around.lan_s
         self._gradients = around.gradients
         self._candidates = around.candidates
@@ -387,17 +402,17 @@ class SimRegion:
             if isinstance(effect, Assignment):
                 self._assign(effect)
             elif isinstance(effect, SendUpdate):
-                self._hooks.send(self.name, effect)
+                self._host.send(self.name, effect)
             elif isinstance(effect, StepDone):
-                self._hooks.step(self.name, effect, self._began_s)
+                self._host.stepped(self.name, effect, self._began_s)
             elif isinstance(effect, HandOver):
                 parts = [shard.take_snapshot(effect.snapshot.id) for shard in self._shards]
-                self._hooks.handed(self.name, effect.snapshot, parts)
+                self._host.handed(self.name, effect.snapshot, parts)
             elif isinstance(effect, TeamChanged):
-                self._hooks.team(self.name, effect)
+                self._host.team(self.name, effect)
             else:
                 parts = [shard.take_snapshot(effect.id) for shard in self._shards]
-                self._hooks.saved(self.name, effect, parts)
+                self._host.saved(self.name, effect, parts)
 
     def _assign(self, answer: Assignment) -> None:
         carry = self.server.carry
@@ -457,7 +472,7 @@ class SimRegion:
     def _tell_changed(self, worker: Worker | LocalStepsWorker) -> None:
         for change in worker.take_changed():
             if worker is self._workers[0]:
-                self._hooks.changed(self.name, self.server.version, change)
+                self._host.changed(self.name, self.server.version, change)
 
     def _push(self, rank: int, life: int, span: Span, push_s: float, found: _Found) -> None:
         if self._is_gone(rank, life):
@@ -485,7 +500,7 @@ class SimRegion:
                 self.server.carry.precise_B = carried_B
             self._judge(worker, answer)
 
-        self._hooks.precise(self.name, worker.carried_B.clone(), go_on)
+        self._host.precise(self.name, worker.carried_B.clone(), go_on)
 
     def _judge(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
@@ -495,7 +510,7 @@ class SimRegion:
             carried_B = worker.carried_B
             model = self._candidates.note(self.name, step, worker.params_P, carried_B, last)
         self.server.work.evals.told(final=last)
-        self._hooks.evaluated(self.name, step, totals, rows, last, model)
+        self._host.evaluated(self.name, step, totals, rows, last, model)
 
     def _measure_step_s(self, batch_size: int) -> float:
         """Without an emulated duration, a step takes what it takes here (median of five)."""

@@ -22,10 +22,16 @@ from geo_ray.runs.build import build_averager, build_evals, check_start, model_s
 from geo_ray.runs.data import data_rows
 from geo_ray.runs.evaluation import BestKeeper, Emit, EvalNotes, Evaluation
 from geo_ray.simulator.clock import Scheduler
-from geo_ray.simulator.exchange import PathHooks, build_paths
+from geo_ray.simulator.exchange import build_paths
 from geo_ray.simulator.network import Network
-from geo_ray.simulator.region import MANY, Gradients, RegionHooks, SimRegion, Surroundings
-from geo_ray.training.averager import Averager, open_requests, stalled_error, stalled_regions
+from geo_ray.simulator.region import MANY, Gradients, SimRegion, Surroundings
+from geo_ray.training.averager import (
+    Averager,
+    AveragerFactory,
+    open_requests,
+    stalled_error,
+    stalled_regions,
+)
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.command_log import become_twin, resume_averager, twin_of
 from geo_ray.training.effects import SendUpdate, Snapshot, StepDone, TeamChanged
@@ -149,7 +155,7 @@ class SimHome:
     """
 
     experiment: Experiment
-    make: Callable[[], Averager]
+    make: AveragerFactory
     averager: Averager = field(init=False)
     region: str = field(init=False)
     epoch: int = 1
@@ -346,14 +352,7 @@ class World:
             self._num_params,
             self._network,
             self._scheduler,
-            PathHooks(
-                self._ship,
-                self._on_update,
-                self._on_reply,
-                lambda *name: self._answered(self.averager.on_skip(*name)),
-                lambda: self.averager.state.version,
-                lambda name: self.regions[name].server.phase == "done",
-            ),
+            self,
         )
         board = build_evals(experiment, task)
         self._evals = EvalNotes(board, emit, experiment.train.target, keeper)
@@ -366,20 +365,8 @@ class World:
         around = Surroundings(self._scheduler, lan_s, gradients, candidates)
         self._statistics = StatisticsBoard(start.layout, rows)
         self._go_on: dict[str, Callable[[Tensor], None]] = {}
-        hooks = RegionHooks(
-            self._on_send,
-            self._on_step,
-            self._on_evaluated,
-            self._on_saved,
-            self._on_handed,
-            self._on_precise,
-            self._notes.changed,
-            self._notes.team,
-        )
         self._regions = {
-            region.name: partial(
-                SimRegion, experiment, region, task, manifest, start, around, hooks
-            )
+            region.name: partial(SimRegion, experiment, region, task, manifest, start, around, self)
             for region in experiment.regions
         }
         self._rows: dict[str, dict[str, object]] = {}  # books of those that were here
@@ -489,7 +476,7 @@ class World:
         """A region that has heard of a new home says its open request there."""
         opened = self._open.get(name)
         if opened is not None and opened[1].update is update and epoch == self._home.epoch:
-            self._ship(name, update)
+            self.ship(name, update)
 
     def change_at(
         self, when_s: float, joins: Sequence[str] = (), leaves: Sequence[str] = ()
@@ -509,7 +496,7 @@ class World:
             self.averager.change(MemberChange(joins, leaves, giver_of(steps, self._home.region)))
         )
 
-    def _on_handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
+    def handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
         """The state of a region is on its way to all newcomers."""
         self._handed.update(self.averager.view.joining)
         sizes = [t.nbytes for state, _ in shards for t in state.values()]
@@ -608,13 +595,15 @@ class World:
             told_s = now_s + self._network.delay_s(self._home.region, name)
             self._scheduler.idly_at(told_s, partial(region.cut, checkpoint))
 
-    def _on_saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
+    def saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
+        """See `RegionHost`."""
         checkpoint = self._saved.add_region(name, primary, shards, self.regions)
         if checkpoint is not None:
             now_s, step = self._scheduler.now_s, checkpoint.step
             self._emit("checkpoint", now_s, id=primary.id, step=step, bytes=checkpoint.size_bytes)
 
-    def _on_send(self, name: str, send: SendUpdate) -> None:
+    def send(self, name: str, send: SendUpdate) -> None:
+        """See `RegionHost`."""
         now_s = self._scheduler.now_s
         wire = self.regions[name].server.wire
         if self._lossy is not None:
@@ -626,24 +615,45 @@ class World:
         elif self._turns is not None:
             self._turns.send(name, update)
         elif self._lossy is None:
-            self._ship(name, update)
+            self.ship(name, update)
         else:
-            self._lossy.depart(name, update, lambda part: self._ship(name, part))
+            self._lossy.depart(name, update)
 
-    def _ship(self, name: str, update: UpdateMessage) -> float:
+    def skip(self, region: str, epoch: int, seq: int) -> None:
+        """See `ExchangeHost`."""
+        self._answered(self.averager.on_skip(region, epoch, seq))
+
+    def version(self) -> int:
+        """See `ExchangeHost`."""
+        return self.averager.state.version
+
+    def is_done(self, name: str) -> bool:
+        """See `ExchangeHost`."""
+        return self.regions[name].server.phase == "done"
+
+    def changed(self, name: str, step: int, change: StateChange) -> None:
+        """See `RegionHost`."""
+        self._notes.changed(name, step, change)
+
+    def team(self, name: str, changed: TeamChanged) -> None:
+        """See `RegionHost`."""
+        self._notes.team(name, changed)
+
+    def ship(self, name: str, update: UpdateMessage) -> float:
         """Put an update on its way; when it arrives."""
         now_s, size_bytes = self._scheduler.now_s, update.size_bytes
         arrival_s = self._network.arrival_s(now_s, name, self._home.region, size_bytes, "update")
         lossy, turns = self._lossy, self._turns
         if turns is not None:
-            self._scheduler.at(arrival_s, lambda: turns.arrived(update))
+            self._scheduler.at(arrival_s, partial(turns.arrived, update))
         elif lossy is None:
-            self._scheduler.at(arrival_s, partial(self._on_update, update, self._home.epoch))
+            self._scheduler.at(arrival_s, partial(self.take_in, update, self._home.epoch))
         else:
-            self._scheduler.at(arrival_s, lambda: lossy.arrive(update, self._on_update))
+            self._scheduler.at(arrival_s, partial(lossy.arrive, update))
         return arrival_s
 
-    def _on_update(self, update: UpdateMessage, epoch: int = 1) -> None:
+    def take_in(self, update: UpdateMessage, epoch: int = 1) -> None:
+        """See `ExchangeHost`."""
         view = self.averager.view  # who has left may not have heard that it has
         if update.region not in (*view.members, *view.left) or not self._home.hears(epoch):
             return  # it is refused, or lost, and nobody is there to hear of it
@@ -683,9 +693,10 @@ class World:
         size_bytes = reply.size_bytes
         arrival_s = self._network.arrival_s(now_s, self._home.region, reply.to, size_bytes, "reply")
         self.averager.settle(reply.to)
-        self._scheduler.at(arrival_s, partial(self._on_reply, reply, self._home.epoch))
+        self._scheduler.at(arrival_s, partial(self.deliver, reply, self._home.epoch))
 
-    def _on_reply(self, reply: ReplyMessage, epoch: int = 1) -> None:
+    def deliver(self, reply: ReplyMessage, epoch: int = 1) -> None:
+        """See `ExchangeHost`."""
         opened = self._open.get(reply.to)
         if opened is None or opened[1].update.seq != reply.seq or epoch < self._home.epoch:
             return  # after a resume a request is said again, and may be answered twice
@@ -698,13 +709,15 @@ class World:
         if reply.border is not None and reply.border.leaves:
             self._on_left(reply.to)
 
-    def _on_step(self, name: str, done: StepDone, began_s: float) -> None:
+    def stepped(self, name: str, done: StepDone, began_s: float) -> None:
+        """See `RegionHost`."""
         self._notes.step(name, done, began_s)
         self.regions[name].check_goes_on()
 
-    def _on_evaluated(
+    def evaluated(
         self, name: str, step: int, stats: Stats, rows: int, final: bool, model: str | None
     ) -> None:
+        """See `RegionHost`."""
         self._note_evals(self._evals.board.add(name, step, stats, rows, final=final, model=model))
 
     def _note_evals(self, finished: list[Evaluation]) -> None:
@@ -714,7 +727,8 @@ class World:
         if cause is not None:
             self._stop(cause)
 
-    def _on_precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
+    def precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
+        """See `RegionHost`."""
         self._statistics.add(name, carried_B)
         self._go_on[name] = go_on
         self._share_statistics()

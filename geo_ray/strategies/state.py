@@ -7,8 +7,9 @@ Shape legend: P = parameters of the region's model (or of the slice that one sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -102,6 +103,20 @@ class Reply:
         return cls(update.region, payload_P, update.num_samples, update.final, update.fragment)
 
 
+class InnerStep(Protocol):
+    """One step of the inner optimizer."""
+
+    def __call__(self, grad_P: Tensor, /) -> None:
+        """Step with a gradient (P,)."""
+
+
+class Allocator(Protocol):
+    """Gives memory for vectors, as `torch.empty` does."""
+
+    def __call__(self, size: int, /) -> Tensor:
+        """A fp32 vector of ``size`` elements, whatever they are."""
+
+
 @dataclass(slots=True)
 class RegionState:
     """A region's model, or one shard's slice of it, as a strategy sees it.
@@ -122,7 +137,7 @@ class RegionState:
     """
 
     params_P: Tensor
-    apply_gradient: Callable[[Tensor], None]
+    apply_gradient: InnerStep
     memory: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     fragments: tuple[tuple[int, int], ...] = ()
@@ -131,7 +146,7 @@ class RegionState:
     samples: int = 0
     link_busy: bool = False
     budget: int | None = None
-    room: Callable[[int], Tensor] = torch.empty
+    room: Allocator = torch.empty
 
     def is_due(self, interval: int) -> bool:
         """Whether an exchange is due: after as many steps as the averager asked for.
@@ -176,7 +191,7 @@ class AveragerState:
     stopping: bool = False
     now_s: float = 0.0
     wake_s: float | None = None
-    room: Callable[[int], Tensor] = torch.empty
+    room: Allocator = torch.empty
     data_rows: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -826,6 +826,13 @@ class Averager:
             for final in finals
             for reply in self._answer(replace(final, final=False).content(self.state.version))
         ]
+
+
+class AveragerFactory(Protocol):
+    """Builds an averager that has done nothing yet."""
+
+    def __call__(self) -> Averager:
+        """Build it."""
 
 
 def open_requests(averager: Averager) -> dict[str, int] | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import GeoRayError
-from geo_ray.training.averager import Averager
+from geo_ray.training.averager import Averager, AveragerFactory
 from geo_ray.training.command_log import (
     Appoint,
     AveragerTwin,
@@ -519,7 +519,7 @@ class StandbyNode:
     region: str
     caller: Caller
     watch: LivenessWatch
-    make: Callable[[], Averager]
+    make: AveragerFactory
     preferred: tuple[str, ...] = ()
     bound: float = 0.0
     primary: ReplicatedAverager | None = None

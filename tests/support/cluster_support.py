@@ -377,7 +377,7 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
             work,
             Journal(RemoteStore(state), keeper.epoch),
             record.name,
-            keeper.check,
+            keeper,
         )
         _, tag = read_status(state.store(), record.made)
         while not stop.wait(record.autoscale.every_s):

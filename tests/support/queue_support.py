@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from geo_ray.base.errors import ClusterError
+from geo_ray.runs.lease import Unfenced
 from geo_ray.scheduler.queue import inbox
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.inbox import key_of, new_token
@@ -313,7 +314,7 @@ class SimQueue:
     def open(self) -> QueueLoop:
         self.epoch += 1
         self.loop = QueueLoop(
-            self.config, self.store, self.world, self.epoch, lambda: None, self.queue_id
+            self.config, self.store, self.world, self.epoch, Unfenced(), self.queue_id
         )
         return self.loop
 

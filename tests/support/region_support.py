@@ -263,8 +263,7 @@ class Site:
 def transfers_of(site: Site) -> Transfers:
     """The stage of a region's path that makes transfers take turns."""
     assert site.bridge is not None
-    stage: Any = site.bridge.path.stage
-    found = stage.depart.__self__
+    found = site.bridge.path.stage
     assert isinstance(found, Transfers)
     return found
 

@@ -331,7 +331,7 @@ class AutoscalerActor:
             self._work,
             Journal(order.store, keeper.epoch),
             order.cluster,
-            keeper.check,
+            keeper,
         )
         while True:
             try:

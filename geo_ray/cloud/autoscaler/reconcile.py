@@ -35,6 +35,7 @@ from geo_ray.cloud.autoscaler.policy import UNKNOWN, AutoscalePolicy, Decided, R
 from geo_ray.cloud.autoscaler.state import AutoscalerMemory, set_with_clock
 from geo_ray.cloud.autoscaler.target import ClusterTarget
 from geo_ray.cloud.provider import LaunchFailure, Machine, MachineProvider, Pool, Shortage, Stock
+from geo_ray.runs.lease import Fence
 
 _SET_S: Final = 1.0
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class Reconciler:
         work: the job.
         journal: what is remembered.
         cluster: the name that all machines bear.
-        fence: raises `LeaseLostError` if another autoscaler may act.
+        fence: of the lease that allows this autoscaler to act.
     """
 
     policy: AutoscalePolicy
@@ -109,7 +110,7 @@ class Reconciler:
     work: WorkLeft
     journal: Journal
     cluster: str
-    fence: Callable[[], None]
+    fence: Fence
     _failures: dict[tuple[str, Shortage, str | None], LaunchFailure] = field(default_factory=dict)
     _stocks: dict[Pool, Stock] = field(default_factory=dict)
     _stocks_unix_s: float = -math.inf
@@ -128,7 +129,7 @@ class Reconciler:
             LeaseLostError: another autoscaler acts.
             RunDirectoryError: the journal cannot be written; nothing was done.
         """
-        self.fence()
+        self.fence.check()
         memory = self.journal.read()
         errors: list[str] = []
         set_s = self._set_s(now_unix_s, steady_s)
@@ -147,7 +148,7 @@ class Reconciler:
         if observed.machines is not None:
             self._failures.clear()  # they are in the journal
         for action in decided.actions:
-            self.fence()
+            self.fence.check()
             self._attempt(errors, partial(self._act, action, decided.memory))
         return TickResult(decided, observed, tuple(errors))
 

@@ -39,6 +39,7 @@ from geo_ray.cloud.backtest.simulated_cloud import (
 )
 from geo_ray.cloud.provider import LaunchRequest, Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
+from geo_ray.runs.lease import Unfenced
 from geo_ray.storage.conditional_store import StoredValue
 
 CLUSTER = "replay"
@@ -323,7 +324,7 @@ def _rule(
     journal = Journal(MemoryStore(), 1)
     policy = AutoscalePolicy(config, CLUSTER)
     loop = Reconciler(
-        policy, world.target, world.cloud, world, world, journal, CLUSTER, fence=lambda: None
+        policy, world.target, world.cloud, world, world, journal, CLUSTER, fence=Unfenced()
     )
 
     def look(now_unix_s: float) -> None:

@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from torch import Tensor
@@ -26,6 +25,7 @@ from geo_ray.base.errors import (
     LinkDownError,
 )
 from geo_ray.base.user_code import error_summary
+from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import Begun, ChangeMembers, ChangePace
 from geo_ray.training.config import UNREACHABLE_S
 from geo_ray.training.membership import AveragerHome
@@ -198,47 +198,86 @@ class Answers:
             self._changed.notify_all()
 
 
-Route = Callable[[str, Message], None]
-"""Takes a message of another region: (its sender, the message)."""
+class Route(Protocol):
+    """Handles messages of one kind from other regions."""
+
+    def __call__(self, peer: str, message: Message, /) -> None:
+        """Handle a message of the region ``peer``."""
+
 
 Routes = Mapping[str, Route]
 """Handlers by kind of message."""
 
-Pass = Callable[[UpdateMessage], None]
-"""Takes an update that a stage lets pass."""
+
+class Pass(Protocol):
+    """Takes an update that a stage lets pass."""
+
+    def __call__(self, update: UpdateMessage, /) -> None:
+        """Ship it, or take it in."""
 
 
-@dataclass(frozen=True, slots=True)
 class UpdateStage:
-    """When an update leaves its region and is taken in; the defaults are the plain stage.
+    """Decides when an update leaves its region and when it is taken in; this one: at once.
 
-    Attributes:
-        depart: (update, ship, again) in its region: ship it when it may leave, if ever. Its payload
-            stays as it is until it is answered. Again: an earlier home had answered it already.
-        answered: an answer is in its region; gives it as the region shall see it.
-        recall: stop sending what is left of the last update; gives what did not leave, as a header.
-        arrive: (update, take, again) at the averager's home: take it in when it is its turn.
-        beside: an answer leaves the averager's home; gives it with all that goes beside it.
-        on_moved: the averager has moved: nobody at its new home knows what was asked before.
-        on_address: (region, address): where a region's endpoint is.
-        routes: handlers of the stage's messages.
-        export: (last) what the averager's part of a checkpoint must hold of the stage, as plain
-            values; ``last(region)`` is the newest update that the averager has taken in.
-        status: (links) adds traffic beside the endpoint's to its counters; gives its own.
-        close: end all threads.
+    `Transfers` and `Differential` are the others.
     """
 
-    depart: Callable[[UpdateMessage, Pass, bool], None] = lambda update, ship, again: ship(update)
-    answered: Callable[[ReplyMessage], ReplyMessage] = lambda reply: reply
-    recall: Callable[[], Meta] = lambda: {"seq": None}
-    arrive: Callable[[UpdateMessage, Pass, bool], None] = lambda update, take, again: take(update)
-    beside: Callable[[ReplyMessage], ReplyMessage] = lambda reply: reply
-    on_moved: Callable[[], None] = lambda: None
-    on_address: Callable[[str, Address], None] = lambda region, address: None
-    routes: Routes = field(default_factory=dict)
-    export: Callable[[Callable[[str], tuple[int, int]]], dict[str, object]] = lambda last: {}
-    status: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda links: {}
-    close: Callable[[], None] = lambda: None
+    def depart(self, update: UpdateMessage, ship: Pass, *, again: bool) -> None:
+        """Ship an update of the own region when it may leave, if ever.
+
+        Args:
+            update: its payload stays unchanged until it is answered.
+            ship: sends it.
+            again: an earlier leader had answered it already.
+        """
+        ship(update)
+
+    def answered(self, reply: ReplyMessage) -> ReplyMessage:
+        """Return an answer for the own region as the region shall see it."""
+        return reply
+
+    def recall(self) -> Meta:
+        """Stop sending what is left of the last update; return what did not leave, as a header."""
+        return {"seq": None}
+
+    def arrive(self, update: UpdateMessage, take: Pass, *, again: bool) -> None:
+        """Take an update in when it is its turn, in the averager's region.
+
+        Args:
+            update: which.
+            take: takes it in.
+            again: an earlier leader had answered it already.
+        """
+        take(update)
+
+    def beside(self, reply: ReplyMessage) -> ReplyMessage:
+        """Return an answer that leaves the averager's region with all that accompanies it."""
+        return reply
+
+    def on_moved(self) -> None:
+        """Forget what was asked of the averager: it has moved, and its new leader knows nothing."""
+
+    def on_address(self, region: str, address: Address) -> None:
+        """Note where the endpoint of a region is."""
+
+    def routes(self) -> Routes:
+        """Handlers of the stage's messages."""
+        return {}
+
+    def export(self, averager: Averager) -> dict[str, object]:
+        """Return what the averager's part of a checkpoint must hold of the stage, as plain values.
+
+        Args:
+            averager: knows the newest update of every region that it has taken in.
+        """
+        return {}
+
+    def status(self, links: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the counters; add the traffic of the stage to the counters in ``links``."""
+        return {}
+
+    def close(self) -> None:
+        """End all threads."""
 
 
 class UpdatePath(Protocol):
@@ -333,8 +372,11 @@ class StagedPath(Protocol):
         """A thread of the stage has met an error of which nobody else would hear."""
 
 
-StageMaker = Callable[[StagedPath], UpdateStage]
-"""Builds a path's stage; the path calls it in its constructor."""
+class StageMaker(Protocol):
+    """Builds a path's stage; the path calls it in its constructor."""
+
+    def __call__(self, path: StagedPath, /) -> UpdateStage:
+        """The stage of ``path``."""
 
 
 def joined(*tables: Routes) -> dict[str, Route]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -31,7 +31,7 @@ from geo_ray.runtime.exchange.standby import StandbyPath
 from geo_ray.runtime.exchange.upload_scheduling import Transfers
 from geo_ray.storage.places import PartPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
-from geo_ray.training.averager import Averager
+from geo_ray.training.averager import Averager, AveragerFactory
 from geo_ray.training.failover import Caller, LivenessWatch, StandbyNode
 from geo_ray.training.membership import AveragerHome
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
@@ -86,7 +86,7 @@ class PathSetting:
     saved: Mapping[str, Any] = field(default_factory=dict)
     run_dir: str = ""
     home: AveragerHome | None = None
-    make: Callable[[], Averager] | None = None
+    make: AveragerFactory | None = None
 
 
 def choose_path(experiment: Experiment) -> PathChoice:
@@ -131,9 +131,9 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
     def stage(path: StagedPath) -> UpdateStage:
         codec = _differential(experiment)
         if choice.stage == "differential" and codec is not None:
-            return Differential(codec, setting.num_params, site, path, setting.saved).stage
+            return Differential(codec, setting.num_params, site, path, setting.saved)
         if choice.stage == "transfers" and experiment.transfers is not None:
-            return Transfers(region, experiment.transfers, path, lambda: _rtts_s(endpoint)).stage
+            return Transfers(region, experiment.transfers, path, endpoint)
         return UpdateStage()
 
     match choice.path:
@@ -221,9 +221,3 @@ def _known_links_mbps(run_dir: Path) -> dict[tuple[str, str], float]:
         log.warning("the overlay begins without what was measured: %s", error)
         return {}
     return {record.pair: record.goodput_mbps for record in table.links}
-
-
-def _rtts_s(endpoint: Endpoint) -> dict[str, float]:
-    """Shortest round trips by region, as far as there was one."""
-    found = {peer: stats["rtt_min_s"] for peer, stats in endpoint.stats().items()}
-    return {peer: rtt_s for peer, rtt_s in found.items() if rtt_s is not None}

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -19,7 +19,8 @@ from typing import Any, Final
 from geo_ray.base.clock import Clock, SystemClock
 from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownError
 from geo_ray.codecs.base import DifferentialCodec
-from geo_ray.runtime.exchange.base import Pass, StagedPath, UpdateStage
+from geo_ray.runtime.exchange.base import Pass, Routes, StagedPath, UpdateStage
+from geo_ray.training.averager import Averager
 from geo_ray.training.lossy_blocks import LossyReceiver
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.datagrams import MOST_UNDER_ONE_KEY, BlockGroup, Secret, Seen, new_session
@@ -182,7 +183,7 @@ class _Held:
 
     update: UpdateMessage
     missing: int
-    go_on: Callable[[UpdateMessage], None]
+    go_on: Pass
     timer: threading.Timer
 
 
@@ -246,7 +247,7 @@ class DifferentialReceiver:
         meta: Meta = {"session": session, **asdict(seen)}
         notify(self._endpoint, peer, "loose_seen", meta)
 
-    def arrive(self, update: UpdateMessage, go_on: Callable[[UpdateMessage], None]) -> None:
+    def arrive(self, update: UpdateMessage, go_on: Pass) -> None:
         """Complete an update, now or when its grace is over, and go on with it."""
         try:
             with self._lock:
@@ -272,10 +273,13 @@ class DifferentialReceiver:
                 return reply
             return replace(reply, lossy=received.report(reply.seq))
 
-    def export(self, last: Callable[[str], tuple[int, int]]) -> dict[str, object]:
+    def export(self, averager: Averager) -> dict[str, object]:
         """What a checkpoint must know of the books, by region; see `LossyReceiver.export`."""
         with self._lock:
-            found = {region: books.export(last(region)) for region, books in self._received.items()}
+            found = {
+                region: books.export(averager.last(region))
+                for region, books in self._received.items()
+            }
         return {region: state for region, state in found.items() if state is not None}
 
     def counts(self) -> dict[str, int]:
@@ -296,9 +300,7 @@ class DifferentialReceiver:
     def _of(self, region: str) -> LossyReceiver:
         return self._received.setdefault(region, LossyReceiver(self._codec, self._num_params))
 
-    def _hold(
-        self, update: UpdateMessage, missing: int, go_on: Callable[[UpdateMessage], None]
-    ) -> _Held:
+    def _hold(self, update: UpdateMessage, missing: int, go_on: Pass) -> _Held:
         release = partial(self._on_timer, update.region, update.seq)
         timer = threading.Timer(self._codec.grace_s, release)
         timer.daemon = True
@@ -346,7 +348,7 @@ class EndpointSite:
     links: Mapping[str, LinkModel]
 
 
-class Differential:
+class Differential(UpdateStage):
     """Both ends in one bridge; the averager's region itself sends no lossy blocks.
 
     Args:
@@ -379,49 +381,52 @@ class Differential:
             site.endpoint.is_revoked,
         )
 
-    @property
-    def stage(self) -> UpdateStage:
-        """What the path calls."""
-        return UpdateStage(
-            depart=self._depart,
-            recall=self._recall,
-            arrive=lambda update, take, again: self._receiver.arrive(update, take),
-            beside=self._receiver.beside,
-            on_address=self._on_address,
-            routes={
-                "loose_ask": lambda peer, _: self._receiver.on_ask(peer, self._channel),
-                "loose_offer": self._on_offer,
-                "loose_seen": self._on_seen,
-            },
-            export=self._receiver.export,
-            status=self._status,
-            close=self._close,
-        )
+    def routes(self) -> Routes:
+        """See `UpdateStage`."""
+        return {
+            "loose_ask": self._on_ask,
+            "loose_offer": self._on_offer,
+            "loose_seen": self._on_seen,
+        }
 
-    def _on_address(self, peer: str, address: Address) -> None:
+    def arrive(self, update: UpdateMessage, take: Pass, *, again: bool) -> None:
+        """See `UpdateStage`."""
+        self._receiver.arrive(update, take)
+
+    def beside(self, reply: ReplyMessage) -> ReplyMessage:
+        """See `UpdateStage`."""
+        return self._receiver.beside(reply)
+
+    def export(self, averager: Averager) -> dict[str, object]:
+        """See `UpdateStage`."""
+        return self._receiver.export(averager)
+
+    def on_address(self, region: str, address: Address) -> None:
         """Lossy blocks go to the averager's region."""
-        if peer != self._home:
+        if region != self._home:
             return
-        model = self._site.links.get(peer)
+        model = self._site.links.get(region)
         emulated = None if model is None else (model, self._site.run_start_s)
         self._sender = DifferentialSender(
-            self._codec, self._site.endpoint, self._channel, peer, address, self._clock, emulated
+            self._codec, self._site.endpoint, self._channel, region, address, self._clock, emulated
         )
 
-    def _depart(self, update: UpdateMessage, ship: Pass, again: bool) -> None:
+    def depart(self, update: UpdateMessage, ship: Pass, *, again: bool) -> None:
+        """See `UpdateStage`."""
         if self._sender is None:
             raise LinkDownError("there is no region to send lossy blocks to")
         rest, load = self._sender.depart(update)
         ship(rest)
         self._sender.follow(load)
 
-    def _recall(self) -> Meta:
+    def recall(self) -> Meta:
+        """See `UpdateStage`."""
         stopped = None if self._sender is None else self._sender.recall()
         if stopped is None:
             return {"seq": None}
         return {"seq": stopped[0], "first_rank": stopped[1]}
 
-    def _status(self, links: Mapping[str, Any]) -> dict[str, Any]:
+    def status(self, links: Mapping[str, Any]) -> dict[str, Any]:
         """Counts of both ends; bytes of datagrams are a class of their own in ``links``."""
         counts = self._channel.counts
         found: dict[str, Any] = {"blocks": self._receiver.counts(), "strange": counts.strange}
@@ -435,11 +440,15 @@ class Differential:
                 links[self._home]["bytes_out"]["loose"] = sender.counts.bytes_out
         return {"loose": found}
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """See `UpdateStage`."""
         self._receiver.close()
         if self._sender is not None:
             self._sender.close()
         self._channel.close()
+
+    def _on_ask(self, peer: str, message: Message) -> None:
+        self._receiver.on_ask(peer, self._channel)
 
     def _on_offer(self, peer: str, message: Message) -> None:
         if self._sender is not None and peer == self._home:

@@ -72,9 +72,7 @@ class DirectPath:
             raise InvariantError(f"'{self._region}': the averager belongs to '{home.region}'")
         self._local: LocalAverager | None = None
         if averager is not None:
-            self._local = LocalAverager(
-                averager, output, self._deliver_all, lambda last: self.stage.export(last)
-            )
+            self._local = LocalAverager(averager, output, self._deliver_all, self)
         self._failure = output.failure
         self._arrived_s: dict[str, float] = {}
         self.stage = stage(self)
@@ -86,7 +84,7 @@ class DirectPath:
         if self._local is not None:
             self._take_in(update)
         else:
-            self.stage.depart(update, self._ship, False)
+            self.stage.depart(update, self._ship, again=False)
         return self.answers.wait(update.seq, lambda: self.home.region)
 
     def _ship(self, update: UpdateMessage) -> None:
@@ -223,7 +221,7 @@ class DirectPath:
 
     def _take_in(self, update: UpdateMessage) -> None:
         self._arrived_s[update.region] = time.monotonic()
-        self.stage.arrive(update, self._commit, False)
+        self.stage.arrive(update, self._commit, again=False)
 
     def _commit(self, update: UpdateMessage) -> None:
         outcome = self._here().carry_out(TakeIn(update))

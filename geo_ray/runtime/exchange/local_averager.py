@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from geo_ray.runtime.exchange.base import BridgeFailure
+from geo_ray.runtime.exchange.base import BridgeFailure, UpdateStage
 from geo_ray.storage.places import PartPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager, open_requests, pace_of
@@ -51,9 +52,12 @@ class Alarm:
         self._ring()
 
 
-Beside = Callable[[Callable[[str], tuple[int, int]]], dict[str, object]]
-"""What a path's stage adds to the averager's part of a checkpoint: plain values. It is given what
-tells the newest update of a region that the averager has taken in."""
+class Staged(Protocol):
+    """A path with a stage, which adds plain values to the averager's part of a checkpoint."""
+
+    @property
+    def stage(self) -> UpdateStage:
+        """The stage."""
 
 
 class AveragerOutput:
@@ -72,11 +76,11 @@ class AveragerOutput:
         self._event_buffer = event_buffer
         self._places = places
 
-    def collect(self, averager: Averager, beside: Beside = lambda last: {}) -> None:
+    def collect(self, averager: Averager, path: Staged | None = None) -> None:
         """Take what ``averager`` has left; call under the lock that guards it."""
         snapshots, averager.snapshots = averager.snapshots, []
         for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
-            snapshot.control["beside"] = beside(averager.last)
+            snapshot.control["beside"] = {} if path is None else path.stage.export(averager)
             threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
         for reading in averager.noise.news():  # of all regions together
             self._event_buffer.add("noise", **{**reading.fields(), "region": None})
@@ -99,7 +103,7 @@ class LocalAverager:
         averager: the averager.
         output: takes what it leaves beside its answers.
         answer: takes answers that come when the strategy asked to be woken.
-        beside: what the path's stage adds to a checkpoint.
+        path: its stage adds to checkpoints.
     """
 
     def __init__(
@@ -107,12 +111,12 @@ class LocalAverager:
         averager: Averager,
         output: AveragerOutput,
         answer: Callable[[Sequence[ReplyMessage]], None],
-        beside: Beside = lambda last: {},
+        path: Staged | None = None,
     ) -> None:
         self._averager = averager
         self._output = output
         self._answer = answer
-        self._beside = beside
+        self._path = path
         self._lock = threading.Lock()
         self._alarm = Alarm(self._on_wake)
         averager.at(time.monotonic())
@@ -148,7 +152,7 @@ class LocalAverager:
             self._averager.at(time.monotonic())
             outcome = carry_out(self._averager, op)
             self._alarm.set(self._averager.wakes_s)
-            self._output.collect(self._averager, self._beside)
+            self._output.collect(self._averager, self._path)
         return outcome
 
     def take_in_round(self, updates: Sequence[UpdateMessage]) -> list[ReplyMessage]:
@@ -173,7 +177,7 @@ class LocalAverager:
         with self._lock:
             self._averager.at(time.monotonic())
             begun = self._averager.begin_checkpoint(checkpoint, halt=halt)
-            self._output.collect(self._averager, self._beside)
+            self._output.collect(self._averager, self._path)
         return begun
 
     def close(self) -> None:

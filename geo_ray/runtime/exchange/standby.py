@@ -504,14 +504,15 @@ class StandbyPath:
     def _arrived(self, peer: str, request: AveragerRequest) -> None:
         """A request for the averager here; the stage decides when an update is taken in."""
 
-        def take() -> None:
+        def take(_: UpdateMessage) -> None:
             with self._changed:
                 self._carry_out(self._node.on_message(peer, request))
 
         if not isinstance(request.op, TakeIn):
-            take()
+            with self._changed:
+                self._carry_out(self._node.on_message(peer, request))
         elif request.op.update.region == peer:
-            self.stage.arrive(request.op.update, lambda _: take(), request.again)
+            self.stage.arrive(request.op.update, take, again=request.again)
 
     def _offer(self, op: Op) -> None:
         with self._changed:
@@ -541,8 +542,11 @@ class StandbyPath:
     def _send(self, to: str, parsed: StandbyMessage) -> None:
         message = standby_message(to, parsed, self._log_lane, bare=self._bare)
         if isinstance(parsed, AveragerRequest) and isinstance(parsed.op, TakeIn):
-            update, again = parsed.op.update, parsed.again
-            self.stage.depart(update, lambda _: self.send(to, message), again)
+
+            def ship(_: UpdateMessage) -> None:
+                self.send(to, message)
+
+            self.stage.depart(parsed.op.update, ship, again=parsed.again)
         else:
             self.send(to, message)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import GeoRayError, LinkDownError
-from geo_ray.runtime.exchange.base import Pass, Route, StagedPath, UpdateStage
+from geo_ray.runtime.exchange.base import Pass, Route, Routes, StagedPath, UpdateStage
 from geo_ray.runtime.exchange.messages import (
     UPDATE,
     as_bytes,
@@ -33,13 +33,14 @@ from geo_ray.runtime.exchange.messages import (
     reply_meta,
 )
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.transport.upload_helpers import HelperScheduler
+from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.uploads import (
     Decision,
     Dissolve,
     Drop,
     Gather,
     Grant,
+    HelperScheduler,
     Take,
     TransfersConfig,
     UploadRequest,
@@ -167,7 +168,8 @@ _SHORTEST_S: Final = 0.001
 class _Here:
     """What has arrived and waits for its turn: an update, or a sum with its helper."""
 
-    take: Callable[[], None]
+    update: UpdateMessage | None = None
+    take: Pass | None = None
     total_P: Tensor | None = None
     helper: str = ""
 
@@ -181,18 +183,18 @@ class UploadCoordinator:
     Args:
         config: how transfers take turns.
         path: the way to the averager, and at its home the averager.
-        rtts_s: round trip times by region, as far as they are known.
+        endpoint: knows the round trip times to other regions.
     """
 
     def __init__(
         self,
         config: TransfersConfig,
         path: StagedPath,
-        rtts_s: Callable[[], Mapping[str, float]],
+        endpoint: Endpoint,
     ) -> None:
         self._first_home = path.home.region
         self._path = path
-        self._rtts_s = rtts_s
+        self._endpoint = endpoint
         self._looked_s = float("-inf")
         self._line = HelperScheduler(config, self._first_home)
         self._here: dict[tuple[str, bool], _Here] = {}
@@ -235,7 +237,7 @@ class UploadCoordinator:
         with self._changed:
             self._decide(self._line.ask(self._look(), self._path.version(), ask))
 
-    def arrived(self, update: UpdateMessage, take: Callable[[], None], *, again: bool) -> None:
+    def arrived(self, update: UpdateMessage, take: Pass, *, again: bool) -> None:
         """An update is here.
 
         Args:
@@ -247,7 +249,7 @@ class UploadCoordinator:
         with self._changed:
             if not again:
                 self._newest[ask.region] = (ask.epoch, ask.seq)
-            self._here[ask.key] = _Here(take)
+            self._here[ask.key] = _Here(update, take)
             self._decide(self._line.arrived(self._look(), self._path.version(), ask))
 
     def on_sum(self, peer: str, message: Message) -> None:
@@ -255,7 +257,7 @@ class UploadCoordinator:
         ask = self._read_sum(peer, message.meta)
         total_P = as_tensor(view_of(message.payload))
         with self._changed:
-            self._here[ask.key] = _Here(lambda: None, total_P, peer)
+            self._here[ask.key] = _Here(total_P=total_P, helper=peer)
             self._decide(self._line.arrived(self._look(), self._path.version(), ask))
 
     @staticmethod
@@ -293,11 +295,12 @@ class UploadCoordinator:
         if here is None:
             log.error("nothing is here of what region '%s' sent", ask.region)
             return []
-        if here.total_P is None:
-            here.take()
-            self._tell_gate(ask.region)
-            return []
-        return self._take_sum(ask, here.total_P, here.helper)
+        if here.total_P is not None:
+            return self._take_sum(ask, here.total_P, here.helper)
+        if here.update is not None and here.take is not None:
+            here.take(here.update)
+        self._tell_gate(ask.region)
+        return []
 
     def _take_sum(self, ask: UploadRequest, total_P: Tensor, helper: str) -> list[Decision]:
         group = ask.seq
@@ -347,7 +350,7 @@ class UploadCoordinator:
         now_s = time.monotonic()
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
-            self._line.line.rates.latency_s |= dict(self._rtts_s())
+            self._line.line.rates.latency_s |= _rtts_s(self._endpoint)
         return now_s
 
     def _start_timer(self) -> None:
@@ -395,14 +398,14 @@ class _Group:
     total_P: Tensor | None = None
 
 
-class Transfers:
+class Transfers(UpdateStage):
     """One bridge's part; see the module's docstring.
 
     Args:
         region: this region.
         config: how transfers take turns.
         path: that this is a stage of.
-        rtts_s: round trip times by region, as far as they are known.
+        endpoint: knows the round trip times to other regions.
     """
 
     def __init__(
@@ -410,45 +413,44 @@ class Transfers:
         region: str,
         config: TransfersConfig,
         path: StagedPath,
-        rtts_s: Callable[[], Mapping[str, float]],
+        endpoint: Endpoint,
     ) -> None:
         self._region = region
         self._config = config
         self._path = path
-        self.uploads = UploadCoordinator(config, path, rtts_s)
+        self.uploads = UploadCoordinator(config, path, endpoint)
         self._lock = threading.Lock()
         self._open = True
         self._pending: dict[int, _Pending] = {}
         self._groups: dict[int, _Group] = {}
 
-    @property
-    def stage(self) -> UpdateStage:
-        """What the path calls."""
-        return UpdateStage(
-            depart=self._depart,
-            answered=self._answered,
-            arrive=lambda update, take, again: self.uploads.arrived(
-                update, lambda: take(update), again=again
-            ),
-            on_moved=self._on_moved,
-            routes={
-                "ask": self.uploads.on_ask,
-                "ask_sum": self.uploads.on_ask_sum,
-                "sum": self.uploads.on_sum,
-                "grant": self._from_home(self._on_grant),
-                "gate": self._from_home(self._on_gate),
-                "gather": self._from_home(self._on_gather),
-                "grant_sum": self._from_home(self._on_grant_sum),
-                "bundle": self._from_home(self._on_bundle),
-                "transfer_part": self._on_part,
-                "bundled": self._on_bundled,
-            },
-            close=self.uploads.close,
-        )
+    def routes(self) -> Routes:
+        """See `UpdateStage`."""
+        return {
+            "ask": self.uploads.on_ask,
+            "ask_sum": self.uploads.on_ask_sum,
+            "sum": self.uploads.on_sum,
+            "grant": self._from_home(self._on_grant),
+            "gate": self._from_home(self._on_gate),
+            "gather": self._from_home(self._on_gather),
+            "grant_sum": self._from_home(self._on_grant_sum),
+            "bundle": self._from_home(self._on_bundle),
+            "transfer_part": self._on_part,
+            "bundled": self._on_bundled,
+        }
+
+    def arrive(self, update: UpdateMessage, take: Pass, *, again: bool) -> None:
+        """See `UpdateStage`."""
+        self.uploads.arrived(update, take, again=again)
+
+    def close(self) -> None:
+        """See `UpdateStage`."""
+        self.uploads.close()
 
     # ------------------------------------------------------------------ as a region
 
-    def _depart(self, update: UpdateMessage, ship: Pass, again: bool) -> None:
+    def depart(self, update: UpdateMessage, ship: Pass, *, again: bool) -> None:
+        """See `UpdateStage`."""
         norm = 0.0
         if self._config.max_staleness is not None and update.coded is None:
             norm = float(torch.linalg.vector_norm(update.payload_P))
@@ -460,12 +462,13 @@ class Transfers:
         if at_once:
             ship(update)
 
-    def _on_moved(self) -> None:
+    def on_moved(self) -> None:
+        """See `UpdateStage`."""
         with self._lock:
             self._open = True
             self._groups.clear()
 
-    def _answered(self, reply: ReplyMessage) -> ReplyMessage:
+    def answered(self, reply: ReplyMessage) -> ReplyMessage:
         """An answer for the own region; one to a sum without the own part of it."""
         with self._lock:
             pending = self._pending.pop(reply.seq, None)
@@ -590,3 +593,9 @@ def _fit(parts: list[UpdateMessage], asks: tuple[UploadRequest, ...]) -> bool:
         for part, ask in zip(parts, asks, strict=True)
     )
     return named and len(sizes) == 1
+
+
+def _rtts_s(endpoint: Endpoint) -> dict[str, float]:
+    """Shortest round trips by region, as far as there was one."""
+    found = {peer: stats["rtt_min_s"] for peer, stats in endpoint.stats().items()}
+    return {peer: rtt_s for peer, rtt_s in found.items() if rtt_s is not None}

@@ -123,7 +123,7 @@ class QueueActor:
         order = self.order
         server = QueueJobServer(order.job_server, order.config.patience.save_s)
         world = RayQueueWorld(order.config, server)
-        loop = QueueLoop(order.config, place.store(), world, keeper.epoch, keeper.check)
+        loop = QueueLoop(order.config, place.store(), world, keeper.epoch, keeper)
         look_s = _FAR_LOOK_S if place.is_far else _NEAR_LOOK_S
         while not self._ends:
             self._wake.clear()
@@ -135,7 +135,7 @@ class QueueActor:
             except Exception as error:  # whatever it is: jobs run, so it looks again
                 _log.exception("queue: a look failed")
                 errors = (f"a look failed: {error}",)
-                loop = QueueLoop(order.config, place.store(), world, keeper.epoch, keeper.check)
+                loop = QueueLoop(order.config, place.store(), world, keeper.epoch, keeper)
             self._served = QueueServed(True, looks, errors)
             keeper.note(f"{len(loop.state.living())} jobs")
             self._wake.wait(look_s)

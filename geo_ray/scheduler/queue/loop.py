@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
@@ -28,6 +28,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.base.text import printable
 from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.runs.lease import Fence
 from geo_ray.scheduler.queue import inbox
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.inbox import taken
@@ -239,7 +240,7 @@ class QueueLoop:
         store: its folder.
         world: the cluster.
         epoch: how manieth holder of the queue's lease this is.
-        fence: raises `LeaseLostError` if another one may act.
+        fence: of the lease that allows this process to act.
         new_id: identity that the queue gets if it was never served before.
     """
 
@@ -247,7 +248,7 @@ class QueueLoop:
     store: ConditionalStore
     world: QueueWorld
     epoch: int
-    fence: Callable[[], None]
+    fence: Fence
     new_id: str = field(default_factory=lambda: secrets.token_hex(16))
     state: QueueState = field(default_factory=QueueState)
     _journal: QueueJournal | None = None
@@ -267,7 +268,7 @@ class QueueLoop:
             RunDirectoryError, QueueJournalError: the journal cannot be read or written; nothing
                 was done.
         """
-        self.fence()
+        self.fence.check()
         if self._journal is None:
             self._open(unix_s)
         self._note_time(unix_s)
@@ -405,7 +406,7 @@ class QueueLoop:
 
     def _act(self, action: Action, errors: list[str]) -> None:
         """Do what is of no single job; what fails is tried again at the next look."""
-        self.fence()
+        self.fence.check()
         try:
             self.world.act(action)
         except LeaseLostError:
@@ -418,7 +419,7 @@ class QueueLoop:
         self, job: QueuedJob, action: Action, unix_s: float, problems: dict[str, str]
     ) -> None:
         """Do something for a job: what fails is tried again, but for a start that is refused."""
-        self.fence()
+        self.fence.check()
         try:
             self.world.act(action)
         except LeaseLostError:
@@ -509,7 +510,7 @@ class QueueLoop:
         journal = self._journal
         if journal is None or not journal.is_long or unix_s < self._compacts_unix_s:
             return
-        self.fence()
+        self.fence.check()
         snapshot = self.state.snapshot(unix_s)
         try:
             journal.compact(snapshot)

@@ -9,7 +9,7 @@ import pytest
 from geo_ray.api.check import check
 from geo_ray.data.tasks.load import BUILT_IN
 
-TASKS = Path(__file__).parents[2] / "carry_tasks.py"
+TASKS = Path(__file__).parents[2] / "support" / "carry_tasks.py"
 MISTAKES = '''
 import copy
 

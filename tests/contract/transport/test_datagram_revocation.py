@@ -47,7 +47,7 @@ class Bridge:
 
     def _route(self, message: object) -> None:
         peer = "us" if self.node.region == "eu" else "eu"
-        self.stage.stage.routes[message.kind](peer, message)
+        self.stage.routes()[message.kind](peer, message)
 
     @property
     def strange(self) -> int:
@@ -77,13 +77,13 @@ def sending(home: Path) -> Iterator[tuple[Bridge, Bridge]]:
         eu, us = Bridge(home, "eu"), Bridge(home, "us")
         with running(eu.node, us.node):
             eu.node.join(us.node, us.address)
-            eu.stage.stage.on_address("us", us.address)
+            eu.stage.on_address("us", us.address)
             until(lambda: eu.stage._sender._target is not None)
             eu.stage._sender.follow(load(1))
             until(lambda: us.taken >= 1)
             yield eu, us
             for bridge in (eu, us):
-                bridge.stage.stage.close()
+                bridge.stage.close()
 
 
 @pytest.mark.parametrize("is_linked", [True, False])

@@ -14,10 +14,10 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.config import SpotConfig
 from geo_ray.planner.fleet import Offer, RegionFleet
 from geo_ray.planner.plan import Machines, RegionPlan
-from geo_ray.planner.replan import with_running
 from geo_ray.planner.search import RentalPool
 from geo_ray.prices.price_book import shipped_book
 from geo_ray.runs.plan_inputs import ModelSize, section_of, site_of
+from geo_ray.runs.replanning import with_running
 
 EXPERIMENT = load_tree(Path(__file__).parents[3] / "configs" / "planned.yaml", [], Experiment)
 BOOK = shipped_book()

@@ -17,21 +17,21 @@ from geo_ray.runtime.regions import (
     AveragerMoved,
     AveragerSeen,
     CallOff,
-    Drop,
+    DropRegion,
     Event,
     JoinEnded,
     Lose,
     MemberPolicy,
+    MembershipState,
     MoveAverager,
     MoveWanted,
     Noticed,
     Region,
     RegionGone,
     Regions,
-    RegionState,
     Release,
     Requested,
-    Situation,
+    RunSituation,
     Start,
     TimePassed,
     ViewSeen,
@@ -39,7 +39,7 @@ from geo_ray.runtime.regions import (
 from geo_ray.training.membership import View
 
 NAMES = ("ap", "eu", "sa", "us")
-HERE = (RegionState.MEMBER, RegionState.DRAINING)
+HERE = (MembershipState.MEMBER, MembershipState.DRAINING)
 names = st.sampled_from(NAMES)
 verbs = st.sampled_from(("add", "drain", "remove"))
 
@@ -74,10 +74,10 @@ class World:
         self.is_ending = False
         self.wanted: dict[str, bool] = {}  # whether a user wants it, by the newest request
 
-    def now(self) -> Situation:
+    def now(self) -> RunSituation:
         is_up = self.standby in self.present
         needed = frozenset() if is_up else frozenset({self.home})
-        return Situation(
+        return RunSituation(
             self.now_s, self.home, self.standby, is_up, needed, self.is_ending, bool(self.starting)
         )
 
@@ -95,7 +95,7 @@ class World:
                     self.on(JoinEnded(region, has_joined=False))
                 case Lose(region, _):
                     self.lose(region)
-                case Drop(region):
+                case DropRegion(region):
                     self.present.remove(region)
                 case AskToLeave(region):
                     assert region in self.present
@@ -140,15 +140,15 @@ class World:
 
     def _check(self, region: Region) -> None:
         state = region.state
-        assert region.is_starting <= (state is RegionState.JOINING)
-        assert region.is_on_notice <= (state is RegionState.DRAINING)
-        assert (state is RegionState.LOST) <= region.is_lost
-        assert (state is RegionState.MEMBER) <= (not region.is_lost)
-        assert region.is_leaving <= (state is RegionState.DRAINING)
-        comes = state is RegionState.JOINING or region.backoff.due_s is not None
+        assert region.is_starting <= (state is MembershipState.JOINING)
+        assert region.is_on_notice <= (state is MembershipState.DRAINING)
+        assert (state is MembershipState.LOST) <= region.is_lost
+        assert (state is MembershipState.MEMBER) <= (not region.is_lost)
+        assert region.is_leaving <= (state is MembershipState.DRAINING)
+        comes = state is MembershipState.JOINING or region.backoff.due_s is not None
         if self.policy.brings_back and not self.is_ending:
             assert region.is_lost <= comes, "a lost region is always on its way, or due"
-        if region.backoff.due_s is not None and state is RegionState.LOST:
+        if region.backoff.due_s is not None and state is MembershipState.LOST:
             assert region.backoff.due_s - self.now_s <= LONGEST_S
 
     def settle(self) -> None:
@@ -216,5 +216,5 @@ def test_a_region_that_was_sent_away_comes_only_when_it_is_asked_to(
         world.on(TimePassed())
         world.on(ViewSeen(world.view))
         world.end_join(name, has_joined=has_joined)
-        assert world.regions["ap"].state is RegionState.ABSENT
+        assert world.regions["ap"].state is MembershipState.ABSENT
         assert world.regions.away == {"ap"}

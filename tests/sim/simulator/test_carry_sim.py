@@ -19,7 +19,7 @@ from tests.support.best_support import earliest_best, metrics_of
 from tests.support.train_support import experiment_of, simulate
 from tests.support.world_support import Run, experiment, of_kind
 
-TASKS = Path(__file__).parents[2] / "carry_tasks.py"
+TASKS = Path(__file__).parents[2] / "support" / "carry_tasks.py"
 KINDS = sorted(STRATEGIES)
 PLAIN = {"eval_every": 0, "statistics_batches": 0}
 THREE = {

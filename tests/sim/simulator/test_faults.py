@@ -67,7 +67,7 @@ def test_a_run_without_finite_gradients_ends_with_an_error(simulated, regions):
 
 def test_a_dead_end_is_an_error_and_no_short_run(data_dir):
     run = Run(experiment(), data_dir)
-    run.world._on_update = lambda *_: None  # an averager that never answers
+    run.world.take_in = lambda *_: None  # an averager that never answers
     with pytest.raises(InvariantError, match="waiting"):
         run.go()
 

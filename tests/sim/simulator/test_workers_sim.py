@@ -13,7 +13,7 @@ from geo_ray.strategies.registry import STRATEGIES
 from tests.support.world_support import Run, experiment, of_kind
 
 KINDS = sorted(STRATEGIES)
-TASKS = Path(__file__).parents[2] / "carry_tasks.py"
+TASKS = Path(__file__).parents[2] / "support" / "carry_tasks.py"
 STEPS = 14
 WORKERS = {"a": 3, "b": 2, "c": 1}
 ROWS = 4  # of a worker and step

@@ -28,9 +28,9 @@ from geo_ray.planner.bill import Bill
 from geo_ray.planner.config import Residency, allowed_averagers
 from geo_ray.planner.exchange import Limits
 from geo_ray.planner.plan import Plan, differing_machines, load_plan
-from geo_ray.planner.replan import replan
 from geo_ray.runs.follow_plan import changes_of
 from geo_ray.runs.planning import Sources, make_plan
+from geo_ray.runs.replanning import replan
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
 SMALL = ("task.options={size: 0.1M}",)

@@ -18,21 +18,21 @@ from geo_ray.runtime.regions import (
     AveragerSeen,
     CallOff,
     Drained,
-    Drop,
+    DropRegion,
     Event,
     JoinEnded,
     Lose,
     MemberPolicy,
+    MembershipState,
     MoveAverager,
     Noticed,
     RegionGone,
     Regions,
-    RegionState,
     Release,
     ReportDead,
     Requested,
+    RunSituation,
     Say,
-    Situation,
     Start,
     TimePassed,
     ViewSeen,
@@ -67,7 +67,7 @@ def after(regions: Regions, *events: Event, home: str = "us", now_s: float = 0.0
     """The actions that follow from the last event, without lines for the user."""
     actions: list[Action] = []
     for event in events:
-        actions = regions.next(event, Situation(now_s, home, "eu", is_standby_up=home == "us"))
+        actions = regions.next(event, RunSituation(now_s, home, "eu", is_standby_up=home == "us"))
     return [each for each in actions if not isinstance(each, Say)]
 
 
@@ -79,20 +79,20 @@ def test_a_region_is_started_once_the_averager_answers_and_trains_when_it_has_jo
     regions: Regions,
 ) -> None:
     assert after(regions, asked("add", "ap")) == [Answer("add", "ap", "1")]
-    assert regions["ap"].state is RegionState.JOINING
+    assert regions["ap"].state is MembershipState.JOINING
     assert after(regions, ViewSeen(ALL)) == [Start("ap")]
     assert after(regions, ViewSeen(ALL)) == []
     assert after(regions, JoinEnded("ap", has_joined=True)) == []
-    assert regions["ap"].state is RegionState.MEMBER
+    assert regions["ap"].state is MembershipState.MEMBER
 
 
 def test_a_join_that_fails_leaves_the_region_as_it_was(regions: Regions) -> None:
     after(regions, asked("add", "ap"), ViewSeen(ALL), JoinEnded("ap", has_joined=False))
-    assert regions["ap"].state is RegionState.ABSENT and regions.lost == []
+    assert regions["ap"].state is MembershipState.ABSENT and regions.lost == []
     after(regions, RegionGone("eu"), TimePassed(), ViewSeen(ALL))
-    assert regions["eu"].state is RegionState.JOINING and regions.lost == ["eu"]
+    assert regions["eu"].state is MembershipState.JOINING and regions.lost == ["eu"]
     after(regions, JoinEnded("eu", has_joined=False))
-    assert regions["eu"].state is RegionState.LOST and regions["eu"].backoff.due_s == 10.0
+    assert regions["eu"].state is MembershipState.LOST and regions["eu"].backoff.due_s == 10.0
 
 
 def test_a_join_is_called_off(regions: Regions) -> None:
@@ -100,7 +100,7 @@ def test_a_join_is_called_off(regions: Regions) -> None:
     actions = after(regions, asked("remove", "ap"))
     assert [type(each) for each in actions] == [Answer, CallOff]
     after(regions, JoinEnded("ap", has_joined=False))
-    assert regions["ap"].state is RegionState.ABSENT and regions.away == {"ap"}
+    assert regions["ap"].state is MembershipState.ABSENT and regions.away == {"ap"}
 
 
 def test_a_region_drains_until_it_has_left_and_its_workers_are_back(regions: Regions) -> None:
@@ -108,8 +108,8 @@ def test_a_region_drains_until_it_has_left_and_its_workers_are_back(regions: Reg
     assert regions["eu"].is_leaving
     left = ALL.changed((), ("eu",))
     assert after(regions, ViewSeen(left, frozenset({"eu"}))) == []
-    assert after(regions, ViewSeen(left)) == [Drop("eu"), Drained("eu", "asked")]
-    assert regions["eu"].state is RegionState.ABSENT and regions.awaited == []
+    assert after(regions, ViewSeen(left)) == [DropRegion("eu"), Drained("eu", "asked")]
+    assert regions["eu"].state is MembershipState.ABSENT and regions.awaited == []
 
 
 def test_the_averager_moves_before_its_region_leaves(regions: Regions) -> None:
@@ -120,7 +120,7 @@ def test_the_averager_moves_before_its_region_leaves(regions: Regions) -> None:
     assert after(regions, AveragerMoved(), home="us") == [
         Answer("drain", "us", refusal="the averager lives in 'us' now")
     ]
-    assert regions["us"].state is RegionState.MEMBER
+    assert regions["us"].state is MembershipState.MEMBER
 
 
 def test_a_region_with_a_notice_leaves_and_is_lost_before_its_machine_is_gone(
@@ -130,15 +130,15 @@ def test_a_region_with_a_notice_leaves_and_is_lost_before_its_machine_is_gone(
     (lose,) = after(regions, Noticed({"eu": AT_ONCE_S}))
     assert isinstance(lose, Lose) and lose.region == "eu"
     assert after(regions, RegionGone("eu", has_notice=True)) == [Release("eu"), ReportDead("eu")]
-    assert regions["eu"].state is RegionState.LOST and regions.awaited == ["eu"]
+    assert regions["eu"].state is MembershipState.LOST and regions.awaited == ["eu"]
 
 
 def test_a_region_that_left_for_a_notice_comes_back(regions: Regions) -> None:
     after(regions, Noticed({"eu": 60.0}))
     actions = after(regions, ViewSeen(ALL.changed((), ("eu",))))
-    assert actions == [Drop("eu"), Release("eu"), Drained("eu", "notice")]
+    assert actions == [DropRegion("eu"), Release("eu"), Drained("eu", "notice")]
     after(regions, TimePassed())
-    assert regions["eu"].state is RegionState.JOINING and regions.away == frozenset()
+    assert regions["eu"].state is MembershipState.JOINING and regions.away == frozenset()
 
 
 @pytest.mark.parametrize("verb", ["drain", "remove"])
@@ -146,7 +146,7 @@ def test_a_region_that_is_lost_after_it_was_asked_to_leave_stays_away(
     regions: Regions, verb: Verb
 ) -> None:
     after(regions, asked(verb, "eu"), RegionGone("eu"))
-    assert regions["eu"].state is RegionState.ABSENT
+    assert regions["eu"].state is MembershipState.ABSENT
     assert regions.away == {"eu"} and regions.lost == [] and regions["eu"].is_dead
 
 
@@ -159,7 +159,7 @@ def test_what_another_driver_knows_is_taken_over(policy: MemberPolicy) -> None:
     regions = Regions(policy, ("us",))
     rows = {"eu": {"cursor": 4}}
     regions.restore(["eu"], ["ap"], rows, unawaited=["eu"], now_s=5.0)
-    assert regions["eu"].state is RegionState.LOST and regions["eu"].rows == {"cursor": 4}
+    assert regions["eu"].state is MembershipState.LOST and regions["eu"].rows == {"cursor": 4}
     assert (regions.awaited, regions.away) == (["eu"], {"ap"})
     assert not regions["eu"].is_awaited and regions["eu"].backoff.due_s == 5.0
 

@@ -78,6 +78,6 @@ def test_messages_of_one_kind_have_one_handler() -> None:
         raise AssertionError(f"{peer} sent {message}")
 
     standby = dict.fromkeys(KINDS, route)
-    assert joined(standby, UpdateStage().routes) == standby
+    assert joined(standby, UpdateStage().routes()) == standby
     with pytest.raises(InvariantError, match="reply"):
         joined({"reply": route, "ask": route}, standby)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.transport.upload_helpers import HelperScheduler, UploadPath, part_of, plan_groups
 from geo_ray.transport.uploads import (
     Dissolve,
     Drop,
     Gather,
     Grant,
+    HelperScheduler,
     Take,
     TransfersConfig,
+    UploadPath,
     UploadRequest,
+    part_of,
+    plan_groups,
 )
 
 MB = 1_000_000

@@ -20,6 +20,7 @@ from geo_ray.cloud.backtest.simulated_cloud import (
     SimWorld,
     forever,
 )
+from geo_ray.runs.lease import Unfenced
 from tests.support.autoscale_support import CONFIG, Scene, drains, ends, launches, target
 
 DAY_S = 86_400.0
@@ -51,7 +52,7 @@ class Head:
             self.world,
             Journal(self.store, epoch),
             "c",
-            lambda: None,
+            Unfenced(),
         )
 
     def looks(self, count: int) -> list[TickResult]:

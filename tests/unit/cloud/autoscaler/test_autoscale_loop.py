@@ -14,6 +14,7 @@ from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
 from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.cloud.provider import Machine
+from geo_ray.runs.lease import Unfenced
 from geo_ray.storage.conditional_store import LocalConditionalStore
 from tests.support.autoscale_support import CONFIG, region, target, waiting
 
@@ -73,7 +74,7 @@ class Looks:
             Endless(),
             Journal(LocalConditionalStore(self.where), 1),
             "c",
-            lambda: None,
+            Unfenced(),
         )
 
     def looks(self, count: int) -> list[str]:

@@ -16,6 +16,7 @@ from geo_ray.cloud.autoscaler.state import outstanding
 from geo_ray.cloud.backtest.replay import MemoryStore
 from geo_ray.cloud.backtest.simulated_cloud import SimJob, SimulatedCloud, SimWorld, forever
 from geo_ray.cloud.provider import LaunchFailure, MachineState, Market, Pool, Shortage
+from geo_ray.runs.lease import Unfenced
 from tests.support.autoscale_support import (
     CONFIG,
     SPOT_A,
@@ -199,7 +200,7 @@ def test_what_was_refused_is_not_forgotten_when_a_look_breaks_off(what: str) -> 
         world,
         Journal(Store(), 1),
         "c",
-        lambda: None,
+        Unfenced(),
     )
     asked = [each.request.pool for each in launches(loop.tick(clock.now_s()).decided)]
     assert asked == [SPOT_A]

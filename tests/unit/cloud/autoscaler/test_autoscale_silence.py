@@ -25,6 +25,7 @@ from geo_ray.cloud.backtest.simulated_cloud import (
 )
 from geo_ray.cloud.cluster.providers import RegionProviders
 from geo_ray.cloud.provider import LaunchRequest, Machine, MachineProvider, MachineState, Stock
+from geo_ray.runs.lease import Unfenced
 from tests.support.autoscale_support import CONFIG, drains, ends, launches, region, target
 
 EAST = region(name="east", at="r-1", zones=("r-1a",), rows_per_s=20.0)
@@ -51,7 +52,7 @@ class Two:
             self.world,
             Journal(MemoryStore(), 1),
             "c",
-            lambda: None,
+            Unfenced(),
         )
 
     def look(self) -> TickResult:

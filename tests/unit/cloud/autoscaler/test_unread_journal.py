@@ -35,6 +35,7 @@ from geo_ray.cloud.backtest.simulated_cloud import (
     forever,
 )
 from geo_ray.cloud.provider import Machine, MachineState, Market, Pool
+from geo_ray.runs.lease import Unfenced
 from geo_ray.storage.conditional_store import LocalConditionalStore
 from tests.support.autoscale_support import CONFIG, SMALL, Scene, ends, launches, region, target
 
@@ -154,7 +155,7 @@ class Cluster:
             self.world,
             Journal(self.store, self.epoch),
             "c",
-            lambda: None,
+            Unfenced(),
         )
 
     def looks(self, count: int) -> None:

@@ -15,6 +15,7 @@ from ray.job_submission import JobStatus
 
 from geo_ray.base.errors import ClusterError, InvariantError, QueueRequestError, RunDirectoryError
 from geo_ray.runs import directory, requests
+from geo_ray.runs.lease import Unfenced
 from geo_ray.runs.status import StatusReader
 from geo_ray.scheduler.policies.fifo import FifoPolicy
 from geo_ray.scheduler.policy import SlotDecision, SlotView
@@ -182,7 +183,7 @@ def test_a_poisoned_log_is_its_jobs_problem_alone(
 ) -> None:
     queue = sim_queue(tmp_path, runs=str(tmp_path / "runs"))
     world, server = world_of(queue, monkeypatch)
-    loop = QueueLoop(queue.config, queue.store, world, 1, lambda: None, queue.queue_id)
+    loop = QueueLoop(queue.config, queue.store, world, 1, Unfenced(), queue.queue_id)
     queue.loop = loop
     queue.submit("red", job("evil"))
     loop.tick(1.0)
@@ -301,7 +302,7 @@ def hostile_run(
     """A queue with a job that runs, and the directory of its run."""
     queue = sim_queue(tmp_path, runs=str(tmp_path / "runs"))
     world, server = world_of(queue, monkeypatch)
-    queue.loop = QueueLoop(queue.config, queue.store, world, 1, lambda: None, queue.queue_id)
+    queue.loop = QueueLoop(queue.config, queue.store, world, 1, Unfenced(), queue.queue_id)
     queue.submit("red", job("evil"))
     queue.loop.tick(1.0)
     evil = queue.state.jobs["evil"]
