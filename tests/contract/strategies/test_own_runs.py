@@ -140,7 +140,11 @@ def test_what_refuses_a_resume_later_changes_nothing_either(place):
     ("file", "line", "method"),
     [
         ("own_strategy.py", "region.params_P.lerp_(reply.payload_P, self.share)", "on_reply"),
-        ("own_strategy.py", "updates = averager.gather(update)", "on_update"),
+        (
+            "own_strategy.py",
+            'return answer_all(averager, updates, weighted_mean(updates, "uniform"))',
+            "on_update",
+        ),
         ("own_codec.py", "codes_P = torch.zeros_like(x_P)", "encode"),
         ("own_codec.py", "num = check_num(self.kind, coded.num)", "decode"),
     ],

@@ -62,7 +62,7 @@ def hung(tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run whose worker eu/0 can be asked what it is doing."""
     run = Run(tmp_path, log)
     run.told_user = []  # type: ignore[attr-defined]
-    run.controller.hang_watch.tell = run.told_user.append  # type: ignore[attr-defined]
+    monkeypatch.setattr(type(run.controller), "show", lambda _, text: run.told_user.append(text))
 
     def wait(refs: list[Worker], **_: object) -> tuple[list[Worker], list[Worker]]:
         return [ref for ref in refs if ref.answer is not None], []
