@@ -46,14 +46,14 @@ def command(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def slow_experiment(
-    cluster: LocalCluster, directory: Path, steps: int, **changes: Any
+    shared: LocalCluster, directory: Path, steps: int, **changes: Any
 ) -> Experiment:
     """A run that takes long enough for things to happen to it."""
     tree: dict[str, Any] = {
         "train": {"steps": steps, "eval_every": 8, "step_timeout_s": 60},
         "emulate": {"step_s": 0.15},
         "checkpoint": {"every_s": 0.5},
-        "cluster": {"kind": "existing", "address": cluster.address},
+        "cluster": {"kind": "existing", "address": shared.address},
         "run": {"dir": str(directory / "runs")},
     }
     return experiment_of(directory, **(tree | changes))
