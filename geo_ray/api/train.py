@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from geo_ray.api.auto import load_experiment
 from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.api.display import OnEvent, RunWatch, ShowProgress, Watched
+from geo_ray.api.display import OnEvent, RunWatch, ShowProgress
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.api.run import Run, open_run
 from geo_ray.api.status import directory_of
@@ -51,7 +51,6 @@ from geo_ray.simulator.run import simulate as simulate_to_end
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.uri import is_s3, join
 from geo_ray.telemetry.event_log import has_begun
-from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.report import REPORT_FILE
 from geo_ray.telemetry.summary import load_summary
 from geo_ray.transport.security.cert_store import check_certificates, files_of, is_revoked
@@ -372,7 +371,7 @@ def train(
             as_it_is = source is None and not changes and followed is None and checkpoint is None
             if again is not None and source is not None:
                 as_it_is = followed is None and _is_unchanged(path, source, changes)
-            if as_it_is and (running := _watched_if_running(path, watch, began_unix_s, detach)):
+            if as_it_is and (running := _watched_if_running(path, watch, detach)):
                 return running
             leases = None if address is None else RunObjects(address).lease()
             seeker = seeker_of(path, watch.tell, leases)
@@ -405,7 +404,7 @@ def train(
             raise ConfigError("there is no configuration", fix="Give one, or a run to resume.")
         with (
             _tidied(ready.run, watch, is_new=resume is None),
-            watch.over(ready.experiment) as watched,
+            watch.over(ready.experiment, ready.note) as watched,
         ):
             if detach and ready.experiment.cluster.kind != "existing":
                 raise ConfigError(
@@ -421,10 +420,7 @@ def train(
             request = RunRequest(
                 ready.experiment, ready.run, goes_on, ready.is_changed, ready.plan, detach
             )
-            sinks = (_noting(ready.note, watched), *watched.sinks)
-            summary = drive(
-                request, Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
-            )
+            summary = drive(request, Reporting(watched, began_unix_s))
     if summary is None:
         return open_run(ready.run.path)
     return Run(ready.run, ready.experiment, summary, finished=True)
@@ -456,9 +452,7 @@ def _is_unchanged(path: Path, source: ConfigSource, overrides: tuple[str, ...]) 
     return dump_yaml(wanted) == read_text(saved)
 
 
-def _watched_if_running(
-    path: Path, watch: RunWatch, began_unix_s: float, detach: bool
-) -> Run | None:
+def _watched_if_running(path: Path, watch: RunWatch, detach: bool) -> Run | None:
     """Watch a run that goes on to its end; None if it does not go on, or not where it can be."""
     if not path.is_dir():
         return None
@@ -466,8 +460,7 @@ def _watched_if_running(
     if experiment.cluster.kind != "existing" or not may_be_running(run):
         return None
     with _tidied(run, watch, is_new=False), watch.over(experiment) as shown:
-        told = Reporting(shown.status, shown.sinks, began_unix_s, shown.awaiting)
-        is_running, summary = watch_running(run, experiment, told, detach=detach)
+        is_running, summary = watch_running(run, experiment, shown, detach=detach)
     if not is_running:
         return None
     return open_run(path) if summary is None else Run(run, experiment, summary, finished=True)
@@ -507,21 +500,10 @@ def simulate(
             _tidied(ready.run, watch, is_new=True),
             mirrored(ready.run.address, ready.run.path, 1, lambda: None),
             reported(ready.run.path),
-            watch.over(ready.experiment) as watched,
+            watch.over(ready.experiment, ready.note) as watched,
         ):
-            sinks = (_noting(ready.note, watched), *watched.sinks)
-            summary = simulate_to_end(ready.experiment, ready.run, watched.status, sinks)
+            summary = simulate_to_end(ready.experiment, ready.run, watched)
     return Run(ready.run, ready.experiment, summary, finished=True)
-
-
-def _noting(note: str, watched: Watched) -> OnEvent:
-    """Tells a note when the run begins: one that does not begin is not made."""
-
-    def on_event(event: Event) -> None:
-        for line in note.splitlines() if event.kind == "run_started" else ():
-            watched.note(line)
-
-    return on_event
 
 
 @contextmanager

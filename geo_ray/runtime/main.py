@@ -59,11 +59,11 @@ def run(
     limit, window_s = experiment.checkpoint.restarts, experiment.train.restart_window_s
     restarts, failed_starts = Restarts(limit, window_s, "checkpoint.restarts"), 0
     with (
-        driving(seeker_of(directory.path, reporting.status, lease_of(directory))) as lease,
+        driving(seeker_of(directory.path, reporting.observer.status, lease_of(directory))) as lease,
         mirrored(
             *(directory.address, directory.path, lease.epoch, lease.check),
             retry_s=experiment.checkpoint.retry_s,
-            tell=reporting.status,
+            tell=reporting.observer.status,
         ),
         reported(directory.path),
         watched_head(ray.get_runtime_context().gcs_address, reporting.interruption.set),
@@ -135,7 +135,7 @@ def _may_restart(setup: RunSetup, broken: BrokenError, restarts: Restarts) -> bo
     """Whether a run continues from its newest checkpoint; a store that is away is waited for."""
     checkpoint, told = setup.experiment.checkpoint, setup.reporting
     store = store_of(setup.run, checkpoint)
-    retrying = Retrying(checkpoint.retry_s, told.status, told.interruption)
+    retrying = Retrying(checkpoint.retry_s, told)
     try:
         retrying.until_done("reading the newest checkpoint", store.latest)
     except (CheckpointError, StoreError, RunDirectoryError):

@@ -33,7 +33,7 @@ from geo_ray.runtime import main
 from geo_ray.runtime.launcher import Kept, ProcessOrder, RunBook
 from geo_ray.runtime.run_context import Reporting, Resumption
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventTail, has_begun
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import Summary
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SignedCertificate
@@ -117,6 +117,61 @@ class RunEnd:
     error: BaseException | None = None
 
 
+class WatchedProgress(RunObserver):
+    """What the run has reported since the last beat, and whether it is to end at once.
+
+    Args:
+        order: the run.
+    """
+
+    def __init__(self, order: RunOrder) -> None:
+        self._order = order
+        self._lock = threading.Lock()
+        self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
+        self._awaiting: StartWait | None = None
+        self._is_ending = False
+        self.end_error: BaseException | None = None
+
+    def status(self, text: str) -> None:
+        """Report a phase to watchers."""
+        self._check()
+        self.say(text)
+
+    def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
+        """Report a wait to watchers."""
+        self._check()
+        self._awaiting = StartWait(phase, done, total, tuple(names))
+
+    def on_event(self, event: Event) -> None:
+        """Write down the configuration of a run that has begun with another one."""
+        self._check()
+        order = self._order
+        if event.kind == "run_started":
+            self._awaiting = None
+            if order.adopts:
+                directory.adopt(order.run, order.experiment, order.plan)
+
+    def say(self, text: str, logger: str = "") -> None:
+        """Report a line to watchers: a phase, or a warning of a logger."""
+        with self._lock:
+            self._lines.append((text, logger))
+            self._awaiting = None
+
+    def take(self) -> tuple[tuple[tuple[str, str], ...], StartWait | None]:
+        """Return lines that were not taken before, and the wait that is in progress."""
+        with self._lock:
+            lines, awaiting = tuple(self._lines), self._awaiting
+            self._lines.clear()
+        return lines, awaiting
+
+    def _check(self) -> None:
+        """End the run where it is, if that was asked for."""
+        error = self.end_error
+        if error is not None and not self._is_ending:
+            self._is_ending = True  # the end reports phases, too
+            raise error
+
+
 class RunLoopActor:
     """Drives one run in a process of the cluster.
 
@@ -131,12 +186,7 @@ class RunLoopActor:
             os.chdir(order.cwd)
         sys.path.extend(entry for entry in order.path if entry not in sys.path)
         self._supervisor, self._order, self._attempt = supervisor, order, attempt
-        self._lock = threading.Lock()
-        self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
-        self._awaiting: StartWait | None = None
-        self._interruption = Interruption()
-        self._end_error: BaseException | None = None
-        self._is_ending = False
+        self._progress, self._interruption = WatchedProgress(order), Interruption()
         self._is_over = threading.Event()
 
     def process_id(self) -> int:
@@ -145,7 +195,7 @@ class RunLoopActor:
 
     def run(self) -> RunEnd:
         """Drive the run to its end; called once, by the supervisor."""
-        logging.getLogger().addHandler(_Forward(self))
+        logging.getLogger().addHandler(_Forward(self._progress))
         beats = threading.Thread(target=self._beat_often, name="beats", daemon=True)
         self._beat()  # what was asked for before counts from the start
         beats.start()
@@ -160,9 +210,7 @@ class RunLoopActor:
         return end
 
     def _run(self, order: RunOrder, experiment: Experiment) -> Summary:
-        reporting = Reporting(
-            self.status, (self._take,), order.began_unix_s, self._await, self._interruption
-        )
+        reporting = Reporting(self._progress, order.began_unix_s, self._interruption)
         resume = order.resume
         if self._attempt and has_begun(order.run.path):
             log = EventTail(order.run.path / EVENTS_FILE)
@@ -170,60 +218,28 @@ class RunLoopActor:
         launcher = SupervisedLauncher(self._supervisor)
         return main.run(experiment, order.run, reporting, launcher, resume=resume)
 
-    def _take(self, event: Event) -> None:
-        self._check()
-        order = self._order
-        if event.kind == "run_started":
-            self._awaiting = None
-            if order.adopts:
-                directory.adopt(order.run, order.experiment, order.plan)
-
-    def status(self, text: str) -> None:
-        """Report a phase to watchers."""
-        self._check()
-        self.say(text)
-
-    def say(self, text: str, logger: str = "") -> None:
-        """Report a line to watchers: a phase, or a warning of a logger."""
-        with self._lock:
-            self._lines.append((text, logger))
-            self._awaiting = None
-
-    def _await(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
-        self._check()
-        self._awaiting = StartWait(phase, done, total, tuple(names))
-
-    def _check(self) -> None:
-        """End the run where it is, if that was asked for."""
-        error = self._end_error
-        if error is not None and not self._is_ending:
-            self._is_ending = True  # the end reports phases, too
-            raise error
-
     def _beat_often(self) -> None:
         while not self._is_over.wait(_BEAT_S):
             self._beat()
 
     def _beat(self) -> None:
-        with self._lock:
-            lines, awaiting = tuple(self._lines), self._awaiting
-            self._lines.clear()
-        wishes: Wishes = ray.get(self._supervisor.beat.remote(self._attempt, lines, awaiting))
+        beat = self._supervisor.beat.remote(self._attempt, *self._progress.take())
+        wishes: Wishes = ray.get(beat)
         if wishes.stop is not None and not self._interruption.is_set():
             self._interruption.set(wishes.stop)
-        self._end_error = wishes.end
+        self._progress.end_error = wishes.end
 
 
 class _Forward(logging.Handler):
     """Passes warnings of this library to the watchers of a run."""
 
-    def __init__(self, actor: RunLoopActor) -> None:
+    def __init__(self, progress: WatchedProgress) -> None:
         super().__init__(logging.WARNING)
-        self._actor = actor
+        self._progress = progress
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("geo_ray"):
-            self._actor.say(record.getMessage(), record.name)
+            self._progress.say(record.getMessage(), record.name)
 
 
 def _portable(error: BaseException) -> BaseException:

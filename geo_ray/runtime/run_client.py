@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ from geo_ray.runtime.spec import demand_of
 from geo_ray.runtime.supervisor import NAMESPACE, RunNews, RunState, Supervisor, supervisor_name
 from geo_ray.storage.conditional_store import LocalConditionalStore
 from geo_ray.telemetry.event_log import EVENTS_FILE, LOGS_DIRECTORY, EventTail, newest_stretch
+from geo_ray.telemetry.events import RunObserver
 from geo_ray.telemetry.summary import Summary
 
 _ASK_EVERY_S: Final = 0.15
@@ -53,11 +54,11 @@ _HEAD_S: Final = 3.0
 
 
 def cluster_of(
-    experiment: Experiment, status: Callable[[str], None]
+    experiment: Experiment, observer: RunObserver
 ) -> AbstractContextManager[ConnectedCluster]:
     """Return the cluster of a run, as `connect` makes it: large enough for the whole run."""
     demands = by_label([demand_of(experiment, region) for region in experiment.regions])
-    status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
+    observer.status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
     return connect(
         experiment.cluster,
         experiment.labels,
@@ -120,13 +121,13 @@ def drive(
     """
     with ExitStack() as stack:
         if cluster is None:
-            cluster = stack.enter_context(cluster_of(request.experiment, reporting.status))
+            cluster = stack.enter_context(cluster_of(request.experiment, reporting.observer))
         log = EventTail(request.run.path / EVENTS_FILE)
         for _ in log.new():
             pass  # what happened before is not of this run segment
         order = request.order(reporting.began_unix_s, log.read_bytes)
         reporting.status("starting the run's driver")
-        watcher = RunWatcher(_start(order), reporting, cluster, log)
+        watcher = RunWatcher(_start(order), reporting.observer, cluster, log)
         try:
             return watcher.follow(until_begun=request.detach)
         except BaseException:
@@ -147,7 +148,7 @@ def train_watched(
 
 
 def watch_running(
-    run: RunDirectory, experiment: Experiment, reporting: Reporting, *, detach: bool = False
+    run: RunDirectory, experiment: Experiment, observer: RunObserver, *, detach: bool = False
 ) -> tuple[bool, Summary | None]:
     """Watch a run that goes on, from where its newest segment began.
 
@@ -159,22 +160,21 @@ def watch_running(
     Raises:
         GeoRayError, KeyboardInterrupt: as for `drive`.
     """
-    with cluster_of(experiment, lambda text: None) as cluster:
+    with cluster_of(experiment, RunObserver()) as cluster:
         supervisor, state = _find(run)
         if supervisor is not None and state is not RunState.RUNNING:
-            reporting.status("the run is being stopped: waiting for its end")
+            observer.status("the run is being stopped: waiting for its end")
             while supervisor is not None:
                 time.sleep(_ASK_EVERY_S)
                 supervisor, _ = _find(run)
         if supervisor is None:
             return False, None
         log = EventTail(run.path / EVENTS_FILE)
-        reporting.status("the run goes on; watching it")
-        watcher = RunWatcher(supervisor, reporting, cluster, log)
+        observer.status("the run goes on; watching it")
+        watcher = RunWatcher(supervisor, observer, cluster, log)
         for event in newest_stretch(log):
             watcher.has_begun = True
-            for sink in reporting.sinks:
-                sink(event)
+            observer.on_event(event)
         return True, watcher.follow(until_begun=detach)
 
 
@@ -243,15 +243,15 @@ class RunWatcher:
 
     Args:
         supervisor: of the run.
-        reporting: receives phases and events; its other fields are not used.
+        observer: receives phases and events.
         cluster: that this process is connected to.
         log: the run's events, at the first that is passed on.
     """
 
     def __init__(
-        self, supervisor: Handle, reporting: Reporting, cluster: ConnectedCluster, log: EventTail
+        self, supervisor: Handle, observer: RunObserver, cluster: ConnectedCluster, log: EventTail
     ) -> None:
-        self._supervisor, self._reporting = supervisor, reporting
+        self._supervisor, self._observer = supervisor, observer
         self._cluster, self._log = cluster, log
         self._name, self._next = secrets.token_hex(4), 0
         self._signals, self._asked = 0, 0
@@ -338,16 +338,15 @@ class RunWatcher:
             if logger:
                 logging.getLogger(logger).warning("%s", text)
             else:
-                self._reporting.status(text)
+                self._observer.status(text)
         wait = news.awaiting
         if wait is not None:
-            self._reporting.awaiting(wait.phase, wait.done, wait.total, wait.names)
+            self._observer.awaiting(wait.phase, wait.done, wait.total, wait.names)
 
     def _pass_on_events(self) -> None:
         for event in self._log.new():
             self.has_begun = self.has_begun or event.kind == "run_started"
-            for sink in self._reporting.sinks:
-                sink(event)
+            self._observer.on_event(event)
 
     # ------------------------------------------------------------------ the user's wishes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -14,13 +14,12 @@ from ray.util.metrics import Counter, Gauge
 from geo_ray.base.errors import GeoRayError
 from geo_ray.data.tasks.base import Task
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.ray_cluster.calls import Tell, tell_nobody
 from geo_ray.runs import requests
 from geo_ray.runs.build import build_evals
 from geo_ray.runs.directory import RunDirectory, followed_plan
 from geo_ray.runs.evaluation import BestKeeper, EvalMark, EvalNotes
 from geo_ray.runs.lease import LeaseKeeper
-from geo_ray.runs.recorder import Recorder, Sink
+from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.replanning import plan_of_members
 from geo_ray.runs.requests import Interruption, MemberRequest
 from geo_ray.runtime.actor_group import ActorGroup
@@ -29,7 +28,7 @@ from geo_ray.runtime.controller import Controller
 from geo_ray.runtime.launcher import ProcessMaker
 from geo_ray.runtime.replanning import LinkNotes, PlanFor
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail, detach
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.export.base import ExportOrder
 from geo_ray.telemetry.export.exporters import ExportPump, exporting
 from geo_ray.telemetry.metrics import METRICS, MetricsState
@@ -62,30 +61,42 @@ class RayMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """Callbacks that receive a run's progress.
+    """Who receives a run's progress, and may interrupt it.
 
     Attributes:
-        status: told each phase of start-up and end.
-        sinks: given every event.
+        observer: receives phases and events.
         began_unix_s: time of day of the user's command.
-        awaiting: told again and again who is awaited in a phase of the start-up.
         interruption: set to have the run saved and ended.
     """
 
-    status: Callable[[str], None]
-    sinks: Sequence[Sink]
+    observer: RunObserver
     began_unix_s: float
-    awaiting: Tell = tell_nobody
     interruption: Interruption = field(default_factory=Interruption)
+
+    def status(self, text: str) -> None:
+        """Report the phase that begins."""
+        self.observer.status(text)
 
     def noted_in(self, lease: LeaseKeeper) -> Reporting:
         """Return the same, with phases also written into the lease, for `geo-ray status`."""
+        return replace(self, observer=_NotedInLease(self.observer, lease))
 
-        def status(text: str) -> None:
-            lease.note(text or "training")
-            self.status(text)
 
-        return replace(self, status=status)
+class _NotedInLease(RunObserver):
+    """Passes everything on and writes phases into the lease of the run."""
+
+    def __init__(self, observer: RunObserver, lease: LeaseKeeper) -> None:
+        self._observer, self._lease = observer, lease
+
+    def status(self, text: str) -> None:
+        self._lease.note(text or "training")
+        self._observer.status(text)
+
+    def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
+        self._observer.awaiting(phase, done, total, names)
+
+    def on_event(self, event: Event) -> None:
+        self._observer.on_event(event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +242,7 @@ class RunContext:
         """What takes its events."""
         # Of a run in a bucket the log is this machine's; the mirror asks before it copies.
         check = self.lease.check if self.run.address is None else self.lease.check_known
-        sinks = [*self.reporting.sinks, RayMetrics().feed, export.feed]
+        sinks = [self.reporting.observer.on_event, RayMetrics().feed, export.feed]
         return Recorder(log, sinks, check, known)
 
 
@@ -276,7 +287,7 @@ def controller_of(
         origin_unix_s,
         LinkNotes(run.links),
         partial(_requests, run.path, reporting.interruption),
-        reporting.status,
+        reporting.observer.status,
         reporting.interruption,
         _planner(run, context.experiment),
     )

@@ -31,9 +31,8 @@ from geo_ray.runs.checkpoints import places_of
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.model_file import about_model, keep_longer, save_trained
 from geo_ray.runs.report import account
-from geo_ray.runs.requests import Interruption
 from geo_ray.runtime.actor_group import ActorGroup
-from geo_ray.runtime.run_context import Training
+from geo_ray.runtime.run_context import Reporting, Training
 from geo_ray.storage.folders import Folder
 from geo_ray.storage.parts import read_part
 from geo_ray.storage.places import CheckpointPlaces
@@ -52,14 +51,12 @@ class Retrying:
 
     Attributes:
         seconds: for each step.
-        status: told why it takes so long.
-        interruption: set if the user does not want to wait.
+        reporting: told why it takes so long; its interruption ends the wait.
         is_store_away: whether the last checkpoint could not be saved: then the store is left out.
     """
 
     seconds: float
-    status: Callable[[str], None]
-    interruption: Interruption
+    reporting: Reporting
     is_store_away: bool = False
 
     def until_done(self, what: str, step: Callable[[], T]) -> T:
@@ -74,10 +71,10 @@ class Retrying:
                 return step()
             except (StoreError, RunDirectoryError) as error:
                 left_s = ends_s - time.monotonic()
-                if left_s <= 0 or self.interruption.is_set():
+                if left_s <= 0 or self.reporting.interruption.is_set():
                     raise
-                self.status(f"{what} is tried again for {left_s:.0f} s: {error.message}")
-                self.interruption.wait(min(pause_s, left_s))
+                self.reporting.status(f"{what} is tried again for {left_s:.0f} s: {error.message}")
+                self.reporting.interruption.wait(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
 
@@ -99,8 +96,7 @@ def finish(training: Training) -> Summary:
     now_s = time.time() - controller.origin_unix_s
     retrying = Retrying(
         experiment.checkpoint.retry_s,
-        reporting.status,
-        reporting.interruption,
+        reporting,
         is_store_away=controller.policy.is_failing,
     )
     actors.dismiss_workers()
@@ -146,7 +142,9 @@ def _final_model(
             found = retrying.until_done("the model", partial(_through, primary, folder, places))
             return found[0], digests | {home: found[1]}
         except (StoreError, RunDirectoryError) as error:
-            retrying.status(f"{error.message}: taking the model from region '{home}' itself")
+            retrying.reporting.status(
+                f"{error.message}: taking the model from region '{home}' itself"
+            )
     sizes, digest = collect({0: primary.model_bytes.remote()}, _WRITE_S)[0]
     tensors = {}
     for name, num_bytes in sizes.items():

@@ -90,7 +90,7 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
         checked, placed = _placed(setup, experiment, run_id)
     try:
         with _restartable(resume):
-            checked.check_newcomers(demands_of(experiment), reporting.status)
+            checked.check_newcomers(demands_of(experiment), reporting.observer.status)
         spec = RunSpec(
             experiment_json=with_shapes(experiment, task).model_dump_json(),
             base_dir=str(run.base_dir),
@@ -150,7 +150,7 @@ def _placed(
     if experiment.cluster.kind == "local":
         preflight(demands, ask_nodes=False)
     elif not launcher.has_places:
-        checked = check_cluster(demands, reporting.status)
+        checked = check_cluster(demands, reporting.observer.status)
     launcher.attach(setup.lease.epoch)
     launcher.begin(run_id, experiment.region_names, experiment.transport)
     return checked, launcher.place(demands, _PLACE_TIMEOUT_S + checked.longest_s)
@@ -167,7 +167,7 @@ def _training(
     try:
         with _restartable(resume):
             actors.create(experiment.present)
-            actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
+            actors.await_ready(_START_TIMEOUT_S, reporting.observer.awaiting)
         clock = None if resume is None else resume.clock
         if clock is None:
             startup_s = time.time() - reporting.began_unix_s
@@ -187,7 +187,7 @@ def _training(
             evals = evals_of(context, recorder, keeper)
             evals.begin(before_s)
             with _restartable(resume):
-                actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.awaiting)
+                actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.observer.awaiting)
             requests.forget_member_requests(context.run.path)
             requests.forget_stop_request(context.run.path)
             controller = controller_of(context, recorder, evals, origin_unix_s)

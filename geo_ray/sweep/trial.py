@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,10 @@ from geo_ray.base.user_section import context
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runs.recorder import Sink
 from geo_ray.simulator.run import simulate
 from geo_ray.telemetry.charts import Floats, bytes_at
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import Summary
 from geo_ray.telemetry.totals import Link, RunTotals, SentUntil
 
@@ -56,37 +55,31 @@ class RealTrial:
 def run_trial(
     experiment: Experiment,
     run: RunDirectory,
-    sinks: Sequence[Sink] = (),
+    observer: RunObserver | None = None,
     real: RealTrial | None = None,
-    status: Callable[[str], None] | None = None,
 ) -> Summary:
     """Run one configuration to its end. The data that it generated is removed.
 
     Args:
         experiment: the configuration.
         run: its directory.
-        sinks: given every event.
+        observer: receives its progress.
         real: how it trains on real actors; None: it is simulated.
-        status: told each phase.
 
     Raises:
         GeoRayError: the error that ended the run early.
     """
-    status = status or _ignore
+    observer = observer or RunObserver()
     if real is None:
-        summary = simulate(experiment, run, status, sinks)
+        summary = simulate(experiment, run, observer)
     else:
-        summary = _train(experiment, run, sinks, real, status)
+        summary = _train(experiment, run, observer, real)
     shutil.rmtree(run.data, ignore_errors=True)
     return summary
 
 
 def _train(
-    experiment: Experiment,
-    run: RunDirectory,
-    sinks: Sequence[Sink],
-    real: RealTrial,
-    status: Callable[[str], None],
+    experiment: Experiment, run: RunDirectory, observer: RunObserver, real: RealTrial
 ) -> Summary:
     # Imported here: processes that only simulate do not import Ray.
     from geo_ray.runtime import main
@@ -94,15 +87,11 @@ def _train(
     from geo_ray.runtime.run_context import Reporting, Resumption
 
     began_unix_s = time.time() if real.began_unix_s is None else real.began_unix_s
-    reporting = Reporting(status, sinks, began_unix_s)
+    reporting = Reporting(observer, began_unix_s)
     resume = Resumption() if real.resumes else None
     if real.launcher is not None:
         return main.run(experiment, run, reporting, real.launcher, resume=resume)
     return train_watched(RunRequest(experiment, run, resume), reporting, real.stands)
-
-
-def _ignore(text: str) -> None:
-    """Show nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from geo_ray.api.train import ReadyRun
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.ray_cluster.process_supervisor import descendants
 from geo_ray.runs.lease import LEASE_KEY, LeaseRecord, decode_record
+from geo_ray.runtime.run_actor import WatchedProgress
+from geo_ray.runtime.run_client import RunRequest
+from geo_ray.telemetry.events import conform
+from tests.support.observe_support import started
 from tests.support.train_support import eventually, experiment_of
 
 ACTORS = (
@@ -62,6 +67,13 @@ def slow_experiment(
 def lease(run_dir: Path) -> LeaseRecord:
     """The lease of a run."""
     return decode_record((run_dir / LEASE_KEY).read_bytes())
+
+
+def run_begins(ready: ReadyRun) -> None:
+    """What the run actor does as a run of the user's request begins."""
+    request = RunRequest(ready.experiment, ready.run, None, ready.is_changed, ready.plan)
+    event = conform("run_started", 0.0, started()[2])
+    WatchedProgress(request.order(0.0, 0)).on_event(event)
 
 
 def kill_run_actor(run_dir: Path) -> int:

@@ -15,7 +15,7 @@ from geo_ray.runs import directory as rundir
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import Summary
 from geo_ray.training.assignment import Ledger
 
@@ -63,6 +63,20 @@ class Trained:
         return [event for event in self.events if event.kind == kind]
 
 
+class Phases(RunObserver):
+    """Notes the phases of a run."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.status = told.append  # type: ignore[method-assign]
+
+
+class EventSink(RunObserver):
+    """Gives events to a function."""
+
+    def __init__(self, sink: Callable[[Event], None]) -> None:
+        self.on_event = sink  # type: ignore[method-assign]
+
+
 def train(
     experiment: Experiment,
     base_dir: Path,
@@ -75,7 +89,7 @@ def train(
     """Train in this process, in a new run directory unless one is given."""
     from geo_ray.runtime.run_context import Reporting, Resumption
 
-    reporting = Reporting(lambda text: None, [sink], time.time())
+    reporting = Reporting(EventSink(sink), time.time())
     run = begun or rundir.create(experiment, base_dir)
     found = Resumption(away=away) if resume else None
     return Trained(run, run_here(experiment, run, reporting, resume=found))
@@ -93,7 +107,7 @@ def run_here(
     from geo_ray.runtime.launcher import OwnProcesses
     from geo_ray.runtime.run_client import cluster_of
 
-    with cluster_of(experiment, reporting.status):
+    with cluster_of(experiment, reporting.observer):
         return main.run(experiment, run, reporting, OwnProcesses(), resume=resume)
 
 
@@ -104,7 +118,7 @@ def simulate(experiment: Experiment, base_dir: Path) -> Trained:
     run = rundir.create(
         experiment.model_copy(update={"name": f"{experiment.name}-simulated"}), base_dir
     )
-    return Trained(run, run_to_end(experiment, run, lambda text: None))
+    return Trained(run, run_to_end(experiment, run, RunObserver()))
 
 
 def events_of(run_dir: Path) -> list[Event]:

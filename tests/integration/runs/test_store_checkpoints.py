@@ -34,7 +34,7 @@ from geo_ray.runtime.run_context import Reporting
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.places import CheckpointPlaces, StoreRegions
 from geo_ray.storage.uri import s3_uri
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import load_summary
 from geo_ray.training.parameters import digest
 from tests.support.region_support import InProcess
@@ -222,7 +222,7 @@ def test_a_new_run_does_not_take_the_place_of_another(tmp_path: Path, endpoint: 
     assert not has_checkpoint(run.path)
     saved_by_another(run, experiment)
     assert has_checkpoint(run.path)
-    reporting = Reporting(lambda text: None, [], 0.0)
+    reporting = Reporting(RunObserver(), 0.0)
     with pytest.raises(CheckpointError, match="of another run") as caught:
         run_here(experiment, run, reporting)
     assert "checkpoint.store" in caught.value.fix

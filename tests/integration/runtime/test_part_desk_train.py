@@ -21,8 +21,9 @@ from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import store_of
 from geo_ray.runs.requests import Interruption
 from geo_ray.runtime.run_context import Reporting, Resumption
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from tests.support.train_support import (
+    EventSink,
     Trained,
     events_of,
     final_digests,
@@ -76,7 +77,7 @@ def stopped_after(
         if event.kind == "checkpoint" and event["id"] + 1 >= checkpoints:
             stop.set()
 
-    reporting = Reporting(lambda text: None, [sink], time.time(), interruption=stop)
+    reporting = Reporting(EventSink(sink), time.time(), stop)
     with pytest.raises(InterruptedRunError):
         run_here(experiment, run, reporting)
     return run
@@ -116,7 +117,7 @@ def test_stopped_and_resumed_to_the_bit_without_a_shared_directory(
     whole = sum(part.bytes for part in saved.parts if part.name.startswith("eu-west"))
     assert sent[-1][2] >= 2 * whole, "each checkpoint counts"
 
-    reporting = Reporting(lambda text: None, [], time.time())
+    reporting = Reporting(RunObserver(), time.time())
     done = Trained(run, run_here(experiment, run, reporting, resume=Resumption()))
     assert done.summary.digest == undisturbed.summary.digest
     assert final_digests(done.events) == {undisturbed.summary.digest}

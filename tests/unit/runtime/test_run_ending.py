@@ -14,10 +14,12 @@ from geo_ray.base.errors import GeoRayError, InvariantError, RunDirectoryError, 
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.requests import Interruption
 from geo_ray.runtime import run_finish
+from geo_ray.runtime.run_context import Reporting
 from geo_ray.runtime.run_finish import Retrying, _final_model
 from geo_ray.runtime.server_actors import PrimaryActor, _ServingPrimary
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.training.parameters import digest
+from tests.support.train_support import Phases
 
 
 class Clock:
@@ -45,7 +47,7 @@ class Trial:
         self._clock, self._until_s, self._error = clock, until_s, error
 
     def run(self, seconds: float) -> str:
-        retrying = Retrying(seconds, self.told.append, self.interruption)
+        retrying = Retrying(seconds, Reporting(Phases(self.told), 0.0, self.interruption))
         return retrying.until_done("the model", self._step)
 
     def _step(self) -> str:
@@ -127,7 +129,7 @@ def test_a_model_that_no_store_takes_comes_from_its_server(
     monkeypatch.setattr(run_finish, "_through", refuse)
     monkeypatch.setattr(run_finish, "_PIECE_BYTES", 300)
     told: list[str] = []
-    retrying = Retrying(0.0, told.append, Interruption(), is_store_away=is_store_away)
+    retrying = Retrying(0.0, Reporting(Phases(told), 0.0), is_store_away=is_store_away)
     run = RunDirectory(tmp_path, tmp_path)
     tensors, digests = _final_model(actors, CheckpointPlaces("s3://bucket/run"), run, retrying)
     assert torch.equal(tensors["params"], params_P) and torch.equal(tensors["carried"], carried_B)

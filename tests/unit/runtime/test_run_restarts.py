@@ -38,6 +38,7 @@ from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.summary import Summary, summarise
 from tests.support.job_support import TEXT
 from tests.support.observe_support import started, step, write
+from tests.support.train_support import Phases
 
 BEGAN_UNIX_S = 1_000_000.0
 LOST = RegionLostError("the averager's region is lost")
@@ -51,7 +52,7 @@ class Driver:
         self.experiment = load_text(TEXT, sets, Experiment, "trial.yaml")
         self.run = rundir.create(self.experiment, directory)
         self.unix_s, self.told, self.slept = BEGAN_UNIX_S, list[str](), list[float]()
-        self.reporting = Reporting(self.told.append, (), BEGAN_UNIX_S)
+        self.reporting = Reporting(Phases(self.told), BEGAN_UNIX_S)
         self.start_fails: Callable[[], None] = lambda: None
         self.trains: Iterator[Callable[[Any], None]] = iter(())
         fake_time = SimpleNamespace(time=lambda: self.unix_s, monotonic=lambda: self.unix_s)
