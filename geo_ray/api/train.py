@@ -370,7 +370,7 @@ def train(
             path = directory_of(resume) if address is None else copy_path(address, "driven")
             as_it_is = source is None and not changes and followed is None and checkpoint is None
             if again is not None and source is not None:
-                as_it_is = followed is None and _is_unchanged(path, source, changes)
+                as_it_is = followed is None and is_unchanged(path, source, changes)
             if as_it_is and (running := _watched_if_running(path, watch, detach)):
                 return running
             leases = None if address is None else RunObjects(address).lease()
@@ -443,7 +443,7 @@ def _address_of(run: FilePath | Run) -> str | None:
     return run if isinstance(run, str) and is_s3(run) else copied_from(Path(run))
 
 
-def _is_unchanged(path: Path, source: ConfigSource, overrides: tuple[str, ...]) -> bool:
+def is_unchanged(path: Path, source: ConfigSource, overrides: tuple[str, ...]) -> bool:
     """Whether a configuration is that of the run in a directory."""
     saved = path / directory.CONFIG_FILE
     if not saved.is_file():
