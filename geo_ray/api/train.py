@@ -46,7 +46,8 @@ from geo_ray.runs.report import reported
 from geo_ray.runs.resume import check_resumable
 from geo_ray.runs.uploader import mirrored
 from geo_ray.runtime.run_client import RunRequest, drive, may_be_running, watch_running
-from geo_ray.runtime.run_context import Reporting, Resumption
+from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_order import Resumption
 from geo_ray.simulator.run import simulate as simulate_to_end
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.uri import is_s3, join

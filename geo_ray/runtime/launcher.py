@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -17,14 +18,13 @@ from geo_ray.ray_cluster.calls import Handle
 from geo_ray.ray_cluster.demand import RegionDemand
 from geo_ray.ray_cluster.keys import BridgeKeys, Introduction, RunKeys
 from geo_ray.ray_cluster.placement import PlacedRegion, place, remove
-from geo_ray.runtime.bridge_actor import BridgeActor
-from geo_ray.runtime.server_actors import PrimaryActor, ShardServerActor
-from geo_ray.runtime.spec import RunSpec
-from geo_ray.runtime.worker_actor import WorkerActor
-from geo_ray.training.membership import AveragerHome
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SignedCertificate
 from geo_ray.transport.wire.sockets import Address
+
+if TYPE_CHECKING:  # they import PyTorch
+    from geo_ray.runtime.spec import RunSpec
+    from geo_ray.training.membership import AveragerHome
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,19 @@ class Kept:
 
 ProcessKind = Literal["bridge", "primary", "shard", "worker"]
 
-_CLASSES: Final[Mapping[ProcessKind, tuple[type, int]]] = {
-    "bridge": (BridgeActor, 12),
-    "primary": (PrimaryActor, 4),
-    "shard": (ShardServerActor, 2),
-    "worker": (WorkerActor, 6),
+_CLASSES: Final[Mapping[ProcessKind, tuple[str, str, int]]] = {
+    "bridge": ("geo_ray.runtime.bridge_actor", "BridgeActor", 12),
+    "primary": ("geo_ray.runtime.server_actors", "PrimaryActor", 4),
+    "shard": ("geo_ray.runtime.server_actors", "ShardServerActor", 2),
+    "worker": ("geo_ray.runtime.worker_actor", "WorkerActor", 6),
 }
-"""The actor, and how many calls of it may run at a time."""
+"""The actor's module and class, and how many calls of it may run at a time."""
+
+
+def load_classes() -> None:
+    """Import the classes of all processes, which takes seconds: they import PyTorch."""
+    for module, _, _ in _CLASSES.values():
+        import_module(module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +295,8 @@ class OwnProcesses:
 
 
 def _made(order: ProcessOrder) -> Handle:
-    kind, threads = _CLASSES[order.kind]
+    module, name, threads = _CLASSES[order.kind]
+    kind = getattr(import_module(module), name)
     return (
         ray.remote(kind)
         .options(

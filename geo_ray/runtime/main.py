@@ -32,8 +32,9 @@ from geo_ray.runs.report import reported
 from geo_ray.runs.uploader import mirrored
 from geo_ray.runtime.attach import Attached, attached, running_processes
 from geo_ray.runtime.launcher import ProcessMaker
-from geo_ray.runtime.run_context import BrokenError, Reporting, Resumption, RunSetup, Training
+from geo_ray.runtime.run_context import BrokenError, Reporting, RunSetup, Training
 from geo_ray.runtime.run_finish import Retrying, finish
+from geo_ray.runtime.run_order import Resumption
 from geo_ray.runtime.run_start import started
 from geo_ray.telemetry.event_log import note_failure
 from geo_ray.telemetry.summary import Summary

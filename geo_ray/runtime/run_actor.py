@@ -1,6 +1,6 @@
 """The host of a run's loop on a cluster: an actor that its supervisor starts and restarts.
 
-`RunLoopActor` executes the user's code, so it may die at any time. `SupervisedLauncher` is its
+`RunHost` executes the user's code, so its process may die at any time. `SupervisedLauncher` is its
 client of the supervisor, which owns everything that must outlive it.
 """
 
@@ -13,25 +13,22 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
 
 from geo_ray.base.errors import GeoRayError, InvariantError, LeaseLostError, RegionLostError
-from geo_ray.base.user_section import context
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.planner.plan import Plan
 from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.ray_cluster.demand import RegionDemand
 from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
 from geo_ray.ray_cluster.placement import PlacedRegion
 from geo_ray.runs import directory
-from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.requests import Interruption
 from geo_ray.runtime import main
 from geo_ray.runtime.launcher import Kept, ProcessOrder, RunBook
-from geo_ray.runtime.run_context import Reporting, Resumption
+from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_order import Resumption, RunEnd, RunOrder, StartWait, Wishes
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventTail, has_begun
 from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import Summary
@@ -43,78 +40,6 @@ _log = logging.getLogger(__name__)
 _BEAT_S: Final = 0.2
 _ANSWER_S: Final = 60.0
 _MOST_LINES: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class RunOrder:
-    """A run to be driven to its end.
-
-    Attributes:
-        experiment_json: its configuration; only the run actor reads it, as it may name classes of
-            the user's.
-        run: its directory.
-        resume: as for `geo_ray.runtime.main.run`.
-        began_unix_s: time of day of the user's command.
-        cwd: working directory of that command.
-        path: where that command looks for modules.
-        unattended_s: a run that nobody watches for so long is saved and ended; None: never.
-        adopts: whether the configuration differs from that in the directory.
-        plan: to follow from now on, if it differs from the one before.
-    """
-
-    experiment_json: str
-    run: RunDirectory
-    resume: Resumption | None
-    began_unix_s: float
-    cwd: str
-    path: tuple[str, ...]
-    unattended_s: float | None
-    adopts: bool = False
-    plan: Plan | None = None
-
-    @property
-    def experiment(self) -> Experiment:
-        """The configuration as a tree."""
-        given = context(self.run.base_dir)
-        return Experiment.model_validate_json(self.experiment_json, context=given)
-
-
-@dataclass(frozen=True, slots=True)
-class StartWait:
-    """A wait of the start-up that is in progress.
-
-    Attributes:
-        phase: what is done.
-        done: how many of ``total`` are there.
-        total: how many there will be.
-        names: of those that are awaited.
-    """
-
-    phase: str
-    done: int
-    total: int
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the users of a run have asked for, as the supervisor passes it on.
-
-    Attributes:
-        stop: save a checkpoint and end with this error.
-        end: end at once, with this error.
-    """
-
-    stop: GeoRayError | None = None
-    end: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """How a run has ended: with a summary, or early with an error."""
-
-    summary: Summary | None
-    error: BaseException | None = None
 
 
 class WatchedProgress(RunObserver):
@@ -172,8 +97,8 @@ class WatchedProgress(RunObserver):
             raise error
 
 
-class RunLoopActor:
-    """Drives one run in a process of the cluster.
+class RunHost:
+    """Drives one run for its supervisor, in the process of a `RunLoopActor`.
 
     Args:
         supervisor: of the run, which has made this actor and owns all its processes.
@@ -188,10 +113,6 @@ class RunLoopActor:
         self._supervisor, self._order, self._attempt = supervisor, order, attempt
         self._progress, self._interruption = WatchedProgress(order), Interruption()
         self._is_over = threading.Event()
-
-    def process_id(self) -> int:
-        """Id of this actor's process on its node."""
-        return os.getpid()
 
     def run(self) -> RunEnd:
         """Drive the run to its end; called once, by the supervisor."""

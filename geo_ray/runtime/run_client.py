@@ -36,8 +36,8 @@ from geo_ray.ray_cluster.connect import ConnectedCluster, connect, keep_logs, wa
 from geo_ray.ray_cluster.demand import by_label
 from geo_ray.runs.directory import RunDirectory, lease_of
 from geo_ray.runs.lease import LEASE_KEY, decode_record, has_ended
-from geo_ray.runtime.run_actor import RunOrder
-from geo_ray.runtime.run_context import Reporting, Resumption
+from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_order import Resumption, RunOrder
 from geo_ray.runtime.spec import demand_of
 from geo_ray.runtime.supervisor import NAMESPACE, RunNews, RunState, Supervisor, supervisor_name
 from geo_ray.storage.conditional_store import LocalConditionalStore

@@ -27,7 +27,8 @@ from geo_ray.runtime.checkpoints import Saver
 from geo_ray.runtime.controller import Controller
 from geo_ray.runtime.launcher import ProcessMaker
 from geo_ray.runtime.replanning import LinkNotes, PlanFor
-from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail, detach
+from geo_ray.runtime.run_order import RunClock
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, detach
 from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.export.base import ExportOrder
 from geo_ray.telemetry.export.exporters import ExportPump, exporting
@@ -100,57 +101,6 @@ class _NotedInLease(RunObserver):
 
 
 @dataclass(frozen=True, slots=True)
-class Resumption:
-    """Go on with a run.
-
-    Attributes:
-        checkpoint: id of the one to go on from; None: the newest that is whole and healthy.
-        waits: whether the run goes on by itself, and so pauses for regions that were lost before it
-            where it pauses for any.
-        away: regions that are not to take part: who resumes says so, or they were asked to leave
-            since.
-        begins: whether a run that never saved starts from the beginning.
-        cause: why the processes that the run had do not go on, if they might have.
-        log_bytes: what the run's log had when this was asked for.
-        clock: of the run that this driver restarts: the restart takes part of its time; None: the
-            time that nobody drove it does not count.
-    """
-
-    checkpoint: int | None = None
-    waits: bool = False
-    away: frozenset[str] = frozenset()
-    begins: bool = False
-    cause: str | None = None
-    log_bytes: int = 0
-    clock: RunClock | None = None
-
-    def again(self, log: EventTail) -> Resumption:
-        """How another driver goes on after one that was told this and is gone.
-
-        As it was told, if that one had not come to begin. Else from the newest checkpoint; it may
-        be the one that was gone on from, which has the state of regions that are not to take part.
-        They stay away, but for those that have come since.
-
-        Args:
-            log: the run's, read from its first event on.
-        """
-        there: set[str] = set()
-        has_begun = False
-        for event in log.new():
-            if event.kind in ("run_started", "driver_attached"):
-                has_begun = has_begun or log.read_bytes > self.log_bytes
-            if event.kind == "run_started":
-                there = set(event["regions"])
-            elif event.kind == "region_joined":
-                there.add(event["region"])
-            elif event.kind == "region_drained" and event["cause"] == "asked":
-                there.discard(event["region"])
-        if not has_begun:
-            return self
-        return Resumption(away=self.away.difference(there), begins=self.begins)
-
-
-@dataclass(frozen=True, slots=True)
 class RunSetup:
     """A run that this process drives, whether its processes are there or not.
 
@@ -167,19 +117,6 @@ class RunSetup:
     reporting: Reporting
     launcher: ProcessMaker
     lease: LeaseKeeper
-
-
-@dataclass(frozen=True, slots=True)
-class RunClock:
-    """The time of a run, which goes on while its driver restarts it from a checkpoint.
-
-    Attributes:
-        origin_unix_s: time of day at which it was 0.
-        startup_s: how long the first start took, which it does not count.
-    """
-
-    origin_unix_s: float
-    startup_s: float
 
 
 class BrokenError(Exception):

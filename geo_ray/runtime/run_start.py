@@ -31,14 +31,13 @@ from geo_ray.runtime.policies import LossHealth
 from geo_ray.runtime.run_context import (
     BrokenError,
     Reporting,
-    Resumption,
-    RunClock,
     RunContext,
     RunSetup,
     Training,
     controller_of,
     evals_of,
 )
+from geo_ray.runtime.run_order import Resumption, RunClock
 from geo_ray.runtime.spec import Resume, RunSpec, demands_of
 from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
 from geo_ray.storage.places import CheckpointPlaces

@@ -34,8 +34,8 @@ from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
 from geo_ray.ray_cluster.placement import PlacedRegion, remove
 from geo_ray.ray_cluster.ray_internals import actor_id
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runtime.launcher import Kept, OwnProcesses, ProcessOrder, RunBook
-from geo_ray.runtime.run_actor import RunEnd, RunLoopActor, RunOrder, StartWait, Wishes
+from geo_ray.runtime.launcher import Kept, OwnProcesses, ProcessOrder, RunBook, load_classes
+from geo_ray.runtime.run_order import RunEnd, RunOrder, StartWait, Wishes
 from geo_ray.telemetry.summary import Summary
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SignedCertificate
@@ -127,6 +127,29 @@ class RunNews:
     awaiting: StartWait | None = None
     summary: Summary | None = None
     error: BaseException | None = None
+
+
+class RunLoopActor:
+    """The process of a run's loop, which imports it: the supervisor's process has no PyTorch yet.
+
+    Args:
+        supervisor: of the run, which has made this actor and owns all its processes.
+        order: the run.
+        attempt: how many run actors there were for it before this one.
+    """
+
+    def __init__(self, supervisor: Handle, order: RunOrder, attempt: int) -> None:
+        from geo_ray.runtime.run_actor import RunHost
+
+        self._loop = RunHost(supervisor, order, attempt)
+
+    def process_id(self) -> int:
+        """Id of this actor's process on its node."""
+        return os.getpid()
+
+    def run(self) -> RunEnd:
+        """Drive the run to its end; called once, by the supervisor."""
+        return self._loop.run()
 
 
 def supervisor_name(run: RunDirectory) -> str:
@@ -361,6 +384,7 @@ class Supervisor:
         """Start the run actor, watch it, and end this process after the run."""
         try:
             self._start()
+            load_classes()  # while the run actor loads the same
             while not self._is_finished():
                 time.sleep(_TICK_S)
                 if self._state is not RunState.OVER:

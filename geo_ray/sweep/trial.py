@@ -84,7 +84,8 @@ def _train(
     # Imported here: processes that only simulate do not import Ray.
     from geo_ray.runtime import main
     from geo_ray.runtime.run_client import RunRequest, train_watched
-    from geo_ray.runtime.run_context import Reporting, Resumption
+    from geo_ray.runtime.run_context import Reporting
+    from geo_ray.runtime.run_order import Resumption
 
     began_unix_s = time.time() if real.began_unix_s is None else real.began_unix_s
     reporting = Reporting(observer, began_unix_s)

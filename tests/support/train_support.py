@@ -20,7 +20,8 @@ from geo_ray.telemetry.summary import Summary
 from geo_ray.training.assignment import Ledger
 
 if TYPE_CHECKING:
-    from geo_ray.runtime.run_context import Reporting, Resumption
+    from geo_ray.runtime.run_context import Reporting
+    from geo_ray.runtime.run_order import Resumption
 
 WAIT_S = 400.0
 
@@ -87,7 +88,8 @@ def train(
     sink: Callable[[Event], None] = lambda event: None,
 ) -> Trained:
     """Train in this process, in a new run directory unless one is given."""
-    from geo_ray.runtime.run_context import Reporting, Resumption
+    from geo_ray.runtime.run_context import Reporting
+    from geo_ray.runtime.run_order import Resumption
 
     reporting = Reporting(EventSink(sink), time.time())
     run = begun or rundir.create(experiment, base_dir)

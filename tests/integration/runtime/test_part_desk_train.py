@@ -20,7 +20,8 @@ from geo_ray.ray_cluster.settings import driver_environment
 from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import store_of
 from geo_ray.runs.requests import Interruption
-from geo_ray.runtime.run_context import Reporting, Resumption
+from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_order import Resumption
 from geo_ray.telemetry.events import Event, RunObserver
 from tests.support.train_support import (
     EventSink,

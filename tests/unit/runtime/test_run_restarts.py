@@ -26,14 +26,8 @@ from geo_ray.runs import directory as rundir
 from geo_ray.runs.requests import Interruption
 from geo_ray.runtime import main, run_finish, run_start
 from geo_ray.runtime.launcher import GoneRegions, OwnProcesses
-from geo_ray.runtime.run_context import (
-    BrokenError,
-    Reporting,
-    Resumption,
-    RunClock,
-    RunContext,
-    Training,
-)
+from geo_ray.runtime.run_context import BrokenError, Reporting, RunContext, Training
+from geo_ray.runtime.run_order import Resumption, RunClock
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.summary import Summary, summarise
 from tests.support.job_support import TEXT

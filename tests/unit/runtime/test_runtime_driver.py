@@ -12,7 +12,7 @@ from geo_ray.runs import requests
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.remote import REQUESTS
 from geo_ray.runs.requests import Interruption, take_member_requests
-from geo_ray.runtime.run_context import Resumption
+from geo_ray.runtime.run_order import Resumption
 from geo_ray.runtime.supervisor import Attendance, RestartBudget, supervisor_name
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail
 from tests.support.observe_support import Row, started

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runtime import supervisor as module
 from geo_ray.runtime.launcher import OwnProcesses, ProcessOrder
-from geo_ray.runtime.run_actor import RunEnd, RunOrder, Wishes
+from geo_ray.runtime.run_order import RunEnd, RunOrder, Wishes
 from geo_ray.runtime.supervisor import RunState, Supervisor
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SecretReceiver
@@ -152,6 +154,11 @@ def test_a_driver_that_was_overtaken_commands_nothing(
         command(supervisor)
     assert not killed
     assert len(supervisor.make(2, [order(2)])) == 1
+
+
+def test_its_process_is_there_before_pytorch_is_loaded() -> None:
+    code = "import sys, geo_ray.runtime.supervisor; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_the_next_driver_does_not_go_on_with_ends(
