@@ -14,7 +14,7 @@ from geo_ray.base.clock import Clock, SystemClock
 from geo_ray.base.errors import CheckpointError, StoreError
 from geo_ray.experiment.cluster import ClusterConfig
 from geo_ray.experiment.recorded import RecordedConfig
-from geo_ray.planner.bill import Spent, held_against
+from geo_ray.planner.actual_cost import Spent, held_against
 from geo_ray.planner.plan import Plan
 from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import store_of
