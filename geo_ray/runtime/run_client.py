@@ -127,7 +127,8 @@ def drive(
             pass  # what happened before is not of this run segment
         order = request.order(reporting.began_unix_s, log.read_bytes)
         reporting.status("starting the run's driver")
-        watcher = RunWatcher(_start(order), reporting.observer, cluster, log)
+        signals = stack.enter_context(counted_signals())  # a run that starts is ended by them
+        watcher = RunWatcher(_start(order), reporting.observer, cluster, log, signals)
         try:
             return watcher.follow(until_begun=request.detach)
         except BaseException:
@@ -170,12 +171,9 @@ def watch_running(
         if supervisor is None:
             return False, None
         log = EventTail(run.path / EVENTS_FILE)
-        observer.status("the run goes on; watching it")
-        watcher = RunWatcher(supervisor, observer, cluster, log)
-        for event in newest_stretch(log):
-            watcher.has_begun = True
-            observer.on_event(event)
-        return True, watcher.follow(until_begun=detach)
+        with counted_signals() as signals:  # before anything says that the run is watched
+            watcher = RunWatcher(supervisor, observer, cluster, log, signals)
+            return True, watcher.join(until_begun=detach)
 
 
 def may_be_running(run: RunDirectory) -> bool:
@@ -238,6 +236,33 @@ def _start(order: RunOrder) -> Handle:
             time.sleep(_ASK_EVERY_S)
 
 
+@dataclass(slots=True)
+class SignalCount:
+    """How often the user has asked for an end: Ctrl-C or SIGTERM."""
+
+    number: int = 0
+
+
+@contextmanager
+def counted_signals() -> Iterator[SignalCount]:
+    """Count Ctrl-C and SIGTERM in the block instead of ending; only in the main thread."""
+    count = SignalCount()
+    if threading.current_thread() is not threading.main_thread():
+        yield count
+        return
+
+    def on_signal(number: int, _: Any) -> None:
+        count.number += 1  # nothing else: it may interrupt anything
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield count
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class RunWatcher:
     """One process that watches a run and passes its user's wishes on.
 
@@ -246,18 +271,33 @@ class RunWatcher:
         observer: receives phases and events.
         cluster: that this process is connected to.
         log: the run's events, at the first that is passed on.
+        signals: the first one saves and stops the run; the second one, or one before training,
+            ends it at once.
     """
 
     def __init__(
-        self, supervisor: Handle, observer: RunObserver, cluster: ConnectedCluster, log: EventTail
+        self,
+        supervisor: Handle,
+        observer: RunObserver,
+        cluster: ConnectedCluster,
+        log: EventTail,
+        signals: SignalCount,
     ) -> None:
         self._supervisor, self._observer = supervisor, observer
         self._cluster, self._log = cluster, log
         self._name, self._next = secrets.token_hex(4), 0
-        self._signals, self._asked = 0, 0
+        self._signals, self._asked = signals, 0
         self._ends_at_s: float | None = None
         self._is_over = False
         self.has_begun = False
+
+    def join(self, *, until_begun: bool = False) -> Summary | None:
+        """Do as `follow` does with a run that goes on, from where its newest segment began."""
+        self._observer.status("the run goes on; watching it")
+        for event in newest_stretch(self._log):
+            self.has_begun = True
+            self._observer.on_event(event)
+        return self.follow(until_begun=until_begun)
 
     def follow(self, *, until_begun: bool = False) -> Summary | None:
         """Watch until the run is over.
@@ -274,15 +314,14 @@ class RunWatcher:
             KeyboardInterrupt: it was ended at once.
             GeoRayError: whatever ended it early.
         """
-        with self._signals_counted():
-            try:
-                return self._follow(until_begun=until_begun)
-            except (DriverLostError, HeadLostError):
-                raise
-            except BaseException as error:  # a sink raised: that ends the run
-                if not self._is_over and self._ends_at_s is None:
-                    self._end(error)
-                raise
+        try:
+            return self._follow(until_begun=until_begun)
+        except (DriverLostError, HeadLostError):
+            raise
+        except BaseException as error:  # the observer raised: that ends the run
+            if not self._is_over and self._ends_at_s is None:
+                self._end(error)
+            raise
 
     def _follow(self, *, until_begun: bool) -> Summary | None:
         while True:
@@ -315,7 +354,7 @@ class RunWatcher:
         except GetTimeoutError:
             return None
         except RayError as error:
-            if self._signals > 1:
+            if self._signals.number > 1:
                 raise KeyboardInterrupt from error
             raise self._lost(error) from error
         return news
@@ -350,31 +389,14 @@ class RunWatcher:
 
     # ------------------------------------------------------------------ the user's wishes
 
-    @contextmanager
-    def _signals_counted(self) -> Iterator[None]:
-        """Ctrl-C or SIGTERM: save and stop; before training, or the second time: at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_signal(number: int, _: Any) -> None:
-            self._signals += 1  # nothing else: it may interrupt anything
-
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, on_signal) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _pass_signals(self) -> None:
-        if self._signals and not self.has_begun:
-            self._signals = max(self._signals, 2)
-        if self._signals >= 1 and self._asked < 1:
+        count = self._signals
+        if count.number and not self.has_begun:
+            count.number = max(count.number, 2)
+        if count.number >= 1 and self._asked < 1:
             self._asked = 1
             self._supervisor.stop.remote()
-        if self._signals >= 2 and self._asked < 2:
+        if count.number >= 2 and self._asked < 2:
             self._asked = 2
             self._supervisor.end_now.remote(KeyboardInterrupt())
             self._ends_at_s = time.monotonic() + _END_S
