@@ -13,6 +13,7 @@ from geo_ray.base.load import dump_yaml
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.requests import Interruption
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.events import Event, RunObserver
@@ -86,12 +87,13 @@ def train(
     resume: bool = False,
     away: frozenset[str] = frozenset(),
     sink: Callable[[Event], None] = lambda event: None,
+    interruption: Interruption | None = None,
 ) -> Trained:
     """Train in this process, in a new run directory unless one is given."""
     from geo_ray.runtime.run_context import Reporting
     from geo_ray.runtime.run_order import Resumption
 
-    reporting = Reporting(EventSink(sink), time.time())
+    reporting = Reporting(EventSink(sink), time.time(), interruption or Interruption())
     run = begun or rundir.create(experiment, base_dir)
     found = Resumption(away=away) if resume else None
     return Trained(run, run_here(experiment, run, reporting, resume=found))
