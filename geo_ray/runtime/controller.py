@@ -230,7 +230,7 @@ class Controller:
         self.bridges.close()
         self.members.close()
         self.plans.close()
-        self.actors.threads.close()
+        self.actors.end_calls()
 
     def _drain(self) -> Answers:
         """Take in the last events; wait for the parts of an open checkpoint that will come."""
