@@ -6,7 +6,8 @@ time runs from all regions having their vector until all have the mean.
 
   equal_N_*      N regions, up and down capped alike: star, rack and binary (whole messages, as
                  their papers have them, and in segments), ring, tsengine, netstorm.
-  ratio_N_*      others' time over that of tsengine and netstorm.
+  ratio_N_*      others' time over that of tsengine and netstorm, which both send segments; the
+                 published TSEngine sends whole messages and gains less.
   uneven_*       every pair has a rate of its own, drawn anew every few rounds: the median time, and
                  the rounds that tsengine and netstorm need after a redraw until they are within a
                  fifth of what they settle to.

@@ -9,7 +9,8 @@ run: money and time are the planner's own, the same for every policy.
   optimal_saving         random scenarios: of `optimal`, in the time of `cloudless`, against it
   optimal_saving_worst   the least of them
   machines_saving        the same with averager, interval and codec as `cloudless` has them
-  arbitrary_*            of `optimal` in half the time of the median of random choices of machines
+  arbitrary_*            of `optimal` in half the time of the median of random choices of machines,
+                         which keep the configured interval and codec where `optimal` chooses them
   brute_force_gap        largest share by which enumeration is better, on small scenarios
   seconds_*              to make a plan, 300 types in 3 markets per region; in half of the regions
                          machines slow each other down

@@ -4,6 +4,9 @@ Jobs like those of the Pollux trace: made up in its format, since the traces are
 its mix of applications, 160 jobs in 8 hours (--quick: 30), on 16 machines of 8 accelerators, slots
 of 60 s. Each job's batch may grow to four times its own; gradient noise balances at four times.
 
+On this load no job waits, `ones` may use four times the workers that a job asks for, and `optimus`
+pays 30 s for changes in each slot of 60 s. With fewer accelerators `ones` is the slower one.
+
   ones_under_*    1 - mean completion of `ones` over that of another policy
   pollux_under_*  the same of `pollux`
 """

@@ -1,7 +1,8 @@
 """Utility of online scheduling: PD-ORS beside FIFO, DRF, Dorm, OASiS and Optimus.
 
 Made-up loads with the ranges of the papers' evaluations (docs/scheduling.md); every schedule is
-held against the validator. Utility is summed over jobs; of each size, means over seeds.
+held against the validator. Utility is summed over jobs; of each size, means over seeds. The other
+policies know neither worth nor deadline: a greedy policy that does beats pd_ors under load.
 
   utility_over_*         of pd_ors over another policy, mean utilities, worst and mean of the sizes
   rank_of_pd_ors         in the mean, worst over the sizes; 1 is first

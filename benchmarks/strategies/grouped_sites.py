@@ -9,6 +9,9 @@ grid.
   accuracy_*       at the end, after the same number of rows (nobody stops at the target), less
                    that of fedssgd
   groups_*         adjusted Rand index of the groups that fedgsync found
+
+FedAT is a weak baseline here: it is slower than fedssgd, and fedasync, which is not run, reaches
+the target first.
 """
 
 from __future__ import annotations

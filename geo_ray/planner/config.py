@@ -120,7 +120,11 @@ class RegionOffer(StrictModel):
 
 
 class SpotConfig(StrictModel):
-    """What spot machines are expected to cost in lost work. An assumption: nobody publishes it."""
+    """Assumed cost of spot preemptions in lost work.
+
+    Clouds guarantee no preemption rate. Recorded preemptions are published by spot-traces ("Can't
+    Be Late", NSDI 2024), SkyNomad (NSDI 2027) and SpotLake.
+    """
 
     preemptions_per_h: float = Field(0.05, ge=0, description="of one machine")
     lost_s: float = Field(180.0, ge=0, description="of its work each time, restart included")

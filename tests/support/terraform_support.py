@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ import pytest
 from moto.s3.models import FakeDeleteMarker
 from moto.server import ThreadedMotoServer
 
+from geo_ray.ray_cluster.child_processes import SupervisedProcesses
 from tests.support.cloud_servers import LoopbackCloud, Reply, Request
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +54,44 @@ def aws_plugins() -> Path:
     pytest.skip(f"no provider hashicorp/aws 5.x for terraform: name a mirror in {PLUGINS}")
 
 
+# A schema of AWS is 500 MB of small objects: by default Go goes through them again and again.
+_SELDOM_COLLECTED = {"GOGC": "400"}
+_START_S = 120.0
+
+
+@contextmanager
+def aws_provider(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of commands that share one process of AWS's provider.
+
+    Starting it takes longer than what most commands do. All aliases of a configuration share the
+    process too, so this is for commands that configure none: `validate`, and `test` with mocks.
+
+    Args:
+        folder: for the provider's files.
+    """
+    pattern = "registry.terraform.io/hashicorp/aws/5.*/*/terraform-provider-aws*"
+    program = max(aws_plugins().glob(pattern))
+    processes = SupervisedProcesses(folder)
+    try:
+        log = processes.start("aws", [str(program), "-debug"], _SELDOM_COLLECTED | _QUIET)
+        deadline = time.monotonic() + _START_S
+        while not (found := re.search(r"TF_REATTACH_PROVIDERS='(.+)'", _text(log))):
+            processes.poll()
+            assert "aws" not in processes.exit_codes, _text(log)
+            assert time.monotonic() < deadline, _text(log)
+            time.sleep(0.05)
+        yield {"TF_REATTACH_PROVIDERS": found[1]}
+    finally:
+        processes.close()
+
+
+_QUIET = {"TF_LOG": "ERROR", "TF_LOG_SDK": "ERROR"}  # else it writes a line for each resource
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace") if log.exists() else ""
+
+
 @dataclass(frozen=True)
 class Terraform:
     """The program in one directory, with an environment of its own."""
@@ -65,6 +106,7 @@ class Terraform:
             [terraform_program(), f"-chdir={self.directory}", *words],
             env=kept
             | {"TF_CLI_CONFIG_FILE": os.devnull, "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1"}
+            | _SELDOM_COLLECTED
             | dict(self.environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,

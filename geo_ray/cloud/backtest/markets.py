@@ -1,10 +1,10 @@
 """Spot markets of a day: price and stock of a pool over time, generated or from AWS's history.
 
 Generated days: on-demand prices as in the price book; each zone's spot price begins in the
-book's range over zones, moves by some per cent an hour, and jumps once or twice a day. Nobody
-publishes preemptions, so stock is an assumption. Source: the ranges are those of SkyPilot's
-catalog; all dynamics are reconstructed. AWS's history (`describe-spot-price-history`) has
-prices and no stock.
+book's range over zones, moves by some per cent an hour, and jumps once or twice a day. Stock is
+an assumption: recorded availability (spot-traces, SkyNomad, SpotLake) is published but not used
+here. Source: the ranges are those of SkyPilot's catalog; all dynamics are reconstructed. AWS's
+history (`describe-spot-price-history`) has prices and no stock.
 """
 
 from __future__ import annotations

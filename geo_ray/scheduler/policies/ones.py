@@ -9,9 +9,10 @@ places, ``Y`` rows done, ``X`` speed; progress ``rho`` is not known and drawn fr
 distribution whose parameters are the work done and what jobs that ended had beyond it. *Reorder*,
 that genes of a job are side by side, is the placement here. A job's batch may double with every
 slot that it trained, and halves when more jobs wait than run. A change costs about a second: no
-restart. When: many short jobs of unknown length. Source: ONES (SC 2021, arXiv 2108.03645), of which
-the abstract was read; operators and score are reconstructed, the regressor behind the Beta
-distribution is not known and replaced by the mean of jobs that ended.
+restart. When: many short jobs of unknown length on a cluster that is not short of accelerators;
+where jobs wait, Optimus and Tiresias complete them sooner. Source: ONES (SC 2021, arXiv
+2108.03645), of which the abstract was read; operators and score are reconstructed, the regressor
+behind the Beta distribution is not known and replaced by the mean of jobs that ended.
 """
 
 from __future__ import annotations

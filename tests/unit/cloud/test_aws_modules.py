@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import hcl2
 import pytest
 
-from tests.support.terraform_support import INFRA, Terraform, copied
+from tests.support.terraform_support import INFRA, Terraform, aws_provider, copied
 
 MODULES = sorted(path.parent.parent for path in INFRA.rglob("*.tftest.hcl"))
 EXAMPLES = sorted(
@@ -21,16 +22,24 @@ def relative(path: Path) -> str:
     return str(path.relative_to(INFRA))
 
 
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    with aws_provider(tmp_path_factory.mktemp("provider")) as environment:
+        yield environment
+
+
 @pytest.mark.parametrize("module", MODULES, ids=relative)
-def test_a_module_keeps_what_its_own_tests_say(module: Path, tmp_path: Path) -> None:
-    terraform = Terraform(copied(tmp_path) / relative(module))
+def test_a_module_keeps_what_its_own_tests_say(
+    module: Path, tmp_path: Path, provider: Mapping[str, str]
+) -> None:
+    terraform = Terraform(copied(tmp_path) / relative(module), provider)
     terraform.init()
     assert "0 failed" in terraform.run("test", "-no-color")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)
-def test_an_example_is_valid(example: Path, tmp_path: Path) -> None:
-    terraform = Terraform(copied(tmp_path) / relative(example))
+def test_an_example_is_valid(example: Path, tmp_path: Path, provider: Mapping[str, str]) -> None:
+    terraform = Terraform(copied(tmp_path) / relative(example), provider)
     terraform.init()
     found = terraform.json("validate", "-json")
     assert found["valid"] and found["warning_count"] == 0, found["diagnostics"]
