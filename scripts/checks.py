@@ -1,9 +1,8 @@
 """All that `scripts/test` checks: what can be at the same time, with a summary of the parts.
 
-Lanes run side by side, the parts of a lane one after the other. The longest lane is preferred to
-others, so that all end at about the same time. The output of one part at a time is shown as it
-comes; that of another follows as a whole when the screen is free. Ctrl-C is passed on: all parts
-clean up and end.
+A few parts run at a time; when one ends the next begins, the longest first, so that no core is left
+idle before the end. The output of one part at a time is shown as it comes; that of another follows
+as a whole when the screen is free. Ctrl-C is passed on: all parts clean up and end.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -24,10 +23,11 @@ from pathlib import Path
 
 KILL_AFTER_S = 90.0  # after Ctrl-C; a cluster takes a while to go
 POLL_S = 0.1
+AT_A_TIME = 3  # two of them wait half of their time
 NUM_SLOWEST = 20
 NICE = 3  # half the share of the others
 ENVIRONMENT = "environment"
-LINKS = "links"  # wait for the network most of the time and need no cluster
+LINKS = "links"  # wait for networks and stores a part of the time and need no cluster
 WHOLE_RUNS = "whole runs"  # the longest that need a cluster, beside as many shorter ones
 STRATEGIES = "strategies"
 # Patterns of test files; a file belongs to the first part with a pattern that matches its path.
@@ -39,6 +39,10 @@ PARTS = {
         "tests/integration/*_in_process.py",
         "tests/integration/*_paths.py",
         "tests/integration/lab/test_lab_[cln]*.py",
+        "tests/integration/runs/test_far_runs.py",
+        "tests/integration/runs/test_store_troubles.py",
+        "tests/integration/runtime/test_averager_failure.py",
+        "tests/integration/runtime/test_large_updates.py",
         "tests/integration/runtime/test_overlay_rounds.py",
         "tests/integration/transport/test_udp_channel.py",
     ),
@@ -139,35 +143,36 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Lane:
-    """Commands by name, run in this order, and how much less they are preferred to others."""
+class Task:
+    """What a part is to be; see `Part`."""
 
-    commands: Mapping[str, Sequence[str]]
+    name: str
+    command: Sequence[str]
     nice: int = 0
 
 
 class Checks:
-    """Runs lanes of parts, shows what they print, and sums up."""
+    """Runs parts, shows what they print, and sums up."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []  # in the order of their starts
         self._unshown: list[Part] = []  # the first of them has the screen
 
-    def run(self, lanes: Sequence[Lane]) -> None:
-        """Runs the named commands of each lane one after the other, the lanes at the same time."""
-        waiting = [list(lane.commands.items()) for lane in lanes]
-        running: dict[int, Part] = {}
+    def run(self, tasks: Sequence[Task], at_a_time: int) -> None:
+        """Runs some tasks at a time, in their order."""
+        waiting = list(tasks)
         while True:
-            for number, commands in enumerate(waiting):
-                if commands and (number not in running or running[number].has_ended()):
-                    running[number] = Part(*commands.pop(0), lanes[number].nice)
-                    self._parts.append(running[number])
-                    self._unshown.append(running[number])
-            for part in self._parts:
-                part.has_ended()  # notes when
-            if not self._show() and not any(waiting):
+            while waiting and self._num_running() < at_a_time:
+                task = waiting.pop(0)
+                part = Part(task.name, task.command, task.nice)
+                self._parts.append(part)
+                self._unshown.append(part)
+            if not self._show() and not waiting:
                 return
             time.sleep(POLL_S)
+
+    def _num_running(self) -> int:
+        return sum(not part.has_ended() for part in self._parts)
 
     def interrupt(self) -> None:
         """Has all parts clean up and end; kills those that do not, or at once if told twice."""
@@ -216,15 +221,14 @@ def _seconds_of(line: str) -> float:
     return float(line.split()[1])
 
 
-def run_all(phases: Sequence[Sequence[Lane]]) -> int:
-    """Runs the lanes of one phase after the other and sums up; returns the exit status."""
+def run_all(tasks: Sequence[Task], at_a_time: int) -> int:
+    """Runs the tasks and sums up; returns the exit status."""
     # A shell that begins this in the background has it ignore interrupts, and so all children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     checks = Checks()
     try:
-        for lanes in phases:
-            checks.run(lanes)
+        checks.run(tasks, at_a_time)
     except KeyboardInterrupt:
         checks.interrupt()
         checks.sum_up()
@@ -266,34 +270,25 @@ def features() -> dict[str, list[str]]:
     return dict(sorted(found.items()))
 
 
-def everything(slow: bool) -> list[list[Lane]]:
+def everything(slow: bool) -> list[Task]:
     """Returns what must pass, those marked slow too or not."""
     of = files()
     of["units"] += of.pop(ENVIRONMENT)
-    commands = {part: pytest(*paths, slow=slow) for part, paths in of.items()}
 
-    def lane(*parts: str, nice: int = 0) -> Lane:
-        return Lane({part: commands[part] for part in parts}, nice)
+    def tests(*parts: str, nice: int = 0) -> list[Task]:
+        return [Task(part, pytest(*of[part], slow=slow), nice) for part in parts]
 
-    static = {
-        "ruff": ["ruff", "check", "."],
-        "format": ["ruff", "format", "--check", "."],
-        "mypy": ["mypy"],
-    }
-    first = [
-        lane("units"),
-        # Contracts wait for servers and processes a third of their time.
-        Lane({**static, **lane("contracts").commands}, nice=NICE),
-        lane("simulations", nice=NICE),
+    # Parts that need a cluster wait half of their time, and take longest. They are preferred to the
+    # others, which take the cores that those leave: the processes of a cluster keep both cores busy
+    # while they start, and a head or a node that gets no turn for a minute gives up.
+    return [
+        Task("ruff", ["ruff", "check", "."]),  # a few seconds
+        Task("format", ["ruff", "format", "--check", "."]),
+        *tests("clusters", WHOLE_RUNS),
+        *tests("units", "simulations", LINKS, "contracts", "properties", nice=NICE),
+        *tests(STRATEGIES, nice=NICE),
+        Task("mypy", ["mypy"], NICE),
     ]
-    # Two with clusters at a time: the processes of one keep both cores busy while they start, and a
-    # head or a node that gets no turn for a minute gives up.
-    second = [
-        lane("clusters"),
-        lane(WHOLE_RUNS, LINKS),
-        lane(STRATEGIES, "properties", nice=NICE),
-    ]
-    return [first, second]
 
 
 def chosen(arguments: Sequence[str]) -> list[str] | None:
@@ -311,7 +306,7 @@ def chosen(arguments: Sequence[str]) -> list[str] | None:
 def main(arguments: Sequence[str]) -> int:
     """Runs everything, the tests of some features, or pytest with these arguments."""
     if not arguments or arguments[0] == "--all":
-        return run_all(everything(slow=bool(arguments)))
+        return run_all(everything(slow=bool(arguments)), AT_A_TIME)
     if arguments[0] in ("-h", "--help"):
         print(USAGE, *features())
         return 0

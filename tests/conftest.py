@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -65,6 +66,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_first = firsts.setdefault(test, seed) == seed
         if kinds[test] >= ONE_OF_EACH and not (kind in ONE_OF_EACH and is_first):
             item.add_marker(pytest.mark.slow)
+
+
+gc.disable()  # until all tests are collected: what is made till then stays to the end
+
+
+def pytest_collection_finish() -> None:
+    """Leave what there is out of all later garbage collections."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 _cpu_s: Counter[str] = Counter()

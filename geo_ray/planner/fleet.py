@@ -111,6 +111,7 @@ class RegionFleet:
     most_nodes: int = 20_000
     most_spot: int | None = None
     _spot_I: NDArray[np.bool_] = field(init=False)
+    _spot_at: list[int] = field(init=False)  # where it is set
     _spots: int = field(init=False)  # that there are
     _capped: dict[int, RegionFleet] = field(init=False, default_factory=dict)
     _lan_I: Floats = field(init=False)
@@ -134,6 +135,7 @@ class RegionFleet:
         self._speed_I = np.array([o.rows_per_s for o in self.offers], dtype=float)
         self._cap_I = np.array([min(o.cap, self._most) for o in self.offers], dtype=float)
         self._spot_I = np.array([o.lost_share > 0 for o in self.offers], dtype=bool)
+        self._spot_at = np.flatnonzero(self._spot_I).tolist()
         if self.most_spot is not None:
             self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], self.most_spot)
         self._spots = int(self._cap_I[self._spot_I].sum())
@@ -171,7 +173,7 @@ class RegionFleet:
 
     def spots(self, counts: Sequence[int] | Floats) -> int:
         """Return how many of some machines may be preempted."""
-        return int(np.asarray(counts)[self._spot_I].sum())
+        return int(sum([counts[i] for i in self._spot_at]))
 
     @property
     def most_spots(self) -> int:

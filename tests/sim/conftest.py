@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,9 +21,12 @@ def simulated(data_dir: Path) -> Callable[..., Run]:
     return lambda **sections: Run(experiment(**sections), data_dir).go()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[Any]:
+@pytest.fixture(scope="session", autouse=True)
+def quick_small_models() -> Iterator[None]:
+    """One thread, and PyTorch's own convolutions: oneDNN takes twice as long for 2 channels."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(_enabled=False)
     yield
+    torch.backends.mkldnn.set_flags(_enabled=True)
     torch.set_num_threads(threads)

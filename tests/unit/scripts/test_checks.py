@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -18,9 +18,8 @@ ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "scripts"
 WAIT_FOR = "wait() { while [ ! -e $1 ]; do sleep 0.05; done; }; "
 
-Lanes = Sequence[dict[str, str]]
 QUEUE_LAYERS = ("unit", "property", "integration", "chaos")
-Start = Callable[[Sequence[Lanes]], "subprocess.Popen[str]"]
+Start = Callable[[dict[str, str], int], "subprocess.Popen[str]"]
 
 # `scripts` is no package.
 _spec = importlib.util.spec_from_file_location("checks", SCRIPTS / "checks.py")
@@ -42,17 +41,15 @@ def all_files() -> list[str]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts phases of lanes of named shell commands in an empty directory."""
+    """Starts named shell commands in an empty directory, some at a time."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(phases: Sequence[Lanes]) -> subprocess.Popen[str]:
-        named = [
-            [{n: ["bash", "-c", WAIT_FOR + c] for n, c in lane.items()} for lane in phase]
-            for phase in phases
-        ]
+    def start(commands: dict[str, str], at_a_time: int) -> subprocess.Popen[str]:
+        named = {name: ["bash", "-c", WAIT_FOR + each] for name, each in commands.items()}
         code = (
-            "import sys; from checks import Lane, run_all; "
-            f"sys.exit(run_all([[Lane(lane, nice=5) for lane in phase] for phase in {named!r}]))"
+            "import sys; from checks import Task, run_all; "
+            f"tasks = [Task(name, each, 5) for name, each in {named!r}.items()]; "
+            f"sys.exit(run_all(tasks, {at_a_time}))"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -70,8 +67,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_every_test_file_is_in_one_part() -> None:
-    phases = checks.everything(slow=True)
-    commands = [command for phase in phases for lane in phase for command in lane.commands.values()]
+    commands = [task.command for task in checks.everything(slow=True)]
     tests = [command[3:] for command in commands if command[1:3] == ["-m", "pytest"]]
     assert all(path.endswith(".py") for paths in tests for path in paths), "nothing is left out"
     assert all(tests), "without arguments pytest runs everything"
@@ -118,11 +114,15 @@ def test_help_and_an_unknown_feature_list_the_features(
     assert " transport" in said
 
 
-def test_lanes_run_at_the_same_time_and_outputs_stay_whole(start: Start) -> None:
-    """Each of two waits for the other, twice; the second phase waits for the first."""
-    left = {"left": "echo L1; touch l; wait r; echo L2", "more": "[ -e r2 ] || wait r2; echo M"}
-    right = {"right": "echo R1; touch r; wait l; echo R2; touch r2"}
-    process = start([[left, right], [{"nice": "[ -e r2 ] && nice; echo '== 1 passed =='"}]])
+def test_parts_run_at_the_same_time_and_outputs_stay_whole(start: Start) -> None:
+    """Each of two waits for the other, twice; the last begins when only one is left."""
+    commands = {
+        "left": "echo L1; touch l; wait r; echo L2",
+        "right": "echo R1; touch r; wait l; echo R2; touch r2",
+        "more": "[ -e r2 ] || wait r2; echo M",
+        "nice": "[ -e r2 ] && nice; echo '== 1 passed =='",
+    }
+    process = start(commands, 2)
     out, _ = process.communicate()
     assert process.returncode == 0
     said, summary = out.split("---------- all parts\n")
@@ -138,7 +138,7 @@ def test_lanes_run_at_the_same_time_and_outputs_stay_whole(start: Start) -> None
 
 
 def test_a_part_that_fails_is_named_last_and_the_others_run(start: Start) -> None:
-    process = start([[{"bad": "echo why; exit 3", "next": "echo on"}], [{"good": "true"}]])
+    process = start({"bad": "echo why; exit 3", "next": "echo on", "good": "true"}, 1)
     out, _ = process.communicate()
     assert process.returncode == 1
     lines = out.splitlines()
@@ -152,8 +152,8 @@ def test_ctrl_c_lets_all_parts_clean_up(
     start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     cleans = "trap 'echo cleaned; touch gone-{0}; exit 9' INT; touch {0}; wait never"
-    lanes = [{name: cleans.format(name), "never run": "touch never"} for name in ("a", "b")]
-    process = start([lanes, [{"nor this": "touch never"}]])
+    commands = {name: cleans.format(name) for name in ("a", "b")}
+    process = start(commands | {"never run": "touch never", "nor this": "touch never"}, 2)
     subprocess.run(["bash", "-c", WAIT_FOR + "wait a; wait b"], cwd=tmp_path, check=True)
     process.send_signal(number)
     out, _ = process.communicate()
@@ -164,9 +164,8 @@ def test_ctrl_c_lets_all_parts_clean_up(
 
 def test_the_slowest_files_of_all_parts_are_listed(start: Start) -> None:
     one = "echo 'CPU    12.5 s     3 tests tests/a.py'; echo 'CPU     9.0 s     1 tests tests/c.py'"
-    out, _ = start(
-        [[{"a": one}, {"b": "echo 'CPU   110.0 s    40 tests tests/b.py'"}]]
-    ).communicate()
+    other = "echo 'CPU   110.0 s    40 tests tests/b.py'"
+    out, _ = start({"a": one, "b": other}, 2).communicate()
     said, _ = out.split("---------- all parts\n")
     listed = said.split("---------- files that took most CPU\n")[1].splitlines()
     assert [line.split()[-1] for line in listed] == ["tests/b.py", "tests/a.py", "tests/c.py"]
@@ -174,7 +173,7 @@ def test_the_slowest_files_of_all_parts_are_listed(start: Start) -> None:
 
 def test_skipped_tests_are_listed_before_the_parts(start: Start) -> None:
     skip = "printf '\\033[33mSKIPPED\\033[0m [2] tests/x.py:7: no browser\\n== 2 skipped ==\\n'"
-    out, _ = start([[{"a": skip}, {"b": "true"}]]).communicate()
+    out, _ = start({"a": skip, "b": "true"}, 2).communicate()
     said, summary = out.split("---------- all parts\n")
     assert said.endswith("---------- skipped tests\n[2] tests/x.py:7: no browser\n")
     assert "SKIPPED" not in summary
