@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import geo_ray
 from geo_ray.cli.main import _COMMANDS, main
@@ -84,3 +85,17 @@ def test_the_licence_and_the_release_are_those_of_the_project() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     assert f"version: {geo_ray.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## {geo_ray.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_files_for_github_are_well_formed() -> None:
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
+    read = {file.name: yaml.safe_load(file.read_text()) for file in files}
+    assert len(read) >= 5
+    (job,) = read["test.yml"]["jobs"].values()
+    assert {"run": "scripts/test"} in job["steps"]
+    hooks = {
+        hook["id"] for repo in read[".pre-commit-config.yaml"]["repos"] for hook in repo["hooks"]
+    }
+    assert hooks == {"ruff-check", "ruff-format", "mypy"}
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
+    assert all(each["title"] and each["authors"] and each["year"] for each in cited)
