@@ -14,9 +14,8 @@ those 8 s. So a role that nobody waits for may take 0 s.
   host        the bridge of the region that hosts the averager: the standby takes over
   front       the user's command; `geo-ray train --resume` at once, as a job's retry would
   driver      the actor that drives the run, on a cluster that stands: it comes back by itself
-  process     the user's command, which drives the run; the same retry
   head        every process of the cluster's head, and the driver on its machine; the head is
-              started again on its stored state, then the same retry
+              started again on its stored state, then `--resume`, from the newest checkpoint
   process_s   for comparison: a Python process that imports torch and Ray, and ends
 """
 
@@ -53,15 +52,14 @@ ACTORS = {
     "home": ("PrimaryActor", HOME),
     "host": ("BridgeActor", None),
 }
-COMMANDS = ("front", "driver", "process", "head")
-ATTACHES = ("driver", "process", "head")
+COMMANDS = ("front", "driver", "head")
+ATTACHES = ("driver",)
 STEP_S = 0.25
 
 
 def config(role: str) -> str:
     """The run that a role's process is killed of."""
     standby = f", standby: {SECOND}, takeover_s: 1.0" if role == "host" else ""
-    driver = "actor" if role in {"front", "driver"} else "process"
     return f"""
 name: recovery
 task: {{use: digits}}
@@ -80,7 +78,6 @@ averager: {{region: {HOME}{standby}}}
 members: {{min: 1}}
 emulate: {{step_s: {STEP_S}}}
 checkpoint: {{every_s: 5}}
-run: {{driver: {driver}}}
 """
 
 
@@ -139,7 +136,7 @@ class Recovery:
         if isinstance(self._cluster, StoredHeadCluster):
             self._cluster.kill_head()
             self._cluster.start_head()
-        if self._role in {"front", "process", "head"}:
+        if self._role in {"front", "head"}:
             assert self._run.process is not None
             self._run.process.kill()
             self._run.process.wait()
@@ -184,12 +181,12 @@ class Recovery:
         self._steps_s.sort()
 
     def _pids(self, number: int) -> list[int]:
-        if self._role in {"front", "process", "head"}:
+        if self._role in {"front", "head"}:
             return []
         assert isinstance(self._cluster, LocalCluster)
         if self._role == "driver":
             nodes = [None, *REGIONS]
-            return [pid for node in nodes for pid in self._cluster.actor_pids(node, "DriverActor")]
+            return [pid for node in nodes for pid in self._cluster.actor_pids(node, "RunLoopActor")]
         actor, region = ACTORS[self._role]
         if self._role == "server":
             region = (SECOND, THIRD)[number]

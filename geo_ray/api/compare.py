@@ -19,7 +19,7 @@ from geo_ray.base.output import ticking
 from geo_ray.base.text import bytes_text, duration_text, number_text
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.planner.bill import Bill
+from geo_ray.planner.actual_cost import Bill
 from geo_ray.planner.loss import LossProfile, MeasuredLoss, differences
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.build import check_device, parameter_count

@@ -21,7 +21,7 @@ from rich.console import Console
 from geo_ray.base.notebooks import html_view
 from geo_ray.base.output import outliving
 from geo_ray.base.text import printable
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.progress import Progress
 
 if TYPE_CHECKING:
@@ -280,21 +280,28 @@ ShowProgress: TypeAlias = bool | Literal["plain"]
 """True: as the command line shows a run, on standard error; "plain": in lines; False: not."""
 
 
-class Watched:
+class Watched(RunObserver):
     """Receives the progress of one run and shows nothing; `_Shown` shows it.
 
     Args:
-        sinks: functions that are given every event.
+        on_event: given a copy of every event; what the caller does to it changes nothing.
+        note: shown when the run begins.
     """
 
-    def __init__(self, sinks: tuple[OnEvent, ...] = ()) -> None:
-        self.sinks = sinks
+    def __init__(self, on_event: OnEvent | None = None, note: str = "") -> None:
+        self._on_event, self._note = on_event, note
 
-    def status(self, text: str) -> None:
-        """Begin a phase."""
+    def on_event(self, event: Event) -> None:
+        """See `RunObserver`."""
+        if event.kind == "run_started":
+            for line in self._note.splitlines():
+                self.note(line)
+        self.show(event)
+        if self._on_event is not None:
+            self._on_event(replace(event, fields=deepcopy(dict(event.fields))))
 
-    def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
-        """Name what a phase of the start-up still waits for."""
+    def show(self, event: Event) -> None:
+        """Show an event."""
 
     def note(self, text: str) -> None:
         """Show a line that stays visible."""
@@ -303,8 +310,8 @@ class Watched:
 class _Shown(Watched):
     """Shows a run as a live table or in lines."""
 
-    def __init__(self, shown: Progress, sinks: tuple[OnEvent, ...]) -> None:
-        super().__init__((shown.feed, *sinks))
+    def __init__(self, shown: Progress, on_event: OnEvent | None, note: str) -> None:
+        super().__init__(on_event, note)
         self._shown = shown
 
     def status(self, text: str) -> None:
@@ -312,6 +319,9 @@ class _Shown(Watched):
 
     def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
         self._shown.awaiting(phase, done, total, names)
+
+    def show(self, event: Event) -> None:
+        self._shown.feed(event)
 
     def note(self, text: str) -> None:
         self._shown.note(text)
@@ -336,27 +346,37 @@ class RunWatch:
                 printable(text), highlight=False, markup=False, soft_wrap=True
             )
 
+    @property
+    def told(self) -> RunObserver:
+        """Receives the progress of several runs: phases are lines, events are not shown."""
+        return _Told(self)
+
     @contextmanager
-    def over(self, experiment: Experiment) -> Iterator[Watched]:
-        """Show one run of ``experiment``."""
-        sinks = () if self.on_event is None else (_with_copies(self.on_event),)
+    def over(self, experiment: Experiment, note: str = "") -> Iterator[Watched]:
+        """Show one run of ``experiment``, with a note when it begins."""
         if not self.progress:
-            yield Watched(sinks)
+            yield Watched(self.on_event, note)
             return
         train = experiment.train
         most = 1 if train.mode == "sync" else max(r.workers for r in experiment.regions)
         plain = True if self.progress == "plain" else None
         console = console_of_progress()
         with Progress(train.steps * most, experiment.present_names, console, plain) as shown:
-            yield _Shown(shown, sinks)
+            yield _Shown(shown, self.on_event, note)
             shown.status("")
+
+
+class _Told(Watched):
+    """Shows phases in lines."""
+
+    def __init__(self, watch: RunWatch) -> None:
+        super().__init__(watch.on_event)
+        self._watch = watch
+
+    def status(self, text: str) -> None:
+        self._watch.tell(text)
 
 
 def console_of_progress() -> Console:
     """Standard error for people; if they close it, nothing else ends."""
     return Console(file=outliving(sys.stderr))
-
-
-def _with_copies(on_event: OnEvent) -> OnEvent:
-    """Whatever the caller does to an event, the run's books do not change with it."""
-    return lambda event: on_event(replace(event, fields=deepcopy(dict(event.fields))))

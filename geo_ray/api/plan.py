@@ -329,8 +329,7 @@ def profile(
         if len(todo) < len(wanted):
             watch.tell(f"{len(wanted) - len(todo)} of {len(wanted)} runs are known from {path}")
         found = known
-        sinks = () if on_event is None else (on_event,)
-        told = watch.tell, sinks, began_unix_s
+        told = watch.told, began_unix_s
         profiles = measure(experiment, source.parent, todo, labels, known, grid.steps, *told)
         with closing(profiles):
             for found in profiles:

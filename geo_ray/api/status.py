@@ -74,7 +74,7 @@ def status(run: FilePath) -> RunStatus:
 def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
     """The same again and again, until nobody drives the run any more; at least once.
 
-    A run that trains on without a driver, and waits for one, is looked at on.
+    A run whose driver is being started again is followed further.
 
     Args:
         run: its directory.
@@ -230,7 +230,7 @@ def report(run: FilePath | OpenedRun, out: FilePath | None = None) -> Path:
 def stop(run: FilePath | OpenedRun) -> None:
     """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
 
-    Nothing is asked of a run that nobody drives, unless its processes wait for a driver.
+    Nothing is asked of a run that nobody drives, unless its driver is being started again.
 
     Args:
         run: its directory.

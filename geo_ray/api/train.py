@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from geo_ray.api.auto import load_experiment
 from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.api.display import OnEvent, RunWatch, ShowProgress, Watched
+from geo_ray.api.display import OnEvent, RunWatch, ShowProgress
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.api.run import Run, open_run
 from geo_ray.api.status import directory_of
@@ -35,7 +35,6 @@ from geo_ray.base.yaml import ConfigSource, parse_yaml, read_text
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.recorded import RunConfig
 from geo_ray.planner.plan import Plan
-from geo_ray.ray_cluster.connect import ConnectedCluster
 from geo_ray.runs import directory
 from geo_ray.runs.build import check_device
 from geo_ray.runs.checkpoints import has_checkpoint
@@ -46,18 +45,15 @@ from geo_ray.runs.remote import RunObjects, copied_from, copy_path, driven_copy,
 from geo_ray.runs.report import reported
 from geo_ray.runs.resume import check_resumable
 from geo_ray.runs.uploader import mirrored
-from geo_ray.runtime.driver.client import Driven, Handle, attach, drive, is_driven
-from geo_ray.runtime.driver.client import watch as follow_driver
-from geo_ray.runtime.driver.run_cluster import Reporting
-from geo_ray.runtime.driver.train import Resumption
-from geo_ray.runtime.driver.train import train as train_to_end
+from geo_ray.runtime.run_client import RunRequest, drive, may_be_running, watch_running
+from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_order import Resumption
 from geo_ray.simulator.run import simulate as simulate_to_end
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.uri import is_s3, join
 from geo_ray.telemetry.event_log import has_begun
-from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.report import REPORT_FILE
-from geo_ray.telemetry.summary import Summary, load_summary
+from geo_ray.telemetry.summary import load_summary
 from geo_ray.transport.security.cert_store import check_certificates, files_of, is_revoked
 
 Tell: TypeAlias = Callable[[str], None]
@@ -85,17 +81,6 @@ class ReadyRun:
     plan: Plan | None = None
     note: str = ""
     away: frozenset[str] = frozenset()
-
-    def begun(self, event: Event) -> None:
-        """Write a changed configuration down once the run goes on; given every event.
-
-        Not before: a resumption that is refused, by a node for example, changes nothing.
-
-        Raises:
-            RunDirectoryError: it cannot be written.
-        """
-        if event.kind == "run_started" and self.is_changed:
-            directory.adopt(self.run, self.experiment, self.plan)
 
 
 def new_run(
@@ -342,9 +327,8 @@ def train(
 ) -> Run:
     """Train as a configuration says, on real actors, or go on with an earlier run.
 
-    On an existing cluster, with ``run: {driver: actor}`` or ``detach``, the run is driven by an
-    actor, and this process only watches: if it dies the run goes on, and ``train(resume=run)``
-    watches again.
+    An actor of the cluster drives the run, and this process only watches. If it dies, a run on an
+    existing cluster goes on for `run.unattended_s`, and ``train(resume=run)`` watches again.
 
     In the main thread, Ctrl-C saves a checkpoint and raises `InterruptedRunError`; a second one
     stops at once. A terminal that is closed costs only what it would have shown. In other threads
@@ -379,7 +363,6 @@ def train(
         raise ConfigError(
             f"checkpoint {checkpoint} of which run?", fix="Name the run to resume, too."
         )
-    seeker: LeaseSeeker | None = None
     with own_threads_kept(), terminal_outlived():
         again = run_to_resume(source, changes) if resume is None and source is not None else None
         resume = resume or again
@@ -387,12 +370,13 @@ def train(
             address = _address_of(resume)
             path = directory_of(resume) if address is None else copy_path(address, "driven")
             as_it_is = source is None and not changes and followed is None and checkpoint is None
-            may_live = as_it_is and address is None
-            if may_live and (living := _watched_if_living(path, watch, began_unix_s, detach)):
-                return living
+            if again is not None and source is not None:
+                as_it_is = followed is None and is_unchanged(path, source, changes)
+            if as_it_is and (running := _watched_if_running(path, watch, detach)):
+                return running
             leases = None if address is None else RunObjects(address).lease()
             seeker = seeker_of(path, watch.tell, leases)
-            seeker.wait()  # before anything is judged that a living run changes
+            seeker.wait()  # before anything is judged that a running run changes
             was_here = address is not None and is_ahead(RunObjects(address), path)
             if address is not None:
                 driven_copy(address)
@@ -421,41 +405,25 @@ def train(
             raise ConfigError("there is no configuration", fix="Give one, or a run to resume.")
         with (
             _tidied(ready.run, watch, is_new=resume is None),
-            watch.over(ready.experiment) as watched,
+            watch.over(ready.experiment, ready.note) as watched,
         ):
+            if detach and ready.experiment.cluster.kind != "existing":
+                raise ConfigError(
+                    "a run on a cluster of its own ends with the process that started it",
+                    fix="Leave `detach` out, or run on a cluster that is there: "
+                    "`cluster: {kind: existing}`.",
+                )
             goes_on = (
                 None
                 if resume is None
                 else Resumption(checkpoint, away=ready.away, begins=again is not None)
             )
-            stands = ready.experiment.cluster.kind == "existing"
-            if detach and ready.run.address is not None:
-                raise ConfigError(
-                    "an actor drives a run whose run.dir is a directory",
-                    fix="Leave `detach` out, or name a directory that all nodes share.",
-                )
-            if stands and (detach or ready.experiment.run.driver == "actor"):
-                sinks = (_noting(ready.note, watched), *watched.sinks)
-                driven = Driven(
-                    ready.experiment, ready.run, goes_on, ready.is_changed, ready.plan, detach
-                )
-                told = Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
-                ended = drive(driven, told)
-                if ended is None:
-                    return open_run(ready.run.path)
-                summary = ended
-            else:
-                if detach:
-                    raise ConfigError(
-                        "a run on a cluster of its own ends with the process that started it",
-                        fix="Leave `detach` out, or run on a cluster that is there: "
-                        "`cluster: {kind: existing}`.",
-                    )
-                sinks = (ready.begun, _noting(ready.note, watched), *watched.sinks)
-                reporting = Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
-                summary = train_to_end(
-                    ready.experiment, ready.run, reporting, resume=goes_on, seeker=seeker
-                )
+            request = RunRequest(
+                ready.experiment, ready.run, goes_on, ready.is_changed, ready.plan, detach
+            )
+            summary = drive(request, Reporting(watched, began_unix_s))
+    if summary is None:
+        return open_run(ready.run.path)
     return Run(ready.run, ready.experiment, summary, finished=True)
 
 
@@ -476,25 +444,27 @@ def _address_of(run: FilePath | Run) -> str | None:
     return run if isinstance(run, str) and is_s3(run) else copied_from(Path(run))
 
 
-def _watched_if_living(
-    path: Path, watch: RunWatch, began_unix_s: float, detach: bool
-) -> Run | None:
+def is_unchanged(path: Path, source: ConfigSource, overrides: tuple[str, ...]) -> bool:
+    """Whether a configuration is that of the run in a directory."""
+    saved = path / directory.CONFIG_FILE
+    if not saved.is_file():
+        return False
+    wanted, _ = load_experiment(source, overrides)
+    return dump_yaml(wanted) == read_text(saved)
+
+
+def _watched_if_running(path: Path, watch: RunWatch, detach: bool) -> Run | None:
     """Watch a run that goes on to its end; None if it does not go on, or not where it can be."""
-    if not path.is_dir() or not is_driven(path):
+    if not path.is_dir():
         return None
     run, experiment = directory.reopen(path, to_look_at=True)
-    if experiment.cluster.kind != "existing":
+    if experiment.cluster.kind != "existing" or not may_be_running(run):
         return None
-
-    def watched(driver: Handle, cluster: ConnectedCluster) -> Summary | None:
-        with _tidied(run, watch, is_new=False), watch.over(experiment) as shown:
-            told = Reporting(shown.status, shown.sinks, began_unix_s, shown.awaiting)
-            return follow_driver(driver, cluster, run.path, told, detach=detach)
-
-    is_there, summary = attach(run.path, experiment, watched)
-    if not is_there:
+    with _tidied(run, watch, is_new=False), watch.over(experiment) as shown:
+        is_running, summary = watch_running(run, experiment, shown, detach=detach)
+    if not is_running:
         return None
-    return open_run(path) if summary is None else Run(run, experiment, summary)
+    return open_run(path) if summary is None else Run(run, experiment, summary, finished=True)
 
 
 def simulate(
@@ -531,21 +501,10 @@ def simulate(
             _tidied(ready.run, watch, is_new=True),
             mirrored(ready.run.address, ready.run.path, 1, lambda: None),
             reported(ready.run.path),
-            watch.over(ready.experiment) as watched,
+            watch.over(ready.experiment, ready.note) as watched,
         ):
-            sinks = (_noting(ready.note, watched), *watched.sinks)
-            summary = simulate_to_end(ready.experiment, ready.run, watched.status, sinks)
+            summary = simulate_to_end(ready.experiment, ready.run, watched)
     return Run(ready.run, ready.experiment, summary, finished=True)
-
-
-def _noting(note: str, watched: Watched) -> OnEvent:
-    """Tells a note when the run begins: one that does not begin is not made."""
-
-    def on_event(event: Event) -> None:
-        for line in note.splitlines() if event.kind == "run_started" else ():
-            watched.note(line)
-
-    return on_event
 
 
 @contextmanager

@@ -755,14 +755,17 @@ class LeaseLostError(RunError):
 
 
 class DriverLostError(RunError):
-    """The process that drove the run on the cluster is gone."""
+    """The run's supervisor is gone, or its driver died again and again."""
 
     code = "DRIVER_LOST"
-    causes = "Memory that ran out on the node where the run was started, or that node went down."
+    causes = (
+        "The node where the run was started went down, memory ran out there, or code of the task "
+        "crashes the driver's process."
+    )
     advice = "Resume with `geo-ray train --resume RUN`; nothing committed is lost."
     more = (
-        "The run's processes train on for `run.driverless_s`, and who resumes in that time goes on "
-        "with them."
+        "A driver that dies is started again and continues with the run's processes: up to 20 "
+        "times, and up to 3 times in a row before the run trains."
     )
 
 

@@ -18,7 +18,7 @@ from geo_ray.base.clock import COMMAND_BEGAN_UNIX_S
 from geo_ray.base.errors import GeoRayError, InterruptedRunError
 from geo_ray.base.output import terminal_outlived
 from geo_ray.base.text import nearest_word, printable
-from geo_ray.base.version import __version__
+from geo_ray.base.version import __version__, source_commit
 
 _BEGAN_UNIX_S = time.time()
 """When the user's command began, as near as Python can tell."""
@@ -88,8 +88,21 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _show_version(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        click.echo(f"geo-ray {__version__} (commit {source_commit()})")
+        context.exit()
+
+
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="geo-ray")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and the commit, and exit.",
+)
 @click.pass_context
 def root(context: click.Context) -> None:
     """Train one PyTorch model on data that must stay in several cloud regions."""

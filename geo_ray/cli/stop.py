@@ -21,7 +21,7 @@ def stop(run_dir: RunRef) -> None:
     found = next(follow_status(run_dir))
     text = f"asked; `geo-ray status {quote(str(run_dir))}` shows what comes of it"
     if found.waits_s is not None:
-        text = f"asked; nobody drives {run_dir} ({found.phase}): it stops as soon as somebody does"
+        text = f"asked; {run_dir} {found.phase}, and stops then"
     elif found.phase == "finished":
         text = f"{run_dir} is finished: there is nothing to stop"
     elif found.is_going is False:

@@ -1,4 +1,7 @@
-"""All codecs by name. A new one is a file in this package and a line in one list."""
+"""All codecs by name. A new one is a file in this package and a line in one list.
+
+A run's codecs are chosen by the `codec` section of its configuration: `strategies/config.py`.
+"""
 
 from __future__ import annotations
 

@@ -81,11 +81,6 @@ class RunConfig(StrictModel):
         description="directory, or s3:// address, that holds one directory per run; `~` and "
         "`${VARIABLE}` are replaced",
     )
-    driver: Literal["process", "actor"] = Field(
-        "process",
-        description="what drives a run on an existing cluster: the process that starts it, with "
-        "which it ends, or an actor there, which goes on if that process dies",
-    )
     again: Literal["new", "resume"] = Field(
         "new",
         description="what `geo-ray train CONFIG` does where `run.dir` has a run of that `name`: "
@@ -95,15 +90,8 @@ class RunConfig(StrictModel):
     unattended_s: float | None = Field(
         3600.0,
         gt=0,
-        description="with driver actor: a run that nobody watches for so long is saved and ended; "
-        "null: never",
-    )
-
-    driverless_s: float | None = Field(
-        60.0,
-        ge=10,
-        description="on an existing cluster: for so long a run whose driver is gone goes on and "
-        "waits for another one; null: it ends with its driver",
+        description="on an existing cluster: a run that no process watches for so long is saved "
+        "and ended; null: never",
     )
 
     @model_validator(mode="after")
@@ -127,11 +115,6 @@ class RunConfig(StrictModel):
             raise ValueError(
                 "train.keep_best: its candidates lie in a directory that all nodes share, and "
                 "run.dir is in a bucket: leave it out, or name such a directory"
-            )
-        if self.driver == "actor":
-            raise ValueError(
-                "run.driver: an actor drives a run whose run.dir is a directory: name one, or "
-                "leave it at process"
             )
 
 

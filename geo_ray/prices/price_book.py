@@ -1,10 +1,11 @@
 """The price book: all known prices by item, and the hardware of the instance types in it.
 
-A refresh never drops prices that could not be read. Hardware (accelerators, memory, sustained
-network) is known only for the types of the shipped prices.
+`known_book` reads the shipped snapshots, the user's file and GEO_RAY_PRICES. A refresh never drops
+prices that could not be read. Hardware (accelerators, memory, sustained network) is known only for
+the types of the shipped prices.
 
-Source of hardware: AWS's pages of instance types, as known in 2026, undated. Sizes are as sold,
-a GB taken as 10^9 bytes, which is on the safe side. Values in a configuration take precedence.
+Source of hardware: AWS's pages of instance types, as known in 2026, undated. Sizes are as sold, a
+GB taken as 10^9 bytes, which is on the safe side. Values in a configuration take precedence.
 """
 
 from __future__ import annotations

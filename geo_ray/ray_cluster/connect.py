@@ -273,8 +273,22 @@ def answers(address: str) -> bool:
 
 
 def head_answers() -> bool:
-    """Whether the head of the cluster answers that this process is connected to."""
-    return answers(ray.get_runtime_context().gcs_address)
+    """Whether the head of the cluster answers that this process is connected to.
+
+    After it did not answer it is not asked for `_SILENT_S`: the end of a run asks several times,
+    and Ray kills this process soon.
+    """
+    global _silent_until_s
+    if time.monotonic() < _silent_until_s:
+        return False
+    if answers(ray.get_runtime_context().gcs_address):
+        return True
+    _silent_until_s = time.monotonic() + _SILENT_S
+    return False
+
+
+_SILENT_S: Final = 10.0
+_silent_until_s = 0.0
 
 
 _REGISTER_S = 30.0

@@ -345,7 +345,7 @@ class LeaseKeeper:
 
     @property
     def epoch(self) -> int:
-        """The how manieth holder of the run's lease this is."""
+        """Number of this holder of the lease; each new holder gets the next."""
         return self._holding.record.epoch
 
     def start(self) -> None:

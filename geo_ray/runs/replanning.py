@@ -1,7 +1,8 @@
 """Decide whether another plan is better for the rest of a run, with hysteresis.
 
-Machines that run already are distinguished from those that would be rented. A decision may also be
-for some of the run's regions only.
+This only advises: `cloud/autoscaler/policy.py` enforces the budget. Machines that run already are
+distinguished from those that would be rented. A decision may also be for some of the run's regions
+only.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from geo_ray.base.errors import GeoRayError, LeaseLostError, RunHeldError
-from geo_ray.planner.bill import Spent, held_against
+from geo_ray.planner.actual_cost import Spent, held_against
 from geo_ray.planner.plan import Plan, load_plan
 from geo_ray.runs.directory import FOLLOWED_FILE, RunDirectory, followed_plan
 from geo_ray.runs.status import Beside, StatusReader

@@ -22,10 +22,8 @@ from geo_ray.base.errors import (
 from geo_ray.base.load import digest
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.checkpoints import regions_in, store_of
-from geo_ray.runs.directory import CONFIG_FILE, RunDirectory, lease_of
-from geo_ray.runs.lease import LEASE_KEY, decode_record
+from geo_ray.runs.directory import CONFIG_FILE, RunDirectory
 from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
-from geo_ray.storage.conditional_store import LocalConditionalStore
 from geo_ray.storage.manifest import CheckpointManifest, shard_part_name
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.totals import RunTotals
@@ -70,8 +68,8 @@ def check_resumable(
     is_more = checkpoint is not None or _asks_for_more(saved, wanted)
     if totals.finished is not None and not (has_checkpoint and is_more):
         raise _finished(run, saved, totals, has_checkpoint=has_checkpoint)
-    if not has_checkpoint and checkpoint is None and (begins or _may_live(run, saved, totals)):
-        return  # it starts from the beginning, or its processes may wait for another driver
+    if not has_checkpoint and checkpoint is None and begins:
+        return  # it starts from the beginning
     if not has_checkpoint:
         raise CheckpointMissingError(
             f"{run.path} ended before its first checkpoint",
@@ -96,15 +94,6 @@ def check_resumable(
         codecs = taken.extra.get("codecs")
         _check_codecs(codecs if isinstance(codecs, dict) else {}, wanted)
         _check_steps(taken, wanted)
-
-
-def _may_live(run: RunDirectory, saved: Experiment, totals: RunTotals) -> bool:
-    """Whether a run can have processes that have outlived a driver, which was killed."""
-    outlives = saved.cluster.kind == "existing" and saved.run.driverless_s is not None
-    if not outlives or totals.started is None or totals.failed is not None:
-        return False
-    found = (lease_of(run) or LocalConditionalStore(run.path)).read(LEASE_KEY)
-    return found is not None and not decode_record(found.data).released
 
 
 def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:

@@ -1,6 +1,6 @@
 """The status of a run, read from its directory by another process.
 
-Also tells for how long workers wait without a driver.
+A run whose driver was killed is one that its supervisor restarts, for `RESTART_S` at most.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from geo_ray.base.clock import Clock, SystemClock
 from geo_ray.base.errors import CheckpointError, StoreError
 from geo_ray.experiment.cluster import ClusterConfig
-from geo_ray.experiment.recorded import RecordedConfig, RunConfig
-from geo_ray.planner.bill import Spent, held_against
+from geo_ray.experiment.recorded import RecordedConfig
+from geo_ray.planner.actual_cost import Spent, held_against
 from geo_ray.planner.plan import Plan
 from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import store_of
@@ -34,28 +34,26 @@ from geo_ray.telemetry.status import (
 )
 from geo_ray.telemetry.totals import RunTotals
 
-
-def patience_s(cluster: ClusterConfig, run: RunConfig) -> float | None:
-    """For how long processes of a run wait for another driver; None: they end with theirs."""
-    return None if cluster.kind == "local" else run.driverless_s
+RESTART_S: Final = 60.0
+"""A run whose driver is not back by then has lost its supervisor, and its processes with it."""
 
 
-def waits_s(patience_s: float | None, totals: RunTotals, silent_s: float | None) -> float | None:
-    """For how long the processes of a run that nobody drives train on and wait for a driver.
+def waits_s(cluster: ClusterConfig, totals: RunTotals, silent_s: float | None) -> float | None:
+    """Return how long the processes of a run may still train on while its driver is restarted.
 
     Args:
-        patience_s: for how long they wait at most, as `patience_s` gives it.
+        cluster: where they are; a local cluster has usually ended with the run's driver.
         totals: the fold over its events.
         silent_s: since its driver was last heard; None if not known.
 
     Returns:
         Seconds from now; None if they do not: they have ended, end, or never trained.
     """
-    if patience_s is None or silent_s is None or totals.started is None:
+    if cluster.kind == "local" or silent_s is None or totals.started is None:
         return None
     if totals.finished is not None or totals.failed is not None or totals.stop_cause is not None:
         return None
-    left_s = patience_s - silent_s
+    left_s = RESTART_S - silent_s
     return left_s if left_s > 0 else None
 
 
@@ -163,8 +161,7 @@ class StatusReader:
         is_going = driver.alive if driver is not None else _goes(ending)
         waits = None
         if lease is not None and record is not None and not record.released and is_going is False:
-            patience = patience_s(self._config.cluster, self._config.run)
-            waits = waits_s(patience, totals, lease.age_s)
+            waits = waits_s(self._config.cluster, totals, lease.age_s)
         regions = self._fold.regions(is_going=is_going is not False, trains_on=waits is not None)
         newest = totals.newest_eval
         checkpoint = self._checkpoint()
@@ -254,14 +251,13 @@ class StatusReader:
             return failed["code"], failed["message"], failed["fix"].replace(" RUN", f" {run}")
         resume = f"`geo-ray train --resume {run}` goes on"
         if waits is not None:
-            return None, totals.stop_cause, f"{resume} with it."
+            return None, totals.stop_cause, f"`geo-ray train --resume {run}` watches it."
         simulated = totals.started is not None and totals.started["simulated"]
         if simulated or not phase.startswith(Ending.CUT_OFF.value):
             return None, totals.stop_cause, None
-        patience = patience_s(self._config.cluster, self._config.run)
         why = totals.stop_cause
-        if patience is not None and not self.is_far:
-            why = why or f"nobody drove it for {patience:g} s, so its processes have ended"
+        if self._config.cluster.kind != "local" and not self.is_far:
+            why = why or "its supervisor has ended, and its processes with it"
         if checkpoint is None:
             return None, why, "It has no checkpoint: begin again with `geo-ray train CONFIG`."
         return None, why, f"{resume} from checkpoint {checkpoint.id} at step {checkpoint.step:,}."
@@ -275,7 +271,7 @@ class StatusReader:
         is_going: bool | None,
     ) -> str:
         if waits is not None:
-            return f"trains on without a driver, waits {waits:.0f} s for one"
+            return "trains on while its driver is started again"
         if driver is None:
             return ending.value
         if is_going:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import ray
 
@@ -46,6 +46,7 @@ Key = TypeVar("Key")
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
+_GONE_S: Final = 1.0  # that threads get whose head does not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,7 +515,7 @@ class ActorGroup:
         """Be the group that another driver has noted, which goes on.
 
         Args:
-            kept: what the steward has.
+            kept: what the supervisor has.
             book: the same, of which the processes are.
         """
         for (role, region), handle in book.servers.items():
@@ -536,9 +537,16 @@ class ActorGroup:
         self.former_homes = set(book.where.former_homes)
         self._epochs, self._newest_epoch = dict(kept.epochs), kept.newest_epoch
 
+    def end_calls(self) -> None:
+        """End the threads that call Ray; those that wait for a head that is gone are left."""
+        if head_answers():
+            self.threads.close()
+        else:  # Ray ends this process if it waits for long
+            self.threads.close(_GONE_S)
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them, if they are ours; never raises."""
-        self.threads.close()
+        self.end_calls()
         if not self.maker.is_ours():
             return
         servers = list(self.servers().values())

@@ -27,7 +27,7 @@ from geo_ray.ray_cluster.calls import collect
 from geo_ray.runs.resume import LOST, ROWS, codecs_of
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.policies import LossHealth, RunPolicy
-from geo_ray.runtime.reporting import RunLoop
+from geo_ray.runtime.reporting import RunServices
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import AVERAGER_PART, CheckpointManifest, PartInfo, shard_part_name
 from geo_ray.storage.places import Crossed, StoreRegions
@@ -47,7 +47,7 @@ class Saver:
         config_digest: of the configuration.
         epoch: incarnation of the run, kept so that a resume takes the next.
         health: follows the loss; it is judged when a checkpoint begins.
-        lease_epoch: the how manieth holder of the run's lease saves; kept for people.
+        lease_epoch: number of the holder of the run's lease that saves; kept for people.
 
     Raises:
         StoreError: the store does not answer or refuses.
@@ -309,7 +309,7 @@ class StoreTraffic:
     """
 
     stores: TrafficSource | None
-    loop: RunLoop
+    loop: RunServices
     _total: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
@@ -373,7 +373,7 @@ class CheckpointWatch:
     actors: ActorGroup
     policy: RunPolicy
     saver: Saver
-    loop: RunLoop
+    loop: RunServices
     phases: Mapping[str, str]
     traffic: StoreTraffic
     _begun: _Begun | None = None

@@ -230,7 +230,7 @@ class Controller:
         self.bridges.close()
         self.members.close()
         self.plans.close()
-        self.actors.threads.close()
+        self.actors.end_calls()
 
     def _drain(self) -> Answers:
         """Take in the last events; wait for the parts of an open checkpoint that will come."""
@@ -324,7 +324,7 @@ class Controller:
         self.members.report_lost(region)
 
     def drop_region(self, region: str) -> None:
-        """See `RunLoop.drop_region`."""
+        """See `RunServices.drop_region`."""
         self._drop(region, keep_workers=False)
 
     def _drop(self, region: str, *, keep_workers: bool) -> None:
@@ -339,7 +339,7 @@ class Controller:
         self._share_statistics()
 
     def admit_region(self, region: str, step: int, epoch: int) -> None:
-        """See `RunLoop.admit_region`."""
+        """See `RunServices.admit_region`."""
         shards = self.actors.spec.region(region).ps_shards
         self.saver.expect({shard_part_name(region, index) for index in range(shards)}, epoch)
         self.evals.board.admit(region, step)
@@ -512,35 +512,35 @@ class Controller:
         else:
             self._ask(next(iter(self.actors.primaries.values())).stop.remote())
 
-    # -------------------------------------------------------------- what its parts ask, `RunLoop`
+    # ------------------------------------------------------------ what its parts ask, `RunServices`
 
     @property
     def is_ending(self) -> bool:
-        """See `RunLoop.is_ending`."""
+        """See `RunServices.is_ending`."""
         return self.policy.is_halting or self.policy.stopping is not None
 
     def now_s(self) -> float:
-        """See `RunLoop.now_s`."""
+        """See `RunServices.now_s`."""
         return time.time() - self.origin_unix_s
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """See `RunLoop.emit`."""
+        """See `RunServices.emit`."""
         self.recorder.emit(kind, self.now_s(), **fields)
 
     def show(self, text: str) -> None:
-        """See `RunLoop.show`."""
+        """See `RunServices.show`."""
         self.status(text)
 
     def set_interval(self, interval: int) -> None:
-        """See `RunLoop.set_interval`."""
+        """See `RunServices.set_interval`."""
         self.ask_averager("pace", max(1, interval // max(1, self.experiment.worker_steps)))
 
     def move_averager(self) -> None:
-        """See `RunLoop.move_averager`."""
+        """See `RunServices.move_averager`."""
         self.members.move_averager()
 
     def ask_averager(self, method: str, *arguments: Any) -> Any:
-        """See `RunLoop.ask_averager`."""
+        """See `RunServices.ask_averager`."""
         bridge = self.actors.bridges[self.actors.home.region]
         try:
             return self._ask(getattr(bridge, method).remote(*arguments))

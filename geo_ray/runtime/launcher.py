@@ -1,27 +1,30 @@
-"""Starts the processes of a run, which end with their owner, and keeps its handoff record.
+"""Starts the processes of a run, which end with their owner, and holds its keys.
 
-The record (`RunBook`) is what a new driver needs to know about running processes: plain values
-and handles.
+`RunBook` is the handoff record: what a restarted driver must know about running processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from geo_ray.base.errors import InvariantError
 from geo_ray.ray_cluster.calls import Handle
 from geo_ray.ray_cluster.demand import RegionDemand
+from geo_ray.ray_cluster.keys import BridgeKeys, Introduction, RunKeys
 from geo_ray.ray_cluster.placement import PlacedRegion, place, remove
-from geo_ray.runtime.bridge_actor import BridgeActor
-from geo_ray.runtime.server_actors import PrimaryActor, ShardServerActor
-from geo_ray.runtime.spec import RunSpec
-from geo_ray.runtime.worker_actor import WorkerActor
-from geo_ray.training.membership import AveragerHome
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.security.process_keys import SignedCertificate
 from geo_ray.transport.wire.sockets import Address
+
+if TYPE_CHECKING:  # they import PyTorch
+    from geo_ray.runtime.spec import RunSpec
+    from geo_ray.training.membership import AveragerHome
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class GoneRegions:
 
 @dataclass(frozen=True, slots=True)
 class RunBook:
-    """What a driver must know of a run that goes on: plain values and handles, kept by the steward.
+    """Handoff record of a running run, kept by the supervisor: plain values and handles.
 
     Attributes:
         spec: what the run's processes were given at its start.
@@ -97,10 +100,10 @@ class RunBook:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a steward has for a driver that comes.
+    """What a supervisor has for a driver that comes.
 
     Attributes:
-        book: what the driver before has noted last; None: it has not come so far.
+        book: what the driver before has noted last; None: it had not begun to train.
         epochs: the newest incarnation that was made of each worker, by region and rank.
         newest_epoch: of bridges and servers.
     """
@@ -112,13 +115,19 @@ class Kept:
 
 ProcessKind = Literal["bridge", "primary", "shard", "worker"]
 
-_CLASSES: Final[Mapping[ProcessKind, tuple[type, int]]] = {
-    "bridge": (BridgeActor, 12),
-    "primary": (PrimaryActor, 4),
-    "shard": (ShardServerActor, 2),
-    "worker": (WorkerActor, 6),
+_CLASSES: Final[Mapping[ProcessKind, tuple[str, str, int]]] = {
+    "bridge": ("geo_ray.runtime.bridge_actor", "BridgeActor", 12),
+    "primary": ("geo_ray.runtime.server_actors", "PrimaryActor", 4),
+    "shard": ("geo_ray.runtime.server_actors", "ShardServerActor", 2),
+    "worker": ("geo_ray.runtime.worker_actor", "WorkerActor", 6),
 }
-"""The actor, and how many calls of it may run at a time."""
+"""The actor's module and class, and how many calls of it may run at a time."""
+
+
+def load_classes() -> None:
+    """Import the classes of all processes, which takes seconds: they import PyTorch."""
+    for module, _, _ in _CLASSES.values():
+        import_module(module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,31 +154,78 @@ class ProcessOrder:
 
 
 class ProcessMaker(Protocol):
-    """Makes processes and reserves their places; whoever does so owns both."""
+    """Owns the processes, places and keys of a run; commands of overtaken drivers are refused."""
+
+    @property
+    def has_places(self) -> bool:
+        """Whether places were reserved for the run before."""
+        ...
+
+    def attach(self, driver: int) -> Kept | None:
+        """Become the run's driver.
+
+        Args:
+            driver: fencing token: epoch of the driver's lease.
+
+        Returns:
+            What an earlier driver has left; None: nothing outlives a driver here.
+
+        Raises:
+            LeaseLostError: a later driver is there, as for all other methods.
+        """
+        ...
+
+    def begin(self, run_id: str, regions: Sequence[str], transport: TransportConfig) -> None:
+        """End whatever there is, and make the keys of a run that begins."""
+        ...
 
     def make(self, orders: Sequence[ProcessOrder]) -> list[Handle]:
         """Begin to start processes; nothing is waited for."""
         ...
 
     def place(self, demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
-        """Reserve everything that ``demands`` ask for, or nothing."""
+        """Reserve everything that ``demands`` ask for, or nothing.
+
+        Raises:
+            PlacementError: a region cannot be placed in time; nothing stays reserved.
+        """
         ...
 
     def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
         """Give reservations back; processes in them end."""
         ...
 
+    def keep_only(self, handles: Sequence[Handle]) -> None:
+        """End every process but these."""
+        ...
+
+    def clear(self) -> None:
+        """End all processes and give all places back."""
+        ...
+
     def is_ours(self) -> bool:
         """Whether this driver may still end them."""
         ...
 
-    def note(self, book: Any) -> None:
+    def note(self, book: RunBook) -> None:
         """Keep for the next driver what this one knows of the run."""
+        ...
+
+    def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
+        """See `RunKeys.for_bridge`."""
+        ...
+
+    def for_server(self, region: str, introduction: Introduction) -> bytes:
+        """See `RunKeys.for_server`."""
+        ...
+
+    def sign(self, region: str, request_pem: bytes) -> SignedCertificate | None:
+        """See `RunKeys.sign`."""
         ...
 
 
 class OwnProcesses:
-    """A `ProcessMaker` that owns them itself: they end with this process.
+    """A `ProcessMaker` that owns everything itself: all ends with this process.
 
     Args:
         reserved: places that somebody has reserved for the run, and gives back; None: it asks for
@@ -178,17 +234,27 @@ class OwnProcesses:
 
     def __init__(self, reserved: Mapping[str, PlacedRegion] | None = None) -> None:
         self._reserved = reserved
+        self._keys: RunKeys | None = None
+
+    @property
+    def has_places(self) -> bool:
+        """Whether places were reserved for the run."""
+        return self._reserved is not None
+
+    def attach(self, driver: int) -> Kept | None:
+        """See `ProcessMaker.attach`: no earlier driver has left anything."""
+        return None
+
+    def begin(self, run_id: str, regions: Sequence[str], transport: TransportConfig) -> None:
+        """See `ProcessMaker.begin`."""
+        self._keys = RunKeys(run_id, regions, transport)
 
     def make(self, orders: Sequence[ProcessOrder]) -> list[Handle]:
         """See `ProcessMaker.make`."""
         return [_made(order) for order in orders]
 
     def place(self, demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
-        """See `ProcessMaker.place`.
-
-        Raises:
-            PlacementError: if a region cannot be placed in time; nothing stays reserved.
-        """
+        """See `ProcessMaker.place`."""
         return place(demands, timeout_s) if self._reserved is None else dict(self._reserved)
 
     def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
@@ -196,16 +262,41 @@ class OwnProcesses:
         if self._reserved is None:
             remove(placed)
 
+    def keep_only(self, handles: Sequence[Handle]) -> None:
+        """See `ProcessMaker.keep_only`: there are no others."""
+
+    def clear(self) -> None:
+        """See `ProcessMaker.clear`: whoever has made processes here has ended them."""
+
     def is_ours(self) -> bool:
         """They are nobody else's."""
         return True
 
-    def note(self, book: Any) -> None:
-        """There is nobody whom it would be kept for."""
+    def note(self, book: RunBook) -> None:
+        """No other driver could read it."""
+
+    def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
+        """See `RunKeys.for_bridge`."""
+        return self._held_keys.for_bridge(region, introduction)
+
+    def for_server(self, region: str, introduction: Introduction) -> bytes:
+        """See `RunKeys.for_server`."""
+        return self._held_keys.for_server(region, introduction)
+
+    def sign(self, region: str, request_pem: bytes) -> SignedCertificate | None:
+        """See `RunKeys.sign`."""
+        return self._held_keys.sign(region, request_pem)
+
+    @property
+    def _held_keys(self) -> RunKeys:
+        if self._keys is None:
+            raise InvariantError("keys were asked for before a run began")
+        return self._keys
 
 
 def _made(order: ProcessOrder) -> Handle:
-    kind, threads = _CLASSES[order.kind]
+    module, name, threads = _CLASSES[order.kind]
+    kind = getattr(import_module(module), name)
     return (
         ray.remote(kind)
         .options(

@@ -52,7 +52,7 @@ from geo_ray.runtime.regions import (
     TimePassed,
     ViewSeen,
 )
-from geo_ray.runtime.reporting import MemberRequests, RunLoop
+from geo_ray.runtime.reporting import MemberRequests, RunServices
 from geo_ray.training.membership import View
 
 log: Final = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Members:
     actors: ActorGroup
     policy: MemberPolicy
     requests: MemberRequests
-    loop: RunLoop
+    loop: RunServices
     origin_unix_s: float
     notices: DrainNotices
     regions: Regions = field(init=False)

@@ -1,11 +1,13 @@
 """Decisions about a run in trouble: lost workers and regions, hangs, quorum and divergence. Pure.
 
-The controller reports what happened and when, and carries out the answer; every wait of a pause
-has a deadline. Quorum: with `members.min` a run continues with that many regions, else it waits
-for all that will return, up to `members.wait_s`. Hangs: limits follow from the usual step time;
-a late process is named first and replaced later. A checkpoint is healthy if it is finite, at
-most half of its steps were refused, and its loss is below ``best + (first - best) / 2 + |first|
-/ 4``.
+The controller reports what happened and when, and carries out the answer (`process_watch.py`,
+`members.py`); every wait of a pause has a deadline. A dead worker is replaced within the restart
+allowance. When that is used up, an elastic region continues and replaces it later; otherwise the
+run ends. An error of the task or the data ends the run. Quorum: with `members.min` a run continues
+with that many regions, else it waits for all that will return, up to `members.wait_s`. Hangs:
+limits follow from the usual step time; a late process is named first and replaced later. A
+checkpoint is healthy if it is finite, at most half of its steps were refused, and its loss is below
+``best + (first - best) / 2 + |first| / 4``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from geo_ray.ray_cluster.calls import Handle, check_not_closing, collect, failur
 from geo_ray.runtime.actor_group import ActorGroup, DrainNotices, GroupWorker
 from geo_ray.runtime.members import Members
 from geo_ray.runtime.policies import NAMED_S, Hangs, RunPolicy
-from geo_ray.runtime.reporting import RunLoop
+from geo_ray.runtime.reporting import RunServices
 from geo_ray.training.config import why_fixed
 from geo_ray.training.membership import AveragerHome
 from geo_ray.transport.wire.sockets import Address
@@ -66,7 +66,7 @@ class WorkerWatch:
 
     actors: ActorGroup
     policy: RunPolicy
-    loop: RunLoop
+    loop: RunServices
     notices: DrainNotices
     members: Members
     _status: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of servers, by region
@@ -289,7 +289,7 @@ class HangWatch:
 
     actors: ActorGroup
     hangs: Hangs
-    loop: RunLoop
+    loop: RunServices
     _suspects: dict[tuple[str, int], _Suspect] = field(default_factory=dict)
     _named: set[tuple[str, str]] = field(default_factory=set)  # region and process
     _told_s: float = 0.0
@@ -447,7 +447,7 @@ class BridgeWatch:
     actors: ActorGroup
     restarts: Restarts
     origin_unix_s: float
-    loop: RunLoop
+    loop: RunServices
     _open: dict[str, _Replacing] = field(default_factory=dict)
     _linked_s: dict[str, float] = field(default_factory=dict)  # since when others are there
     _refused: set[str] = field(default_factory=set)  # that are out of reach, and stay

@@ -1,9 +1,9 @@
 """Replans a run that follows a plan when its members change, and records its measured links.
 
-Rule: replan once the members differ from those planned for, have been stable for `settle_s`,
-and the last replan is `apart_s` ago (hysteresis as in the planner). The interval and the
-averager's location can change during the run; the rest is only reported. A thread plans, which
-may take seconds.
+Rule: replan once the members differ from those planned for, have been stable for `settle_s`, and
+the last replan is `apart_s` ago (hysteresis as in the planner). The interval and the averager's
+location can change during the run; the rest is only reported. A thread plans, which may take
+seconds. `cloud/autoscaler/policy.py` enforces the budget.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from geo_ray.base.errors import GeoRayError
 from geo_ray.runs.replanning import MembersPlan
-from geo_ray.runtime.reporting import RunLoop
+from geo_ray.runtime.reporting import RunServices
 from geo_ray.transport.links import LinkEstimate, LinkTable, load_links, record_of, save_links
 
 SETTLE_S = 60.0
@@ -119,7 +119,7 @@ class PlanWatch:
 
     policy: ReplanPolicy
     plan_for: PlanFor | None
-    loop: RunLoop
+    loop: RunServices
     _interval: int | None = None
     _has_planned: bool = False
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plan"))

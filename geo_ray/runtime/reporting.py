@@ -1,4 +1,4 @@
-"""What the parts of a run loop ask of it: `RunLoop`, which the controller implements."""
+"""What the parts of a run loop ask of it: `RunServices`, which the controller implements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemberRequests(Protocol):
         ...
 
 
-class RunLoop(Protocol):
+class RunServices(Protocol):
     """A run loop, as the watches and the membership of its run see it."""
 
     @property

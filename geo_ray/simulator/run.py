@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -19,11 +18,12 @@ from geo_ray.runs.data import open_readers, prepare_manifest
 from geo_ray.runs.directory import RunDirectory, followed_plan
 from geo_ray.runs.evaluation import BestKeeper
 from geo_ray.runs.model_file import about_model, save_trained
-from geo_ray.runs.recorder import Recorder, Sink
+from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.report import account
 from geo_ray.runs.start_checks import check_evaluation, warn_at_start
 from geo_ray.simulator.world import LAN_S, World
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, failure_noted
+from geo_ray.telemetry.events import RunObserver
 from geo_ray.telemetry.summary import Summary, Summing, save_summary
 from geo_ray.training.parameters import digest
 
@@ -81,23 +81,21 @@ _log = logging.getLogger(__name__)
 def simulate(
     experiment: Experiment,
     run: RunDirectory,
-    status: Callable[[str], None],
-    sinks: Sequence[Sink] = (),
+    observer: RunObserver,
 ) -> Summary:
     """Simulate the experiment to its end.
 
     Args:
         experiment: what to do.
         run: its directory.
-        status: told each phase.
-        sinks: given every event.
+        observer: receives its progress.
 
     Raises:
         GeoRayError: whatever is wrong with configuration, task or data.
     """
     use_one_thread()
     plan = followed_plan(run)
-    status("preparing task and data")
+    observer.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
     check_evaluation(experiment, task, manifest)
@@ -106,7 +104,7 @@ def simulate(
         _log.warning("%s", note)
     summing = Summing(experiment.train.target)
     with failure_noted(run.path), EventLog(run.path / EVENTS_FILE) as log:
-        recorder = Recorder(log, [*sinks, summing.feed])
+        recorder = Recorder(log, [observer.on_event, summing.feed])
         keeper = BestKeeper.of(experiment, task, run)
         check_absent(experiment)
         lan_s = LAN_S if plan is None else 0.0  # the emulated steps of a plan include its LAN

@@ -2,8 +2,9 @@
 
     checkpoints/ckpt-00000012/eu-west-ps0.safetensors ... manifest.json
 
-A folder without ``manifest.json`` is an unfinished save; it is never read, and swept later. The
-rules are the same wherever the folders lie: in a directory, or in a bucket.
+`storage/manifest.py` has the fields of the manifest, `training/checkpoint_parts.py` what a part
+holds. A folder without ``manifest.json`` is an unfinished save; it is never read, and swept later.
+The rules are the same wherever the folders lie: in a directory, or in a bucket.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from geo_ray.base.text import bytes_text, duration_text, nearest_word, number_te
 from geo_ray.base.yaml import ConfigSource
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.planner.bill import Bill
+from geo_ray.planner.actual_cost import Bill
 from geo_ray.runs.recorder import links_text
 from geo_ray.strategies.registry import STRATEGIES, default_section
 from geo_ray.sweep import page

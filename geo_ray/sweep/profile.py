@@ -12,10 +12,9 @@ import shutil
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,11 +27,10 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.profile import ExchangePoint, NoisePoint, Profile, StartPoint, StepPoint
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runs.recorder import Sink
-from geo_ray.runtime.driver.run_cluster import cluster_of
+from geo_ray.runtime.run_client import cluster_of
 from geo_ray.sweep.trial import RealTrial, run_trial, validated
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.transport.links import LinkTable, load_links, table_of
 
 WARM_UP: Final = 3
@@ -284,8 +282,7 @@ def measure(
     machines: Mapping[str, str],
     known: Profile,
     steps: int,
-    status: Callable[[str], None],
-    sinks: Sequence[Sink],
+    observer: RunObserver,
     began_unix_s: float,
 ) -> Generator[Profile]:
     """Run every corner and add what it tells to ``known``; gives the profile after each of them.
@@ -301,8 +298,7 @@ def measure(
         machines: instance type by region.
         known: the profile so far; may be empty.
         steps: of each run that count.
-        status: told each phase.
-        sinks: given every event.
+        observer: receives the progress of every run.
         began_unix_s: start of the user's command.
 
     Raises:
@@ -314,7 +310,7 @@ def measure(
     profile = known
     place = directory.local_root(experiment).absolute() / "profiles" / "runs"
     told_unix_s = began_unix_s
-    with cluster_of(experiment, status) as cluster:
+    with cluster_of(experiment, observer) as cluster:
         before_s = time.time() - told_unix_s  # a run of its own takes that long to come so far
         ordered = sorted(corners, key=lambda corner: -corner.workers)
         for number, corner in enumerate(ordered, 1):
@@ -323,7 +319,7 @@ def measure(
             run = directory.create(short, base_dir)
             real = RealTrial(stands=cluster, began_unix_s=time.time() - before_s)
             try:
-                summary = run_trial(short, run, sinks, real, partial(_tell, status, what))
+                summary = run_trial(short, run, _Numbered(observer, what), real)
             except InterruptedRunError:
                 shutil.rmtree(run.path)
                 raise InterruptedRunError(
@@ -343,8 +339,17 @@ def measure(
             yield profile
 
 
-def _tell(status: Callable[[str], None], what: str, text: str) -> None:
-    status(f"{what}: {text}")
+class _Numbered(RunObserver):
+    """Passes events on, and phases with the run that they are of."""
+
+    def __init__(self, observer: RunObserver, what: str) -> None:
+        self._observer, self._what = observer, what
+
+    def status(self, text: str) -> None:
+        self._observer.status(f"{self._what}: {text}")
+
+    def on_event(self, event: Event) -> None:
+        self._observer.on_event(event)
 
 
 def _with_run(

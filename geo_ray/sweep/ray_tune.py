@@ -51,6 +51,7 @@ from geo_ray.ray_cluster.demand import by_label
 from geo_ray.ray_cluster.placement import bundles_of, placed_in
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
+from geo_ray.runtime.launcher import OwnProcesses
 from geo_ray.runtime.spec import demands_of
 from geo_ray.storage.folders import directory_of
 from geo_ray.sweep.runner import (
@@ -74,7 +75,7 @@ from geo_ray.sweep.score import (
 from geo_ray.sweep.search_config import ObjectiveName, PricesConfig, SearchConfig, TuningConfig
 from geo_ray.sweep.space import Base, Space, SpaceEntry, base_of
 from geo_ray.sweep.trial import RealTrial, run_trial
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 
 TUNE_FOLDER: Final = "tune"
 _OF_RAY: Final = {*AUTO_RESULT_KEYS, "done", "trial_id", "experiment_tag", "should_checkpoint"}
@@ -160,18 +161,18 @@ def _run_seed(
             watch = TrialWatch(own, spec.prices)
             run = directory.create(own, base_dir)
             sender = _Reporter(run, spec, watch, reports=reports)
-            return watch.ended(run_trial(own, run, [sender.feed])), watch
+            return watch.ended(run_trial(own, run, sender)), watch
     run = directory.create(experiment, base_dir)
     before = _restored(run) if reports else None
     watch = TrialWatch(experiment, spec.prices, before)
     sender = _Reporter(run, spec, watch, reports=reports)
     group = get_current_placement_group()
     placed = None if group is None else placed_in(group, demands_of(experiment), first=1)
-    real = RealTrial(placed=placed, resumes=before is not None)
-    return watch.ended(run_trial(experiment, run, [sender.feed], real)), watch
+    real = RealTrial(OwnProcesses(placed), resumes=before is not None)
+    return watch.ended(run_trial(experiment, run, sender, real)), watch
 
 
-class _Reporter:
+class _Reporter(RunObserver):
     """Reports evaluations to Ray Tune, with the newest checkpoint if there is a new one."""
 
     def __init__(
@@ -181,8 +182,8 @@ class _Reporter:
         self._saved: int | None = None
         self._sent: int | None = None
 
-    def feed(self, event: Event) -> None:
-        """Take the next event."""
+    def on_event(self, event: Event) -> None:
+        """See `RunObserver`."""
         if event.kind == "checkpoint":
             self._saved = int(event["id"])
         standing = self._watch.feed(event)

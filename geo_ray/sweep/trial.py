@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,17 +22,16 @@ from geo_ray.base.user_section import context
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runs.recorder import Sink
 from geo_ray.simulator.run import simulate
 from geo_ray.telemetry.charts import Floats, bytes_at
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import Summary
 from geo_ray.telemetry.totals import Link, RunTotals, SentUntil
 
 if TYPE_CHECKING:
     from geo_ray.ray_cluster.connect import ConnectedCluster
-    from geo_ray.ray_cluster.placement import PlacedRegion
+    from geo_ray.runtime.launcher import OwnProcesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,14 @@ class RealTrial:
     """How a trial trains on real actors.
 
     Attributes:
-        placed: reserved places that the caller owns; None: the run reserves its own.
+        launcher: owns the run's processes, so that they end with this process, which hosts the run
+            loop; None: an actor of the cluster does.
         stands: the cluster if it is up; None: the run connects to one, or starts it.
         resumes: whether the run continues from a checkpoint in its directory.
         began_unix_s: start of the run's clock; None: now.
     """
 
-    placed: Mapping[str, PlacedRegion] | None = None
+    launcher: OwnProcesses | None = None
     stands: ConnectedCluster | None = None
     resumes: bool = False
     began_unix_s: float | None = None
@@ -55,55 +55,44 @@ class RealTrial:
 def run_trial(
     experiment: Experiment,
     run: RunDirectory,
-    sinks: Sequence[Sink] = (),
+    observer: RunObserver | None = None,
     real: RealTrial | None = None,
-    status: Callable[[str], None] | None = None,
 ) -> Summary:
     """Run one configuration to its end. The data that it generated is removed.
 
     Args:
         experiment: the configuration.
         run: its directory.
-        sinks: given every event.
+        observer: receives its progress.
         real: how it trains on real actors; None: it is simulated.
-        status: told each phase.
 
     Raises:
         GeoRayError: the error that ended the run early.
     """
-    status = status or _ignore
+    observer = observer or RunObserver()
     if real is None:
-        summary = simulate(experiment, run, status, sinks)
+        summary = simulate(experiment, run, observer)
     else:
-        summary = _train(experiment, run, sinks, real, status)
+        summary = _train(experiment, run, observer, real)
     shutil.rmtree(run.data, ignore_errors=True)
     return summary
 
 
 def _train(
-    experiment: Experiment,
-    run: RunDirectory,
-    sinks: Sequence[Sink],
-    real: RealTrial,
-    status: Callable[[str], None],
+    experiment: Experiment, run: RunDirectory, observer: RunObserver, real: RealTrial
 ) -> Summary:
     # Imported here: processes that only simulate do not import Ray.
-    from geo_ray.runtime.driver.run_cluster import Reporting, with_its_driver
-    from geo_ray.runtime.driver.train import Resumption, train
+    from geo_ray.runtime import main
+    from geo_ray.runtime.run_client import RunRequest, train_watched
+    from geo_ray.runtime.run_context import Reporting
+    from geo_ray.runtime.run_order import Resumption
 
     began_unix_s = time.time() if real.began_unix_s is None else real.began_unix_s
-    return train(
-        with_its_driver(experiment),
-        run,
-        Reporting(status, sinks, began_unix_s),
-        resume=Resumption() if real.resumes else None,
-        stands=real.stands,
-        placed=real.placed,
-    )
-
-
-def _ignore(text: str) -> None:
-    """Show nothing."""
+    reporting = Reporting(observer, began_unix_s)
+    resume = Resumption() if real.resumes else None
+    if real.launcher is not None:
+        return main.run(experiment, run, reporting, real.launcher, resume=resume)
+    return train_watched(RunRequest(experiment, run, resume), reporting, real.stands)
 
 
 @dataclass(frozen=True, slots=True)

@@ -454,7 +454,8 @@ def failure_noted(run_dir: Path) -> Iterator[None]:
 def note_failure(run_dir: Path, error: BaseException, began_unix_s: float = math.inf) -> None:
     """Write `run_failed` at the end of a run's events; never raises.
 
-    Does nothing for a run without events and without logs, whose directory will be removed.
+    Does nothing for a run without events and without logs, whose directory will be removed, nor if
+    the process is told to exit: that is not a failure of the run, which counts as cut off.
 
     Args:
         run_dir: its directory; nobody else writes its events any more.
@@ -463,7 +464,7 @@ def note_failure(run_dir: Path, error: BaseException, began_unix_s: float = math
             then, the time without any until now is added to theirs.
     """
     path = run_dir / EVENTS_FILE
-    if not has_begun(run_dir):
+    if not has_begun(run_dir) or isinstance(error, SystemExit):
         return
     with suppress(GeoRayError, OSError, ValueError, KeyError):
         t_s = 0.0

@@ -8,7 +8,7 @@ be missing, and is checked if it is there; further fields are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Final, TypeAlias
@@ -41,6 +41,19 @@ class Event:
         """Give the field ``name`` as a float; NaN if it was not finite when written."""
         value = self.fields[name]
         return math.nan if value is None else float(value)
+
+
+class RunObserver:
+    """Receives the progress of a run; this base class ignores it."""
+
+    def status(self, text: str) -> None:
+        """Take the phase that begins."""
+
+    def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
+        """Take what a phase of the start-up still waits for; called again and again."""
+
+    def on_event(self, event: Event) -> None:
+        """Take an event that is written. What this raises ends the run."""
 
 
 def _text(value: Any) -> str:

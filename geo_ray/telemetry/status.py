@@ -49,7 +49,7 @@ class DriverStatus(StrictModel):
     host: str = Field(description="name of its machine")
     pid: int = Field(description="process id there")
     since: str = Field(description="when it took the run, by its own clock")
-    epoch: int = Field(description="the how manieth driver of the run it is")
+    epoch: int = Field(description="number of the run's driver; each new one gets the next")
     alive: bool | None = Field(description="whether it drives the run now; null if not known")
     how: str = Field(description="why that is thought, in words")
     doing: str = Field(default="", description="what it was last doing")
@@ -113,7 +113,7 @@ class RunStatus(ShownModel):
     is_going: bool | None = Field(description="whether anybody drives it; null if not known")
     waits_s: float | None = Field(
         default=None,
-        description="seconds for which it trains on without a driver and waits for one; null: not",
+        description="seconds within which its driver, which died, is started again; null: not",
     )
     strategy: str | None = Field(default=None, description="null before training began")
     averager: str | None = Field(default=None, description="region where the averager lives")

@@ -47,7 +47,7 @@ class RateSchedule(StrictModel):
         if self.kind == "constant":
             return 1.0
         if self.steps is None:
-            raise ValueError("a schedule without steps; see Schedule.over")
+            raise ValueError("a schedule without steps; see RateSchedule.over")
         done = min(1.0, (taken - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
         left = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.last + (1 - self.last) * left

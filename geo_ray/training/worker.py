@@ -1,5 +1,7 @@
 """A worker's computation: gradients, local steps, coded steps and exact running statistics.
 
+The loop over steps is `runtime/worker_actor.py`, which calls this.
+
 Pure: the same rows and parameters give the same bits. Random numbers come from a generator
 seeded by the position of the rows, so a replacement or a resumed run repeats a step exactly.
 With `RegionTraits.worker_steps` a worker trains several steps with its own optimizer and pushes

@@ -1,8 +1,8 @@
 """Reliable, ordered messages between a bridge and other regions, over TCP.
 
 There is one connection per pair of regions, used in both directions and made again when it breaks.
-Between two living endpoints every message arrives exactly once and in order. Blocking sockets, a
-thread per direction and peer; see docs/transport.md.
+Between two living endpoints every message arrives exactly once and in order. `connection.py` moves
+the bytes; see docs/transport.md.
 """
 
 from __future__ import annotations

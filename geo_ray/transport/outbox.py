@@ -2,7 +2,7 @@
 
 Every lane has its own numbers and its own order. A chunk is handed to one stream, and stays with
 the outbox until the peer has acknowledged it: a stream that dies gives its chunks back, and they go
-out again over another. A message stays until the peer has delivered it.
+out again over another. A message stays until the peer has delivered it. `connection.py` sends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The state shared by two endpoints across connections: ordering, acknowledgements, duplicates.
 
+This is bookkeeping only: `endpoint.py` is the overview, `connection.py` moves the bytes.
 `Incarnation` detects that a peer has restarted; `TrafficCounters` counts the traffic with it.
 """
 

@@ -39,16 +39,17 @@ ALLOWED = {("geo_ray.runs.model_file", "torch.save")}  # writes tensors alone, a
 STARTS_THREADS = {
     "geo_ray.ray_cluster.calls": "joins all that it starts before Ray is shut down",
     "geo_ray.ray_cluster.connect": "joined by its context manager",
-    "geo_ray.runtime.driver.supervisor": "joined by `leave`, or in an actor",
-    "geo_ray.runtime.driver.run_context": "writes models, and is joined by `EvalNotes.end`",
+    "geo_ray.runtime.run_context": "writes models, and is joined by `EvalNotes.end`",
     "geo_ray.runtime.checkpoints": "writes checkpoints; does not call Ray",
     "geo_ray.runtime.replanning": "plans and writes a file; does not call Ray",
-    "geo_ray.runtime.driver.driver_actor": "an actor, whose process never shuts Ray down",
+    "geo_ray.runtime.run_actor": "an actor, whose process never shuts Ray down",
+    "geo_ray.runtime.supervisor": "an actor, whose process never shuts Ray down",
 }
 OF_A_DRIVER = tuple(
     f"geo_ray.{each}"
     for each in (
-        *("ray_cluster.", "runtime.driver.", "runtime.actor_group", "runtime.checkpoint"),
+        *("ray_cluster.", "runtime.actor_group", "runtime.attach", "runtime.checkpoint"),
+        *("runtime.main", "runtime.run_", "runtime.supervisor"),
         *("runtime.controller", "runtime.joining", "runtime.launcher", "runtime.member"),
         *("runtime.policies", "runtime.process_watch", "runtime.replanning"),
     )
@@ -116,7 +117,7 @@ def test_threads_of_a_driver_end_before_it_disconnects_from_ray(
 ) -> None:
     assert not [text for file in library for text in threads_started(file)]
     assert {file.name for file in library} >= STARTS_THREADS.keys()
-    started = source_file.parse("geo_ray.runtime.driver.x", "threading.Thread(target=f).start()")
+    started = source_file.parse("geo_ray.runtime.run_x", "threading.Thread(target=f).start()")
     assert len(threads_started(started)) == 1
 
 

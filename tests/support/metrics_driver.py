@@ -11,7 +11,7 @@ import sys
 from geo_ray.experiment.cluster import ExistingClusterConfig
 from geo_ray.ray_cluster import ray_internals
 from geo_ray.ray_cluster.connect import connect
-from geo_ray.runtime.driver.run_context import RayMetrics
+from geo_ray.runtime.run_context import RayMetrics
 from tests.support.observe_support import events, small_run, started, wan
 
 FAULTS = [

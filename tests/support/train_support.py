@@ -7,26 +7,28 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from geo_ray.base.load import dump_yaml
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.requests import Interruption
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import Summary
 from geo_ray.training.assignment import Ledger
 
-WAIT_S = 180.0
+if TYPE_CHECKING:
+    from geo_ray.runtime.run_context import Reporting
+    from geo_ray.runtime.run_order import Resumption
+
+WAIT_S = 400.0
 
 
 def experiment_of(directory: Path, **changes: Any) -> Experiment:
-    """A tiny experiment on the shared cluster; keywords replace whole sections.
-
-    Its processes end with its driver, unless `run` says otherwise.
-    """
+    """A tiny experiment on the shared cluster; keywords replace whole sections."""
     tree: dict[str, Any] = {
         "name": "tiny",
         "task": {"use": "digits", "options": {"width": 2}},
@@ -37,7 +39,7 @@ def experiment_of(directory: Path, **changes: Any) -> Experiment:
         "train": {"steps": 8, "eval_every": 4, "step_timeout_s": 60},
         "cluster": {"kind": "existing"},
         "checkpoint": {"every_s": None},
-        "run": {"dir": str(directory / "runs"), "driverless_s": None},
+        "run": {"dir": str(directory / "runs")},
     }
     return Experiment.model_validate_json(json.dumps(tree | changes))
 
@@ -63,6 +65,20 @@ class Trained:
         return [event for event in self.events if event.kind == kind]
 
 
+class Phases(RunObserver):
+    """Notes the phases of a run."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.status = told.append  # type: ignore[method-assign]
+
+
+class EventSink(RunObserver):
+    """Gives events to a function."""
+
+    def __init__(self, sink: Callable[[Event], None]) -> None:
+        self.on_event = sink  # type: ignore[method-assign]
+
+
 def train(
     experiment: Experiment,
     base_dir: Path,
@@ -71,16 +87,32 @@ def train(
     resume: bool = False,
     away: frozenset[str] = frozenset(),
     sink: Callable[[Event], None] = lambda event: None,
+    interruption: Interruption | None = None,
 ) -> Trained:
     """Train in this process, in a new run directory unless one is given."""
-    from geo_ray.runtime.driver.run_cluster import Reporting
-    from geo_ray.runtime.driver.train import Resumption
-    from geo_ray.runtime.driver.train import train as run_to_end
+    from geo_ray.runtime.run_context import Reporting
+    from geo_ray.runtime.run_order import Resumption
 
-    reporting = Reporting(lambda text: None, [sink], time.time())
+    reporting = Reporting(EventSink(sink), time.time(), interruption or Interruption())
     run = begun or rundir.create(experiment, base_dir)
     found = Resumption(away=away) if resume else None
-    return Trained(run, run_to_end(experiment, run, reporting, resume=found))
+    return Trained(run, run_here(experiment, run, reporting, resume=found))
+
+
+def run_here(
+    experiment: Experiment,
+    run: RunDirectory,
+    reporting: Reporting,
+    *,
+    resume: Resumption | None = None,
+) -> Summary:
+    """Host the run loop in this process, which owns the run's processes, as a Tune trial does."""
+    from geo_ray.runtime import main
+    from geo_ray.runtime.launcher import OwnProcesses
+    from geo_ray.runtime.run_client import cluster_of
+
+    with cluster_of(experiment, reporting.observer):
+        return main.run(experiment, run, reporting, OwnProcesses(), resume=resume)
 
 
 def simulate(experiment: Experiment, base_dir: Path) -> Trained:
@@ -90,7 +122,7 @@ def simulate(experiment: Experiment, base_dir: Path) -> Trained:
     run = rundir.create(
         experiment.model_copy(update={"name": f"{experiment.name}-simulated"}), base_dir
     )
-    return Trained(run, run_to_end(experiment, run, lambda text: None))
+    return Trained(run, run_to_end(experiment, run, RunObserver()))
 
 
 def events_of(run_dir: Path) -> list[Event]:

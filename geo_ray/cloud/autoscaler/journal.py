@@ -36,7 +36,7 @@ class Journal:
 
     Args:
         store: where it lies.
-        epoch: how manieth holder of the lease this is; part of the ids of its requests.
+        epoch: number of this holder of the lease; part of the ids of its requests.
     """
 
     def __init__(self, store: ConditionalStore, epoch: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from geo_ray.base.errors import GeoRayError, RunDirectoryError
-from geo_ray.planner.bill import START
+from geo_ray.planner.actual_cost import START
 from geo_ray.planner.plan import Plan
 from geo_ray.runs.directory import PLAN_FILE
 from geo_ray.runs.lease import LEASE_KEY

@@ -387,7 +387,7 @@ class AutoscalerMemory:
     and what was learned of pools. It is written before anything is done.
 
     Attributes:
-        epoch: how manieth holder of the lease wrote it.
+        epoch: number of the lease's holder that wrote it.
         launches: how many requests were ever made; part of their ids.
         pending_launches: by request id.
         instances: by machine id.

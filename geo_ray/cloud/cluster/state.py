@@ -56,7 +56,7 @@ class HeadRecord(StrictModel):
 
     cloud: Literal["local", "aws", "tencent"]
     pool: Pool
-    number: int = Field(1, ge=1, description="how manieth head this is")
+    number: int = Field(1, ge=1, description="number of this head; each new one gets the next")
     port: int = Field(6379, ge=1, le=65535, description="of the head")
     dashboard_port: int = Field(8265, ge=1, le=65535, description="of dashboard and job server")
     ends_unix_s: float | None = Field(

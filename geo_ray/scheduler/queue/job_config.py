@@ -32,6 +32,7 @@ from geo_ray.storage.uri import is_s3, join
 from geo_ray.training.config import AUTO
 
 _FLOAT_BYTES = 4
+_UNATTENDED_S = 60.0  # a job whose command was killed is watched again by its next attempt
 
 
 def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
@@ -153,7 +154,7 @@ def run_tree(
     tree["run"] = dict(tree.get("run") or {}) | {
         "dir": _runs_of(queue),
         "again": "resume",
-        "driver": "process",
+        "unattended_s": _UNATTENDED_S,
     }
     absent = [name for name in names if name not in workers]
     members = dict(tree.get("members") or {}) | {"absent": absent}

@@ -61,7 +61,7 @@ Outcome = Literal["finished", "cancelled", "turned away", "overran", "stalled", 
 
 
 class OpenedEntry(StrictModel):
-    """A queue begins to be served, by the how manieth holder of its lease."""
+    """A queue begins to be served, by the holder of its lease with this number."""
 
     kind: Literal["opened"] = "opened"
     unix_s: float
@@ -131,7 +131,7 @@ class EraEntry(StrictModel):
 
 
 class StartEntry(StrictModel):
-    """A job is to be started, as its how manieth attempt."""
+    """A job is to be started, as the attempt with this number."""
 
     kind: Literal["start"] = "start"
     unix_s: float

@@ -239,7 +239,7 @@ class QueueLoop:
         config: the queue.
         store: its folder.
         world: the cluster.
-        epoch: how manieth holder of the queue's lease this is.
+        epoch: number of this holder of the queue's lease; each new one gets the next.
         fence: of the lease that allows this process to act.
         new_id: identity that the queue gets if it was never served before.
     """

@@ -165,7 +165,7 @@ class JobAttempt:
     """A submission of a job to the job server.
 
     Attributes:
-        number: the how manieth.
+        number: of the attempt, from 1.
         since_unix_s: when it was decided.
         workers: that it is to have now, by region.
         averager: region.
@@ -257,7 +257,7 @@ class EraState:
     """The time since a policy began anew.
 
     Attributes:
-        number: the how manieth.
+        number: of the attempt, from 1.
         began_unix_s: when its slot 0 did.
         slots: all that have begun.
         known: jobs that the policy was told of.
@@ -282,7 +282,7 @@ class QueueState:
 
     Attributes:
         config: as it was last served.
-        epoch: how manieth holder served it last.
+        epoch: number of the lease's holder that served it last.
         queue_id: random identity that the queue got when it was first served.
         taken: jobs that were accepted so far.
         jobs: all of them by name, in the order in which they came.

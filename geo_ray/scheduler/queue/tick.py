@@ -1,4 +1,4 @@
-"""The scheduling tick at a slot's beginning: the policy's question, and what its answer means.
+"""Admission and scheduling at a slot's beginning: the policy's question, and what its answer means.
 
 The policy counts workers of a region; a run also has servers there, and another number of
 workers means a restart. In order: whole jobs, tenants' quotas, keeping what a job has,

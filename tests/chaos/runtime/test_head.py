@@ -42,13 +42,12 @@ def training(
         process.wait(60)
 
 
-@pytest.mark.parametrize("driver", ["process", "actor"])
-def test_training_goes_on_while_the_head_is_started_again(tmp_path: Path, driver: str) -> None:
+def test_training_goes_on_while_the_head_is_started_again(tmp_path: Path) -> None:
     with (
         StoredHeadCluster(REGIONS, patience_s=60) as cluster,
         driver_environment(cluster.environment),
     ):
-        runs = {"dir": str(tmp_path / "runs"), "driver": driver}
+        runs = {"dir": str(tmp_path / "runs")}
         experiment = slow_experiment(cluster, tmp_path, steps=250, run=runs)
         run_dir = Path(experiment.run.dir) / experiment.name
         log = tmp_path / "front.log"
@@ -69,15 +68,14 @@ def test_training_goes_on_while_the_head_is_started_again(tmp_path: Path, driver
     assert summary is not None and summary.digest == undisturbed.summary.digest
 
 
-@pytest.mark.parametrize("driver", ["process", "actor"])
 def test_a_run_whose_head_is_gone_is_saved_and_resumed_on_the_next_one(
-    tmp_path: Path, driver: str
+    tmp_path: Path,
 ) -> None:
     with (
         StoredHeadCluster(REGIONS, patience_s=30) as cluster,
         driver_environment(cluster.environment),
     ):
-        runs = {"dir": str(tmp_path / "runs"), "driver": driver}
+        runs = {"dir": str(tmp_path / "runs")}
         experiment = slow_experiment(cluster, tmp_path, steps=240, run=runs)
         run_dir = Path(experiment.run.dir) / experiment.name
         log = tmp_path / "front.log"

@@ -15,7 +15,7 @@ from geo_ray.base.errors import InterruptedRunError, RegionLostError
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.runs import directory
-from geo_ray.runs.requests import MemberRequest, request_member_change
+from geo_ray.runs.requests import Interruption, MemberRequest, request_member_change
 from geo_ray.telemetry.events import Event
 from tests.support.train_support import (
     Trained,
@@ -87,7 +87,7 @@ def test_one_home_after_the_other_is_lost_and_comes_back(
     sections = SECTIONS | {"strategy": {"kind": "sma", "interval": 1}, "members": {"min": 1}}
     config = with_steps(experiment_of(tmp_path, **sections), 100_000)
     run = directory.create(config, tmp_path)
-    seen: list[str] = []
+    seen, stop = list[str](), Interruption()
 
     def strike(region: str) -> None:
         for pid in actors(ray_cluster, region):
@@ -105,10 +105,10 @@ def test_one_home_after_the_other_is_lost_and_comes_back(
             strike(STANDBY)
         if f"region_joined {STANDBY}" in seen and "third" not in seen:
             seen.append("third")
-            os.kill(os.getpid(), signal.SIGINT)
+            stop.set()
 
     with pytest.raises(InterruptedRunError):
-        train(config, tmp_path, begun=run, sink=sink)
+        train(config, tmp_path, begun=run, sink=sink, interruption=stop)
     events = events_of(run.path)
     moved = [e["epoch"] for e in events if e.kind == "hub_moved"]
     assert moved == [2, 3]

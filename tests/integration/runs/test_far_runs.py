@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -302,7 +303,6 @@ def test_a_run_that_was_removed_is_told_although_there_is_a_copy(uri: str, tmp_p
     ("changes", "key"),
     [
         ({"train": {"steps": 2, "keep_best": {"metric": "loss", "mode": "min"}}}, "keep_best"),
-        ({"run": {"dir": "s3://b/p", "driver": "actor"}}, "run.driver"),
         ({"run": {"dir": "s3://b/p?what=1"}}, "`dir`: address of bucket"),
     ],
 )
@@ -467,6 +467,43 @@ def test_a_run_is_watched_stopped_and_resumed_from_machines_that_share_nothing(
     assert "finished" in second.run("status", uri)
     refused = third.start("train", "--resume", uri)
     assert "RUN_FINISHED" in refused.communicate(timeout=400)[1]
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_outlives_its_run_actor_and_keeps_the_best_model(
+    endpoint: str, tmp_path: Path
+) -> None:
+    keep = {"metric": "accuracy", "mode": "max"}
+    train = {"steps": 40, "eval_every": 2, "step_timeout_s": 60, "keep_best": keep}
+    own = {"cluster": {"kind": "local"}, "name": "far", "train": train}
+    quiet = simulate(experiment_of(tmp_path, **own), tmp_path)
+    dir = new_prefix(endpoint)
+    config = experiment_of(
+        tmp_path, **own, run={"dir": dir}, emulate={"step_s": 0.5}, checkpoint={"every_s": 0.5}
+    )
+    uri, machine = dir.replace("?", "/far?"), Machine(tmp_path / "machine")
+    trains = machine.start("train", str(write_config(tmp_path, config)), "--plain")
+    try:
+        eventually(lambda: trains.poll() is not None or kept(uri), "a model is kept")
+        assert trains.poll() is None, trains.communicate()
+        found = RunObjects(uri).lease().read(LEASE_KEY)
+        assert found is not None
+        os.kill(decode_record(found.data).owner.pid, signal.SIGKILL)
+        out, err = trains.communicate(timeout=400)
+    finally:
+        trains.kill()
+        trains.wait()
+    assert trains.returncode == 0, (out, err)
+    run = geo_ray.open_run(uri)
+    assert run.finished and final_digests([*run.events()]) == final_digests(quiet.events)
+    assert len(run.events("run_started")) == 1 and len(run.events("driver_attached")) == 1
+    assert run.summary is not None and run.summary.best == quiet.summary.best
+    run.model(best=True)  # fetches it
+    assert run.best_path.read_bytes() == quiet.run.best_model.read_bytes()
+
+
+def kept(uri: str) -> bool:
+    return begun(uri) and any(event.kind == "best_kept" for event in geo_ray.open_run(uri).events())
 
 
 def goes_on(status: str) -> str:

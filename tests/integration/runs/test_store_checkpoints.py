@@ -29,13 +29,12 @@ from geo_ray.runs import directory as rundir
 from geo_ray.runs.checkpoints import has_checkpoint, places_of, store_of
 from geo_ray.runs.resume import check_resumable
 from geo_ray.runtime.checkpoints import Saver
-from geo_ray.runtime.driver.run_cluster import Reporting
-from geo_ray.runtime.driver.train import train as train_to_end
 from geo_ray.runtime.policies import LossHealth
+from geo_ray.runtime.run_context import Reporting
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.places import CheckpointPlaces, StoreRegions
 from geo_ray.storage.uri import s3_uri
-from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import load_summary
 from geo_ray.training.parameters import digest
 from tests.support.region_support import InProcess
@@ -57,6 +56,7 @@ from tests.support.train_support import (
     experiment_of,
     final_digests,
     losses,
+    run_here,
     simulate,
     write_config,
 )
@@ -222,9 +222,9 @@ def test_a_new_run_does_not_take_the_place_of_another(tmp_path: Path, endpoint: 
     assert not has_checkpoint(run.path)
     saved_by_another(run, experiment)
     assert has_checkpoint(run.path)
-    reporting = Reporting(lambda text: None, [], 0.0)
+    reporting = Reporting(RunObserver(), 0.0)
     with pytest.raises(CheckpointError, match="of another run") as caught:
-        train_to_end(experiment, run, reporting)
+        run_here(experiment, run, reporting)
     assert "checkpoint.store" in caught.value.fix
 
 

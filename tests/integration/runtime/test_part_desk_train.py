@@ -20,11 +20,18 @@ from geo_ray.ray_cluster.settings import driver_environment
 from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import store_of
 from geo_ray.runs.requests import Interruption
-from geo_ray.runtime.driver.run_cluster import Reporting
-from geo_ray.runtime.driver.train import Resumption
-from geo_ray.runtime.driver.train import train as run_to_end
-from geo_ray.telemetry.events import Event
-from tests.support.train_support import Trained, events_of, final_digests, losses, simulate
+from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_order import Resumption
+from geo_ray.telemetry.events import Event, RunObserver
+from tests.support.train_support import (
+    EventSink,
+    Trained,
+    events_of,
+    final_digests,
+    losses,
+    run_here,
+    simulate,
+)
 from tests.support.train_support import experiment_of as tiny
 
 REGIONS = ("us-east", "eu-west")
@@ -71,9 +78,9 @@ def stopped_after(
         if event.kind == "checkpoint" and event["id"] + 1 >= checkpoints:
             stop.set()
 
-    reporting = Reporting(lambda text: None, [sink], time.time(), interruption=stop)
+    reporting = Reporting(EventSink(sink), time.time(), stop)
     with pytest.raises(InterruptedRunError):
-        run_to_end(experiment, run, reporting)
+        run_here(experiment, run, reporting)
     return run
 
 
@@ -111,8 +118,8 @@ def test_stopped_and_resumed_to_the_bit_without_a_shared_directory(
     whole = sum(part.bytes for part in saved.parts if part.name.startswith("eu-west"))
     assert sent[-1][2] >= 2 * whole, "each checkpoint counts"
 
-    reporting = Reporting(lambda text: None, [], time.time())
-    done = Trained(run, run_to_end(experiment, run, reporting, resume=Resumption()))
+    reporting = Reporting(RunObserver(), time.time())
+    done = Trained(run, run_here(experiment, run, reporting, resume=Resumption()))
     assert done.summary.digest == undisturbed.summary.digest
     assert final_digests(done.events) == {undisturbed.summary.digest}
     assert losses(done.events) == losses(undisturbed.events)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -23,9 +21,10 @@ from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster import ray_internals
 from geo_ray.ray_cluster.local_cluster import LocalCluster
-from geo_ray.runs import directory
+from geo_ray.runs import directory, requests
 from geo_ray.runs.data import open_readers
 from geo_ray.runs.evaluation import sum_of
+from geo_ray.runs.requests import Interruption
 from geo_ray.telemetry.events import EVENT_FIELDS, Event
 from geo_ray.telemetry.summary import load_summary
 from geo_ray.training.parameters import digest as digest_of
@@ -300,7 +299,7 @@ def metric_lines() -> list[str]:
 def test_asgd_ga_in_async_mode_serves_metrics_until_it_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's metrics port shows every region; an interrupt in mid-flight saves balanced books."""
+    """Ray's metrics port shows every region; a stop in mid-flight saves balanced books."""
     monkeypatch.setenv("RAY_metrics_report_interval_ms", "250")
     wanted = [
         f'{name}{{.*region="{region}",run="tiny"'
@@ -316,7 +315,7 @@ def test_asgd_ga_in_async_mode_serves_metrics_until_it_is_interrupted(
             lines = metric_lines()
             if all(any(re.search(pattern, line) for line in lines) for pattern in wanted):
                 seen = lines
-                os.kill(os.getpid(), signal.SIGINT)
+                requests.request_stop(run.path)
 
     experiment = experiment_of(
         tmp_path,
@@ -345,9 +344,11 @@ def test_asgd_ga_in_async_mode_serves_metrics_until_it_is_interrupted(
 def test_one_region_alone_is_plain_training(tmp_path: Path) -> None:
     """An interrupt that comes after the last step changes nothing: the run is whole."""
 
+    stop = Interruption()
+
     def interrupt_too_late(event: Event) -> None:
         if event.kind == "step" and event["step"] == 8:
-            os.kill(os.getpid(), signal.SIGINT)
+            stop.set()
 
     experiment = experiment_of(
         tmp_path,
@@ -355,7 +356,7 @@ def test_one_region_alone_is_plain_training(tmp_path: Path) -> None:
         checkpoint={"every_s": 0.3},
         emulate={"step_s": 0.1},
     )
-    real = train(experiment, tmp_path, sink=interrupt_too_late)
+    real = train(experiment, tmp_path, sink=interrupt_too_late, interruption=stop)
     assert real.summary.digest == simulate(experiment, tmp_path).summary.digest
     assert real.summary.wan_bytes == {}
     assert not real.of("exchange")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.planner.bill import Bill
+from geo_ray.planner.actual_cost import Bill
 from geo_ray.planner.plan import load_plan
 
 CONFIG = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

@@ -33,12 +33,12 @@ SMALL = [
 ]
 
 
-def search_of(space: dict[str, Any], trials: int, **more: Any) -> dict[str, Any]:
+def search_of(space: dict[str, Any], num_trials: int, **more: Any) -> dict[str, Any]:
     return {
         "base": str(QUICKSTART),
         "set": SMALL,
         "space": space,
-        "search": {"trials": trials, **more.pop("search", {})},
+        "search": {"trials": num_trials, **more.pop("search", {})},
         "trials": {"jobs": 2, "cluster": {"kind": "existing"}, **more.pop("trials", {})},
         **more,
     }

@@ -47,16 +47,16 @@ def test_a_starter_runs(
     assert run.summary.steps == 4 and run.path.is_relative_to(tmp_path)
 
 
-def test_the_quickstart_has_the_configurations_of_the_readme(tmp_path: Path) -> None:
+def test_the_quickstart_has_the_configurations_of_the_commands(tmp_path: Path) -> None:
     files = init_project(tmp_path / "new")
     for file in files:
         same = ROOT / "configs" / file.name
         assert file.name in ("README.md", "own_task.py", "own_task.yaml") or (
             file.read_bytes() == same.read_bytes()
         )
-    readme = (ROOT / "README.md").read_text()
+    commands = (ROOT / "docs" / "commands.md").read_text()
     for name in ("quickstart", "planned", "auto", "cluster"):
-        assert f"configs/{name}.yaml" in readme
+        assert f"configs/{name}.yaml" in commands
         assert tmp_path / "new" / "configs" / f"{name}.yaml" in files
 
 

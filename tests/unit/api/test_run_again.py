@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from geo_ray.api.train import run_to_resume
+from geo_ray.api.train import is_unchanged, run_to_resume
 from geo_ray.base.errors import CheckpointMissingError, RunDirectoryError, RunHeldError
 from geo_ray.base.load import digest, override_items, text_of
 from geo_ray.experiment.experiment import Experiment
@@ -44,6 +44,16 @@ def test_a_run_of_another_configuration_is_never_continued(tmp_path: Path) -> No
     directory.create(experiment(tmp_path), tmp_path)
     directory.create(experiment(tmp_path, "job-2"), tmp_path)
     assert found(tmp_path, again="resume") == tmp_path / "runs" / "job"
+
+
+def test_only_the_same_configuration_watches_a_run_that_is_driven(tmp_path: Path) -> None:
+    wanted = experiment(tmp_path)
+    source = text_of(wanted.model_dump(mode="json", exclude_unset=True), tmp_path)
+    assert not is_unchanged(tmp_path / "runs" / "job", source, ())
+    run = directory.create(wanted, tmp_path, exact=True)
+    assert is_unchanged(run.path, source, ())
+    assert is_unchanged(run.path, source, (f"train.steps={wanted.train.steps}",))
+    assert not is_unchanged(run.path, source, ("train.steps=11",))
 
 
 def test_a_run_that_never_saved_begins_again_in_its_own_directory(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ from geo_ray.runs.lease import LEASE_KEY, LeaseRecord, Owner, encode_record
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.storage.parts import write_part
-from geo_ray.telemetry.events import conform
 from geo_ray.testing.errors_page import EXAMPLE, page
+from tests.support.driver_support import run_begins
 from tests.support.job_support import experiment
 from tests.support.observe_support import evaluation, started, write
 
@@ -297,7 +297,7 @@ def test_the_key_that_non_finite_advises_is_taken_by_a_resume(run: RunDirectory)
     assert config.train.clip_norm is None, "the run has not gone on"
     change = ("train.clip_norm=1.0",)
     ready = resumed_run(run.path, None, change, None)
-    ready.begun(conform("run_started", 0.0, started()[2]))
+    run_begins(ready)
     config = load_tree(run.path / directory.CONFIG_FILE, [], Experiment)
     assert config.train.clip_norm == 1.0, "the next resumption would forget the changed key"
 

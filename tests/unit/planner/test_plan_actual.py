@@ -16,7 +16,7 @@ from geo_ray.base.errors import (
     RunDirectoryError,
 )
 from geo_ray.cli.main import root
-from geo_ray.planner.bill import Spent, held_against
+from geo_ray.planner.actual_cost import Spent, held_against
 from geo_ray.planner.plan import Machines, Plan, RegionPlan
 from geo_ray.runs import directory
 from geo_ray.runs.follow_plan import emulation_of

@@ -24,7 +24,7 @@ from geo_ray.base.errors import (
 from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.planner.bill import Bill
+from geo_ray.planner.actual_cost import Bill
 from geo_ray.planner.config import Residency, allowed_averagers
 from geo_ray.planner.exchange import Limits
 from geo_ray.planner.plan import Plan, differing_machines, load_plan

@@ -16,7 +16,7 @@ from geo_ray.base.load import dump_yaml
 from geo_ray.runs import directory
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
-from geo_ray.telemetry.events import conform
+from tests.support.driver_support import run_begins
 from tests.support.job_support import experiment
 from tests.support.observe_support import started, write
 
@@ -69,7 +69,7 @@ def test_it_goes_on_in_a_copy_of_the_project(project: Project) -> None:
     place = project.copied("elsewhere")
     ready = project.resumed()
     assert ready.run.base_dir == place / "configs" and ready.is_changed
-    ready.begun(conform("run_started", 0.0, started()[2]))
+    run_begins(ready)
     assert json.loads((project.run / "plan.json").read_text())["base_dir"] == str(place / "configs")
     project.enter(project.runs)
     assert project.resumed().run.base_dir == place / "configs", "from anywhere on this machine"
@@ -95,7 +95,7 @@ def test_a_task_that_has_changed_must_be_named(project: Project) -> None:
             project.resumed(config)
         ready = project.resumed(config, "../my_task.py")
         assert ready.is_changed
-    ready.begun(conform("run_started", 0.0, started()[2]))
+    run_begins(ready)
     assert not project.resumed().is_changed
 
 

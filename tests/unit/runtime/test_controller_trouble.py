@@ -151,6 +151,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventLog]:
     monkeypatch.setattr(checkpoints.ray, "wait", lambda refs, timeout: (refs, []))
     for module in (actor_group, process_watch):
         monkeypatch.setattr(module, "kill", lambda handle: None)
+    monkeypatch.setattr(actor_group, "head_answers", lambda: True)
     with EventLog(tmp_path / "events.jsonl") as opened:
         yield opened
     assert not ray.is_initialized(), "a call of Ray's would start or join a cluster"

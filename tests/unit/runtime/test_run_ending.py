@@ -13,11 +13,13 @@ import torch
 from geo_ray.base.errors import GeoRayError, InvariantError, RunDirectoryError, StoreError
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.requests import Interruption
-from geo_ray.runtime.driver import run_context
-from geo_ray.runtime.driver.run_context import Retrying, _final_model
+from geo_ray.runtime import run_finish
+from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_finish import Retrying, _final_model
 from geo_ray.runtime.server_actors import PrimaryActor, _ServingPrimary
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.training.parameters import digest
+from tests.support.train_support import Phases
 
 
 class Clock:
@@ -45,7 +47,7 @@ class Trial:
         self._clock, self._until_s, self._error = clock, until_s, error
 
     def run(self, seconds: float) -> str:
-        retrying = Retrying(seconds, self.told.append, self.interruption)
+        retrying = Retrying(seconds, Reporting(Phases(self.told), 0.0, self.interruption))
         return retrying.until_done("the model", self._step)
 
     def _step(self) -> str:
@@ -58,7 +60,7 @@ class Trial:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(run_context, "time", clock)
+    monkeypatch.setattr(run_finish, "time", clock)
     monkeypatch.setattr(Interruption, "wait", lambda _, longest_s: clock.sleep(longest_s))
     return clock
 
@@ -123,11 +125,11 @@ def test_a_model_that_no_store_takes_comes_from_its_server(
         tries.append(words)
         raise StoreError("no answer")
 
-    monkeypatch.setattr(run_context, "collect", called)
-    monkeypatch.setattr(run_context, "_through", refuse)
-    monkeypatch.setattr(run_context, "_PIECE_BYTES", 300)
+    monkeypatch.setattr(run_finish, "collect", called)
+    monkeypatch.setattr(run_finish, "_through", refuse)
+    monkeypatch.setattr(run_finish, "_PIECE_BYTES", 300)
     told: list[str] = []
-    retrying = Retrying(0.0, told.append, Interruption(), is_store_away=is_store_away)
+    retrying = Retrying(0.0, Reporting(Phases(told), 0.0), is_store_away=is_store_away)
     run = RunDirectory(tmp_path, tmp_path)
     tensors, digests = _final_model(actors, CheckpointPlaces("s3://bucket/run"), run, retrying)
     assert torch.equal(tensors["params"], params_P) and torch.equal(tensors["carried"], carried_B)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,16 +24,15 @@ from geo_ray.data.tasks.digits import Digits
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.requests import Interruption
-from geo_ray.runtime.driver import run_context
-from geo_ray.runtime.driver import train as driver
-from geo_ray.runtime.driver.run_cluster import Reporting
-from geo_ray.runtime.driver.run_context import BrokenError, RunClock, Stage
-from geo_ray.runtime.driver.train import Resumption
-from geo_ray.runtime.launcher import GoneRegions
+from geo_ray.runtime import main, run_finish, run_start
+from geo_ray.runtime.launcher import GoneRegions, OwnProcesses
+from geo_ray.runtime.run_context import BrokenError, Reporting, RunContext, Training
+from geo_ray.runtime.run_order import Resumption, RunClock
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from geo_ray.telemetry.summary import Summary, summarise
 from tests.support.job_support import TEXT
 from tests.support.observe_support import started, step, write
+from tests.support.train_support import Phases
 
 BEGAN_UNIX_S = 1_000_000.0
 LOST = RegionLostError("the averager's region is lost")
@@ -46,7 +46,7 @@ class Driver:
         self.experiment = load_text(TEXT, sets, Experiment, "trial.yaml")
         self.run = rundir.create(self.experiment, directory)
         self.unix_s, self.told, self.slept = BEGAN_UNIX_S, list[str](), list[float]()
-        self.reporting = Reporting(self.told.append, (), BEGAN_UNIX_S)
+        self.reporting = Reporting(Phases(self.told), BEGAN_UNIX_S)
         self.start_fails: Callable[[], None] = lambda: None
         self.trains: Iterator[Callable[[Any], None]] = iter(())
         fake_time = SimpleNamespace(time=lambda: self.unix_s, monotonic=lambda: self.unix_s)
@@ -56,10 +56,9 @@ class Driver:
             return interruption.is_set()
 
         monkeypatch.setattr(Interruption, "wait", wait)
-        monkeypatch.setattr(driver, "time", fake_time)
-        monkeypatch.setattr(run_context, "time", fake_time)
-        monkeypatch.setattr(driver, "controller_of", self._controller)
-        monkeypatch.setattr(driver, "drive_to_end", self._drive)
+        for module in (main, run_start, run_finish):
+            monkeypatch.setattr(module, "time", fake_time)
+        monkeypatch.setattr(run_start, "controller_of", self._controller)
 
     def broken(self, resume: Resumption | None) -> BrokenError:
         with pytest.raises(BrokenError) as found:
@@ -78,17 +77,24 @@ class Driver:
         lease = SimpleNamespace(from_unknown=False, check=lambda: None)
         saver = SimpleNamespace(close=lambda: None)
         task = Digits(Digits.Options(width=2))
-        stage = Stage(actors, self.experiment, self.run, task, saver, self.reporting, lease)  # type: ignore[arg-type]
-        return driver._train_on(stage, GoneRegions(), resume, None)
+        context = RunContext(actors, self.experiment, self.run, task, saver, self.reporting, lease)  # type: ignore[arg-type]
+        with run_start._training(context, GoneRegions(), resume, None) as training:
+            return self._train(training)
 
-    def _controller(self, stage: Stage, recorder: Any, evals: Any, origin_unix_s: float) -> Any:
+    def drive(self) -> Summary:
+        return main.run(self.experiment, self.run, self.reporting, OwnProcesses())
+
+    def _controller(
+        self, context: RunContext, recorder: Any, evals: Any, origin_unix_s: float
+    ) -> Any:
         evals.end(lambda: 0.0)
         members = SimpleNamespace(go_on=lambda gone, unhurried: None)
         return SimpleNamespace(members=members, recorder=recorder, origin_unix_s=origin_unix_s)
 
-    def _drive(self, stage: Stage, controller: Any, startup_s: float) -> Summary:
-        next(self.trains)(controller)
-        return summarise(read_events(self.run.path / EVENTS_FILE), startup_s=startup_s)
+    def _train(self, training: Training) -> Summary:
+        next(self.trains)(training.controller)
+        events = read_events(self.run.path / EVENTS_FILE)
+        return summarise(events, startup_s=training.startup_s)
 
 
 @pytest.fixture
@@ -142,20 +148,24 @@ def test_restarts_that_fail_at_their_start_are_counted_and_spaced(
 ) -> None:
     clock, told = RunClock(BEGAN_UNIX_S, 5.0), list[RunClock | None]()
 
-    def train(_e: object, _r: object, _t: object, resume: Resumption | None, *_: object) -> Summary:
+    @contextmanager
+    def start(setup: object, resume: Resumption | None) -> Iterator[Training]:
         told.append(None if resume is None else resume.clock)
         if resume is None:
             raise BrokenError(LOST, frozenset(), clock)
-        with driver._starting(resume):
+        with run_start._restartable(resume):
             raise error
-        raise AssertionError("the error does not pass")
+        yield cast(Any, None)
 
     log = write(run.run.path / EVENTS_FILE, [started()])
     store = SimpleNamespace(latest=lambda: None)
-    monkeypatch.setattr(driver, "_train", train)
-    monkeypatch.setattr(driver, "store_of", lambda *_: store)
+    monkeypatch.setattr(main, "started", start)
+    monkeypatch.setattr(main, "store_of", lambda *_: store)
+    monkeypatch.setattr(main, "watched_head", lambda *_: nullcontext())
+    at_head = SimpleNamespace(gcs_address="127.0.0.1:1")
+    monkeypatch.setattr(main.ray, "get_runtime_context", lambda: at_head)
     with pytest.raises(type(error)) as ended:
-        driver.train(run.experiment, run.run, run.reporting)
+        run.drive()
     assert ended.value is error
     assert told == [None, clock, clock, clock], "checkpoint.restarts is 3"
     assert run.slept == [15.0, 30.0]
@@ -164,7 +174,7 @@ def test_restarts_that_fail_at_their_start_are_counted_and_spaced(
     run.reporting.interruption.set()  # Ctrl-C in the first pause ends it
     told.clear()
     with pytest.raises(type(error)):
-        driver.train(run.experiment, run.run, run.reporting)
+        run.drive()
     assert told == [None, clock]
 
 
@@ -180,9 +190,13 @@ def test_a_store_that_is_away_when_a_run_wants_to_restart_is_waited_for(
 
     def can_restart() -> bool:
         restarts = Restarts(3, None, "checkpoint.restarts")
-        return driver._can_restart(run.experiment, run.run, LOST, run.reporting, restarts)
+        broken = BrokenError(LOST, frozenset(), RunClock(BEGAN_UNIX_S, 5.0))
+        setup: Any = SimpleNamespace(
+            experiment=run.experiment, run=run.run, reporting=run.reporting
+        )
+        return main._may_restart(setup, broken, restarts)
 
-    monkeypatch.setattr(driver, "store_of", lambda *_: SimpleNamespace(latest=latest))
+    monkeypatch.setattr(main, "store_of", lambda *_: SimpleNamespace(latest=latest))
     assert can_restart() and answers == [] and run.slept == [1.0, 2.0]
     answers.append(CheckpointMissingError("the run has saved nothing"))
     assert not can_restart()

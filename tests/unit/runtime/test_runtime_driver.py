@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,11 @@ import pytest
 from geo_ray.base.errors import HeadLostError, InterruptedRunError, RunDirectoryError
 from geo_ray.ray_cluster.connect import HeadState, HeadWatch, patience_s
 from geo_ray.runs import requests
+from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.remote import REQUESTS
 from geo_ray.runs.requests import Interruption, take_member_requests
-from geo_ray.runtime.driver.driver_actor import Attendance, driver_name
-from geo_ray.runtime.driver.run_context import interruptible
-from geo_ray.runtime.driver.train import Resumption
+from geo_ray.runtime.run_order import Resumption
+from geo_ray.runtime.supervisor import Attendance, RestartBudget, supervisor_name
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail
 from tests.support.observe_support import Row, started
 
@@ -80,20 +78,24 @@ def test_the_first_reason_to_stop_counts() -> None:
     assert isinstance(plain.why, InterruptedRunError)
 
 
-def test_the_first_ctrl_c_saves_whatever_has_stopped_the_run_before() -> None:
-    wish = Interruption()
-    wish.set(HeadLostError("the head is gone"))
-    with interruptible(wish):
-        os.kill(os.getpid(), signal.SIGINT)
-        assert isinstance(wish.why, HeadLostError)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+def test_a_run_has_one_supervisor_however_its_place_is_written(tmp_path: Path) -> None:
+    def name(path: Path, address: str | None = None) -> str:
+        return supervisor_name(RunDirectory(path, tmp_path, address))
 
-
-def test_a_directory_has_one_driver_however_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    assert driver_name(tmp_path / "run") == driver_name(tmp_path / "run" / ".." / "run")
-    assert driver_name(tmp_path / "run") != driver_name(tmp_path)
+    assert name(tmp_path / "run") == name(tmp_path / "run" / ".." / "run")
+    assert name(tmp_path / "run") != name(tmp_path)
+    assert name(tmp_path / "a", "s3://b/run") == name(tmp_path / "c", "s3://b/run")
+
+
+def test_a_driver_that_dies_is_started_again_until_it_never_trains() -> None:
+    budget = RestartBudget()
+    assert [budget.take(has_trained=True) for _ in range(20)] == [True] * 20
+    assert not budget.take(has_trained=True)
+    starts = RestartBudget()
+    assert [starts.take(has_trained=False) for _ in range(3)] == [True, True, False]
+    mixed = RestartBudget()
+    assert all(mixed.take(has_trained=trained) for trained in (False, False, True, False, False))
 
 
 def joined(region: str) -> Row:

@@ -12,7 +12,7 @@ import geo_ray
 from geo_ray.base.errors import ConfigError
 from geo_ray.base.load import load_text
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.planner.bill import Bill
+from geo_ray.planner.actual_cost import Bill
 from geo_ray.sweep.compare import (
     Case,
     CaseDirectory,

@@ -24,6 +24,7 @@ from benchmarks.observe.made_run import MadeRun, eventful, made_run
 from geo_ray.api.live import follow_view
 from geo_ray.base.errors import GeoRayError, PortInUseError
 from geo_ray.cli.main import root
+from geo_ray.cli.say import say
 from geo_ray.runs.report import LiveReader
 from geo_ray.telemetry.live.page import SECTIONS, Board, Looking, page_sections, view_lines
 from geo_ray.telemetry.live.server import PageGuard
@@ -281,9 +282,21 @@ def test_the_terminal_shows_the_same(made: MadeRun, tmp_path: Path) -> None:
     assert view_lines(first)[0].startswith("awaited: RUN_DIRECTORY")
 
 
-def test_the_terminal_tells_once_that_a_run_is_awaited(tmp_path: Path) -> None:
+def test_the_terminal_tells_once_that_a_run_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_awaited = threading.Event()
+
+    def say_and_note(text: str) -> None:
+        say(text)
+        if "awaited: " in text:
+            is_awaited.set()
+
+    monkeypatch.setattr("geo_ray.cli.watch.say", say_and_note)
+
     def begin_later() -> None:
-        time.sleep(0.7)
+        assert is_awaited.wait(60.0)
+        time.sleep(0.5)  # it is looked for a few more times
         made = made_run(tmp_path, 2)
         eventful(made, 12)
         made.finish()

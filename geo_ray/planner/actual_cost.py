@@ -1,4 +1,7 @@
-"""The bill of a run at a plan's prices, and the plan compared with the actual run."""
+"""What a run has cost at a plan's prices, compared with the plan.
+
+Limits of money and time are in `planner/policies.py`, and `planner/search.py` searches within them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Attaches a new driver to the running processes of a run, or decides to start from a checkpoint.
+"""Attaches a restarted run loop to the processes that its predecessor has left running.
 
-The driver holds the lease; the supervisor, then every server and bridge learn its fencing token
-and refuse the driver before. `why_anew` decides (pure): processes are kept unless something was
+The run loop holds the lease; the supervisor, then every server and bridge learn its fencing token
+and refuse the predecessor. `why_anew` decides (pure): processes are kept unless something was
 under way that only the old driver knew. What the handoff record does not name ends. What the
 old driver may have heard and not written is reported again; nothing is logged twice.
 """
@@ -9,13 +9,14 @@ old driver may have heard and not written is reported again; nothing is logged t
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import ray
 
-from geo_ray.base.errors import LeaseLostError, RegionLostError
+from geo_ray.base.errors import LeaseLostError
 from geo_ray.base.load import digest
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
@@ -23,25 +24,21 @@ from geo_ray.ray_cluster.calls import Handle, failure_of
 from geo_ray.runs import requests
 from geo_ray.runs.build import use_one_thread, with_shapes
 from geo_ray.runs.checkpoints import places_of
-from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.evaluation import BestKeeper, EvalMark
-from geo_ray.runs.lease import LeaseKeeper
 from geo_ray.runs.requests import MemberRequest
-from geo_ray.runs.status import patience_s
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.checkpoint_upload import PartDesk, desk_of
 from geo_ray.runtime.checkpoints import Saver
-from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
-from geo_ray.runtime.driver.run_context import (
+from geo_ray.runtime.launcher import Kept, ProcessMaker, RunBook
+from geo_ray.runtime.policies import LossHealth
+from geo_ray.runtime.run_context import (
     BrokenError,
-    Stage,
+    RunContext,
+    RunSetup,
+    Training,
     controller_of,
-    drive_to_end,
     evals_of,
 )
-from geo_ray.runtime.driver.supervisor import StewardLine
-from geo_ray.runtime.launcher import Kept, RunBook
-from geo_ray.runtime.policies import LossHealth
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import shard_part_name
 from geo_ray.telemetry.event_log import (
@@ -52,12 +49,10 @@ from geo_ray.telemetry.event_log import (
     note_failure,
 )
 from geo_ray.telemetry.events import Event
-from geo_ray.telemetry.summary import Summary
 from geo_ray.training.membership import View
 
 _ENDING: Final = frozenset({"stop_requested", "run_finished", "run_failed"})
 _ENDED: Final = frozenset({"run_finished", "run_failed"})
-_HEARD_S: Final = 5.0  # within which a steward has heard of a driver that lives
 _STILL: Final = frozenset({"starting", "halted"})
 
 
@@ -100,21 +95,15 @@ def why_anew(living: Living) -> str | None:
     return None
 
 
-def why_gone(told: Collection[str], patience_s: float | None, silent_s: float | None) -> str | None:
-    """Why there are no processes to go on with; None: the driver before has ended the run itself.
+def why_gone(told: Collection[str]) -> str | None:
+    """Why a run that was cut off has no processes; None: it never trained, or has ended itself.
 
     Args:
         told: kinds of events since the run last began.
-        patience_s: for how long they wait for a driver; None: they end with theirs.
-        silent_s: since the driver before last wrote something; None: not known.
     """
-    if _ENDED.intersection(told):
+    if not told or _ENDED.intersection(told):
         return None
-    if patience_s is None:
-        return "they ended with their driver"
-    if silent_s is not None and silent_s >= patience_s - _HEARD_S:
-        return f"nobody drove it for {patience_s:g} s, so they have ended"
-    return "they have ended: a machine of theirs, or its Ray, may be gone"
+    return "they have ended with their supervisor"
 
 
 _ANSWER_S: Final = 15.0
@@ -182,41 +171,31 @@ class Attached:
         return max((event.t_s for event in self.stretch), default=0.0)
 
 
-def attach_to_processes(
-    line: StewardLine,
-    driver: int,
-    experiment: Experiment,
-    shaped: Experiment,
-    stretch: Iterable[Event],
-    desk: PartDesk | None,
-) -> Attached | str:
-    """Go on with the processes of a run.
+def running_processes(setup: RunSetup) -> Attached | str | None:
+    """Look for processes of the run that an earlier driver has left running.
 
-    Args:
-        line: to its steward.
-        driver: epoch of this driver's lease, which holds.
-        experiment: the configuration that is asked for.
-        shaped: the same as processes are given it.
-        stretch: the run's events since it last began.
-        desk: takes parts of newcomers in; None: they go to stores.
+    The supervisor, servers and bridges refuse that driver from then on. Processes that cannot go
+    on as they are have ended.
 
     Returns:
-        The run; or why it must begin anew from a checkpoint, whatever there was.
+        They; or why there are none to go on with; None: the run has ended by itself before.
 
     Raises:
-        RegionLostError: the steward has ended.
         LeaseLostError: another driver has come since.
     """
-    kept = line.attach()
+    launcher, experiment, run = setup.launcher, setup.experiment, setup.run
+    driver = setup.lease.epoch
+    events = newest_stretch(EventTail(run.path / EVENTS_FILE))
+    kept = launcher.attach(driver)
+    if kept is None or kept.book is None:
+        return why_gone({event.kind for event in events})
     book = kept.book
-    if book is None:
-        return "it had not begun to train"
-    events = list(stretch)
-    as_begun = _as_begun(experiment, book)
+    setup.reporting.status("the run's processes go on: attaching")
+    shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
     statuses = _attended(book.servers, driver)
     home = statuses.get(("bridge", book.where.home.region), {})
     phases = {region: str(s["phase"]) for (role, region), s in statuses.items() if role == "ps"}
-    living = Living(
+    seen = Living(
         digest(_as_begun(shaped, book)) == digest(book.spec.experiment),
         book.is_changing,
         home.get("view"),
@@ -224,18 +203,18 @@ def attach_to_processes(
         {event.kind for event in events},
         book.uses_desk,
     )
-    why = why_anew(living)
+    why = why_anew(seen)
     if why is not None:
-        line.clear()
+        launcher.clear()
         return why
-    line.keep_only(book.handles)
-    actors = _group(line, kept, book, driver, desk)
+    launcher.keep_only(book.handles)
+    actors = _group(launcher, kept, book, driver, desk_of(run, experiment))
     for primary in actors.primaries.values():
-        primary.pause.remote(False)  # who is missing is looked at anew
+        primary.pause.remote(False)  # absences are judged again
     steps = {
         region: int(s.get("version", 0)) for (role, region), s in statuses.items() if role == "ps"
     }
-    return Attached(as_begun, actors, book, steps, events)
+    return Attached(_as_begun(experiment, book), actors, book, steps, events)
 
 
 def _as_begun(experiment: Experiment, book: RunBook) -> Experiment:
@@ -245,10 +224,10 @@ def _as_begun(experiment: Experiment, book: RunBook) -> Experiment:
 
 
 def _group(
-    line: StewardLine, kept: Kept, book: RunBook, driver: int, desk: PartDesk | None
+    launcher: ProcessMaker, kept: Kept, book: RunBook, driver: int, desk: PartDesk | None
 ) -> ActorGroup:
     spec = replace(book.spec, resume=None)
-    group = ActorGroup(spec, dict(book.placed), line, line, driver, desk)
+    group = ActorGroup(spec, dict(book.placed), launcher, launcher, driver, desk)
     group.go_on_as(kept, book)
     return group
 
@@ -273,54 +252,18 @@ def _attended(
     return told
 
 
-def living_run(
-    experiment: Experiment,
-    run: RunDirectory,
-    reporting: Reporting,
-    cluster: RunCluster,
-    lease: LeaseKeeper,
-) -> Attached | str | None:
-    """The processes of a run that go on without a driver.
-
-    Returns:
-        They; or why there are none to go on with; None: the driver before has ended them itself.
-    """
-    log = run.path / EVENTS_FILE
-    stretch = newest_stretch(EventTail(log))
-    # Of a run in a bucket the log is a copy that was made just now.
-    silent_s = time.time() - log.stat().st_mtime if run.address is None and stretch else None
-    line = cluster.living_steward(lease.epoch)
-    if line is None:
-        told = {event.kind for event in stretch}
-        patience = patience_s(experiment.cluster, experiment.run)
-        return why_gone(told, patience, silent_s) if told else None
-    reporting.status("the run's processes go on: attaching")
-    shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
-    desk = desk_of(run, experiment)
-    try:
-        return attach_to_processes(line, lease.epoch, experiment, shaped, stretch, desk)
-    except RegionLostError:
-        return "they have just ended"
-
-
-def go_on(
-    living: Attached,
-    run: RunDirectory,
-    reporting: Reporting,
-    lease: LeaseKeeper,
-    away: Collection[str] = (),
-) -> Summary:
-    """Drive a run whose processes are there, to its end.
+@contextmanager
+def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> Iterator[Training]:
+    """Take a run over whose processes train, and end them after the block.
 
     Args:
-        living: the run.
-        run: its directory.
-        reporting: who wants to know.
-        lease: the run's, which holds.
-        away: regions that are not to take part; those that do are asked to leave.
+        setup: the run.
+        found: its processes.
+        away: regions that must not take part; those that do are asked to leave.
     """
     use_one_thread()
-    experiment, actors = living.experiment, living.actors
+    run, reporting, lease = setup.run, setup.reporting, setup.lease
+    experiment, actors = found.experiment, found.actors
     store = CheckpointStore(
         places_of(run, experiment.checkpoint).root(),
         experiment.checkpoint.keep,
@@ -329,47 +272,44 @@ def go_on(
     epoch = actors.next_epoch()
     saver = Saver(store, experiment, digest(experiment), epoch, _health(store), lease.epoch)
     task = load_task(experiment.task, run.base_dir)
-    stage = Stage(actors, experiment, run, task, saver, reporting, lease)
+    context = RunContext(actors, experiment, run, task, saver, reporting, lease)
     shards = {region.name: range(region.ps_shards) for region in experiment.regions}
     parts = {shard_part_name(name, i) for name in actors.primaries for i in shards[name]}
     saver.go_on(parts, store.newest_id())
     keeper = BestKeeper.of(experiment, task, run, attaches=True)
-    origin_unix_s = living.book.origin_unix_s
+    origin_unix_s = found.book.origin_unix_s
     now_s = time.time() - origin_unix_s
     try:
-        with EventLog(stage.own_log()) as log, stage.exporting(origin_unix_s) as export:
-            recorder = stage.recorder(log, export, living.known)
-            for event in living.stretch:
+        with EventLog(context.own_log()) as log, context.exporting(origin_unix_s) as export:
+            recorder = context.recorder(log, export, found.known)
+            for event in found.stretch:
                 recorder.pass_on(event)
-            evals = evals_of(stage, recorder, keeper, living.evaluated)
+            evals = evals_of(context, recorder, keeper, found.evaluated)
             for name in experiment.region_names:
                 if name in experiment.present_names and name not in actors.primaries:
                     evals.board.forget(name)
                 elif name in actors.primaries and name not in experiment.present_names:
-                    evals.board.admit(name, living.steps.get(name, 0))
-            controller = controller_of(stage, recorder, evals, origin_unix_s)
-            controller.links.go_on(living.sent)
-            controller.checkpoints.traffic.go_on(living.sent)
-            gone = living.book.gone.but_for(set(away).difference(actors.primaries))
-            controller.workers.go_on(living.requested)
-            # Who was lost before a resume is absent, and that has not waited.
+                    evals.board.admit(name, found.steps.get(name, 0))
+            controller = controller_of(context, recorder, evals, origin_unix_s)
+            controller.links.go_on(found.sent)
+            controller.checkpoints.traffic.go_on(found.sent)
+            gone = found.book.gone.but_for(set(away).difference(actors.primaries))
+            controller.workers.go_on(found.requested)
+            # Regions that were lost before a resume are absent, and were not waited for.
             controller.members.go_on(gone, unhurried=experiment.members.absent)
             for region in sorted(set(away).intersection(actors.primaries)):
                 requests.request_member_change(run.path, MemberRequest(verb="drain", region=region))
-            silent_s = max(0.0, now_s - living.last_s)
+            silent_s = max(0.0, now_s - found.last_s)
             recorder.emit("driver_attached", now_s, epoch=lease.epoch, silent_s=silent_s)
             reporting.status("")
-            return drive_to_end(stage, controller, living.startup_s)
+            yield Training(context, controller, found.startup_s)
     except (LeaseLostError, BrokenError):
-        raise  # what lies there is another's by now, or the run goes on
+        raise  # another process writes to the run, or it restarts
     except BaseException as error:
         note_failure(run.path, error, reporting.began_unix_s)
         raise
     finally:
-        saver.close()
-        actors.close()
-        if actors.desk is not None:
-            actors.desk.close()
+        context.close()
 
 
 def _health(store: CheckpointStore) -> LossHealth:

@@ -1,0 +1,147 @@
+"""A run from start to end: the only run loop.
+
+It has two hosts: `RunLoopActor`, which a supervisor restarts, and a Tune trial, whose processes end
+with it. Reading order: `run`, `run_start.started` or `attach.attached`, `train`,
+`Controller.run`, `run_finish.finish`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import ray
+
+from geo_ray.base.errors import (
+    CheckpointError,
+    LeaseLostError,
+    RegionLostError,
+    RunDirectoryError,
+    StoreError,
+)
+from geo_ray.base.restarts import Restarts
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.connect import watched_head
+from geo_ray.runs.checkpoints import store_of
+from geo_ray.runs.directory import RunDirectory, lease_of
+from geo_ray.runs.lease import driving, seeker_of
+from geo_ray.runs.report import reported
+from geo_ray.runs.uploader import mirrored
+from geo_ray.runtime.attach import Attached, attached, running_processes
+from geo_ray.runtime.launcher import ProcessMaker
+from geo_ray.runtime.run_context import BrokenError, Reporting, RunSetup, Training
+from geo_ray.runtime.run_finish import Retrying, finish
+from geo_ray.runtime.run_order import Resumption
+from geo_ray.runtime.run_start import started
+from geo_ray.telemetry.event_log import note_failure
+from geo_ray.telemetry.summary import Summary
+
+_PAUSE_S: Final = 15.0  # after a restart that failed at its start; doubles with each further one
+
+
+def run(
+    experiment: Experiment,
+    directory: RunDirectory,
+    reporting: Reporting,
+    launcher: ProcessMaker,
+    *,
+    resume: Resumption | None = None,
+) -> Summary:
+    """Run the experiment to its end, in a process that is connected to the run's cluster.
+
+    It begins, or continues as ``resume`` says; the processes belong to ``launcher``.
+
+    Raises:
+        GeoRayError: the reason why it ends early.
+    """
+    limit, window_s = experiment.checkpoint.restarts, experiment.train.restart_window_s
+    restarts, failed_starts = Restarts(limit, window_s, "checkpoint.restarts"), 0
+    with (
+        driving(seeker_of(directory.path, reporting.observer.status, lease_of(directory))) as lease,
+        mirrored(
+            *(directory.address, directory.path, lease.epoch, lease.check),
+            retry_s=experiment.checkpoint.retry_s,
+            tell=reporting.observer.status,
+        ),
+        reported(directory.path),
+        watched_head(ray.get_runtime_context().gcs_address, reporting.interruption.set),
+    ):
+        told = reporting.noted_in(lease)
+        setup = RunSetup(experiment, directory, told, launcher, lease)
+        attaches = resume is not None and resume.checkpoint is None
+        while True:
+            try:
+                with _ready(setup, resume, attaches=attaches) as training:
+                    return train(training)
+            except BrokenError as broken:
+                failed_starts = failed_starts + 1 if broken.at_start else 0
+                pause_s = _PAUSE_S * 2 ** (failed_starts - 1)
+                may = _may_restart(setup, broken, restarts)
+                if not may or (failed_starts and told.interruption.wait(pause_s)):
+                    note_failure(directory.path, broken.cause, told.began_unix_s)
+                    raise broken.cause from None
+                resume = Resumption(waits=True, away=broken.away, clock=broken.clock)
+                attaches = False
+
+
+@contextmanager
+def _ready(setup: RunSetup, resume: Resumption | None, *, attaches: bool) -> Iterator[Training]:
+    """Attach to the processes that an earlier driver has left, or start them."""
+    if attaches and resume is not None:
+        found = running_processes(setup)
+        if isinstance(found, Attached):
+            with attached(setup, found, resume.away) as training:
+                yield training
+            return
+        told = setup.reporting
+        if told.interruption.is_set():  # the checkpoint is all that a stopped run leaves
+            note_failure(setup.run.path, told.interruption.why, told.began_unix_s)
+            raise told.interruption.why
+        resume = replace(resume, cause=found)
+    with started(setup, resume) as training:
+        yield training
+
+
+def train(training: Training) -> Summary:
+    """Watch over a run whose processes train until it ends, and write its results.
+
+    Raises:
+        BrokenError: a region is lost without which the run only continues from a checkpoint.
+        GeoRayError: any other reason why it ends early.
+    """
+    context, controller = training.context, training.controller
+    lease, reporting, is_lost = context.lease, context.reporting, False
+    lease.note("training")
+    try:
+        controller.run()
+    except RegionLostError as error:
+        if controller.policy.is_halting or controller.interrupted.is_set():
+            raise
+        raise BrokenError(error, controller.members.regions.away, training.clock) from error
+    except LeaseLostError:
+        is_lost = True
+        raise
+    finally:
+        controller.close()
+        if not is_lost:
+            controller.evals.end(lambda: time.time() - controller.origin_unix_s)
+    reporting.status("writing the model and the summary")
+    return finish(training)
+
+
+def _may_restart(setup: RunSetup, broken: BrokenError, restarts: Restarts) -> bool:
+    """Whether a run continues from its newest checkpoint; a store that is away is waited for."""
+    checkpoint, told = setup.experiment.checkpoint, setup.reporting
+    store = store_of(setup.run, checkpoint)
+    retrying = Retrying(checkpoint.retry_s, told)
+    try:
+        retrying.until_done("reading the newest checkpoint", store.latest)
+    except (CheckpointError, StoreError, RunDirectoryError):
+        return False
+    may = restarts.take(time.monotonic())
+    if may:
+        told.status(f"{broken.cause.message}: the run goes on from its newest checkpoint")
+    return may

@@ -1,0 +1,252 @@
+"""The host of a run's loop on a cluster: an actor that its supervisor starts and restarts.
+
+`RunHost` executes the user's code, so its process may die at any time. `SupervisedLauncher` is its
+client of the supervisor, which owns everything that must outlive it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import ray
+
+from geo_ray.base.errors import GeoRayError, InvariantError, LeaseLostError, RegionLostError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.ray_cluster.calls import Handle, collect
+from geo_ray.ray_cluster.demand import RegionDemand
+from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
+from geo_ray.ray_cluster.placement import PlacedRegion
+from geo_ray.runs import directory
+from geo_ray.runs.requests import Interruption
+from geo_ray.runtime import main
+from geo_ray.runtime.launcher import Kept, ProcessOrder, RunBook
+from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_order import Resumption, RunEnd, RunOrder, StartWait, Wishes
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventTail, has_begun
+from geo_ray.telemetry.events import Event, RunObserver
+from geo_ray.telemetry.summary import Summary
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.security.process_keys import SignedCertificate
+
+_log = logging.getLogger(__name__)
+
+_BEAT_S: Final = 0.2
+_ANSWER_S: Final = 60.0
+_MOST_LINES: Final = 1000
+
+
+class WatchedProgress(RunObserver):
+    """What the run has reported since the last beat, and whether it is to end at once.
+
+    Args:
+        order: the run.
+    """
+
+    def __init__(self, order: RunOrder) -> None:
+        self._order = order
+        self._lock = threading.Lock()
+        self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
+        self._awaiting: StartWait | None = None
+        self._is_ending = False
+        self.end_error: BaseException | None = None
+
+    def status(self, text: str) -> None:
+        """Report a phase to watchers."""
+        self._check()
+        self.say(text)
+
+    def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
+        """Report a wait to watchers."""
+        self._check()
+        self._awaiting = StartWait(phase, done, total, tuple(names))
+
+    def on_event(self, event: Event) -> None:
+        """Write down the configuration of a run that has begun with another one."""
+        self._check()
+        order = self._order
+        if event.kind == "run_started":
+            self._awaiting = None
+            if order.adopts:
+                directory.adopt(order.run, order.experiment, order.plan)
+
+    def say(self, text: str, logger: str = "") -> None:
+        """Report a line to watchers: a phase, or a warning of a logger."""
+        with self._lock:
+            self._lines.append((text, logger))
+            self._awaiting = None
+
+    def take(self) -> tuple[tuple[tuple[str, str], ...], StartWait | None]:
+        """Return lines that were not taken before, and the wait that is in progress."""
+        with self._lock:
+            lines, awaiting = tuple(self._lines), self._awaiting
+            self._lines.clear()
+        return lines, awaiting
+
+    def _check(self) -> None:
+        """End the run where it is, if that was asked for."""
+        error = self.end_error
+        if error is not None and not self._is_ending:
+            self._is_ending = True  # the end reports phases, too
+            raise error
+
+
+class RunHost:
+    """Drives one run for its supervisor, in the process of a `RunLoopActor`.
+
+    Args:
+        supervisor: of the run, which has made this actor and owns all its processes.
+        order: the run.
+        attempt: how many run actors there were for it before this one.
+    """
+
+    def __init__(self, supervisor: Handle, order: RunOrder, attempt: int) -> None:
+        with suppress(OSError):
+            os.chdir(order.cwd)
+        sys.path.extend(entry for entry in order.path if entry not in sys.path)
+        self._supervisor, self._order, self._attempt = supervisor, order, attempt
+        self._progress, self._interruption = WatchedProgress(order), Interruption()
+        self._is_over = threading.Event()
+
+    def run(self) -> RunEnd:
+        """Drive the run to its end; called once, by the supervisor."""
+        logging.getLogger().addHandler(_Forward(self._progress))
+        beats = threading.Thread(target=self._beat_often, name="beats", daemon=True)
+        self._beat()  # what was asked for before counts from the start
+        beats.start()
+        order = self._order
+        try:
+            end = RunEnd(self._run(order, order.experiment))
+        except BaseException as raised:  # watchers are told, whatever it is
+            end = RunEnd(None, _portable(raised))
+        self._is_over.set()
+        beats.join()
+        self._beat()
+        return end
+
+    def _run(self, order: RunOrder, experiment: Experiment) -> Summary:
+        reporting = Reporting(self._progress, order.began_unix_s, self._interruption)
+        resume = order.resume
+        if self._attempt and has_begun(order.run.path):
+            log = EventTail(order.run.path / EVENTS_FILE)
+            resume = (resume or Resumption(begins=True)).again(log)
+        launcher = SupervisedLauncher(self._supervisor)
+        return main.run(experiment, order.run, reporting, launcher, resume=resume)
+
+    def _beat_often(self) -> None:
+        while not self._is_over.wait(_BEAT_S):
+            self._beat()
+
+    def _beat(self) -> None:
+        beat = self._supervisor.beat.remote(self._attempt, *self._progress.take())
+        wishes: Wishes = ray.get(beat)
+        if wishes.stop is not None and not self._interruption.is_set():
+            self._interruption.set(wishes.stop)
+        self._progress.end_error = wishes.end
+
+
+class _Forward(logging.Handler):
+    """Passes warnings of this library to the watchers of a run."""
+
+    def __init__(self, progress: WatchedProgress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("geo_ray"):
+            self._progress.say(record.getMessage(), record.name)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return the error as processes can read it that do not know the user's modules."""
+    if isinstance(error, GeoRayError) and type(error).__module__.startswith("geo_ray."):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return KeyboardInterrupt()
+    _log.error("the run ended with an unexpected error", exc_info=error)
+    return InvariantError(f"{type(error).__name__}: {error}")
+
+
+class SupervisedLauncher:
+    """A `ProcessMaker` whose processes belong to the run's supervisor and outlive this process.
+
+    Args:
+        supervisor: the actor.
+    """
+
+    has_places: Final = False
+
+    def __init__(self, supervisor: Handle) -> None:
+        self._supervisor, self._driver = supervisor, 0
+
+    def attach(self, driver: int) -> Kept | None:
+        """See `ProcessMaker.attach`."""
+        self._driver = driver
+        kept: Kept = self._ask("attach")
+        return kept
+
+    def begin(self, run_id: str, regions: Sequence[str], transport: TransportConfig) -> None:
+        """See `ProcessMaker.begin`."""
+        self._ask("begin", run_id, tuple(regions), transport)
+
+    def make(self, orders: Sequence[ProcessOrder]) -> list[Handle]:
+        """See `ProcessMaker.make`."""
+        made: list[Handle] = self._ask("make", list(orders))
+        return made
+
+    def place(self, demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
+        """See `ProcessMaker.place`."""
+        placed: dict[str, PlacedRegion] = self._ask(
+            "place", list(demands), timeout_s, timeout_s=timeout_s + _ANSWER_S
+        )
+        return placed
+
+    def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
+        """See `ProcessMaker.remove`; a driver that was overtaken removes nothing."""
+        with suppress(RegionLostError, LeaseLostError):
+            self._ask("remove", dict(placed))
+
+    def keep_only(self, handles: Sequence[Handle]) -> None:
+        """See `ProcessMaker.keep_only`."""
+        self._ask("keep_only", list(handles))
+
+    def clear(self) -> None:
+        """See `ProcessMaker.clear`."""
+        self._ask("clear")
+
+    def is_ours(self) -> bool:
+        """See `ProcessMaker.is_ours`."""
+        try:
+            self._ask("confirm")
+        except (RegionLostError, LeaseLostError):
+            return False
+        return True
+
+    def note(self, book: RunBook) -> None:
+        """See `ProcessMaker.note`; nothing is waited for."""
+        self._supervisor.note.remote(self._driver, book)
+
+    def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
+        """See `ProcessMaker.for_bridge`."""
+        keys: BridgeKeys = self._ask("for_bridge", region, introduction)
+        return keys
+
+    def for_server(self, region: str, introduction: Introduction) -> bytes:
+        """See `ProcessMaker.for_server`."""
+        key: bytes = self._ask("for_server", region, introduction)
+        return key
+
+    def sign(self, region: str, request_pem: bytes) -> SignedCertificate | None:
+        """See `ProcessMaker.sign`."""
+        signed: SignedCertificate | None = self._ask("sign", region, request_pem)
+        return signed
+
+    def _ask(self, method: str, *arguments: Any, timeout_s: float = _ANSWER_S) -> Any:
+        call = getattr(self._supervisor, method).remote(self._driver, *arguments)
+        return collect({"supervisor": call}, timeout_s)["supervisor"]

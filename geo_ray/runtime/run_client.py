@@ -1,0 +1,421 @@
+"""Starts supervised runs, and watches them: passes on events, phases, results and Ctrl-C.
+
+The watching process does not drive the run. If it dies, the run goes on for `run.unattended_s`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from geo_ray.base.errors import (
+    DriverLostError,
+    GeoRayError,
+    HeadLostError,
+    InvariantError,
+    RayUnreachableError,
+    RunHeldError,
+)
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.planner.plan import Plan
+from geo_ray.ray_cluster.calls import Handle, failure_of, kill
+from geo_ray.ray_cluster.connect import ConnectedCluster, connect, keep_logs, wait_for_ray
+from geo_ray.ray_cluster.demand import by_label
+from geo_ray.runs.directory import RunDirectory, lease_of
+from geo_ray.runs.lease import LEASE_KEY, decode_record, has_ended
+from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_order import Resumption, RunOrder
+from geo_ray.runtime.spec import demand_of
+from geo_ray.runtime.supervisor import NAMESPACE, RunNews, RunState, Supervisor, supervisor_name
+from geo_ray.storage.conditional_store import LocalConditionalStore
+from geo_ray.telemetry.event_log import EVENTS_FILE, LOGS_DIRECTORY, EventTail, newest_stretch
+from geo_ray.telemetry.events import RunObserver
+from geo_ray.telemetry.summary import Summary
+
+_ASK_EVERY_S: Final = 0.15
+_ANSWER_S: Final = 15.0
+_START_S: Final = 60.0
+_FREE_S: Final = 20.0
+_END_S: Final = 20.0  # longer than a supervisor gives the run actor
+_HEAD_S: Final = 3.0
+
+
+def cluster_of(
+    experiment: Experiment, observer: RunObserver
+) -> AbstractContextManager[ConnectedCluster]:
+    """Return the cluster of a run, as `connect` makes it: large enough for the whole run."""
+    demands = by_label([demand_of(experiment, region) for region in experiment.regions])
+    observer.status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
+    return connect(
+        experiment.cluster,
+        experiment.labels,
+        namespace=f"geo_ray-{experiment.name}",
+        cpus_per_region=max(demand.total().get("CPU", 0.0) for demand in demands),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A run to be started or resumed.
+
+    Attributes:
+        experiment: its configuration.
+        run: its directory.
+        resume: how to continue it; None: it begins.
+        adopts: whether the configuration differs from that in the directory.
+        plan: to follow from now on, if it differs from the one before.
+        detach: whether to return as soon as it trains; then it needs no watcher.
+    """
+
+    experiment: Experiment
+    run: RunDirectory
+    resume: Resumption | None = None
+    adopts: bool = False
+    plan: Plan | None = None
+    detach: bool = False
+
+    def order(self, began_unix_s: float, log_bytes: int) -> RunOrder:
+        """Return what the supervisor is given."""
+        return RunOrder(
+            self.experiment.model_dump_json(),
+            self.run,
+            self.resume and replace(self.resume, log_bytes=log_bytes),
+            began_unix_s,
+            str(Path.cwd()),
+            tuple(sys.path),
+            None if self.detach else self.experiment.run.unattended_s,
+            self.adopts,
+            self.plan,
+        )
+
+
+def drive(
+    request: RunRequest, reporting: Reporting, cluster: ConnectedCluster | None = None
+) -> Summary | None:
+    """Have a run driven on its cluster, and watch it to its end.
+
+    Args:
+        request: the run.
+        reporting: receives its progress.
+        cluster: that this process is connected to; None: as the configuration says.
+
+    Returns:
+        What it came to; None if it was detached from.
+
+    Raises:
+        GeoRayError: whatever ends the run early; the class says what.
+        KeyboardInterrupt: it was ended at once.
+    """
+    with ExitStack() as stack:
+        if cluster is None:
+            cluster = stack.enter_context(cluster_of(request.experiment, reporting.observer))
+        log = EventTail(request.run.path / EVENTS_FILE)
+        for _ in log.new():
+            pass  # what happened before is not of this run segment
+        order = request.order(reporting.began_unix_s, log.read_bytes)
+        reporting.status("starting the run's driver")
+        signals = stack.enter_context(counted_signals())  # a run that starts is ended by them
+        watcher = RunWatcher(_start(order), reporting.observer, cluster, log, signals)
+        try:
+            return watcher.follow(until_begun=request.detach)
+        except BaseException:
+            logs = request.run.path / LOGS_DIRECTORY
+            if cluster.local is not None and keep_logs(cluster.local.root, logs):
+                reporting.status(f"what the actors printed is in {logs}")
+            raise
+
+
+def train_watched(
+    request: RunRequest, reporting: Reporting, cluster: ConnectedCluster | None = None
+) -> Summary:
+    """Do as `drive` does with a run that is not detached from."""
+    summary = drive(request, reporting, cluster)
+    if summary is None:
+        raise InvariantError("a run that is watched to its end has no summary")
+    return summary
+
+
+def watch_running(
+    run: RunDirectory, experiment: Experiment, observer: RunObserver, *, detach: bool = False
+) -> tuple[bool, Summary | None]:
+    """Watch a run that goes on, from where its newest segment began.
+
+    One that is being stopped is waited for, and does not go on.
+
+    Returns:
+        Whether the run goes on; what it came to, None if it was detached from.
+
+    Raises:
+        GeoRayError, KeyboardInterrupt: as for `drive`.
+    """
+    with cluster_of(experiment, RunObserver()) as cluster:
+        supervisor, state = _find(run)
+        if supervisor is not None and state is not RunState.RUNNING:
+            observer.status("the run is being stopped: waiting for its end")
+            while supervisor is not None:
+                time.sleep(_ASK_EVERY_S)
+                supervisor, _ = _find(run)
+        if supervisor is None:
+            return False, None
+        log = EventTail(run.path / EVENTS_FILE)
+        with counted_signals() as signals:  # before anything says that the run is watched
+            watcher = RunWatcher(supervisor, observer, cluster, log, signals)
+            return True, watcher.join(until_begun=detach)
+
+
+def may_be_running(run: RunDirectory) -> bool:
+    """Whether a run may have a supervisor that can be watched from here.
+
+    Somebody has its lease, or had it until killed; if the run is in a bucket, on this machine,
+    which then has its events.
+    """
+    found = (lease_of(run) or LocalConditionalStore(run.path)).read(LEASE_KEY)
+    if found is None:
+        return False
+    record = decode_record(found.data)
+    is_here = run.address is None or has_ended(record.owner) is not None
+    return is_here and not record.released
+
+
+def _find(run: RunDirectory) -> tuple[Handle | None, RunState]:
+    """Return the supervisor of a run that is not over, if this cluster has one; and its state."""
+    try:
+        supervisor: Any = ray.get_actor(supervisor_name(run), namespace=NAMESPACE)
+        news: RunNews = ray.get(supervisor.hear.remote("", 0), timeout=_ANSWER_S)
+    except (ValueError, RayError):  # there is none, it has just ended, or it hangs
+        return None, RunState.OVER
+    return None if news.state is RunState.OVER else supervisor, news.state
+
+
+def _start(order: RunOrder) -> Handle:
+    """Start the supervisor of a run on this node, which sees the run's directory.
+
+    Returns:
+        It, or one that another process has just started.
+
+    Raises:
+        RunHeldError: a supervisor that does not answer cannot be ended.
+    """
+    node = ray.get_runtime_context().get_node_id()
+    kind = ray.remote(Supervisor).options(
+        name=supervisor_name(order.run),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=0,
+        max_concurrency=16,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    )
+    deadline_s = time.monotonic() + _FREE_S
+    while True:
+        try:
+            return kind.remote(order)
+        except ValueError as error:  # the name is taken
+            running, _ = _find(order.run)
+            if running is not None:
+                return running
+            with suppress(ValueError):
+                kill(ray.get_actor(supervisor_name(order.run), namespace=NAMESPACE))
+            if time.monotonic() > deadline_s:
+                raise RunHeldError(
+                    f"{order.run.path.name} has a supervisor that does not answer and does not end"
+                ) from error
+            time.sleep(_ASK_EVERY_S)
+
+
+@dataclass(slots=True)
+class SignalCount:
+    """How often the user has asked for an end: Ctrl-C or SIGTERM."""
+
+    number: int = 0
+
+
+@contextmanager
+def counted_signals() -> Iterator[SignalCount]:
+    """Count Ctrl-C and SIGTERM in the block instead of ending; only in the main thread."""
+    count = SignalCount()
+    if threading.current_thread() is not threading.main_thread():
+        yield count
+        return
+
+    def on_signal(number: int, _: Any) -> None:
+        count.number += 1  # nothing else: it may interrupt anything
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield count
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class RunWatcher:
+    """One process that watches a run and passes its user's wishes on.
+
+    Args:
+        supervisor: of the run.
+        observer: receives phases and events.
+        cluster: that this process is connected to.
+        log: the run's events, at the first that is passed on.
+        signals: the first one saves and stops the run; the second one, or one before training,
+            ends it at once.
+    """
+
+    def __init__(
+        self,
+        supervisor: Handle,
+        observer: RunObserver,
+        cluster: ConnectedCluster,
+        log: EventTail,
+        signals: SignalCount,
+    ) -> None:
+        self._supervisor, self._observer = supervisor, observer
+        self._cluster, self._log = cluster, log
+        self._name, self._next = secrets.token_hex(4), 0
+        self._signals, self._asked = signals, 0
+        self._ends_at_s: float | None = None
+        self._is_over = False
+        self.has_begun = False
+
+    def join(self, *, until_begun: bool = False) -> Summary | None:
+        """Do as `follow` does with a run that goes on, from where its newest segment began."""
+        self._observer.status("the run goes on; watching it")
+        for event in newest_stretch(self._log):
+            self.has_begun = True
+            self._observer.on_event(event)
+        return self.follow(until_begun=until_begun)
+
+    def follow(self, *, until_begun: bool = False) -> Summary | None:
+        """Watch until the run is over.
+
+        Args:
+            until_begun: only until it trains.
+
+        Returns:
+            What it came to; None if it goes on.
+
+        Raises:
+            DriverLostError: its supervisor died.
+            HeadLostError: so did the head of the cluster.
+            KeyboardInterrupt: it was ended at once.
+            GeoRayError: whatever ended it early.
+        """
+        try:
+            return self._follow(until_begun=until_begun)
+        except (DriverLostError, HeadLostError):
+            raise
+        except BaseException as error:  # the observer raised: that ends the run
+            if not self._is_over and self._ends_at_s is None:
+                self._end(error)
+            raise
+
+    def _follow(self, *, until_begun: bool) -> Summary | None:
+        while True:
+            news = self._hear()
+            self._pass_on_events()  # what was written before the run was over
+            if news is not None:
+                self._pass_on(news)
+                if news.state is RunState.OVER:
+                    self._is_over = True
+                    if news.error is not None:
+                        raise news.error
+                    if news.summary is None:
+                        raise InvariantError("a run ended without a summary and without an error")
+                    return news.summary
+            if until_begun and self.has_begun:
+                return None
+            self._pass_signals()
+            time.sleep(_ASK_EVERY_S)
+
+    def _hear(self) -> RunNews | None:
+        """Return what is new; None if the supervisor is slow to answer."""
+        call = self._supervisor.hear.remote(self._name, self._next)
+        deadline_s = time.monotonic() + (_START_S if self._next == 0 else 1.0)
+        try:
+            while not ray.wait([call], timeout=0.2)[0]:
+                self._pass_signals()
+                if time.monotonic() > deadline_s:
+                    return None
+            news: RunNews = ray.get(call, timeout=0)
+        except GetTimeoutError:
+            return None
+        except RayError as error:
+            if self._signals.number > 1:
+                raise KeyboardInterrupt from error
+            raise self._lost(error) from error
+        return news
+
+    def _lost(self, error: RayError) -> GeoRayError:
+        try:
+            wait_for_ray(self._cluster.address, _HEAD_S)
+        except RayUnreachableError:
+            return HeadLostError(
+                f"the Ray head at {self._cluster.address} is gone, and with it the run's driver"
+            )
+        failure = failure_of(error)
+        if failure.is_lost:
+            return DriverLostError(f"the run's supervisor is gone: {failure.cause}")
+        return failure.as_error()
+
+    def _pass_on(self, news: RunNews) -> None:
+        self._next = news.next
+        for text, logger in news.lines:
+            if logger:
+                logging.getLogger(logger).warning("%s", text)
+            else:
+                self._observer.status(text)
+        wait = news.awaiting
+        if wait is not None:
+            self._observer.awaiting(wait.phase, wait.done, wait.total, wait.names)
+
+    def _pass_on_events(self) -> None:
+        for event in self._log.new():
+            self.has_begun = self.has_begun or event.kind == "run_started"
+            self._observer.on_event(event)
+
+    # ------------------------------------------------------------------ the user's wishes
+
+    def _pass_signals(self) -> None:
+        count = self._signals
+        if count.number and not self.has_begun:
+            count.number = max(count.number, 2)
+        if count.number >= 1 and self._asked < 1:
+            self._asked = 1
+            self._supervisor.stop.remote()
+        if count.number >= 2 and self._asked < 2:
+            self._asked = 2
+            self._supervisor.end_now.remote(KeyboardInterrupt())
+            self._ends_at_s = time.monotonic() + _END_S
+        if self._ends_at_s is not None and time.monotonic() > self._ends_at_s:
+            kill(self._supervisor)  # everything that it owns ends with it
+            raise KeyboardInterrupt
+
+    def _end(self, error: BaseException) -> None:
+        """End the run with an error of the watching process."""
+        plain = InvariantError(
+            f"a function that receives the run's events raised {type(error).__name__}: {error}"
+        )
+        deadline_s = time.monotonic() + _END_S
+        with suppress(RayError):
+            self._supervisor.end_now.remote(plain)
+            while time.monotonic() < deadline_s:
+                call = self._supervisor.hear.remote(self._name, self._next)
+                news: RunNews = ray.get(call, timeout=_END_S)
+                if news.state is RunState.OVER:
+                    return
+                time.sleep(_ASK_EVERY_S)
+        kill(self._supervisor)

@@ -1,0 +1,468 @@
+"""The supervisor of a run: a small detached actor that owns everything the run loop needs.
+
+Placement groups, processes and keys belong to it, so they survive a run actor that dies. It starts
+the run actor as its child, and again when that dies or hangs; then the run continues with the
+living processes or from its newest checkpoint. It executes no user code. When it ends, or is
+killed, Ray ends all that it owns: nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from geo_ray.base.errors import DriverLostError, GeoRayError, InterruptedRunError, LeaseLostError
+from geo_ray.base.text import coarse_text
+from geo_ray.ray_cluster.calls import Handle, failure_of, kill
+from geo_ray.ray_cluster.connect import head_answers
+from geo_ray.ray_cluster.demand import RegionDemand
+from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
+from geo_ray.ray_cluster.placement import PlacedRegion, remove
+from geo_ray.ray_cluster.ray_internals import actor_id
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runtime.launcher import Kept, OwnProcesses, ProcessOrder, RunBook, load_classes
+from geo_ray.runtime.run_order import RunEnd, RunOrder, StartWait, Wishes
+from geo_ray.telemetry.summary import Summary
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.security.process_keys import SignedCertificate
+
+log = logging.getLogger(__name__)
+
+NAMESPACE: Final = "geo_ray-runs"
+"""Ray namespace of all runs' supervisors."""
+
+_TICK_S: Final = 0.1
+_MOST_LINES: Final = 1000
+_MOST_RESTARTS: Final = 20
+_MOST_FAILED_STARTS: Final = 3  # run actors in a row that die before the run trains
+_HUNG_S: Final = 60.0
+_ENDS_S: Final = 10.0  # that a run actor has to end at once
+_AWAY_AFTER_S: Final = 5.0  # without a question a watcher is gone
+_LINGERS_S: Final = 20.0  # for watchers that come to hear how the run has ended
+
+
+@dataclass(slots=True)
+class Attendance:
+    """Whether anybody watches a run.
+
+    Attributes:
+        longest_s: for how long nobody may watch; None: for ever.
+        heard_s: when a watcher was last heard.
+    """
+
+    longest_s: float | None
+    heard_s: float
+
+    def hear(self, now_s: float) -> None:
+        """Record that somebody watches."""
+        self.heard_s = max(self.heard_s, now_s)
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether nobody has watched for too long."""
+        return self.longest_s is not None and now_s - self.heard_s >= self.longest_s
+
+
+@dataclass(slots=True)
+class RestartBudget:
+    """How often a run actor is started again. Pure."""
+
+    restarts: int = 0
+    failed_starts: int = 0
+
+    def take(self, *, has_trained: bool) -> bool:
+        """Record that the run actor died.
+
+        Args:
+            has_trained: whether the run trained under it.
+
+        Returns:
+            Whether another one is started.
+        """
+        self.restarts += 1
+        self.failed_starts = 0 if has_trained else self.failed_starts + 1
+        return self.restarts <= _MOST_RESTARTS and self.failed_starts < _MOST_FAILED_STARTS
+
+
+class RunState(Enum):
+    """The state of a supervised run."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """A checkpoint is saved, then the run ends."""
+    ENDING = "ending"
+    """The run ends at once."""
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class RunNews:
+    """What a watcher of a run is told; events are in the run's log.
+
+    Attributes:
+        lines: phases since the last time, in order, and warnings, each with its logger's name.
+        next: the number of the first line that is not among them.
+        state: of the run.
+        awaiting: a wait that is in progress.
+        summary: what the run came to.
+        error: what ended it early.
+    """
+
+    lines: Sequence[tuple[str, str]]
+    next: int
+    state: RunState
+    awaiting: StartWait | None = None
+    summary: Summary | None = None
+    error: BaseException | None = None
+
+
+class RunLoopActor:
+    """The process of a run's loop, which imports it: the supervisor's process has no PyTorch yet.
+
+    Args:
+        supervisor: of the run, which has made this actor and owns all its processes.
+        order: the run.
+        attempt: how many run actors there were for it before this one.
+    """
+
+    def __init__(self, supervisor: Handle, order: RunOrder, attempt: int) -> None:
+        from geo_ray.runtime.run_actor import RunHost
+
+        self._loop = RunHost(supervisor, order, attempt)
+
+    def process_id(self) -> int:
+        """Id of this actor's process on its node."""
+        return os.getpid()
+
+    def run(self) -> RunEnd:
+        """Drive the run to its end; called once, by the supervisor."""
+        return self._loop.run()
+
+
+def supervisor_name(run: RunDirectory) -> str:
+    """Return the name of a run's supervisor in `NAMESPACE`; a run has one at most."""
+    place = run.address or str(run.path.resolve())
+    return f"run-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+
+
+class Supervisor:
+    """See the module. Methods are called by watchers and by the run actor.
+
+    The run actor's commands carry the fencing token of its lease. Those of an earlier run actor
+    are refused.
+
+    Args:
+        order: the run.
+    """
+
+    def __init__(self, order: RunOrder) -> None:
+        self._order = order
+        self._lock = threading.Lock()
+        self._state = RunState.RUNNING
+        # What the run owns.
+        self._driver = 0
+        self._processes = OwnProcesses()
+        self._made: dict[str, Handle] = {}  # by actor id
+        self._placed: dict[str, PlacedRegion] = {}
+        self._book: RunBook | None = None
+        self._epochs: dict[tuple[str, int], int] = {}
+        self._newest_epoch = 0
+        # The run actor.
+        self._attempt = -1
+        self._has_trained = False
+        self._budget = RestartBudget()
+        self._actor: Handle = None
+        self._call: Any = None
+        self._pid: Any = None
+        self._beat_s = 0.0
+        # What watchers hear and want.
+        self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
+        self._next = 0
+        self._awaiting: StartWait | None = None
+        self._watchers: dict[str, tuple[float, bool]] = {}
+        self._attendance = Attendance(order.unattended_s, time.monotonic())
+        self._wishes = Wishes()
+        self._ends_by_s = 0.0
+        self._end = RunEnd(None)
+        self._over_s = 0.0
+        threading.Thread(target=self._supervise, name="supervise", daemon=True).start()
+
+    # ------------------------------------------------------------------ watchers
+
+    def hear(self, watcher: str, since: int) -> RunNews:
+        """Return what is new.
+
+        Args:
+            watcher: its name; "" asks without watching.
+            since: number of the first line that it has not heard.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            if watcher:
+                self._attendance.hear(now_s)
+                self._watchers[watcher] = (now_s, self._state is RunState.OVER)
+            first = self._next - len(self._lines)
+            lines = [line for i, line in enumerate(self._lines, first) if i >= since]
+            end = self._end
+            return RunNews(lines, self._next, self._state, self._awaiting, end.summary, end.error)
+
+    def stop(self) -> None:
+        """Save a checkpoint and end the run."""
+        self._stop(InterruptedRunError("the run was interrupted"))
+
+    def end_now(self, error: BaseException) -> None:
+        """End the run at once, with this error."""
+        with self._lock:
+            if self._state in (RunState.RUNNING, RunState.STOPPING):
+                self._state = RunState.ENDING
+                self._wishes = Wishes(self._wishes.stop, error)
+                self._ends_by_s = time.monotonic() + _ENDS_S
+
+    def _stop(self, why: GeoRayError) -> None:
+        with self._lock:
+            if self._state is RunState.RUNNING:
+                self._state = RunState.STOPPING
+                self._wishes = Wishes(why)
+
+    # ------------------------------------------------------------------ the run actor reports
+
+    def beat(
+        self, attempt: int, lines: Sequence[tuple[str, str]], awaiting: StartWait | None
+    ) -> Wishes:
+        """Take in what the run actor reports, and tell it what users want.
+
+        Args:
+            attempt: number of the run actor; one that was replaced is not listened to.
+            lines: as for `RunNews`.
+            awaiting: a wait that is in progress.
+        """
+        with self._lock:
+            if attempt == self._attempt:
+                self._beat_s = time.monotonic()
+                self._lines.extend(lines)
+                self._next += len(lines)
+                self._awaiting = awaiting
+            return self._wishes
+
+    # ------------------------------------------------------------------ what the run owns
+
+    def attach(self, driver: int) -> Kept:
+        """Return what is left of an earlier run actor, whose commands are refused from now on.
+
+        Args:
+            driver: fencing token: epoch of the lease.
+        """
+        with self._lock:
+            self._check(driver)
+            self._driver = driver
+            return Kept(self._book, dict(self._epochs), self._newest_epoch)
+
+    def confirm(self, driver: int) -> None:
+        """Return if this is the run's driver."""
+        self._check(driver)
+
+    def begin(
+        self, driver: int, run_id: str, regions: Sequence[str], transport: TransportConfig
+    ) -> None:
+        """See `ProcessMaker.begin`."""
+        self.clear(driver)
+        self._processes.begin(run_id, regions, transport)
+
+    def note(self, driver: int, book: RunBook) -> None:
+        """See `ProcessMaker.note`."""
+        self._check(driver)
+        self._book, self._has_trained = book, True
+
+    def keep_only(self, driver: int, handles: Sequence[Handle]) -> None:
+        """See `ProcessMaker.keep_only`."""
+        self._check(driver)
+        self._keep_only(handles)
+
+    def clear(self, driver: int) -> None:
+        """See `ProcessMaker.clear`."""
+        self._check(driver)
+        self._clear()
+
+    def make(self, driver: int, orders: Sequence[ProcessOrder]) -> list[Handle]:
+        """See `ProcessMaker.make`."""
+        self._check(driver)
+        made = self._processes.make(orders)
+        with self._lock:
+            if driver == self._driver:
+                self._made |= {actor_id(handle): handle for handle in made}
+                for order in orders:
+                    self._newest_epoch = max(self._newest_epoch, order.epoch)
+                    if order.place is not None:
+                        newest = max(self._epochs.get(order.place, 0), order.epoch)
+                        self._epochs[order.place] = newest
+                return made
+        for handle in made:
+            kill(handle)
+        raise self._overtaken(driver)
+
+    def place(
+        self, driver: int, demands: Sequence[RegionDemand], timeout_s: float
+    ) -> dict[str, PlacedRegion]:
+        """See `ProcessMaker.place`."""
+        self._check(driver)
+        placed = self._processes.place(demands, timeout_s)
+        with self._lock:
+            if driver == self._driver:
+                self._placed |= placed
+                return placed
+        self._remove(placed.values())
+        raise self._overtaken(driver)
+
+    def remove(self, driver: int, placed: Mapping[str, PlacedRegion]) -> None:
+        """See `ProcessMaker.remove`."""
+        self._check(driver)
+        self._remove(placed.values())
+        with self._lock:
+            self._placed = {name: each for name, each in self._placed.items() if name not in placed}
+
+    def for_bridge(self, driver: int, region: str, introduction: Introduction) -> BridgeKeys:
+        """See `ProcessMaker.for_bridge`."""
+        self._check(driver)
+        return self._processes.for_bridge(region, introduction)
+
+    def for_server(self, driver: int, region: str, introduction: Introduction) -> bytes:
+        """See `ProcessMaker.for_server`."""
+        self._check(driver)
+        return self._processes.for_server(region, introduction)
+
+    def sign(self, driver: int, region: str, request_pem: bytes) -> SignedCertificate | None:
+        """See `ProcessMaker.sign`."""
+        self._check(driver)
+        return self._processes.sign(region, request_pem)
+
+    def _check(self, driver: int) -> None:
+        if driver < self._driver:
+            raise self._overtaken(driver)
+
+    def _overtaken(self, driver: int) -> LeaseLostError:
+        return LeaseLostError(
+            f"the run was taken over by holder {self._driver} of its lease; this process was "
+            f"holder {driver}"
+        )
+
+    def _clear(self) -> None:
+        self._keep_only(())
+        with self._lock:
+            placed, self._placed, self._book = self._placed, {}, None
+        self._remove(placed.values())
+
+    def _keep_only(self, handles: Sequence[Handle]) -> None:
+        wanted = {actor_id(handle) for handle in handles}
+        with self._lock:
+            others = {key: each for key, each in self._made.items() if key not in wanted}
+            self._made = {key: each for key, each in self._made.items() if key in wanted}
+        if others and not head_answers():  # if it comes back, it ends what has no owner
+            log.warning("%d processes of the run are not ended: no Ray head answers", len(others))
+            return
+        for handle in others.values():
+            kill(handle)
+
+    def _remove(self, placed: Iterable[PlacedRegion]) -> None:
+        remove({each.region: each for each in placed})
+
+    # ------------------------------------------------------------------ supervision
+
+    def _supervise(self) -> None:
+        """Start the run actor, watch it, and end this process after the run."""
+        try:
+            self._start()
+            load_classes()  # while the run actor loads the same
+            while not self._is_finished():
+                time.sleep(_TICK_S)
+                if self._state is not RunState.OVER:
+                    self._watch(time.monotonic())
+        except BaseException:
+            log.exception("the supervisor of a run failed")
+        finally:
+            os._exit(0)  # Ray ends everything that this process owns
+
+    def _start(self) -> None:
+        with self._lock:
+            self._attempt += 1
+            self._has_trained, self._beat_s = False, time.monotonic()
+        runtime = ray.get_runtime_context()
+        here = NodeAffinitySchedulingStrategy(runtime.get_node_id(), soft=False)
+        kind = ray.remote(RunLoopActor).options(
+            num_cpus=0, max_restarts=0, max_concurrency=1, scheduling_strategy=here
+        )
+        self._actor = kind.remote(runtime.current_actor, self._order, self._attempt)
+        self._pid = self._actor.process_id.remote()
+        self._call = self._actor.run.remote()
+
+    def _watch(self, now_s: float) -> None:
+        if ray.wait([self._call], timeout=0)[0]:
+            try:
+                self._finish(ray.get(self._call))
+            except RayError as error:
+                self._replace(failure_of(error).cause)
+            return
+        if self._state is RunState.ENDING and now_s > self._ends_by_s:
+            self._kill_actor()
+            self._finish(RunEnd(None, self._wishes.end))
+        elif now_s - self._beat_s >= _HUNG_S:
+            self._kill_actor()
+            self._replace(f"it has not answered for {now_s - self._beat_s:.0f} s")
+        elif self._attendance.is_over(now_s):
+            longest_s = coarse_text(self._attendance.longest_s or 0.0)
+            self._stop(InterruptedRunError(f"nobody has watched the run for {longest_s}"))
+
+    def _replace(self, cause: str) -> None:
+        """Start another run actor in place of one that is gone."""
+        if self._state is RunState.ENDING:
+            self._finish(RunEnd(None, self._wishes.end))
+        elif self._budget.take(has_trained=self._has_trained):
+            self._say(f"the run's driver was killed ({cause}): it is started again")
+            self._start()
+        else:
+            self._finish(RunEnd(None, DriverLostError(f"the run's driver is gone: {cause}")))
+
+    def _finish(self, end: RunEnd) -> None:
+        """End all that the run owns; watchers hear of the end afterwards."""
+        try:
+            self._clear()
+        finally:
+            with self._lock:
+                self._end, self._state, self._over_s = end, RunState.OVER, time.monotonic()
+
+    def _say(self, text: str) -> None:
+        with self._lock:
+            self._lines.append((text, ""))
+            self._next += 1
+            self._awaiting = None
+
+    def _kill_actor(self) -> None:
+        """Kill the run actor, even one that is stopped by a signal: it lives on this node."""
+        kill(self._actor)
+        with suppress(RayError, OSError):
+            os.kill(ray.get(self._pid, timeout=0), signal.SIGKILL)
+
+    def _is_finished(self) -> bool:
+        """Whether the run is over and everybody who watches has heard how it ended."""
+        if self._state is not RunState.OVER:
+            return False
+        now_s = time.monotonic()
+        with self._lock:
+            heard = [
+                is_over for at_s, is_over in self._watchers.values() if now_s - at_s < _AWAY_AFTER_S
+            ]
+        since_s = now_s - self._over_s
+        # A watcher that has just heard gets its answer before the process ends.
+        return since_s >= _LINGERS_S or (since_s >= 0.5 and bool(heard) and all(heard))

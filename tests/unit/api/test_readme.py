@@ -1,0 +1,86 @@
+"""The README: its commands and Python run as they stand, and it stays short."""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import geo_ray
+from geo_ray.cli.main import _COMMANDS, main
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text()
+STEPS = README.split("## Your data, your model")[1].split("\n## ")[0]
+
+
+def blocks(language: str) -> Iterator[str]:
+    for indent, text in re.findall(rf"^( *)```{language}\n(.*?)^ *```", STEPS, flags=re.M | re.S):
+        yield re.sub(rf"^{indent}", "", text, flags=re.M)
+
+
+def commands() -> list[str]:
+    """The commands of the five steps in their order, in code spans and blocks."""
+    return re.findall(r"geo-ray [^\n`]+", STEPS)
+
+
+def write_files(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    folder.mkdir(parents=True)
+    rows = ["age,income,churned"]
+    for _ in range(200):
+        age, income = rng.randint(18, 80), rng.randint(20_000, 90_000)
+        rows.append(f"{age},{income},{int(age < 45)}")
+    (folder / "customers.csv").write_text("\n".join(rows) + "\n")
+
+
+def test_the_five_steps_lead_to_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but `geo-ray train`, which needs a cluster; the simulated run stands in for it."""
+    monkeypatch.chdir(tmp_path)
+    (source,) = blocks("python")
+    (config,) = blocks("yaml")
+    Path("churn.py").write_text(source)
+    Path("churn.yaml").write_text(config)
+    for seed, region in enumerate(("us-east", "eu-west")):
+        write_files(Path(region, "files"), seed)
+    assert len(commands()) == 7
+    for command in commands():
+        if command.startswith("geo-ray train"):
+            continue
+        command = command.replace(" --set name=trial", "")
+        try:
+            assert main(shlex.split(command)[1:]) in (None, 0)
+        except SystemExit as left:
+            assert left.code in (None, 0), command
+    assert Path("model.pt").exists()
+    accuracy = geo_ray.open_run("runs/churn").summary.eval["accuracy"]
+    assert accuracy > 0.8
+
+
+def test_the_task_has_twelve_lines() -> None:
+    (source,) = blocks("python")
+    body = source[source.index("class ") :].splitlines()
+    assert len(body) == 12
+
+
+def test_the_readme_has_less_than_700_words() -> None:
+    assert len(README.split()) < 700
+
+
+def test_the_page_of_commands_has_every_command() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert [name for name in _COMMANDS if f"geo-ray {name}" not in page] == []
+
+
+def test_the_licence_and_the_release_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == geo_ray.__version__
+    assert project["license"] == "Apache-2.0" and project["license-files"] == ["LICENSE"]
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert f"version: {geo_ray.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {geo_ray.__version__}" in (ROOT / "CHANGELOG.md").read_text()

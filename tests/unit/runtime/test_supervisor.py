@@ -1,0 +1,321 @@
+"""The supervisor of a run: its run actors, watchers, and what it owns. Actors are plain values."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import ray
+
+from geo_ray.base.errors import (
+    DriverLostError,
+    InterruptedRunError,
+    InvariantError,
+    LeaseLostError,
+)
+from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runtime import supervisor as module
+from geo_ray.runtime.launcher import OwnProcesses, ProcessOrder
+from geo_ray.runtime.run_order import RunEnd, RunOrder, Wishes
+from geo_ray.runtime.supervisor import RunState, Supervisor
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.security.process_keys import SecretReceiver
+
+RUN = ("run-1", ("eu", "us"), TransportConfig())
+
+
+class Process:
+    """Stands for a handle."""
+
+    def __init__(self, number: int) -> None:
+        self._actor_id = number.to_bytes(4, "big")
+
+
+class Processes(OwnProcesses):
+    """Makes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Process] = []
+
+    def make(self, orders: Sequence[ProcessOrder]) -> list[Any]:
+        made = [Process(len(self.made) + i) for i, _ in enumerate(orders)]
+        self.made += made
+        return made
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+    monkeypatch.setattr(module, "head_answers", lambda: True)
+    monkeypatch.setattr(ray, "kill", lambda handle, no_restart: found.append(handle))
+    return found
+
+
+class Call:
+    """The run actor's call of `run`: still running, over, or lost."""
+
+    def __init__(self) -> None:
+        self.outcome: RunEnd | Exception | None = None
+
+
+class FakeRay:
+    """The clock, and calls of run actors that are plain values."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, calls: list[Call], timeout: float) -> tuple[list[Call], list[Call]]:
+        return [call for call in calls if call.outcome is not None], []
+
+    def get(self, call: Call) -> RunEnd:
+        if isinstance(call.outcome, Exception):
+            raise call.outcome
+        assert call.outcome is not None
+        return call.outcome
+
+
+class Supervised(Supervisor):
+    """A supervisor whose watch is called by the test."""
+
+    ended: list[int]
+
+    def _supervise(self) -> None:
+        """Start nothing."""
+
+    def _start(self) -> None:
+        self._attempt += 1
+        self._has_trained, self._beat_s = False, module.time.monotonic()
+        self._call = Call()
+
+    def _kill_actor(self) -> None:
+        self.ended = [*getattr(self, "ended", []), self._attempt]
+
+
+ORDER = RunOrder("{}", RunDirectory(Path("/run"), Path("/")), None, 0.0, "/", (), 3600.0)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    world = FakeRay()
+    monkeypatch.setattr(module.ray, "wait", world.wait)
+    monkeypatch.setattr(module.ray, "get", world.get)
+    monkeypatch.setattr(module, "time", world)
+    return world
+
+
+@pytest.fixture
+def supervisor(killed: list[Any], world: FakeRay) -> Supervised:
+    made = Supervised(ORDER)
+    made._processes = Processes()
+    made._start()
+    return made
+
+
+def order(epoch: int, place: tuple[str, int] | None = None) -> ProcessOrder:
+    kind: Any = "bridge" if place is None else "worker"
+    return ProcessOrder(kind, (), 1.0, 0.0, None, place, epoch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda s: s.attach(1),
+        lambda s: s.confirm(1),
+        lambda s: s.begin(1, *RUN),
+        lambda s: s.note(1, None),
+        lambda s: s.keep_only(1, []),
+        lambda s: s.clear(1),
+        lambda s: s.make(1, [order(1)]),
+        lambda s: s.place(1, [], 1.0),
+        lambda s: s.remove(1, {}),
+        lambda s: s.for_bridge(1, "eu", None),
+        lambda s: s.for_server(1, "eu", None),
+        lambda s: s.sign(1, "eu", b""),
+    ],
+)
+def test_a_driver_that_was_overtaken_commands_nothing(
+    supervisor: Supervised, command: Callable[[Supervised], object], killed: list[Any]
+) -> None:
+    supervisor.attach(1)
+    supervisor.make(1, [order(1)])
+    supervisor.attach(2)
+    with pytest.raises(LeaseLostError, match="holder 2"):
+        command(supervisor)
+    assert not killed
+    assert len(supervisor.make(2, [order(2)])) == 1
+
+
+def test_its_process_is_there_before_pytorch_is_loaded() -> None:
+    code = "import sys, geo_ray.runtime.supervisor; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_the_next_driver_does_not_go_on_with_ends(
+    supervisor: Supervised, killed: list[Any]
+) -> None:
+    supervisor.attach(1)
+    first, second, third = supervisor.make(1, [order(1), order(1, ("eu", 0)), order(4, ("eu", 0))])
+    kept = supervisor.attach(2)
+    assert kept.book is None
+    assert (dict(kept.epochs), kept.newest_epoch) == ({("eu", 0): 4}, 4)
+    supervisor.keep_only(2, [first, second])
+    assert killed == [third]
+    supervisor.clear(2)
+    assert killed == [third, first, second]
+    assert dict(supervisor.attach(2).epochs) == {("eu", 0): 4}, "no incarnation comes twice"
+
+
+def test_keys_are_of_one_run_and_leave_it_sealed_only(supervisor: Supervised) -> None:
+    supervisor.attach(1)
+    receiver = SecretReceiver()
+    told = Introduction(receiver.public)
+    with pytest.raises(InvariantError, match="before a run began"):
+        supervisor.for_server(1, "eu", told)
+    keys = []
+    for _ in range(2):
+        supervisor.begin(1, *RUN)
+        sealed = supervisor.for_server(1, "eu", told)
+        keys.append(receiver.open(sealed, LAN_KEY))
+        assert keys[-1] not in sealed
+        assert receiver.open(supervisor.for_server(1, "eu", told), LAN_KEY) == keys[-1]
+        assert receiver.open(supervisor.for_server(1, "us", told), LAN_KEY) != keys[-1]
+        assert keys[-1] not in pickle.dumps(supervisor.attach(1))
+    assert keys[0] != keys[1]
+
+
+def lost() -> ray.exceptions.ActorDiedError:
+    return ray.exceptions.ActorDiedError()
+
+
+def test_a_run_actor_that_dies_is_replaced_and_commands_of_the_first_are_refused(
+    supervisor: Supervised, world: FakeRay, killed: list[Any]
+) -> None:
+    supervisor.attach(1)
+    (process,) = supervisor.make(1, [order(1)])
+    supervisor.note(1, cast(Any, "book"))
+    supervisor._call.outcome = lost()
+    supervisor._watch(world.now_s)
+    assert supervisor._attempt == 1 and not killed, "its processes go on"
+    assert supervisor.attach(2).book == "book"
+    assert supervisor.beat(0, [("late", "")], None) == Wishes()
+    news = supervisor.hear("me", 0)
+    assert [text for text, _ in news.lines] == [
+        "the run's driver was killed (The actor died unexpectedly before finishing this task): "
+        "it is started again"
+    ]
+    assert news.state is RunState.RUNNING
+    with pytest.raises(LeaseLostError):
+        supervisor.remove(1, {})
+    supervisor._call.outcome = RunEnd(None, InterruptedRunError("stopped"))
+    supervisor._watch(world.now_s)
+    assert killed == [process]
+    ended = supervisor.hear("me", news.next)
+    assert ended.state is RunState.OVER and isinstance(ended.error, InterruptedRunError)
+
+
+def test_a_run_actor_that_never_trains_is_not_replaced_for_ever(
+    supervisor: Supervised, world: FakeRay
+) -> None:
+    for _ in range(3):
+        supervisor._call.outcome = lost()
+        supervisor._watch(world.now_s)
+    assert supervisor._attempt == 2
+    assert isinstance(supervisor.hear("me", 0).error, DriverLostError)
+
+
+def test_a_run_actor_that_hangs_is_killed_and_replaced(
+    supervisor: Supervised, world: FakeRay
+) -> None:
+    for _ in range(3):
+        world.now_s += 59.0
+        supervisor.beat(0, [], None)
+        supervisor._watch(world.now_s)
+    assert supervisor._attempt == 0
+    world.now_s += 60.0
+    supervisor._watch(world.now_s)
+    assert (supervisor._attempt, supervisor.ended) == (1, [0])
+
+
+def test_users_are_heard_by_the_next_beat(supervisor: Supervised, world: FakeRay) -> None:
+    assert supervisor.beat(0, [("a", ""), ("b", "log")], None) == Wishes()
+    assert supervisor.hear("me", 1).lines == [("b", "log")]
+    supervisor.stop()
+    wishes = supervisor.beat(0, [], None)
+    assert isinstance(wishes.stop, InterruptedRunError) and wishes.end is None
+    assert supervisor.hear("me", 2).state is RunState.STOPPING
+    error = KeyboardInterrupt()
+    supervisor.end_now(error)
+    assert supervisor.beat(0, [], None).end is error
+    supervisor._call.outcome = lost()
+    supervisor._watch(world.now_s)
+    news = supervisor.hear("me", 2)
+    assert news.state is RunState.OVER and news.error is error, "it is not started again"
+
+
+def test_a_run_actor_that_does_not_end_at_once_is_killed(
+    supervisor: Supervised, world: FakeRay
+) -> None:
+    supervisor.end_now(KeyboardInterrupt())
+    supervisor._watch(world.now_s + 9.0)
+    assert supervisor.hear("me", 0).state is RunState.ENDING
+    supervisor._watch(world.now_s + 11.0)
+    assert supervisor.hear("me", 0).state is RunState.OVER and supervisor.ended == [0]
+
+
+def test_a_run_that_nobody_watches_is_saved_and_ended(
+    supervisor: Supervised, world: FakeRay
+) -> None:
+    for _ in range(70):
+        world.now_s += 50.0
+        supervisor.hear("me", 0)
+        supervisor.beat(0, [], None)
+    supervisor._watch(world.now_s)
+    assert supervisor.beat(0, [], None).stop is None
+    for _ in range(72):
+        world.now_s += 50.0
+        supervisor.hear("", 0)  # asks how it stands, and does not watch
+        supervisor.beat(0, [], None)
+    supervisor._watch(world.now_s)
+    stop = supervisor.beat(0, [], None).stop
+    assert stop is not None and "nobody has watched the run for 1:00:00" in stop.message
+
+
+def test_it_ends_once_watchers_have_heard_how_the_run_ended(
+    supervisor: Supervised, world: FakeRay
+) -> None:
+    supervisor.hear("a", 0)
+    supervisor.hear("b", 0)
+    supervisor._finish(RunEnd(None))
+    world.now_s += 1.0
+    supervisor.hear("a", 0)
+    assert not supervisor._is_finished(), "b has not heard"
+    supervisor.hear("b", 0)
+    assert supervisor._is_finished()
+
+
+def test_places_that_an_overtaken_driver_has_asked_for_are_given_back(
+    supervisor: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed, removed = {"eu": SimpleNamespace(region="eu")}, list[Any]()
+
+    def place(demands: object, timeout_s: float) -> dict[str, Any]:
+        supervisor.attach(2)  # the next run actor comes while the first one waits
+        return placed
+
+    monkeypatch.setattr(supervisor._processes, "place", place)
+    monkeypatch.setattr(module, "remove", removed.append)
+    supervisor.attach(1)
+    with pytest.raises(LeaseLostError, match="holder 2"):
+        supervisor.place(1, [], 1.0)
+    assert removed == [placed]
