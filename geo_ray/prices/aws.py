@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from geo_ray.base.errors import CloudError, CloudUnreachableError
 from geo_ray.prices.price import INTERNET, PriceRecord, VolumeTier
 from geo_ray.prices.query import Query, amount_of, making_sense, quoted
-from geo_ray.storage.bucket import invalid_answers, keys_of, may_have_expired
+from geo_ray.storage.bucket import invalid_answers, keys_of, may_have_expired, new_session
 
 T = TypeVar("T")
 
@@ -71,8 +71,7 @@ class Aws:
     def __init__(
         self, endpoints: Mapping[str, str], *, attempts: int = 5, timeout_s: float = 20.0
     ) -> None:
-        from boto3.session import Session  # takes a while to import
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError  # takes a while to import
 
         self._endpoints = dict(endpoints)
         self._attempts = attempts
@@ -80,7 +79,7 @@ class Aws:
         self._making = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}
         try:
-            self._session = Session()
+            self._session = new_session()
             frozen = keys_of(self._session)
         except BotoCoreError as error:
             raise CloudError(
@@ -152,11 +151,9 @@ class Aws:
 
     def _renew_credentials(self, refused: Any) -> bool:
         """Read the credentials again; whether they differ from those of a session."""
-        from boto3.session import Session
-
         with self._making:
             if self._session is refused:
-                session = Session()
+                session = new_session()
                 keys = keys_of(session)
                 if keys is None or keys == keys_of(refused):
                     return False

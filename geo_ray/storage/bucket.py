@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -43,6 +44,33 @@ def status_of(error: Any) -> int | None:
     """Return the HTTP status of a `botocore.exceptions.ClientError`; None if it has none."""
     status: int | None = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status
+
+
+def new_session() -> Any:
+    """Return a session of boto3's of its own, with the present credentials.
+
+    boto3's default session is shared and not safe to use from several threads.
+
+    Raises:
+        BotoCoreError: if the user's configuration cannot be read.
+    """
+    # Imported here: users of local directories do not pay for the SDK's start-up.
+    import boto3
+    from botocore.session import get_session
+
+    session = get_session()
+    session.get_component("data_loader").file_loader = _service_files()
+    return boto3.session.Session(botocore_session=session)
+
+
+@cache
+def _service_files() -> Any:
+    """What reads the SDK's descriptions of services; decodes each of these large files once."""
+    from botocore.loaders import JSONFileLoader
+
+    files = JSONFileLoader()
+    files.load_file = cache(files.load_file)  # type: ignore[method-assign]
+    return files
 
 
 def keys_of(session: Any) -> Any:
@@ -304,8 +332,6 @@ class Bucket:
 
     def _connected(self) -> tuple[Any, Any]:
         """A session of boto3's with the present credentials, and its client."""
-        # Imported here: users of local directories do not pay for the SDK's start-up.
-        import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
@@ -328,8 +354,7 @@ class Bucket:
             **options,
         )
         try:
-            # boto3's default session is shared and not safe to use from several threads.
-            session = boto3.session.Session()
+            session = new_session()
             client = session.client(
                 "s3",
                 endpoint_url=self.endpoint_url,

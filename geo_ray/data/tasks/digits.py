@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import nn
 
@@ -73,11 +77,9 @@ class Digits:
         Every fifth scan of each class is held out, so both parts have all classes and writers, and
         results of different seeds are about the same rows.
         """
-        from sklearn.datasets import load_digits  # a second of imports that no actor needs
-
-        pixels, labels_N = load_digits(return_X_y=True)
-        images_NP = (pixels / _GREYS).astype(np.float32)
-        labels_N = labels_N.astype(np.int64)
+        scans = _scans()
+        images_NP = (scans[:, :-1] / _GREYS).astype(np.float32)
+        labels_N = scans[:, -1].astype(np.int64)
         heldout_N = np.zeros(len(labels_N), dtype=bool)
         for label in range(_CLASSES):
             heldout_N[np.flatnonzero(labels_N == label)[::_HELDOUT_EVERY]] = True
@@ -85,6 +87,19 @@ class Digits:
             train={"image": images_NP[~heldout_N], "label": labels_N[~heldout_N]},
             heldout={"image": images_NP[heldout_N], "label": labels_N[heldout_N]},
         )
+
+
+def _scans() -> NDArray[np.float64]:
+    """Return the pixels of each scan, and its label in the last column.
+
+    Reads the file of scikit-learn without importing it, which takes seconds of CPU.
+    """
+    package = find_spec("sklearn")
+    assert package is not None and package.origin, "a dependency"  # noqa: S101
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    with gzip.open(path, "rt") as file:
+        scans: NDArray[np.float64] = np.loadtxt(file, delimiter=",")
+    return scans
 
 
 def _network(width: int) -> nn.Module:

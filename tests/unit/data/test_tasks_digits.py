@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from geo_ray.data.tasks.checked_calls import describe
 from geo_ray.data.tasks.digits import Digits
@@ -26,6 +27,16 @@ def test_the_held_out_fifth_is_stratified_and_fixed() -> None:
     both = np.concatenate([data.train["label"], data.heldout["label"]])
     share = np.bincount(data.heldout["label"]) / np.bincount(both)
     assert np.all(np.abs(share - 0.2) < 0.005)
+
+
+def test_the_rows_are_those_of_scikit_learn() -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    data = task().dataset(0)
+    for part in (data.train, data.heldout):
+        rows = np.column_stack([part["image"] * 16, part["label"]])
+        assert {row.tobytes() for row in rows} <= {
+            row.tobytes() for row in np.column_stack([pixels, labels])
+        }
 
 
 def test_pixels_are_scaled_to_the_unit_interval() -> None:
