@@ -2,7 +2,8 @@
 
 Three networks in the shapes of VGG-11, AlexNet (parameters in fully connected layers) and GoogLeNet
 (in convolutions); a server and two regions, which share the server's line of 8 Mbit/s; pulls are
-plain in every variant. Two parts:
+plain in every variant. The keys (share, `late: merge`, `late_scaled`, small blocks) are not the
+defaults, which save less: 18 instead of 31 percent on VGG without loss. Two parts:
 
 Simulated, with real gradients on a virtual clock: how many steps it takes, and how long.
   time_*     seconds until the accuracy is reached, over those of all reliable; same seeds.
