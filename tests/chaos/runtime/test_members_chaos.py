@@ -18,7 +18,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runs.requests import MemberRequest, request_member_change
+from geo_ray.runs.requests import Interruption, MemberRequest, request_member_change
 from geo_ray.telemetry.events import Event
 from tests.support.train_support import books_of, events_of, experiment_of, final_digests, train
 
@@ -45,6 +45,8 @@ def test_regions_are_lost_together_and_come_back(ray_cluster: LocalCluster, tmp_
     killed: list[int] = []
     back: set[str] = set()
 
+    interruption = Interruption()
+
     def sink(event: Event) -> None:
         if event.kind == "step" and event["step"] >= 6 and not killed:
             for region in (SECOND, THIRD):
@@ -55,10 +57,10 @@ def test_regions_are_lost_together_and_come_back(ray_cluster: LocalCluster, tmp_
             back.add(event["region"])
         if event.kind == "checkpoint" and back == {SECOND, THIRD}:
             back.add("saved")
-            os.kill(os.getpid(), signal.SIGINT)
+            interruption.set()
 
     with pytest.raises(InterruptedRunError):
-        train(config, tmp_path, begun=run, sink=sink)
+        train(config, tmp_path, begun=run, sink=sink, interruption=interruption)
     events = events_of(run.path)
     lost = [e for e in events if e.kind == "region_lost"]
     joins = [e for e in events if e.kind == "region_joined"]
@@ -90,15 +92,25 @@ def check_resumed_without(config: Experiment, run: RunDirectory, base_dir: Path)
     before, earlier = books_of(run), len(events_of(run.path))
     asked: list[str] = []
 
+    interruption = Interruption()
+
     def sink(event: Event) -> None:
         if event.kind == "step" and not asked:
             asked.append(request_member_change(run.path, MemberRequest(verb="add", region=THIRD)))
         if event.kind == "step" and event["region"] == THIRD and len(asked) == 1:
             asked.append("to stop")
-            os.kill(os.getpid(), signal.SIGINT)
+            interruption.set()
 
     with pytest.raises(InterruptedRunError):
-        train(config, base_dir, begun=run, resume=True, away=frozenset({THIRD}), sink=sink)
+        train(
+            config,
+            base_dir,
+            begun=run,
+            resume=True,
+            away=frozenset({THIRD}),
+            sink=sink,
+            interruption=interruption,
+        )
     events = events_of(run.path)[earlier:]
     assert events[0]["regions"] == [HOME, SECOND]
     (joined,) = [e for e in events if e.kind == "region_joined"]
@@ -123,16 +135,18 @@ def test_a_region_dies_as_it_comes_back_and_the_pause_is_saved(
         for pid in found:
             os.kill(pid, signal.SIGKILL)
 
+    interruption = Interruption()
+
     def sink(event: Event) -> None:
         if event.kind == "step" and event["step"] >= 6 and not killed:
             kill_next()
         if event.kind == "run_paused":
             threading.Thread(target=kill_next).start()
         if event.kind == "join_failed":
-            os.kill(os.getpid(), signal.SIGINT)
+            interruption.set()
 
     with pytest.raises(InterruptedRunError, match="state is saved"):
-        train(config, tmp_path, begun=run, sink=sink)
+        train(config, tmp_path, begun=run, sink=sink, interruption=interruption)
     events = events_of(run.path)
     kinds = [e.kind for e in events if e.kind not in ("step", "exchange", "wan")]
     for first, then in (("region_lost", "run_paused"), ("run_paused", "join_failed"),
@@ -140,12 +154,14 @@ def test_a_region_dies_as_it_comes_back_and_the_pause_is_saved(
         assert kinds.index(first) < len(kinds) - kinds[::-1].index(then)
     assert "region_joined" not in kinds
 
+    stop = Interruption()  # of the resumption
+
     def again(event: Event) -> None:
         if event.kind == "region_joined":
-            os.kill(os.getpid(), signal.SIGINT)
+            stop.set()
 
     with pytest.raises(InterruptedRunError, match="state is saved"):
-        train(config, tmp_path, begun=run, resume=True, sink=again)
+        train(config, tmp_path, begun=run, resume=True, sink=again, interruption=stop)
     later = events_of(run.path)[len(events) :]
     assert [e["region"] for e in later if e.kind == "region_joined"] == [SECOND]
     assert "run_paused" not in {e.kind for e in later}  # by itself, and nobody has waited
