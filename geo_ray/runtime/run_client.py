@@ -38,6 +38,7 @@ from geo_ray.runs.directory import RunDirectory, lease_of
 from geo_ray.runs.lease import LEASE_KEY, decode_record, has_ended
 from geo_ray.runtime.run_context import Reporting
 from geo_ray.runtime.run_order import Resumption, RunOrder
+from geo_ray.runtime.run_start import check_inputs
 from geo_ray.runtime.spec import demand_of
 from geo_ray.runtime.supervisor import NAMESPACE, RunNews, RunState, Supervisor, supervisor_name
 from geo_ray.storage.conditional_store import LocalConditionalStore
@@ -119,6 +120,9 @@ def drive(
         GeoRayError: whatever ends the run early; the class says what.
         KeyboardInterrupt: it was ended at once.
     """
+    if request.resume is None:
+        reporting.status("checking task and data")
+        check_inputs(request.experiment, request.run)
     with ExitStack() as stack:
         if cluster is None:
             cluster = stack.enter_context(cluster_of(request.experiment, reporting.observer))

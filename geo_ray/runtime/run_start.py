@@ -19,7 +19,7 @@ from geo_ray.runs import requests
 from geo_ray.runs.build import check_absent, check_start, model_outline, use_one_thread, with_shapes
 from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import data_rows, prepare_manifest
-from geo_ray.runs.directory import followed_plan
+from geo_ray.runs.directory import RunDirectory, followed_plan
 from geo_ray.runs.evaluation import BestKeeper
 from geo_ray.runs.resume import kept_rows, left_out, lost_before, without_lost
 from geo_ray.runs.start_checks import check_evaluation, warn_at_start
@@ -46,6 +46,19 @@ from geo_ray.telemetry.export.exporters import check_exports
 
 _PLACE_TIMEOUT_S: Final = 60.0
 _START_TIMEOUT_S: Final = 180.0
+
+
+def check_inputs(experiment: Experiment, run: RunDirectory) -> None:
+    """Check the task and the given data of a run, for which no cluster has to be there.
+
+    Raises:
+        GeoRayError: the run could not start; the class says why.
+    """
+    check_absent(experiment)
+    task = load_task(experiment.task, run.base_dir)
+    check_start(experiment, model_outline(task, experiment.seed))
+    if experiment.data.manifest is not None:
+        prepare_manifest(experiment, task, run.base_dir, run.data)
 
 
 @contextmanager
