@@ -124,6 +124,13 @@ _CLASSES: Final[Mapping[ProcessKind, tuple[str, str, int]]] = {
 """The actor's module and class, and how many calls of it may run at a time."""
 
 
+def class_of(kind: ProcessKind) -> type:
+    """Return the class of such a process, which imports PyTorch."""
+    module, name, _ = _CLASSES[kind]
+    found: type = getattr(import_module(module), name)
+    return found
+
+
 def load_classes() -> None:
     """Import the classes of all processes, which takes seconds: they import PyTorch."""
     for module, _, _ in _CLASSES.values():
@@ -295,8 +302,7 @@ class OwnProcesses:
 
 
 def _made(order: ProcessOrder) -> Handle:
-    module, name, threads = _CLASSES[order.kind]
-    kind = getattr(import_module(module), name)
+    kind, threads = class_of(order.kind), _CLASSES[order.kind][2]
     return (
         ray.remote(kind)
         .options(

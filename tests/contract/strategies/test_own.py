@@ -24,6 +24,7 @@ from geo_ray.scheduler.queue.job_spec import JobSpec
 from geo_ray.scheduler.queue.world import QueuedRun
 from geo_ray.simulator.run import simulate
 from geo_ray.sweep.compare import Case, experiment_of, parse_variant
+from geo_ray.telemetry.events import RunObserver
 from geo_ray.testing.run import checked, load
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -306,7 +307,7 @@ def spied(place: Path) -> tuple[Path, Path]:
     """A finished run whose strategy and codec files now write a file when they are imported."""
     experiment = of(place)
     run = directory.create(experiment, place)
-    simulate(experiment, run, lambda _: None)
+    simulate(experiment, run, RunObserver())
     proof = place / "proof"
     for file in ("own_strategy.py", "own_codec.py"):
         (place / file).write_text(f"open({str(proof)!r}, 'w').close()\nraise SystemExit(7)\n")
@@ -385,7 +386,7 @@ def test_a_class_that_a_module_only_imports_is_named_where_it_is_defined(place, 
 def test_it_is_simulated_and_compared(place):
     experiment = of(place)
     run = directory.create(experiment, place)
-    summary = simulate(experiment, run, lambda _: None)
+    summary = simulate(experiment, run, RunObserver())
     assert summary.strategy == "halfway" and "rounded" in str(summary.codec)
     variant = parse_variant(f"{STRATEGY}:share=1.0:codec=int8", place)
     made_of = experiment_of(Case(variant, 2.0, 0), place / "own.yaml", [], place / "out")

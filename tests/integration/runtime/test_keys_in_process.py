@@ -22,7 +22,7 @@ from geo_ray.runs.build import initial_parameters
 from geo_ray.runs.data import data_rows, prepare_manifest
 from geo_ray.runtime import actor_group
 from geo_ray.runtime.actor_group import ActorGroup
-from geo_ray.runtime.launcher import _CLASSES, OwnProcesses, ProcessOrder
+from geo_ray.runtime.launcher import OwnProcesses, ProcessOrder, class_of
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.worker_actor import WorkerActor
 from geo_ray.storage.places import CheckpointPlaces
@@ -80,7 +80,7 @@ class Processes(OwnProcesses):
     def make(self, orders: Sequence[ProcessOrder]) -> list[Any]:
         """See `ProcessMaker.make`."""
         return [
-            Handle(_CLASSES[order.kind][0](*self._wire.copy(order.arguments)), self._wire)
+            Handle(class_of(order.kind)(*self._wire.copy(order.arguments)), self._wire)
             for order in orders
         ]
 

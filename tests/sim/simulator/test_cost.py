@@ -12,6 +12,7 @@ from geo_ray.data.tasks.load import load_task
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.directory import create
 from geo_ray.simulator.run import MANY_WORKERS, cost_note, simulate
+from tests.support.train_support import EventSink
 from tests.support.world_support import experiment
 
 
@@ -57,5 +58,5 @@ def test_it_is_told_before_the_first_step(
 
     run = create(config, tmp_path)
     with caplog.at_level(logging.WARNING):
-        simulate(config, run, lambda _: None, [sink])
+        simulate(config, run, EventSink(sink))
     assert seen and set(seen) == {"1"}
