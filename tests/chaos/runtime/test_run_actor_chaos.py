@@ -116,6 +116,25 @@ def test_a_run_actor_is_killed_in(
 
 
 @pytest.mark.slow
+def test_a_run_actor_is_killed_and_the_best_model_is_kept(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    keep = {"metric": "accuracy", "mode": "max"}
+    train = {"steps": 60, "eval_every": 4, "step_timeout_s": 60, "keep_best": keep}
+    experiment = slow_experiment(ray_cluster, tmp_path, steps=60, train=train)
+    run_dir = Path(experiment.run.dir) / experiment.name
+    log = tmp_path / "front.log"
+    with command(log, str(write_config(tmp_path, experiment))) as front:
+        eventually(lambda: count(run_dir, "best_kept") or front.poll() is not None, "one is kept")
+        kill_run_actor(run_dir)
+        assert front.wait(400) == 0, log.read_text()
+    check_undisturbed(experiment, run_dir, tmp_path)
+    run, undisturbed = geo_ray.open_run(run_dir), simulate(experiment, tmp_path / "again")
+    assert run.summary.best == undisturbed.summary.best
+    assert run.best_path.read_bytes() == undisturbed.run.best_model.read_bytes()
+
+
+@pytest.mark.slow
 def test_a_run_actor_of_a_local_cluster_is_killed(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
