@@ -31,7 +31,7 @@ from geo_ray.runs.lease import driving, seeker_of
 from geo_ray.runs.report import reported
 from geo_ray.runs.uploader import mirrored
 from geo_ray.runtime.attach import Attached, attached, running_processes
-from geo_ray.runtime.launcher import ProcessMaker
+from geo_ray.runtime.launcher import ProcessLauncher
 from geo_ray.runtime.run_context import BrokenError, Reporting, RunSetup, Training
 from geo_ray.runtime.run_finish import Retrying, finish
 from geo_ray.runtime.run_order import Resumption
@@ -46,7 +46,7 @@ def run(
     experiment: Experiment,
     directory: RunDirectory,
     reporting: Reporting,
-    launcher: ProcessMaker,
+    launcher: ProcessLauncher,
     *,
     resume: Resumption | None = None,
 ) -> Summary:

@@ -268,7 +268,7 @@ def counted_signals() -> Iterator[SignalCount]:
 
 
 class RunWatcher:
-    """One process that watches a run and passes its user's wishes on.
+    """One process that watches a run and passes its user's requests on.
 
     Args:
         supervisor: of the run.
@@ -391,7 +391,7 @@ class RunWatcher:
             self.has_begun = self.has_begun or event.kind == "run_started"
             self._observer.on_event(event)
 
-    # ------------------------------------------------------------------ the user's wishes
+    # ------------------------------------------------------------------ the user's requests
 
     def _pass_signals(self) -> None:
         count = self._signals

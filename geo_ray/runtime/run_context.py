@@ -25,7 +25,7 @@ from geo_ray.runs.requests import Interruption, MemberRequest
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.checkpoints import Saver
 from geo_ray.runtime.controller import Controller
-from geo_ray.runtime.launcher import ProcessMaker
+from geo_ray.runtime.launcher import ProcessLauncher
 from geo_ray.runtime.replanning import LinkNotes, PlanFor
 from geo_ray.runtime.run_order import RunClock
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, detach
@@ -115,7 +115,7 @@ class RunSetup:
     experiment: Experiment
     run: RunDirectory
     reporting: Reporting
-    launcher: ProcessMaker
+    launcher: ProcessLauncher
     lease: LeaseKeeper
 
 

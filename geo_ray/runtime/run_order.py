@@ -135,7 +135,7 @@ class StartWait:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class UserRequests:
     """What the users of a run have asked for, as the supervisor passes it on.
 
     Attributes:

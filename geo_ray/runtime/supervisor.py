@@ -34,8 +34,8 @@ from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
 from geo_ray.ray_cluster.placement import PlacedRegion, remove
 from geo_ray.ray_cluster.ray_internals import actor_id
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runtime.launcher import Kept, OwnProcesses, ProcessOrder, RunBook, load_classes
-from geo_ray.runtime.run_order import RunEnd, RunOrder, StartWait, Wishes
+from geo_ray.runtime.launcher import Handoff, HandoffRecord, OwnProcesses, ProcessSpec, load_classes
+from geo_ray.runtime.run_order import RunEnd, RunOrder, StartWait, UserRequests
 from geo_ray.telemetry.summary import Summary
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SignedCertificate
@@ -56,7 +56,7 @@ _LINGERS_S: Final = 20.0  # for watchers that come to hear how the run has ended
 
 
 @dataclass(slots=True)
-class Attendance:
+class WatcherLiveness:
     """Whether anybody watches a run.
 
     Attributes:
@@ -177,7 +177,7 @@ class Supervisor:
         self._processes = OwnProcesses()
         self._made: dict[str, Handle] = {}  # by actor id
         self._placed: dict[str, PlacedRegion] = {}
-        self._book: RunBook | None = None
+        self._record: HandoffRecord | None = None
         self._epochs: dict[tuple[str, int], int] = {}
         self._newest_epoch = 0
         # The run actor.
@@ -193,8 +193,8 @@ class Supervisor:
         self._next = 0
         self._awaiting: StartWait | None = None
         self._watchers: dict[str, tuple[float, bool]] = {}
-        self._attendance = Attendance(order.unattended_s, time.monotonic())
-        self._wishes = Wishes()
+        self._liveness = WatcherLiveness(order.unattended_s, time.monotonic())
+        self._requests = UserRequests()
         self._ends_by_s = 0.0
         self._end = RunEnd(None)
         self._over_s = 0.0
@@ -212,7 +212,7 @@ class Supervisor:
         now_s = time.monotonic()
         with self._lock:
             if watcher:
-                self._attendance.hear(now_s)
+                self._liveness.hear(now_s)
                 self._watchers[watcher] = (now_s, self._state is RunState.OVER)
             first = self._next - len(self._lines)
             lines = [line for i, line in enumerate(self._lines, first) if i >= since]
@@ -228,20 +228,20 @@ class Supervisor:
         with self._lock:
             if self._state in (RunState.RUNNING, RunState.STOPPING):
                 self._state = RunState.ENDING
-                self._wishes = Wishes(self._wishes.stop, error)
+                self._requests = UserRequests(self._requests.stop, error)
                 self._ends_by_s = time.monotonic() + _ENDS_S
 
     def _stop(self, why: GeoRayError) -> None:
         with self._lock:
             if self._state is RunState.RUNNING:
                 self._state = RunState.STOPPING
-                self._wishes = Wishes(why)
+                self._requests = UserRequests(why)
 
     # ------------------------------------------------------------------ the run actor reports
 
     def beat(
         self, attempt: int, lines: Sequence[tuple[str, str]], awaiting: StartWait | None
-    ) -> Wishes:
+    ) -> UserRequests:
         """Take in what the run actor reports, and tell it what users want.
 
         Args:
@@ -255,11 +255,11 @@ class Supervisor:
                 self._lines.extend(lines)
                 self._next += len(lines)
                 self._awaiting = awaiting
-            return self._wishes
+            return self._requests
 
     # ------------------------------------------------------------------ what the run owns
 
-    def attach(self, driver: int) -> Kept:
+    def attach(self, driver: int) -> Handoff:
         """Return what is left of an earlier run actor, whose commands are refused from now on.
 
         Args:
@@ -268,7 +268,7 @@ class Supervisor:
         with self._lock:
             self._check(driver)
             self._driver = driver
-            return Kept(self._book, dict(self._epochs), self._newest_epoch)
+            return Handoff(self._record, dict(self._epochs), self._newest_epoch)
 
     def confirm(self, driver: int) -> None:
         """Return if this is the run's driver."""
@@ -277,37 +277,37 @@ class Supervisor:
     def begin(
         self, driver: int, run_id: str, regions: Sequence[str], transport: TransportConfig
     ) -> None:
-        """See `ProcessMaker.begin`."""
+        """See `ProcessLauncher.begin`."""
         self.clear(driver)
         self._processes.begin(run_id, regions, transport)
 
-    def note(self, driver: int, book: RunBook) -> None:
-        """See `ProcessMaker.note`."""
+    def note(self, driver: int, record: HandoffRecord) -> None:
+        """See `ProcessLauncher.note`."""
         self._check(driver)
-        self._book, self._has_trained = book, True
+        self._record, self._has_trained = record, True
 
     def keep_only(self, driver: int, handles: Sequence[Handle]) -> None:
-        """See `ProcessMaker.keep_only`."""
+        """See `ProcessLauncher.keep_only`."""
         self._check(driver)
         self._keep_only(handles)
 
     def clear(self, driver: int) -> None:
-        """See `ProcessMaker.clear`."""
+        """See `ProcessLauncher.clear`."""
         self._check(driver)
         self._clear()
 
-    def make(self, driver: int, orders: Sequence[ProcessOrder]) -> list[Handle]:
-        """See `ProcessMaker.make`."""
+    def make(self, driver: int, specs: Sequence[ProcessSpec]) -> list[Handle]:
+        """See `ProcessLauncher.make`."""
         self._check(driver)
-        made = self._processes.make(orders)
+        made = self._processes.make(specs)
         with self._lock:
             if driver == self._driver:
                 self._made |= {actor_id(handle): handle for handle in made}
-                for order in orders:
-                    self._newest_epoch = max(self._newest_epoch, order.epoch)
-                    if order.place is not None:
-                        newest = max(self._epochs.get(order.place, 0), order.epoch)
-                        self._epochs[order.place] = newest
+                for spec in specs:
+                    self._newest_epoch = max(self._newest_epoch, spec.epoch)
+                    if spec.place is not None:
+                        newest = max(self._epochs.get(spec.place, 0), spec.epoch)
+                        self._epochs[spec.place] = newest
                 return made
         for handle in made:
             kill(handle)
@@ -316,7 +316,7 @@ class Supervisor:
     def place(
         self, driver: int, demands: Sequence[RegionDemand], timeout_s: float
     ) -> dict[str, PlacedRegion]:
-        """See `ProcessMaker.place`."""
+        """See `ProcessLauncher.place`."""
         self._check(driver)
         placed = self._processes.place(demands, timeout_s)
         with self._lock:
@@ -327,24 +327,24 @@ class Supervisor:
         raise self._overtaken(driver)
 
     def remove(self, driver: int, placed: Mapping[str, PlacedRegion]) -> None:
-        """See `ProcessMaker.remove`."""
+        """See `ProcessLauncher.remove`."""
         self._check(driver)
         self._remove(placed.values())
         with self._lock:
             self._placed = {name: each for name, each in self._placed.items() if name not in placed}
 
     def for_bridge(self, driver: int, region: str, introduction: Introduction) -> BridgeKeys:
-        """See `ProcessMaker.for_bridge`."""
+        """See `ProcessLauncher.for_bridge`."""
         self._check(driver)
         return self._processes.for_bridge(region, introduction)
 
     def for_server(self, driver: int, region: str, introduction: Introduction) -> bytes:
-        """See `ProcessMaker.for_server`."""
+        """See `ProcessLauncher.for_server`."""
         self._check(driver)
         return self._processes.for_server(region, introduction)
 
     def sign(self, driver: int, region: str, request_pem: bytes) -> SignedCertificate | None:
-        """See `ProcessMaker.sign`."""
+        """See `ProcessLauncher.sign`."""
         self._check(driver)
         return self._processes.sign(region, request_pem)
 
@@ -361,7 +361,7 @@ class Supervisor:
     def _clear(self) -> None:
         self._keep_only(())
         with self._lock:
-            placed, self._placed, self._book = self._placed, {}, None
+            placed, self._placed, self._record = self._placed, {}, None
         self._remove(placed.values())
 
     def _keep_only(self, handles: Sequence[Handle]) -> None:
@@ -416,18 +416,18 @@ class Supervisor:
             return
         if self._state is RunState.ENDING and now_s > self._ends_by_s:
             self._kill_actor()
-            self._finish(RunEnd(None, self._wishes.end))
+            self._finish(RunEnd(None, self._requests.end))
         elif now_s - self._beat_s >= _HUNG_S:
             self._kill_actor()
             self._replace(f"it has not answered for {now_s - self._beat_s:.0f} s")
-        elif self._attendance.is_over(now_s):
-            longest_s = coarse_text(self._attendance.longest_s or 0.0)
+        elif self._liveness.is_over(now_s):
+            longest_s = coarse_text(self._liveness.longest_s or 0.0)
             self._stop(InterruptedRunError(f"nobody has watched the run for {longest_s}"))
 
     def _replace(self, cause: str) -> None:
         """Start another run actor in place of one that is gone."""
         if self._state is RunState.ENDING:
-            self._finish(RunEnd(None, self._wishes.end))
+            self._finish(RunEnd(None, self._requests.end))
         elif self._budget.take(has_trained=self._has_trained):
             self._say(f"the run's driver was killed ({cause}): it is started again")
             self._start()

@@ -13,18 +13,18 @@ from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.remote import REQUESTS
 from geo_ray.runs.requests import Interruption, take_member_requests
 from geo_ray.runtime.run_order import Resumption
-from geo_ray.runtime.supervisor import Attendance, RestartBudget, supervisor_name
+from geo_ray.runtime.supervisor import RestartBudget, WatcherLiveness, supervisor_name
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail
 from tests.support.observe_support import Row, started
 
 
 def test_a_run_that_nobody_watches_for_long_enough_is_over() -> None:
-    watched = Attendance(60.0, 100.0)
+    watched = WatcherLiveness(60.0, 100.0)
     assert not watched.is_over(159.9)
     watched.hear(150.0)
     watched.hear(140.0)  # told late
     assert not watched.is_over(209.9) and watched.is_over(210.0)
-    assert not Attendance(None, 0.0).is_over(1e9)
+    assert not WatcherLiveness(None, 0.0).is_over(1e9)
 
 
 def test_a_head_that_is_silent_is_waited_for_and_then_given_up() -> None:

@@ -22,8 +22,8 @@ from geo_ray.base.errors import (
 from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runtime import supervisor as module
-from geo_ray.runtime.launcher import OwnProcesses, ProcessOrder
-from geo_ray.runtime.run_order import RunEnd, RunOrder, Wishes
+from geo_ray.runtime.launcher import OwnProcesses, ProcessSpec
+from geo_ray.runtime.run_order import RunEnd, RunOrder, UserRequests
 from geo_ray.runtime.supervisor import RunState, Supervisor
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SecretReceiver
@@ -45,8 +45,8 @@ class Processes(OwnProcesses):
         super().__init__()
         self.made: list[Process] = []
 
-    def make(self, orders: Sequence[ProcessOrder]) -> list[Any]:
-        made = [Process(len(self.made) + i) for i, _ in enumerate(orders)]
+    def make(self, specs: Sequence[ProcessSpec]) -> list[Any]:
+        made = [Process(len(self.made) + i) for i, _ in enumerate(specs)]
         self.made += made
         return made
 
@@ -122,9 +122,9 @@ def supervisor(killed: list[Any], world: FakeRay) -> Supervised:
     return made
 
 
-def order(epoch: int, place: tuple[str, int] | None = None) -> ProcessOrder:
+def order(epoch: int, place: tuple[str, int] | None = None) -> ProcessSpec:
     kind: Any = "bridge" if place is None else "worker"
-    return ProcessOrder(kind, (), 1.0, 0.0, None, place, epoch)  # type: ignore[arg-type]
+    return ProcessSpec(kind, (), 1.0, 0.0, None, place, epoch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_what_the_next_driver_does_not_go_on_with_ends(
 ) -> None:
     supervisor.attach(1)
     first, second, third = supervisor.make(1, [order(1), order(1, ("eu", 0)), order(4, ("eu", 0))])
-    kept = supervisor.attach(2)
-    assert kept.book is None
-    assert (dict(kept.epochs), kept.newest_epoch) == ({("eu", 0): 4}, 4)
+    handoff = supervisor.attach(2)
+    assert handoff.record is None
+    assert (dict(handoff.epochs), handoff.newest_epoch) == ({("eu", 0): 4}, 4)
     supervisor.keep_only(2, [first, second])
     assert killed == [third]
     supervisor.clear(2)
@@ -203,12 +203,12 @@ def test_a_run_actor_that_dies_is_replaced_and_commands_of_the_first_are_refused
 ) -> None:
     supervisor.attach(1)
     (process,) = supervisor.make(1, [order(1)])
-    supervisor.note(1, cast(Any, "book"))
+    supervisor.note(1, cast(Any, "record"))
     supervisor._call.outcome = lost()
     supervisor._watch(world.now_s)
     assert supervisor._attempt == 1 and not killed, "its processes go on"
-    assert supervisor.attach(2).book == "book"
-    assert supervisor.beat(0, [("late", "")], None) == Wishes()
+    assert supervisor.attach(2).record == "record"
+    assert supervisor.beat(0, [("late", "")], None) == UserRequests()
     news = supervisor.hear("me", 0)
     assert [text for text, _ in news.lines] == [
         "the run's driver was killed (The actor died unexpectedly before finishing this task): "
@@ -248,11 +248,11 @@ def test_a_run_actor_that_hangs_is_killed_and_replaced(
 
 
 def test_users_are_heard_by_the_next_beat(supervisor: Supervised, world: FakeRay) -> None:
-    assert supervisor.beat(0, [("a", ""), ("b", "log")], None) == Wishes()
+    assert supervisor.beat(0, [("a", ""), ("b", "log")], None) == UserRequests()
     assert supervisor.hear("me", 1).lines == [("b", "log")]
     supervisor.stop()
-    wishes = supervisor.beat(0, [], None)
-    assert isinstance(wishes.stop, InterruptedRunError) and wishes.end is None
+    requests = supervisor.beat(0, [], None)
+    assert isinstance(requests.stop, InterruptedRunError) and requests.end is None
     assert supervisor.hear("me", 2).state is RunState.STOPPING
     error = KeyboardInterrupt()
     supervisor.end_now(error)
