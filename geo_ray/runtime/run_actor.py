@@ -10,12 +10,14 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import ray
+from ray.exceptions import RayError
 
 from geo_ray.base.errors import GeoRayError, InvariantError, LeaseLostError, RegionLostError
 from geo_ray.experiment.experiment import Experiment
@@ -28,6 +30,7 @@ from geo_ray.runs.requests import Interruption
 from geo_ray.runtime import main
 from geo_ray.runtime.launcher import Handoff, HandoffRecord, ProcessSpec
 from geo_ray.runtime.run_context import Reporting
+from geo_ray.runtime.run_finish import conclude
 from geo_ray.runtime.run_order import Resumption, RunEnd, RunOrder, StartWait, UserRequests
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventTail, has_begun
 from geo_ray.telemetry.events import Event, RunObserver
@@ -89,6 +92,11 @@ class WatchedProgress(RunObserver):
             self._lines.clear()
         return lines, awaiting
 
+    def give_back(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Report lines again that were taken and did not reach the supervisor."""
+        with self._lock:
+            self._lines.extendleft(reversed(lines))
+
     def _check(self) -> None:
         """End the run where it is, if that was asked for."""
         error = self.end_error
@@ -118,7 +126,7 @@ class RunHost:
         """Drive the run to its end; called once, by the supervisor."""
         logging.getLogger().addHandler(_Forward(self._progress))
         beats = threading.Thread(target=self._beat_often, name="beats", daemon=True)
-        self._beat()  # what was asked for before counts from the start
+        self._try_beat()  # what was asked for before counts from the start
         beats.start()
         order = self._order
         try:
@@ -127,25 +135,36 @@ class RunHost:
             end = RunEnd(None, _portable(raised))
         self._is_over.set()
         beats.join()
-        self._beat()
+        self._try_beat()
         return end
 
     def _run(self, order: RunOrder, experiment: Experiment) -> Summary:
-        reporting = Reporting(self._progress, order.began_unix_s, self._interruption)
-        resume = order.resume
+        began_unix_s = order.began_unix_s if self._attempt == 0 else time.time()
+        reporting = Reporting(self._progress, began_unix_s, self._interruption)
+        resume, launcher = order.resume, SupervisedLauncher(self._supervisor)
         if self._attempt and has_begun(order.run.path):
-            log = EventTail(order.run.path / EVENTS_FILE)
-            resume = (resume or Resumption(begins=True)).again(log)
-        launcher = SupervisedLauncher(self._supervisor)
+            told, log = resume or Resumption(begins=True), order.run.path / EVENTS_FILE
+            end = told.end_noted(EventTail(log))
+            if end is not None:
+                retry_s = experiment.checkpoint.retry_s
+                return conclude(order.run, reporting, launcher, end, retry_s)
+            resume = told.again(EventTail(log))
         return main.run(experiment, order.run, reporting, launcher, resume=resume)
 
     def _beat_often(self) -> None:
         while not self._is_over.wait(_BEAT_S):
-            self._beat()
+            self._try_beat()
 
-    def _beat(self) -> None:
-        beat = self._supervisor.beat.remote(self._attempt, *self._progress.take())
-        requests: UserRequests = ray.get(beat)
+    def _try_beat(self) -> None:
+        """Report to the supervisor; if it does not answer, the next beat reports the same."""
+        lines, awaiting = self._progress.take()
+        try:
+            beat = self._supervisor.beat.remote(self._attempt, lines, awaiting)
+            requests: UserRequests = ray.get(beat)
+        except RayError as error:
+            _log.debug("the supervisor of the run does not answer: %s", error)
+            self._progress.give_back(lines)
+            return
         if requests.stop is not None and not self._interruption.is_set():
             self._interruption.set(requests.stop)
         self._progress.end_error = requests.end
