@@ -294,7 +294,7 @@ class Controller:
         self.recorder.check()  # whose are lost may be another's by now
         servers = self.actors.servers()
         answers, silent = self._polls.ask(servers, wait_s)
-        if silent and not self.actors.maker.is_ours():
+        if silent and not self.actors.launcher.is_ours():
             raise RegionLostError(
                 "the process that owns the run's processes was ended, and they ended with it"
             )
