@@ -91,7 +91,10 @@ class RegionProviders:
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
         """See `MachineProvider.list_machines`."""
-        waits = [(part, part.calls.begin(_listing(part.provider, cluster))) for part in self._parts]
+        waits = [
+            (part, part.calls.begin(partial(part.provider.list_machines, cluster)))
+            for part in self._parts
+        ]
         answers, failed = _gathered(waits)
         found: list[Machine] = []
         for part, machines in answers:
@@ -112,7 +115,7 @@ class RegionProviders:
         for part in self._parts:
             mine = [one for one in machine_ids if self._owner.get(one, part) is part]
             if mine:
-                waits.append((part, part.calls.begin(_ending(part.provider, mine))))
+                waits.append((part, part.calls.begin(partial(part.provider.terminate, mine))))
         _, failed = _gathered(waits)
         errors = [error for _, error in failed]
         if errors:
@@ -121,7 +124,10 @@ class RegionProviders:
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
         """See `MachineProvider.poll_failures`."""
-        waits = [(part, part.calls.begin(_polling(part.provider, cluster))) for part in self._parts]
+        waits = [
+            (part, part.calls.begin(partial(part.provider.poll_failures, cluster)))
+            for part in self._parts
+        ]
         answers, failed = _gathered(waits)
         return self._told([each for _, told in answers for each in told], failed)
 
@@ -131,7 +137,7 @@ class RegionProviders:
         for part in self._parts:
             mine = [pool for pool in pools if pool.region in part.regions]
             if mine:
-                waits.append((part, part.quotes.begin(_pricing(part.provider, mine))))
+                waits.append((part, part.quotes.begin(partial(part.provider.stock, mine))))
         answers, failed = _gathered(waits)
         stocks = {stock.pool: stock for _, found in answers for stock in found}
         unknown = {pool.region for pool in pools} - self._by_region.keys()
@@ -166,22 +172,6 @@ def _gathered(
         except Exception as error:  # whatever it is: it is of these regions alone
             failed.append((part.regions, error))
     return answers, failed
-
-
-def _listing(provider: MachineProvider, cluster: str) -> Callable[[], Sequence[Machine]]:
-    return lambda: provider.list_machines(cluster)
-
-
-def _ending(provider: MachineProvider, ids: Sequence[str]) -> Callable[[], None]:
-    return lambda: provider.terminate(ids)
-
-
-def _polling(provider: MachineProvider, cluster: str) -> Callable[[], Sequence[LaunchFailure]]:
-    return lambda: provider.poll_failures(cluster)
-
-
-def _pricing(provider: MachineProvider, pools: Sequence[Pool]) -> Callable[[], Sequence[Stock]]:
-    return lambda: provider.stock(pools)
 
 
 def _words(error: Exception) -> str:
