@@ -18,7 +18,7 @@ CALLBACKS = {
     "geo_ray.runs.evaluation:EvalNotes._asked",
     "geo_ray.runs.evaluation:EvalNotes.emit",
     "geo_ray.runtime.remote_shard:Operation.run",
-    "geo_ray.runtime.worker_actor:EvalSetting.note",
+    "geo_ray.runtime.worker_loop:EvalSetting.note",
     "geo_ray.simulator.world:SimNotes.emit",
     "geo_ray.telemetry.summary:Summary.best",
     "geo_ray.training.assignment:RegionWork.keep",
