@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from geo_ray.base.errors import ResidencyDeniedError
 from geo_ray.base.memory import give_back_memory
 from geo_ray.base.types import Span
 from geo_ray.data.manifest import Manifest, load_manifest
+from geo_ray.data.reader import RegionReader
 from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import checked_model
 from geo_ray.data.tasks.load import load_task
@@ -23,14 +25,15 @@ from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
 from geo_ray.ray_cluster.labels import REGION_LABEL
 from geo_ray.runs.build import build_worker, use_cpus
 from geo_ray.runs.data import data_region, open_readers
-from geo_ray.runs.evaluation import Candidates
+from geo_ray.runs.evaluation import Candidates, EvalSetting
 from geo_ray.runs.start_checks import metrics_there
 from geo_ray.runtime.actor import ActorState, RunActor
 from geo_ray.runtime.remote_shard import dial_shards, links_over
 from geo_ray.runtime.spec import RunSpec
-from geo_ray.runtime.worker_loop import EvalSetting, WorkerLoop
+from geo_ray.runtime.worker_loop import WorkerLoop
 from geo_ray.training.config import wait_limit_s
 from geo_ray.training.state_guard import check_constants
+from geo_ray.transport.lan import LanClient
 from geo_ray.transport.security.process_keys import SecretReceiver
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.sockets import Address
@@ -138,53 +141,55 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         return self._outcome.result()
 
     def _run(self, shards: list[Address], lan_key: bytes) -> int:
-        spec, experiment, loaded = self._spec, self._spec.experiment, self._loaded
-        manifest = load_manifest(spec.manifest_address)
-        train, heldout = open_readers(experiment, manifest, self._region, self._here(manifest))
-        hello: Meta = {
-            "peer": f"{self._region}/{self._rank}",
-            "role": "worker",
-            "worker": self._rank,
-            "epoch": self._epoch,
-        }
-        carried = spec.layout.size_floats
-        key = self._receiver.open(lan_key, LAN_KEY)
-        clients = dial_shards(
-            shards, key, hello, spec.num_params, config=experiment.lan, carried=carried
-        )
+        train, heldout = self._open_rows()
+        clients = self._dial(shards, lan_key)
         try:
-            timeout_s = wait_limit_s(experiment.train)
-            params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s, carried)
-            module, loaded.module = loaded.module, None
-            worker = build_worker(experiment, self._region, loaded.task, params_P, grad_P, module)
-            del module
-            give_back_memory()  # its parameters lie in the buffers now
-            check_constants(
-                worker.constants,
-                spec.constants,
-                f"worker {self._rank} of region '{self._region}'",
-            )
-            candidates = Candidates.of(experiment, Path(spec.run_dir))
-            for reader in (train, heldout):
-                reader.retry_for(experiment.checkpoint.retry_s)
-            loop = WorkerLoop(
-                worker,
-                links,
-                train,
-                heldout,
-                rank=self._rank,
-                evals=EvalSetting(
-                    experiment.train.eval_batch_size,
-                    None if candidates is None else partial(candidates.note, self._region),
-                    experiment.statistics_spans,
-                ),
-                step_s=None if experiment.step_s(self._region) is None else self._push_s,
-            )
+            loop = self._loop(clients, train, heldout)
             self._serve(loop)
             return loop.run()
         finally:
             for client in clients:
                 client.close()
+
+    def _open_rows(self) -> tuple[RegionReader, RegionReader]:
+        """The region's training stream, and its held-out rows."""
+        experiment, manifest = self._spec.experiment, load_manifest(self._spec.manifest_address)
+        readers = open_readers(experiment, manifest, self._region, self._here(manifest))
+        for reader in readers:
+            reader.retry_for(experiment.checkpoint.retry_s)
+        return readers
+
+    def _dial(self, shards: list[Address], lan_key: bytes) -> list[LanClient]:
+        spec, key = self._spec, self._receiver.open(lan_key, LAN_KEY)
+        about: Meta = {"role": "worker", "worker": self._rank, "epoch": self._epoch}
+        hello: Meta = {"peer": f"{self._region}/{self._rank}", **about}
+        config, carried = spec.experiment.lan, spec.layout.size_floats
+        return dial_shards(shards, key, hello, spec.num_params, config=config, carried=carried)
+
+    def _loop(
+        self, clients: Sequence[LanClient], train: RegionReader, heldout: RegionReader
+    ) -> WorkerLoop:
+        """Build the worker over the buffers that it shares with the shards."""
+        spec, experiment, loaded = self._spec, self._spec.experiment, self._loaded
+        params_P, grad_P, links = links_over(
+            clients, spec.num_params, wait_limit_s(experiment.train), spec.layout.size_floats
+        )
+        module, loaded.module = loaded.module, None
+        worker = build_worker(experiment, self._region, loaded.task, params_P, grad_P, module)
+        del module
+        give_back_memory()  # its parameters lie in the buffers now
+        name = f"worker {self._rank} of region '{self._region}'"
+        check_constants(worker.constants, spec.constants, name)
+        candidates = Candidates.of(experiment, Path(spec.run_dir))
+        evals = EvalSetting(
+            experiment.train.eval_batch_size,
+            None if candidates is None else partial(candidates.note, self._region),
+            experiment.statistics_spans,
+        )
+        step_s = None if experiment.step_s(self._region) is None else self._push_s
+        return WorkerLoop(
+            worker, links, train, heldout, rank=self._rank, evals=evals, step_s=step_s
+        )
 
     def _push_s(self, span: Span) -> float:
         experiment = self._spec.experiment

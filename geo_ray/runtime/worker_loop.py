@@ -1,52 +1,30 @@
-"""A worker from its first request to its release: the only loop of a worker, without Ray."""
+"""A worker from its first request to its release: the only loop of a worker, without Ray.
+
+`WorkerActor` hosts it. Reading order: `WorkerLoop.run`, `_join`, `_evaluate`, `_read`, `_compute`,
+`_push`. On one host the parameters and the gradient *are* memory that is shared with the shards, so
+a request only signals; across hosts the same requests carry the bytes (`remote_shard.py`).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from geo_ray.base.threads import Together
 from geo_ray.base.types import Span, StepReport
 from geo_ray.data.reader import ReadAhead, RegionReader
-from geo_ray.runs.evaluation import Note
+from geo_ray.data.tasks.base import Columns
+from geo_ray.runs.evaluation import EvalSetting
 from geo_ray.runtime.exchange.messages import read_answer, report_meta, stats_message
 from geo_ray.runtime.remote_shard import ShardLink, ShardLinks
 from geo_ray.training.effects import Assignment
 from geo_ray.training.stragglers import READING
-from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
+from geo_ray.training.worker import LocalStepsWorker, StepResult, StepTime, Worker, coded_step
 from geo_ray.transport.wire.fields import Meta
 
 
-@dataclass(frozen=True, slots=True)
-class EvalSetting:
-    """How a worker evaluates.
-
-    Attributes:
-        rows: of a batch.
-        note: takes evaluated parameters; None if nobody wants them.
-        statistics: rows over which running statistics are made anew before the last evaluation.
-    """
-
-    rows: int = 256
-    note: Note | None = None
-    statistics: tuple[Span, ...] = ()
-
-
-class StepTime(Protocol):
-    """How long steps are padded to."""
-
-    def __call__(self, span: Span, /) -> float:
-        """Return the seconds that the step over some rows takes at least."""
-        ...
-
-
 class WorkerLoop:
-    """A worker over sockets: pulls parameters and rows, pushes gradients, until it is sent home.
-
-    On one host all buffers are shared memory: the model's parameters and gradients *are* the
-    buffer, a push or pull only signals. Across hosts the same requests carry the bytes.
+    """Computes the steps that the parameter server assigns.
 
     Args:
         worker: computes.
@@ -55,10 +33,10 @@ class WorkerLoop:
         heldout: its held-out rows.
         rank: this worker's rank.
         evals: how it evaluates.
-        step_s: how long the step over some rows is padded to; None for no padding.
+        step_s: how long steps are padded to; None for no padding.
 
     Attributes:
-        doing: what it is doing, for whoever waits for it; any thread may read it.
+        doing: what it is doing, for a driver that waits for it; any thread may read it.
     """
 
     def __init__(
@@ -83,78 +61,83 @@ class WorkerLoop:
         self.doing = "starting"
 
     def run(self) -> int:
-        """Work until sent home.
-
-        Returns:
-            The number of steps computed.
+        """Work until released; return the number of steps computed.
 
         Raises:
-            TaskOutputError, DataError, TransportError: whatever stops this worker.
+            TaskOutputError, DataError, TransportError: the reason why this worker stops.
         """
+        steps = 0
         try:
-            return self._run()
+            work = self._join()
+            while True:
+                began_s = time.monotonic()
+                self._worker.on_work(work.version)
+                if work.evaluate:
+                    self._evaluate(work)
+                if work.span is None:
+                    return steps
+                result = self._compute(work, work.span, self._read(work, work.span))
+                self._pad(work, work.span, began_s)
+                took_s, steps = time.monotonic() - began_s, steps + 1
+                found = (result.refused, result.grad_sq)
+                work = self._push(work, StepReport(work.span, result.loss, took_s, *found))
         finally:
             self._together.close()
             self._ahead.close()
 
-    def _run(self) -> int:
-        steps = 0
-        answer = self._ask({"op": "join"}, push=False)
-        while True:
-            began_s = time.monotonic()
-            self._worker.on_work(answer.version)
-            if answer.evaluate:
-                self._evaluate(answer)
-                self._tell_changed(answer)
-            if answer.span is None:
-                return steps
-            result = self._step(answer, answer.span)
-            self._tell_changed(answer)
-            if self._step_s is not None:
-                least_s = self._step_s(answer.span) * max(1, len(answer.parts))
-                time.sleep(max(0.0, began_s + least_s - time.monotonic()))
-            elapsed_s = time.monotonic() - began_s
-            found = (result.refused, result.grad_sq)
-            report = StepReport(answer.span, result.loss, elapsed_s, *found)
-            steps += 1
-            answer = self._ask(report_meta(report), push=True, share=answer.share)
+    def _join(self) -> Assignment:
+        """Pull the first parameters and rows."""
+        return read_answer(self._rank, self._links.ask({"op": "join"}, push=False))
 
-    def _step(self, answer: Assignment, span: Span) -> StepResult:
+    def _push(self, work: Assignment, report: StepReport) -> Assignment:
+        """Push the gradient; pull the next parameters and rows."""
+        answer = self._links.ask(report_meta(report), push=True, share=work.share)
+        return read_answer(self._rank, answer)
+
+    def _read(self, work: Assignment, span: Span) -> dict[Span, Columns]:
         self.doing = READING
-        if not answer.parts:
-            (columns,) = self._ahead.take([span])
-            self.doing = "computing"
-            return self._worker.step(columns, span)
-        spans = [part.span for part in answer.parts]
-        rows = dict(zip(spans, self._ahead.take(spans), strict=True))
+        spans = [part.span for part in work.parts] or [span]
+        return dict(zip(spans, self._ahead.take(spans), strict=True))
+
+    def _compute(self, work: Assignment, span: Span, rows: dict[Span, Columns]) -> StepResult:
+        """Leave the gradient in the worker's buffer."""
         self.doing = "computing"
-        return coded_step(self._worker, answer.parts, span, rows.__getitem__)
+        if work.parts:
+            result = coded_step(self._worker, work.parts, span, rows.__getitem__)
+        else:
+            result = self._worker.step(rows[span], span)
+        self._report_changed(work)
+        return result
 
-    def _tell_changed(self, answer: Assignment) -> None:
-        """Tell of state that changes although nobody declared it; what one finds, all do."""
-        for change in self._worker.take_changed():
-            if self._rank == 0:
-                about = {"version": answer.version, "how": change.how, "names": change.names}
-                meta: Meta = {"op": "state_changed", **about}
-                self._links.primary.client.request(meta, None, timeout_s=60.0)
-
-    def _ask(self, meta: Meta, *, push: bool, share: int | None = None) -> Assignment:
-        return read_answer(self._rank, self._links.ask(meta, push=push, share=share))
-
-    def _evaluate(self, answer: Assignment) -> None:
-        if answer.eval_params:
-            self._links.pull(judged=True)
+    def _evaluate(self, work: Assignment) -> None:
+        """Evaluate the parameters; the last time with statistics over all regions."""
         worker, evals, model = self._worker, self._evals, None
-        is_precise = answer.done and bool(evals.statistics) and worker.has_statistics
+        if work.eval_params:
+            self._links.pull(judged=True)
         before_B = worker.carried_B.clone()
-        if is_precise:
+        if work.done and evals.statistics and worker.has_statistics:
             worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
             self._links.primary.share_statistics(worker.carried_B)
         stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
         if evals.note is not None:
-            model = evals.note(answer.version, worker.params_P, worker.carried_B, answer.done)
+            model = evals.note(work.version, worker.params_P, worker.carried_B, work.done)
         worker.carried_B.copy_(before_B)
-        if answer.eval_params:
+        if work.eval_params:
             self._links.pull(judged=False)
-        meta, payload = stats_message(answer.version, stats, rows, final=answer.done, model=model)
+        meta, payload = stats_message(work.version, stats, rows, final=work.done, model=model)
         self._links.primary.client.request(meta, payload, timeout_s=60.0)
+        self._report_changed(work)
+
+    def _report_changed(self, work: Assignment) -> None:
+        """Report model state that changes undeclared; all workers find it, rank 0 reports it."""
+        for change in self._worker.take_changed():
+            if self._rank == 0:
+                about = {"version": work.version, "how": change.how, "names": change.names}
+                meta: Meta = {"op": "state_changed", **about}
+                self._links.primary.client.request(meta, None, timeout_s=60.0)
+
+    def _pad(self, work: Assignment, span: Span, began_s: float) -> None:
+        """Wait until the step has taken its least time."""
+        if self._step_s is not None:
+            least_s = self._step_s(span) * max(1, len(work.parts))
+            time.sleep(max(0.0, began_s + least_s - time.monotonic()))

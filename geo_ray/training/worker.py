@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -464,3 +465,11 @@ def coded_step(
         told = replace(result, grad_sq=None) if part.span == own or told.loss is None else told
     worker.grad_P.copy_(total_P)
     return told
+
+
+class StepTime(Protocol):
+    """How long steps are padded to."""
+
+    def __call__(self, span: Span, /) -> float:
+        """Return the least seconds of the step over ``span``."""
+        ...
