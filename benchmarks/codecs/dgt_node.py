@@ -29,7 +29,7 @@ from geo_ray.runs.build import (
 )
 from geo_ray.runs.data import open_readers
 from geo_ray.runs.evaluation import EvalSetting
-from geo_ray.runtime.bridge_actor import open_bridge
+from geo_ray.runtime.bridge import open_bridge
 from geo_ray.runtime.exchange.build import PathSetting
 from geo_ray.runtime.primary_shard import PrimaryShard
 from geo_ray.runtime.remote_shard import dial_shards, links_over

@@ -29,7 +29,7 @@ from geo_ray.runs.build import (
 )
 from geo_ray.runs.data import data_rows, open_readers, prepare_manifest
 from geo_ray.runs.evaluation import EvalSetting
-from geo_ray.runtime.bridge_actor import Bridge, open_bridge
+from geo_ray.runtime.bridge import Bridge, open_bridge
 from geo_ray.runtime.exchange.build import PathSetting, dials
 from geo_ray.runtime.exchange.upload_scheduling import Transfers
 from geo_ray.runtime.primary_shard import PrimaryShard

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from geo_ray.base.errors import FrameError, GeoRayError, InvariantError
-from geo_ray.runtime.exchange.base import Answers, Routes, StageMaker
-from geo_ray.runtime.exchange.local_averager import AveragerOutput, LocalAverager
+from geo_ray.runtime.exchange.base import Answers, AveragerOutput, LocalAverager, Routes, StageMaker
 from geo_ray.runtime.exchange.messages import (
     payload_bytes,
     read_refusal,
