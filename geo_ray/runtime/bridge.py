@@ -31,9 +31,9 @@ from geo_ray.base.errors import (
     LinkDownError,
     TransportError,
 )
-from geo_ray.runtime.exchange.base import BridgeFailure, UpdatePath, joined
 from geo_ray.runtime.exchange.build import PathSetting, build_path
 from geo_ray.runtime.exchange.differential import EndpointSite
+from geo_ray.runtime.exchange.direct import BridgeFailure, UpdatePath, joined
 from geo_ray.runtime.exchange.messages import (
     as_bytes,
     as_tensor,
