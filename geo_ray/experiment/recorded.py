@@ -89,7 +89,7 @@ class RunConfig(StrictModel):
     )
     unattended_s: float | None = Field(
         3600.0,
-        gt=0,
+        ge=1,
         description="on an existing cluster: a run that no process watches for so long is saved "
         "and ended; null: never",
     )

@@ -145,20 +145,24 @@ def server_nodes(placed: PlacedRegion) -> set[str]:
     return {nodes[index] for index in indices if nodes.get(index)}
 
 
-def remove(placed: Mapping[str, PlacedRegion]) -> None:
+def remove(placed: Mapping[str, PlacedRegion]) -> bool:
     """Give all reservations back; processes in them die. Groups that are gone are passed over.
 
     A head that does not answer is not waited for: if it comes back, it ends what has no driver.
+
+    Returns:
+        Whether the head was there to take them back.
     """
     if placed and not head_answers():
         log.warning("the run's reservations are not given back: the Ray head does not answer")
-        return
+        return False
     for region in placed.values():
         for group in region.groups:
             try:
                 remove_placement_group(group)
             except Exception as error:  # whatever Ray has against one group, the others must go too
                 log.warning("placement group of region %s not removed: %s", region.region, error)
+    return True
 
 
 def _ask(demand: RegionDemand, bundles: Sequence[Bundle]) -> PlacementGroup:

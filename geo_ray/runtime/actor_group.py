@@ -28,13 +28,13 @@ from geo_ray.runtime.checkpoint_upload import PartDesk
 from geo_ray.runtime.exchange import build
 from geo_ray.runtime.launcher import (
     GoneRegions,
-    Kept,
+    Handoff,
+    HandoffRecord,
     OwnProcesses,
     ProcessKind,
-    ProcessMaker,
-    ProcessOrder,
-    RunBook,
-    Whereabouts,
+    ProcessLauncher,
+    ProcessSpec,
+    RunEndpoints,
 )
 from geo_ray.runtime.regions import MemberPolicy
 from geo_ray.runtime.spec import RunSpec
@@ -206,7 +206,7 @@ class ActorGroup:
         standby: who says that it may take over from there; None if nobody does.
         former_homes: where the averager lived before it moved, and moved again.
         keys: of the run.
-        maker: makes its processes, and owns them.
+        launcher: makes its processes, and owns them.
         driver: who commands them: epoch of its lease.
         desk: takes parts of checkpoints in.
         threads: start every thread of this process that calls them.
@@ -215,7 +215,7 @@ class ActorGroup:
     spec: RunSpec
     placed: dict[str, PlacedRegion]
     keys: Keys = field(repr=False)
-    maker: ProcessMaker = field(default_factory=OwnProcesses, repr=False)
+    launcher: ProcessLauncher = field(default_factory=OwnProcesses, repr=False)
     driver: int = 0
     desk: PartDesk | None = None
     threads: RayThreads = field(default_factory=RayThreads, repr=False)
@@ -232,7 +232,7 @@ class ActorGroup:
     _newest_epoch: int = field(init=False)
     _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
     _epochs: dict[tuple[str, int], int] = field(default_factory=dict)  # of workers made before
-    _noted: RunBook | None = None
+    _noted: HandoffRecord | None = None
 
     def __post_init__(self) -> None:
         self._newest_epoch = self.spec.epoch
@@ -254,9 +254,11 @@ class ActorGroup:
                 self.bridges[region.name] = self.create_bridge(region.name)
             arguments = self.spec, region.name
             indices = range(1, region.ps_shards)
-            orders = [self._server("primary", "ps", 0, region, arguments)]
-            orders += [self._server("shard", "ps", i, region, (*arguments, i)) for i in indices]
-            self.primaries[region.name], *self.shard_servers[region.name] = self.maker.make(orders)
+            specs = [self._server("primary", "ps", 0, region, arguments)]
+            specs += [self._server("shard", "ps", i, region, (*arguments, i)) for i in indices]
+            self.primaries[region.name], *self.shard_servers[region.name] = self.launcher.make(
+                specs
+            )
             for rank in range(region.workers):
                 if (region.name, rank) not in self.workers:
                     self._create_worker(region.name, rank, epoch=1)
@@ -272,8 +274,8 @@ class ActorGroup:
         if epoch is not None:
             spec = replace(spec, resume=None, epoch=epoch)
         arguments = spec, region, epoch is not None
-        order = self._server("bridge", "bridge", 0, spec.region(region), arguments, spec.epoch)
-        return self.maker.make([order])[0]
+        process = self._server("bridge", "bridge", 0, spec.region(region), arguments, spec.epoch)
+        return self.launcher.make([process])[0]
 
     def next_epoch(self) -> int:
         """Of processes that are started now: later than all before in this run."""
@@ -456,7 +458,7 @@ class ActorGroup:
         """Give a region's places back: it is to have others; what is left there ends."""
         placed = self.placed.pop(region, None)
         if placed is not None:
-            self.maker.remove({region: placed})
+            self.launcher.remove({region: placed})
 
     def take_idle(self, region: str, wait_s: float) -> list[GroupWorker]:
         """Workers of a lost region whose processes live, and which have nothing to do any more."""
@@ -496,46 +498,46 @@ class ActorGroup:
         """
         shards = {region: tuple(each) for region, each in self.shard_addresses.items()}
         homes = self.home, self.standby, tuple(sorted(self.former_homes))
-        book = RunBook(
+        record = HandoffRecord(
             self.spec,
             origin_unix_s,
             self.servers(),
             {place: (worker.epoch, worker.handle) for place, worker in self.workers.items()},
             dict(self.placed),
-            Whereabouts(*homes, shards, dict(self.bridge_addresses)),
+            RunEndpoints(*homes, shards, dict(self.bridge_addresses)),
             gone,
             is_changing,
             self.desk is not None and self.desk.is_open,
         )
-        if book != self._noted:
-            self._noted = book
-            self.maker.note(book)
+        if record != self._noted:
+            self._noted = record
+            self.launcher.note(record)
 
-    def go_on_as(self, kept: Kept, book: RunBook) -> None:
+    def go_on_as(self, handoff: Handoff, record: HandoffRecord) -> None:
         """Be the group that another driver has noted, which goes on.
 
         Args:
-            kept: what the supervisor has.
-            book: the same, of which the processes are.
+            handoff: what the supervisor has.
+            record: the same, of which the processes are.
         """
-        for (role, region), handle in book.servers.items():
+        for (role, region), handle in record.servers.items():
             if role == "bridge":
                 self.bridges[region] = handle
             elif role == "ps":
                 self.primaries[region] = handle
         for region in self.primaries:
             shards = range(1, self.spec.region(region).ps_shards)
-            self.shard_servers[region] = [book.servers[f"ps {i}", region] for i in shards]
-        for (region, rank), (epoch, handle) in book.workers.items():
+            self.shard_servers[region] = [record.servers[f"ps {i}", region] for i in shards]
+        for (region, rank), (epoch, handle) in record.workers.items():
             outcome = handle.outcome.remote(self.driver)
             node = handle.node_id.remote()
             worker = GroupWorker(region, rank, epoch, handle, outcome, node=node)
             self.workers[region, rank] = worker
-        self.shard_addresses = {name: list(each) for name, each in book.where.shards.items()}
-        self.bridge_addresses = dict(book.where.bridges)
-        self.home, self.standby = book.where.home, book.where.standby
-        self.former_homes = set(book.where.former_homes)
-        self._epochs, self._newest_epoch = dict(kept.epochs), kept.newest_epoch
+        self.shard_addresses = {name: list(each) for name, each in record.where.shards.items()}
+        self.bridge_addresses = dict(record.where.bridges)
+        self.home, self.standby = record.where.home, record.where.standby
+        self.former_homes = set(record.where.former_homes)
+        self._epochs, self._newest_epoch = dict(handoff.epochs), handoff.newest_epoch
 
     def end_calls(self) -> None:
         """End the threads that call Ray; those that wait for a head that is gone are left."""
@@ -547,7 +549,7 @@ class ActorGroup:
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them, if they are ours; never raises."""
         self.end_calls()
-        if not self.maker.is_ours():
+        if not self.launcher.is_ours():
             return
         servers = list(self.servers().values())
         for region in list(self._idle):
@@ -579,14 +581,14 @@ class ActorGroup:
         region: RegionConfig,
         arguments: tuple[object, ...],
         epoch: int = 0,
-    ) -> ProcessOrder:
+    ) -> ProcessSpec:
         strategy = self.placed[region.name].strategy(role, index)
         cpus = region.cpus_per_server
-        return ProcessOrder(kind, arguments, cpus, 0.0, strategy, None, epoch or self.spec.epoch)
+        return ProcessSpec(kind, arguments, cpus, 0.0, strategy, None, epoch or self.spec.epoch)
 
     def _create_worker(self, region: str, rank: int, epoch: int) -> GroupWorker:
         config = self.spec.region(region)
-        order = ProcessOrder(
+        process = ProcessSpec(
             "worker",
             (self.spec, region, rank, epoch),
             config.cpus_per_worker,
@@ -595,7 +597,7 @@ class ActorGroup:
             (region, rank),
             epoch,
         )
-        handle = self.maker.make([order])[0]
+        handle = self.launcher.make([process])[0]
         worker = GroupWorker(region, rank, epoch, handle)
         self.workers[region, rank] = worker
         return worker

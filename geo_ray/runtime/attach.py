@@ -1,7 +1,7 @@
 """Attaches a restarted run loop to the processes that its predecessor has left running.
 
 The run loop holds the lease; the supervisor, then every server and bridge learn its fencing token
-and refuse the predecessor. `why_anew` decides (pure): processes are kept unless something was
+and refuse the predecessor. `why_anew` decides (pure): processes are handoff unless something was
 under way that only the old driver knew. What the handoff record does not name ends. What the
 old driver may have heard and not written is reported again; nothing is logged twice.
 """
@@ -29,7 +29,7 @@ from geo_ray.runs.requests import MemberRequest
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.checkpoint_upload import PartDesk, desk_of
 from geo_ray.runtime.checkpoints import Saver
-from geo_ray.runtime.launcher import Kept, ProcessMaker, RunBook
+from geo_ray.runtime.launcher import Handoff, HandoffRecord, ProcessLauncher
 from geo_ray.runtime.policies import LossHealth
 from geo_ray.runtime.run_context import (
     BrokenError,
@@ -117,14 +117,14 @@ class Attached:
     Attributes:
         experiment: its configuration.
         actors: its processes.
-        book: what the driver before has noted.
+        record: what the driver before has noted.
         steps: of each region, as far as it answers.
         stretch: its events since it last began.
     """
 
     experiment: Experiment
     actors: ActorGroup
-    book: RunBook
+    record: HandoffRecord
     steps: Mapping[str, int]
     stretch: list[Event]
 
@@ -186,49 +186,53 @@ def running_processes(setup: RunSetup) -> Attached | str | None:
     launcher, experiment, run = setup.launcher, setup.experiment, setup.run
     driver = setup.lease.epoch
     events = newest_stretch(EventTail(run.path / EVENTS_FILE))
-    kept = launcher.attach(driver)
-    if kept is None or kept.book is None:
+    handoff = launcher.attach(driver)
+    if handoff is None or handoff.record is None:
         return why_gone({event.kind for event in events})
-    book = kept.book
+    record = handoff.record
     setup.reporting.status("the run's processes go on: attaching")
     shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
-    statuses = _attended(book.servers, driver)
-    home = statuses.get(("bridge", book.where.home.region), {})
+    statuses = _attended(record.servers, driver)
+    home = statuses.get(("bridge", record.where.home.region), {})
     phases = {region: str(s["phase"]) for (role, region), s in statuses.items() if role == "ps"}
     seen = Living(
-        digest(_as_begun(shaped, book)) == digest(book.spec.experiment),
-        book.is_changing,
+        digest(_as_begun(shaped, record)) == digest(record.spec.experiment),
+        record.is_changing,
         home.get("view"),
         phases,
         {event.kind for event in events},
-        book.uses_desk,
+        record.uses_desk,
     )
     why = why_anew(seen)
     if why is not None:
         launcher.clear()
         return why
-    launcher.keep_only(book.handles)
-    actors = _group(launcher, kept, book, driver, desk_of(run, experiment))
+    launcher.keep_only(record.handles)
+    actors = _group(launcher, handoff, record, driver, desk_of(run, experiment))
     for primary in actors.primaries.values():
         primary.pause.remote(False)  # absences are judged again
     steps = {
         region: int(s.get("version", 0)) for (role, region), s in statuses.items() if role == "ps"
     }
-    return Attached(_as_begun(experiment, book), actors, book, steps, events)
+    return Attached(_as_begun(experiment, record), actors, record, steps, events)
 
 
-def _as_begun(experiment: Experiment, book: RunBook) -> Experiment:
+def _as_begun(experiment: Experiment, record: HandoffRecord) -> Experiment:
     """The configuration, of the regions and the averager that the run last began with."""
-    begun = book.spec.experiment
+    begun = record.spec.experiment
     return experiment.model_copy(update={"members": begun.members, "averager": begun.averager})
 
 
 def _group(
-    launcher: ProcessMaker, kept: Kept, book: RunBook, driver: int, desk: PartDesk | None
+    launcher: ProcessLauncher,
+    handoff: Handoff,
+    record: HandoffRecord,
+    driver: int,
+    desk: PartDesk | None,
 ) -> ActorGroup:
-    spec = replace(book.spec, resume=None)
-    group = ActorGroup(spec, dict(book.placed), launcher, launcher, driver, desk)
-    group.go_on_as(kept, book)
+    spec = replace(record.spec, resume=None)
+    group = ActorGroup(spec, dict(record.placed), launcher, launcher, driver, desk)
+    group.go_on_as(handoff, record)
     return group
 
 
@@ -277,7 +281,7 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
     parts = {shard_part_name(name, i) for name in actors.primaries for i in shards[name]}
     saver.go_on(parts, store.newest_id())
     keeper = BestKeeper.of(experiment, task, run, attaches=True)
-    origin_unix_s = found.book.origin_unix_s
+    origin_unix_s = found.record.origin_unix_s
     now_s = time.time() - origin_unix_s
     try:
         with EventLog(context.own_log()) as log, context.exporting(origin_unix_s) as export:
@@ -293,7 +297,7 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
             controller = controller_of(context, recorder, evals, origin_unix_s)
             controller.links.go_on(found.sent)
             controller.checkpoints.traffic.go_on(found.sent)
-            gone = found.book.gone.but_for(set(away).difference(actors.primaries))
+            gone = found.record.gone.but_for(set(away).difference(actors.primaries))
             controller.workers.go_on(found.requested)
             # Regions that were lost before a resume are absent, and were not waited for.
             controller.members.go_on(gone, unhurried=experiment.members.absent)

@@ -135,10 +135,12 @@ class Joining:
 
     def _bring_up(self, placed: PlacedRegion | None, demand: RegionDemand) -> ActorGroup:
         actors = self.actors
-        where = actors.maker.place([demand], _PLACE_S) if placed is None else {self.region: placed}
+        where = (
+            actors.launcher.place([demand], _PLACE_S) if placed is None else {self.region: placed}
+        )
         own = where if placed is None else {}  # is given back if nothing comes of it
         spec = replace(actors.spec, resume=None, epoch=self.epoch, home=actors.home)
-        group = ActorGroup(spec, where, actors.keys, actors.maker, actors.driver, actors.desk)
+        group = ActorGroup(spec, where, actors.keys, actors.launcher, actors.driver, actors.desk)
         for worker in actors.take_idle(self.region, _IDLE_S):
             group.workers[self.region, worker.rank] = worker
         try:
@@ -156,7 +158,7 @@ class Joining:
             collect({0: group.bridges[self.region].await_link.remote(home, _LINK_S)}, _START_S)
         except BaseException:
             group.close()
-            actors.maker.remove(own)
+            actors.launcher.remove(own)
             raise
         self._own = own
         return group
@@ -200,7 +202,7 @@ class Joining:
         if up.cancelled() or up.exception() is not None:
             return  # who brings it up cleans up
         up.result().close()
-        self.actors.maker.remove(self._own)
+        self.actors.launcher.remove(self._own)
 
 
 def end_lending(actors: ActorGroup, giver: str) -> None:

@@ -1,6 +1,6 @@
 """Starts the processes of a run, which end with their owner, and holds its keys.
 
-`RunBook` is the handoff record: what a restarted driver must know about running processes.
+`HandoffRecord` is what a restarted driver must know about running processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # they import PyTorch
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class RunEndpoints:
     """Where the averager lives and lived, and where servers and bridges listen.
 
     Attributes:
@@ -67,7 +67,7 @@ class GoneRegions:
 
 
 @dataclass(frozen=True, slots=True)
-class RunBook:
+class HandoffRecord:
     """Handoff record of a running run, kept by the supervisor: plain values and handles.
 
     Attributes:
@@ -87,7 +87,7 @@ class RunBook:
     servers: Mapping[tuple[str, str], Handle]
     workers: Mapping[tuple[str, int], tuple[int, Handle]]
     placed: Mapping[str, PlacedRegion]
-    where: Whereabouts
+    where: RunEndpoints
     gone: GoneRegions = GoneRegions()
     is_changing: bool = False
     uses_desk: bool = False
@@ -99,16 +99,16 @@ class RunBook:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Handoff:
     """What a supervisor has for a driver that comes.
 
     Attributes:
-        book: what the driver before has noted last; None: it had not begun to train.
+        record: what the driver before has noted last; None: it had not begun to train.
         epochs: the newest incarnation that was made of each worker, by region and rank.
         newest_epoch: of bridges and servers.
     """
 
-    book: RunBook | None
+    record: HandoffRecord | None
     epochs: Mapping[tuple[str, int], int]
     newest_epoch: int
 
@@ -138,7 +138,7 @@ def load_classes() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessOrder:
+class ProcessSpec:
     """A process that is wanted.
 
     Attributes:
@@ -160,7 +160,7 @@ class ProcessOrder:
     epoch: int
 
 
-class ProcessMaker(Protocol):
+class ProcessLauncher(Protocol):
     """Owns the processes, places and keys of a run; commands of overtaken drivers are refused."""
 
     @property
@@ -168,7 +168,7 @@ class ProcessMaker(Protocol):
         """Whether places were reserved for the run before."""
         ...
 
-    def attach(self, driver: int) -> Kept | None:
+    def attach(self, driver: int) -> Handoff | None:
         """Become the run's driver.
 
         Args:
@@ -186,7 +186,7 @@ class ProcessMaker(Protocol):
         """End whatever there is, and make the keys of a run that begins."""
         ...
 
-    def make(self, orders: Sequence[ProcessOrder]) -> list[Handle]:
+    def make(self, specs: Sequence[ProcessSpec]) -> list[Handle]:
         """Begin to start processes; nothing is waited for."""
         ...
 
@@ -214,7 +214,7 @@ class ProcessMaker(Protocol):
         """Whether this driver may still end them."""
         ...
 
-    def note(self, book: RunBook) -> None:
+    def note(self, record: HandoffRecord) -> None:
         """Keep for the next driver what this one knows of the run."""
         ...
 
@@ -232,7 +232,7 @@ class ProcessMaker(Protocol):
 
 
 class OwnProcesses:
-    """A `ProcessMaker` that owns everything itself: all ends with this process.
+    """A `ProcessLauncher` that owns everything itself: all ends with this process.
 
     Args:
         reserved: places that somebody has reserved for the run, and gives back; None: it asks for
@@ -248,38 +248,38 @@ class OwnProcesses:
         """Whether places were reserved for the run."""
         return self._reserved is not None
 
-    def attach(self, driver: int) -> Kept | None:
-        """See `ProcessMaker.attach`: no earlier driver has left anything."""
+    def attach(self, driver: int) -> Handoff | None:
+        """See `ProcessLauncher.attach`: no earlier driver has left anything."""
         return None
 
     def begin(self, run_id: str, regions: Sequence[str], transport: TransportConfig) -> None:
-        """See `ProcessMaker.begin`."""
+        """See `ProcessLauncher.begin`."""
         self._keys = RunKeys(run_id, regions, transport)
 
-    def make(self, orders: Sequence[ProcessOrder]) -> list[Handle]:
-        """See `ProcessMaker.make`."""
-        return [_made(order) for order in orders]
+    def make(self, specs: Sequence[ProcessSpec]) -> list[Handle]:
+        """See `ProcessLauncher.make`."""
+        return [_started(spec) for spec in specs]
 
     def place(self, demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
-        """See `ProcessMaker.place`."""
+        """See `ProcessLauncher.place`."""
         return place(demands, timeout_s) if self._reserved is None else dict(self._reserved)
 
     def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
-        """See `ProcessMaker.remove`."""
+        """See `ProcessLauncher.remove`."""
         if self._reserved is None:
             remove(placed)
 
     def keep_only(self, handles: Sequence[Handle]) -> None:
-        """See `ProcessMaker.keep_only`: there are no others."""
+        """See `ProcessLauncher.keep_only`: there are no others."""
 
     def clear(self) -> None:
-        """See `ProcessMaker.clear`: whoever has made processes here has ended them."""
+        """See `ProcessLauncher.clear`: whoever has made processes here has ended them."""
 
     def is_ours(self) -> bool:
         """They are nobody else's."""
         return True
 
-    def note(self, book: RunBook) -> None:
+    def note(self, record: HandoffRecord) -> None:
         """No other driver could read it."""
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
@@ -301,16 +301,16 @@ class OwnProcesses:
         return self._keys
 
 
-def _made(order: ProcessOrder) -> Handle:
-    kind, threads = class_of(order.kind), _CLASSES[order.kind][2]
+def _started(spec: ProcessSpec) -> Handle:
+    kind, threads = class_of(spec.kind), _CLASSES[spec.kind][2]
     return (
         ray.remote(kind)
         .options(
-            num_cpus=order.cpus,
-            num_gpus=order.gpus,
-            scheduling_strategy=order.strategy,
+            num_cpus=spec.cpus,
+            num_gpus=spec.gpus,
+            scheduling_strategy=spec.strategy,
             max_concurrency=threads,
             max_restarts=0,
         )
-        .remote(*order.arguments)
+        .remote(*spec.arguments)
     )

@@ -26,13 +26,10 @@ from geo_ray.base.restarts import Restarts
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.connect import watched_head
 from geo_ray.runs.checkpoints import store_of
-from geo_ray.runs.directory import RunDirectory, lease_of
-from geo_ray.runs.lease import driving, seeker_of
-from geo_ray.runs.report import reported
-from geo_ray.runs.uploader import mirrored
+from geo_ray.runs.directory import RunDirectory
 from geo_ray.runtime.attach import Attached, attached, running_processes
-from geo_ray.runtime.launcher import ProcessMaker
-from geo_ray.runtime.run_context import BrokenError, Reporting, RunSetup, Training
+from geo_ray.runtime.launcher import ProcessLauncher
+from geo_ray.runtime.run_context import BrokenError, Reporting, RunSetup, Training, held
 from geo_ray.runtime.run_finish import Retrying, finish
 from geo_ray.runtime.run_order import Resumption
 from geo_ray.runtime.run_start import started
@@ -46,7 +43,7 @@ def run(
     experiment: Experiment,
     directory: RunDirectory,
     reporting: Reporting,
-    launcher: ProcessMaker,
+    launcher: ProcessLauncher,
     *,
     resume: Resumption | None = None,
 ) -> Summary:
@@ -60,13 +57,7 @@ def run(
     limit, window_s = experiment.checkpoint.restarts, experiment.train.restart_window_s
     restarts, failed_starts = Restarts(limit, window_s, "checkpoint.restarts"), 0
     with (
-        driving(seeker_of(directory.path, reporting.observer.status, lease_of(directory))) as lease,
-        mirrored(
-            *(directory.address, directory.path, lease.epoch, lease.check),
-            retry_s=experiment.checkpoint.retry_s,
-            tell=reporting.observer.status,
-        ),
-        reported(directory.path),
+        held(directory, reporting, experiment.checkpoint.retry_s) as lease,
         watched_head(ray.get_runtime_context().gcs_address, reporting.interruption.set),
     ):
         told = reporting.noted_in(lease)
@@ -79,10 +70,12 @@ def run(
             except BrokenError as broken:
                 failed_starts = failed_starts + 1 if broken.at_start else 0
                 pause_s = _PAUSE_S * 2 ** (failed_starts - 1)
-                may = _may_restart(setup, broken, restarts)
-                if not may or (failed_starts and told.interruption.wait(pause_s)):
-                    note_failure(directory.path, broken.cause, told.began_unix_s)
-                    raise broken.cause from None
+                end = None if _may_restart(setup, broken, restarts) else broken.cause
+                if end is None and failed_starts and told.interruption.wait(pause_s):
+                    end = told.interruption.why
+                if end is not None:
+                    note_failure(directory.path, end, told.began_unix_s)
+                    raise end from None
                 resume = Resumption(waits=True, away=broken.away, clock=broken.clock)
                 attaches = False
 

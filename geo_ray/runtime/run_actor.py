@@ -10,12 +10,14 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import ray
+from ray.exceptions import RayError
 
 from geo_ray.base.errors import GeoRayError, InvariantError, LeaseLostError, RegionLostError
 from geo_ray.experiment.experiment import Experiment
@@ -26,9 +28,10 @@ from geo_ray.ray_cluster.placement import PlacedRegion
 from geo_ray.runs import directory
 from geo_ray.runs.requests import Interruption
 from geo_ray.runtime import main
-from geo_ray.runtime.launcher import Kept, ProcessOrder, RunBook
+from geo_ray.runtime.launcher import Handoff, HandoffRecord, ProcessSpec
 from geo_ray.runtime.run_context import Reporting
-from geo_ray.runtime.run_order import Resumption, RunEnd, RunOrder, StartWait, Wishes
+from geo_ray.runtime.run_finish import conclude
+from geo_ray.runtime.run_order import Resumption, RunEnd, RunOrder, StartWait, UserRequests
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventTail, has_begun
 from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import Summary
@@ -89,6 +92,11 @@ class WatchedProgress(RunObserver):
             self._lines.clear()
         return lines, awaiting
 
+    def give_back(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Report lines again that were taken and did not reach the supervisor."""
+        with self._lock:
+            self._lines.extendleft(reversed(lines))
+
     def _check(self) -> None:
         """End the run where it is, if that was asked for."""
         error = self.end_error
@@ -118,7 +126,7 @@ class RunHost:
         """Drive the run to its end; called once, by the supervisor."""
         logging.getLogger().addHandler(_Forward(self._progress))
         beats = threading.Thread(target=self._beat_often, name="beats", daemon=True)
-        self._beat()  # what was asked for before counts from the start
+        self._try_beat()  # what was asked for before counts from the start
         beats.start()
         order = self._order
         try:
@@ -127,28 +135,39 @@ class RunHost:
             end = RunEnd(None, _portable(raised))
         self._is_over.set()
         beats.join()
-        self._beat()
+        self._try_beat()
         return end
 
     def _run(self, order: RunOrder, experiment: Experiment) -> Summary:
-        reporting = Reporting(self._progress, order.began_unix_s, self._interruption)
-        resume = order.resume
+        began_unix_s = order.began_unix_s if self._attempt == 0 else time.time()
+        reporting = Reporting(self._progress, began_unix_s, self._interruption)
+        resume, launcher = order.resume, SupervisedLauncher(self._supervisor)
         if self._attempt and has_begun(order.run.path):
-            log = EventTail(order.run.path / EVENTS_FILE)
-            resume = (resume or Resumption(begins=True)).again(log)
-        launcher = SupervisedLauncher(self._supervisor)
+            told, log = resume or Resumption(begins=True), order.run.path / EVENTS_FILE
+            end = told.end_noted(EventTail(log))
+            if end is not None:
+                retry_s = experiment.checkpoint.retry_s
+                return conclude(order.run, reporting, launcher, end, retry_s)
+            resume = told.again(EventTail(log))
         return main.run(experiment, order.run, reporting, launcher, resume=resume)
 
     def _beat_often(self) -> None:
         while not self._is_over.wait(_BEAT_S):
-            self._beat()
+            self._try_beat()
 
-    def _beat(self) -> None:
-        beat = self._supervisor.beat.remote(self._attempt, *self._progress.take())
-        wishes: Wishes = ray.get(beat)
-        if wishes.stop is not None and not self._interruption.is_set():
-            self._interruption.set(wishes.stop)
-        self._progress.end_error = wishes.end
+    def _try_beat(self) -> None:
+        """Report to the supervisor; if it does not answer, the next beat reports the same."""
+        lines, awaiting = self._progress.take()
+        try:
+            beat = self._supervisor.beat.remote(self._attempt, lines, awaiting)
+            requests: UserRequests = ray.get(beat)
+        except RayError as error:
+            _log.debug("the supervisor of the run does not answer: %s", error)
+            self._progress.give_back(lines)
+            return
+        if requests.stop is not None and not self._interruption.is_set():
+            self._interruption.set(requests.stop)
+        self._progress.end_error = requests.end
 
 
 class _Forward(logging.Handler):
@@ -174,7 +193,7 @@ def _portable(error: BaseException) -> BaseException:
 
 
 class SupervisedLauncher:
-    """A `ProcessMaker` whose processes belong to the run's supervisor and outlive this process.
+    """A `ProcessLauncher` whose processes belong to the run's supervisor and outlive this process.
 
     Args:
         supervisor: the actor.
@@ -185,65 +204,65 @@ class SupervisedLauncher:
     def __init__(self, supervisor: Handle) -> None:
         self._supervisor, self._driver = supervisor, 0
 
-    def attach(self, driver: int) -> Kept | None:
-        """See `ProcessMaker.attach`."""
+    def attach(self, driver: int) -> Handoff | None:
+        """See `ProcessLauncher.attach`."""
         self._driver = driver
-        kept: Kept = self._ask("attach")
-        return kept
+        handoff: Handoff = self._ask("attach")
+        return handoff
 
     def begin(self, run_id: str, regions: Sequence[str], transport: TransportConfig) -> None:
-        """See `ProcessMaker.begin`."""
+        """See `ProcessLauncher.begin`."""
         self._ask("begin", run_id, tuple(regions), transport)
 
-    def make(self, orders: Sequence[ProcessOrder]) -> list[Handle]:
-        """See `ProcessMaker.make`."""
-        made: list[Handle] = self._ask("make", list(orders))
+    def make(self, specs: Sequence[ProcessSpec]) -> list[Handle]:
+        """See `ProcessLauncher.make`."""
+        made: list[Handle] = self._ask("make", list(specs))
         return made
 
     def place(self, demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
-        """See `ProcessMaker.place`."""
+        """See `ProcessLauncher.place`."""
         placed: dict[str, PlacedRegion] = self._ask(
             "place", list(demands), timeout_s, timeout_s=timeout_s + _ANSWER_S
         )
         return placed
 
     def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
-        """See `ProcessMaker.remove`; a driver that was overtaken removes nothing."""
+        """See `ProcessLauncher.remove`; a driver that was overtaken removes nothing."""
         with suppress(RegionLostError, LeaseLostError):
             self._ask("remove", dict(placed))
 
     def keep_only(self, handles: Sequence[Handle]) -> None:
-        """See `ProcessMaker.keep_only`."""
+        """See `ProcessLauncher.keep_only`."""
         self._ask("keep_only", list(handles))
 
     def clear(self) -> None:
-        """See `ProcessMaker.clear`."""
+        """See `ProcessLauncher.clear`."""
         self._ask("clear")
 
     def is_ours(self) -> bool:
-        """See `ProcessMaker.is_ours`."""
+        """See `ProcessLauncher.is_ours`."""
         try:
             self._ask("confirm")
         except (RegionLostError, LeaseLostError):
             return False
         return True
 
-    def note(self, book: RunBook) -> None:
-        """See `ProcessMaker.note`; nothing is waited for."""
-        self._supervisor.note.remote(self._driver, book)
+    def note(self, record: HandoffRecord) -> None:
+        """See `ProcessLauncher.note`; nothing is waited for."""
+        self._supervisor.note.remote(self._driver, record)
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
-        """See `ProcessMaker.for_bridge`."""
+        """See `ProcessLauncher.for_bridge`."""
         keys: BridgeKeys = self._ask("for_bridge", region, introduction)
         return keys
 
     def for_server(self, region: str, introduction: Introduction) -> bytes:
-        """See `ProcessMaker.for_server`."""
+        """See `ProcessLauncher.for_server`."""
         key: bytes = self._ask("for_server", region, introduction)
         return key
 
     def sign(self, region: str, request_pem: bytes) -> SignedCertificate | None:
-        """See `ProcessMaker.sign`."""
+        """See `ProcessLauncher.sign`."""
         signed: SignedCertificate | None = self._ask("sign", region, request_pem)
         return signed
 

@@ -37,13 +37,13 @@ from geo_ray.ray_cluster.demand import by_label
 from geo_ray.runs.directory import RunDirectory, lease_of
 from geo_ray.runs.lease import LEASE_KEY, decode_record, has_ended
 from geo_ray.runtime.run_context import Reporting
-from geo_ray.runtime.run_order import Resumption, RunOrder
+from geo_ray.runtime.run_order import Resumption, RunEnd, RunOrder, noted_end
 from geo_ray.runtime.run_start import check_inputs
 from geo_ray.runtime.spec import demand_of
 from geo_ray.runtime.supervisor import NAMESPACE, RunNews, RunState, Supervisor, supervisor_name
 from geo_ray.storage.conditional_store import LocalConditionalStore
 from geo_ray.telemetry.event_log import EVENTS_FILE, LOGS_DIRECTORY, EventTail, newest_stretch
-from geo_ray.telemetry.events import RunObserver
+from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import Summary
 
 _ASK_EVERY_S: Final = 0.15
@@ -132,7 +132,7 @@ def drive(
         order = request.order(reporting.began_unix_s, log.read_bytes)
         reporting.status("starting the run's driver")
         signals = stack.enter_context(counted_signals())  # a run that starts is ended by them
-        watcher = RunWatcher(_start(order), reporting.observer, cluster, log, signals)
+        watcher = RunWatcher(_start(order), request.run, reporting.observer, cluster, log, signals)
         try:
             return watcher.follow(until_begun=request.detach)
         except BaseException:
@@ -157,7 +157,13 @@ def watch_running(
 ) -> tuple[bool, Summary | None]:
     """Watch a run that goes on, from where its newest segment began.
 
-    One that is being stopped is waited for, and does not go on.
+    One that is being stopped is waited for, and does not go on unless another process resumes it.
+
+    Args:
+        run: its directory.
+        experiment: its configuration.
+        observer: receives its progress.
+        detach: whether to return at once; then it needs no watcher any more.
 
     Returns:
         Whether the run goes on; what it came to, None if it was detached from.
@@ -171,12 +177,16 @@ def watch_running(
             observer.status("the run is being stopped: waiting for its end")
             while supervisor is not None:
                 time.sleep(_ASK_EVERY_S)
-                supervisor, _ = _find(run)
+                supervisor, state = _find(run)
+                if state is RunState.RUNNING:
+                    break  # another process has resumed it
         if supervisor is None:
             return False, None
+        if detach:
+            ray.get(supervisor.detach.remote(), timeout=_ANSWER_S)
         log = EventTail(run.path / EVENTS_FILE)
         with counted_signals() as signals:  # before anything says that the run is watched
-            watcher = RunWatcher(supervisor, observer, cluster, log, signals)
+            watcher = RunWatcher(supervisor, run, observer, cluster, log, signals)
             return True, watcher.join(until_begun=detach)
 
 
@@ -194,11 +204,16 @@ def may_be_running(run: RunDirectory) -> bool:
     return is_here and not record.released
 
 
-def _find(run: RunDirectory) -> tuple[Handle | None, RunState]:
-    """Return the supervisor of a run that is not over, if this cluster has one; and its state."""
+def _find(run: RunDirectory, longest_s: float = _ANSWER_S) -> tuple[Handle | None, RunState]:
+    """Return the supervisor of a run that is not over, if this cluster has one; and its state.
+
+    Args:
+        run: its directory.
+        longest_s: how long its answer is waited for.
+    """
     try:
         supervisor: Any = ray.get_actor(supervisor_name(run), namespace=NAMESPACE)
-        news: RunNews = ray.get(supervisor.hear.remote("", 0), timeout=_ANSWER_S)
+        news: RunNews = ray.get(supervisor.hear.remote("", 0), timeout=longest_s)
     except (ValueError, RayError):  # there is none, it has just ended, or it hangs
         return None, RunState.OVER
     return None if news.state is RunState.OVER else supervisor, news.state
@@ -211,7 +226,8 @@ def _start(order: RunOrder) -> Handle:
         It, or one that another process has just started.
 
     Raises:
-        RunHeldError: a supervisor that does not answer cannot be ended.
+        RunHeldError: the run goes on with another configuration; or a supervisor that does not
+            answer cannot be ended.
     """
     node = ray.get_runtime_context().get_node_id()
     kind = ray.remote(Supervisor).options(
@@ -228,9 +244,15 @@ def _start(order: RunOrder) -> Handle:
         try:
             return kind.remote(order)
         except ValueError as error:  # the name is taken
-            running, _ = _find(order.run)
-            if running is not None:
-                return running
+            running, _ = _find(order.run, _START_S)  # another process may just have started it
+            with suppress(RayError):  # it has just ended
+                if running is not None and ray.get(running.is_of.remote(order)):
+                    return running
+                if running is not None:
+                    raise RunHeldError(
+                        f"{order.run.path.name} goes on with another configuration",
+                        fix="Wait for its end, or stop it with `geo-ray stop`.",
+                    ) from error
             with suppress(ValueError):
                 kill(ray.get_actor(supervisor_name(order.run), namespace=NAMESPACE))
             if time.monotonic() > deadline_s:
@@ -268,10 +290,11 @@ def counted_signals() -> Iterator[SignalCount]:
 
 
 class RunWatcher:
-    """One process that watches a run and passes its user's wishes on.
+    """One process that watches a run and passes its user's requests on.
 
     Args:
         supervisor: of the run.
+        run: its directory.
         observer: receives phases and events.
         cluster: that this process is connected to.
         log: the run's events, at the first that is passed on.
@@ -282,25 +305,26 @@ class RunWatcher:
     def __init__(
         self,
         supervisor: Handle,
+        run: RunDirectory,
         observer: RunObserver,
         cluster: ConnectedCluster,
         log: EventTail,
         signals: SignalCount,
     ) -> None:
-        self._supervisor, self._observer = supervisor, observer
+        self._supervisor, self._run, self._observer = supervisor, run, observer
         self._cluster, self._log = cluster, log
         self._name, self._next = secrets.token_hex(4), 0
         self._signals, self._asked = signals, 0
         self._ends_at_s: float | None = None
         self._is_over = False
+        self._newest: Event | None = None
         self.has_begun = False
 
     def join(self, *, until_begun: bool = False) -> Summary | None:
         """Do as `follow` does with a run that goes on, from where its newest segment began."""
         self._observer.status("the run goes on; watching it")
         for event in newest_stretch(self._log):
-            self.has_begun = True
-            self._observer.on_event(event)
+            self._pass_on_event(event)
         return self.follow(until_begun=until_begun)
 
     def follow(self, *, until_begun: bool = False) -> Summary | None:
@@ -329,21 +353,40 @@ class RunWatcher:
 
     def _follow(self, *, until_begun: bool) -> Summary | None:
         while True:
-            news = self._hear()
+            try:
+                news = self._hear()
+            except DriverLostError:
+                self._pass_on_events()
+                end = self._noted_end()
+                if end is None:
+                    raise
+                return self._result(end)
             self._pass_on_events()  # what was written before the run was over
             if news is not None:
                 self._pass_on(news)
                 if news.state is RunState.OVER:
-                    self._is_over = True
-                    if news.error is not None:
-                        raise news.error
-                    if news.summary is None:
-                        raise InvariantError("a run ended without a summary and without an error")
-                    return news.summary
+                    return self._result(RunEnd(news.summary, news.error))
             if until_begun and self.has_begun:
                 return None
             self._pass_signals()
             time.sleep(_ASK_EVERY_S)
+
+    def _result(self, end: RunEnd) -> Summary:
+        self._is_over = True
+        if end.error is not None:
+            raise end.error
+        if end.summary is None:
+            raise InvariantError("a run ended without a summary and without an error")
+        return end.summary
+
+    def _noted_end(self) -> RunEnd | None:
+        """How the run ended if its supervisor has not waited for this process; None: it died.
+
+        A receiver of events may take long. A run that is over has given its lease back.
+        """
+        if self._newest is None or may_be_running(self._run):
+            return None
+        return noted_end([self._newest])
 
     def _hear(self) -> RunNews | None:
         """Return what is new; None if the supervisor is slow to answer."""
@@ -388,10 +431,14 @@ class RunWatcher:
 
     def _pass_on_events(self) -> None:
         for event in self._log.new():
-            self.has_begun = self.has_begun or event.kind == "run_started"
-            self._observer.on_event(event)
+            self._pass_on_event(event)
 
-    # ------------------------------------------------------------------ the user's wishes
+    def _pass_on_event(self, event: Event) -> None:
+        self._newest = event
+        self.has_begun = self.has_begun or event.kind == "run_started"
+        self._observer.on_event(event)
+
+    # ------------------------------------------------------------------ the user's requests
 
     def _pass_signals(self) -> None:
         count = self._signals

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,16 +16,18 @@ from geo_ray.data.tasks.base import Task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import requests
 from geo_ray.runs.build import build_evals
-from geo_ray.runs.directory import RunDirectory, followed_plan
+from geo_ray.runs.directory import RunDirectory, followed_plan, lease_of
 from geo_ray.runs.evaluation import BestKeeper, EvalMark, EvalNotes
-from geo_ray.runs.lease import LeaseKeeper
+from geo_ray.runs.lease import LeaseKeeper, driving, seeker_of
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.replanning import plan_of_members
+from geo_ray.runs.report import reported
 from geo_ray.runs.requests import Interruption, MemberRequest
+from geo_ray.runs.uploader import mirrored
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.checkpoints import Saver
 from geo_ray.runtime.controller import Controller
-from geo_ray.runtime.launcher import ProcessMaker
+from geo_ray.runtime.launcher import ProcessLauncher
 from geo_ray.runtime.replanning import LinkNotes, PlanFor
 from geo_ray.runtime.run_order import RunClock
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, detach
@@ -100,6 +102,27 @@ class _NotedInLease(RunObserver):
         self._observer.on_event(event)
 
 
+@contextmanager
+def held(run: RunDirectory, reporting: Reporting, retry_s: float) -> Iterator[LeaseKeeper]:
+    """Hold the lease of a run in the block; then write its report and copy it to its bucket.
+
+    Args:
+        run: its directory.
+        reporting: told of waits.
+        retry_s: how long a bucket that is away is tried again at the end.
+
+    Raises:
+        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `mirrored`.
+    """
+    tell = reporting.observer.status
+    with (
+        driving(seeker_of(run.path, tell, lease_of(run))) as lease,
+        mirrored(run.address, run.path, lease.epoch, lease.check, retry_s=retry_s, tell=tell),
+        reported(run.path),
+    ):
+        yield lease
+
+
 @dataclass(frozen=True, slots=True)
 class RunSetup:
     """A run that this process drives, whether its processes are there or not.
@@ -115,7 +138,7 @@ class RunSetup:
     experiment: Experiment
     run: RunDirectory
     reporting: Reporting
-    launcher: ProcessMaker
+    launcher: ProcessLauncher
     lease: LeaseKeeper
 
 

@@ -32,7 +32,9 @@ from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.model_file import about_model, keep_longer, save_trained
 from geo_ray.runs.report import account
 from geo_ray.runtime.actor_group import ActorGroup
-from geo_ray.runtime.run_context import Reporting, Training
+from geo_ray.runtime.launcher import ProcessLauncher
+from geo_ray.runtime.run_context import Reporting, Training, held
+from geo_ray.runtime.run_order import RunEnd
 from geo_ray.storage.folders import Folder
 from geo_ray.storage.parts import read_part
 from geo_ray.storage.places import CheckpointPlaces
@@ -126,6 +128,35 @@ def finish(training: Training) -> Summary:
     if aside is not None:
         reporting.status(f"the model before was of more steps: it is {aside.name} now")
     return summary
+
+
+def conclude(
+    run: RunDirectory,
+    reporting: Reporting,
+    launcher: ProcessLauncher,
+    end: RunEnd,
+    retry_s: float,
+) -> Summary:
+    """Do what is left of steps 4 to 7, where a driver died after step 3.
+
+    Args:
+        run: whose log says how it has ended.
+        reporting: receives its progress.
+        launcher: owns its processes.
+        end: what the log says.
+        retry_s: how long a bucket that is away is tried again.
+
+    Raises:
+        GeoRayError: what ended the run early.
+    """
+    with held(run, reporting, retry_s) as lease:
+        launcher.attach(lease.epoch)
+        launcher.clear()
+    if end.error is not None:
+        raise end.error
+    if end.summary is None:
+        raise InvariantError("a run ended without a summary and without an error")
+    return end.summary
 
 
 def _final_model(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from geo_ray.base.errors import GeoRayError
+from geo_ray.base.errors import GeoRayError, from_code
 from geo_ray.base.user_section import context
 from geo_ray.planner.plan import Plan
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.telemetry.event_log import EventTail
+from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.summary import Summary
 
 if TYPE_CHECKING:
@@ -59,25 +61,38 @@ class Resumption:
 
         As it was told, if that one had not come to begin. Else from the newest checkpoint; it may
         be the one that was gone on from, which has the state of regions that are not to take part.
-        They stay away, but for those that have come since.
+        They stay away, but for those that have come since; so do those that were asked to leave
+        since.
 
         Args:
             log: the run's, read from its first event on.
         """
         there: set[str] = set()
+        left: set[str] = set()
         has_begun = False
         for event in log.new():
+            is_new = log.read_bytes > self.log_bytes
             if event.kind in ("run_started", "driver_attached"):
-                has_begun = has_begun or log.read_bytes > self.log_bytes
+                has_begun = has_begun or is_new
             if event.kind == "run_started":
                 there = set(event["regions"])
             elif event.kind == "region_joined":
                 there.add(event["region"])
             elif event.kind == "region_drained" and event["cause"] == "asked":
                 there.discard(event["region"])
+                if is_new:
+                    left.add(event["region"])
         if not has_begun:
             return self
-        return Resumption(away=self.away.difference(there), begins=self.begins)
+        return Resumption(away=(self.away | left).difference(there), begins=self.begins)
+
+    def end_noted(self, log: EventTail) -> RunEnd | None:
+        """How the run has ended since this was asked for; None: its log does not say.
+
+        Args:
+            log: the run's, read from its first event on.
+        """
+        return noted_end(event for event in log.new() if log.read_bytes > self.log_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +150,7 @@ class StartWait:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class UserRequests:
     """What the users of a run have asked for, as the supervisor passes it on.
 
     Attributes:
@@ -153,3 +168,17 @@ class RunEnd:
 
     summary: Summary | None
     error: BaseException | None = None
+
+
+def noted_end(events: Iterable[Event]) -> RunEnd | None:
+    """How a run has ended; None: its newest event does not say."""
+    newest = None
+    for newest in events:  # noqa: B007 - the last one counts
+        pass
+    if newest is None:
+        return None
+    if newest.kind == "run_finished":
+        return RunEnd(Summary.model_validate(newest["summary"]))
+    if newest.kind == "run_failed":
+        return RunEnd(None, from_code(newest["code"], newest["message"], newest["fix"]))
+    return None

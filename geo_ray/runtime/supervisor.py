@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -25,7 +25,13 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from geo_ray.base.errors import DriverLostError, GeoRayError, InterruptedRunError, LeaseLostError
+from geo_ray.base.errors import (
+    DriverLostError,
+    GeoRayError,
+    HeadLostError,
+    InterruptedRunError,
+    LeaseLostError,
+)
 from geo_ray.base.text import coarse_text
 from geo_ray.ray_cluster.calls import Handle, failure_of, kill
 from geo_ray.ray_cluster.connect import head_answers
@@ -34,8 +40,8 @@ from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
 from geo_ray.ray_cluster.placement import PlacedRegion, remove
 from geo_ray.ray_cluster.ray_internals import actor_id
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runtime.launcher import Kept, OwnProcesses, ProcessOrder, RunBook, load_classes
-from geo_ray.runtime.run_order import RunEnd, RunOrder, StartWait, Wishes
+from geo_ray.runtime.launcher import Handoff, HandoffRecord, OwnProcesses, ProcessSpec, load_classes
+from geo_ray.runtime.run_order import RunEnd, RunOrder, StartWait, UserRequests
 from geo_ray.telemetry.summary import Summary
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SignedCertificate
@@ -53,10 +59,13 @@ _HUNG_S: Final = 60.0
 _ENDS_S: Final = 10.0  # that a run actor has to end at once
 _AWAY_AFTER_S: Final = 5.0  # without a question a watcher is gone
 _LINGERS_S: Final = 20.0  # for watchers that come to hear how the run has ended
+_ANSWERED_S: Final = 0.5  # until a watcher that has heard it has its answer
+_PAUSED_S: Final = 5.0  # without a look of its own, the supervisor was stopped itself
+_HEAD_BACK_S: Final = 15.0  # that a start waits for a silent head; its silence is noted for 10 s
 
 
 @dataclass(slots=True)
-class Attendance:
+class WatcherLiveness:
     """Whether anybody watches a run.
 
     Attributes:
@@ -70,6 +79,10 @@ class Attendance:
     def hear(self, now_s: float) -> None:
         """Record that somebody watches."""
         self.heard_s = max(self.heard_s, now_s)
+
+    def pass_over(self, seconds: float, now_s: float) -> None:
+        """Leave a time out that ends now and in which nobody could be heard."""
+        self.heard_s = min(now_s, self.heard_s + seconds)
 
     def is_over(self, now_s: float) -> bool:
         """Whether nobody has watched for too long."""
@@ -141,6 +154,9 @@ class RunLoopActor:
     def __init__(self, supervisor: Handle, order: RunOrder, attempt: int) -> None:
         from geo_ray.runtime.run_actor import RunHost
 
+        # A process that is told to exit is replaced. Ray's own handler would raise `SystemExit` in
+        # the run loop, which would end the run.
+        signal.signal(signal.SIGTERM, _exit)
         self._loop = RunHost(supervisor, order, attempt)
 
     def process_id(self) -> int:
@@ -150,6 +166,10 @@ class RunLoopActor:
     def run(self) -> RunEnd:
         """Drive the run to its end; called once, by the supervisor."""
         return self._loop.run()
+
+
+def _exit(_number: int, _frame: object) -> None:
+    os._exit(1)
 
 
 def supervisor_name(run: RunDirectory) -> str:
@@ -177,7 +197,7 @@ class Supervisor:
         self._processes = OwnProcesses()
         self._made: dict[str, Handle] = {}  # by actor id
         self._placed: dict[str, PlacedRegion] = {}
-        self._book: RunBook | None = None
+        self._record: HandoffRecord | None = None
         self._epochs: dict[tuple[str, int], int] = {}
         self._newest_epoch = 0
         # The run actor.
@@ -193,9 +213,10 @@ class Supervisor:
         self._next = 0
         self._awaiting: StartWait | None = None
         self._watchers: dict[str, tuple[float, bool]] = {}
-        self._attendance = Attendance(order.unattended_s, time.monotonic())
-        self._wishes = Wishes()
+        self._liveness = WatcherLiveness(order.unattended_s, time.monotonic())
+        self._requests = UserRequests()
         self._ends_by_s = 0.0
+        self._looked_s = time.monotonic()
         self._end = RunEnd(None)
         self._over_s = 0.0
         threading.Thread(target=self._supervise, name="supervise", daemon=True).start()
@@ -212,12 +233,22 @@ class Supervisor:
         now_s = time.monotonic()
         with self._lock:
             if watcher:
-                self._attendance.hear(now_s)
+                self._liveness.hear(now_s)
                 self._watchers[watcher] = (now_s, self._state is RunState.OVER)
             first = self._next - len(self._lines)
             lines = [line for i, line in enumerate(self._lines, first) if i >= since]
             end = self._end
             return RunNews(lines, self._next, self._state, self._awaiting, end.summary, end.error)
+
+    def is_of(self, order: RunOrder) -> bool:
+        """Whether the run has this configuration and follows this plan."""
+        mine = self._order
+        return (mine.experiment_json, mine.plan) == (order.experiment_json, order.plan)
+
+    def detach(self) -> None:
+        """Let the run go on without a watcher from now on."""
+        with self._lock:
+            self._liveness.longest_s = None
 
     def stop(self) -> None:
         """Save a checkpoint and end the run."""
@@ -228,20 +259,20 @@ class Supervisor:
         with self._lock:
             if self._state in (RunState.RUNNING, RunState.STOPPING):
                 self._state = RunState.ENDING
-                self._wishes = Wishes(self._wishes.stop, error)
+                self._requests = UserRequests(self._requests.stop, error)
                 self._ends_by_s = time.monotonic() + _ENDS_S
 
     def _stop(self, why: GeoRayError) -> None:
         with self._lock:
             if self._state is RunState.RUNNING:
                 self._state = RunState.STOPPING
-                self._wishes = Wishes(why)
+                self._requests = UserRequests(why)
 
     # ------------------------------------------------------------------ the run actor reports
 
     def beat(
         self, attempt: int, lines: Sequence[tuple[str, str]], awaiting: StartWait | None
-    ) -> Wishes:
+    ) -> UserRequests:
         """Take in what the run actor reports, and tell it what users want.
 
         Args:
@@ -255,11 +286,11 @@ class Supervisor:
                 self._lines.extend(lines)
                 self._next += len(lines)
                 self._awaiting = awaiting
-            return self._wishes
+            return self._requests
 
     # ------------------------------------------------------------------ what the run owns
 
-    def attach(self, driver: int) -> Kept:
+    def attach(self, driver: int) -> Handoff:
         """Return what is left of an earlier run actor, whose commands are refused from now on.
 
         Args:
@@ -268,7 +299,7 @@ class Supervisor:
         with self._lock:
             self._check(driver)
             self._driver = driver
-            return Kept(self._book, dict(self._epochs), self._newest_epoch)
+            return Handoff(self._record, dict(self._epochs), self._newest_epoch)
 
     def confirm(self, driver: int) -> None:
         """Return if this is the run's driver."""
@@ -277,37 +308,43 @@ class Supervisor:
     def begin(
         self, driver: int, run_id: str, regions: Sequence[str], transport: TransportConfig
     ) -> None:
-        """See `ProcessMaker.begin`."""
-        self.clear(driver)
+        """See `ProcessLauncher.begin`.
+
+        Raises:
+            HeadLostError: what there is cannot be ended.
+        """
+        deadline_s = time.monotonic() + _HEAD_BACK_S
+        while not self._clear(driver):
+            if time.monotonic() > deadline_s:
+                raise HeadLostError("the processes of the run cannot be ended: no head answers")
+            time.sleep(_TICK_S)
         self._processes.begin(run_id, regions, transport)
 
-    def note(self, driver: int, book: RunBook) -> None:
-        """See `ProcessMaker.note`."""
+    def note(self, driver: int, record: HandoffRecord) -> None:
+        """See `ProcessLauncher.note`."""
         self._check(driver)
-        self._book, self._has_trained = book, True
+        self._record, self._has_trained = record, True
 
     def keep_only(self, driver: int, handles: Sequence[Handle]) -> None:
-        """See `ProcessMaker.keep_only`."""
-        self._check(driver)
-        self._keep_only(handles)
+        """See `ProcessLauncher.keep_only`."""
+        self._keep_only(driver, handles)
 
     def clear(self, driver: int) -> None:
-        """See `ProcessMaker.clear`."""
-        self._check(driver)
-        self._clear()
+        """See `ProcessLauncher.clear`."""
+        self._clear(driver)
 
-    def make(self, driver: int, orders: Sequence[ProcessOrder]) -> list[Handle]:
-        """See `ProcessMaker.make`."""
+    def make(self, driver: int, specs: Sequence[ProcessSpec]) -> list[Handle]:
+        """See `ProcessLauncher.make`."""
         self._check(driver)
-        made = self._processes.make(orders)
+        made = self._processes.make(specs)
         with self._lock:
             if driver == self._driver:
                 self._made |= {actor_id(handle): handle for handle in made}
-                for order in orders:
-                    self._newest_epoch = max(self._newest_epoch, order.epoch)
-                    if order.place is not None:
-                        newest = max(self._epochs.get(order.place, 0), order.epoch)
-                        self._epochs[order.place] = newest
+                for spec in specs:
+                    self._newest_epoch = max(self._newest_epoch, spec.epoch)
+                    if spec.place is not None:
+                        newest = max(self._epochs.get(spec.place, 0), spec.epoch)
+                        self._epochs[spec.place] = newest
                 return made
         for handle in made:
             kill(handle)
@@ -316,7 +353,7 @@ class Supervisor:
     def place(
         self, driver: int, demands: Sequence[RegionDemand], timeout_s: float
     ) -> dict[str, PlacedRegion]:
-        """See `ProcessMaker.place`."""
+        """See `ProcessLauncher.place`."""
         self._check(driver)
         placed = self._processes.place(demands, timeout_s)
         with self._lock:
@@ -327,24 +364,23 @@ class Supervisor:
         raise self._overtaken(driver)
 
     def remove(self, driver: int, placed: Mapping[str, PlacedRegion]) -> None:
-        """See `ProcessMaker.remove`."""
+        """See `ProcessLauncher.remove`."""
         self._check(driver)
-        self._remove(placed.values())
-        with self._lock:
-            self._placed = {name: each for name, each in self._placed.items() if name not in placed}
+        if self._remove(placed.values()):
+            self._forget_places(placed)
 
     def for_bridge(self, driver: int, region: str, introduction: Introduction) -> BridgeKeys:
-        """See `ProcessMaker.for_bridge`."""
+        """See `ProcessLauncher.for_bridge`."""
         self._check(driver)
         return self._processes.for_bridge(region, introduction)
 
     def for_server(self, driver: int, region: str, introduction: Introduction) -> bytes:
-        """See `ProcessMaker.for_server`."""
+        """See `ProcessLauncher.for_server`."""
         self._check(driver)
         return self._processes.for_server(region, introduction)
 
     def sign(self, driver: int, region: str, request_pem: bytes) -> SignedCertificate | None:
-        """See `ProcessMaker.sign`."""
+        """See `ProcessLauncher.sign`."""
         self._check(driver)
         return self._processes.sign(region, request_pem)
 
@@ -358,25 +394,46 @@ class Supervisor:
             f"holder {driver}"
         )
 
-    def _clear(self) -> None:
-        self._keep_only(())
+    def _clear(self, driver: int | None = None) -> bool:
+        are_ended = self._keep_only(driver, ())
         with self._lock:
-            placed, self._placed, self._book = self._placed, {}, None
-        self._remove(placed.values())
+            placed, self._record = dict(self._placed), None
+        are_free = self._remove(placed.values())
+        if are_free:
+            self._forget_places(placed)
+        return are_ended and are_free
 
-    def _keep_only(self, handles: Sequence[Handle]) -> None:
+    def _keep_only(self, driver: int | None, handles: Sequence[Handle]) -> bool:
+        """End all other processes; what a silent head does not end stays the run's.
+
+        Args:
+            driver: who asks; None: the supervisor itself.
+            handles: of the processes that stay.
+
+        Returns:
+            Whether they were ended.
+        """
         wanted = {actor_id(handle) for handle in handles}
         with self._lock:
+            if driver is not None:
+                self._check(driver)
             others = {key: each for key, each in self._made.items() if key not in wanted}
-            self._made = {key: each for key, each in self._made.items() if key in wanted}
-        if others and not head_answers():  # if it comes back, it ends what has no owner
+        if others and not head_answers():
             log.warning("%d processes of the run are not ended: no Ray head answers", len(others))
-            return
+            return False
         for handle in others.values():
             kill(handle)
+        with self._lock:
+            self._made = {key: each for key, each in self._made.items() if key not in others}
+        return True
 
-    def _remove(self, placed: Iterable[PlacedRegion]) -> None:
-        remove({each.region: each for each in placed})
+    def _remove(self, placed: Iterable[PlacedRegion]) -> bool:
+        return remove({each.region: each for each in placed})
+
+    def _forget_places(self, regions: Container[str]) -> None:
+        with self._lock:
+            left = {name: each for name, each in self._placed.items() if name not in regions}
+            self._placed = left
 
     # ------------------------------------------------------------------ supervision
 
@@ -408,26 +465,38 @@ class Supervisor:
         self._call = self._actor.run.remote()
 
     def _watch(self, now_s: float) -> None:
+        self._pass_over(now_s)
         if ray.wait([self._call], timeout=0)[0]:
             try:
-                self._finish(ray.get(self._call))
+                end = ray.get(self._call)
             except RayError as error:
                 self._replace(failure_of(error).cause)
+            else:
+                self._finish(end)
             return
         if self._state is RunState.ENDING and now_s > self._ends_by_s:
             self._kill_actor()
-            self._finish(RunEnd(None, self._wishes.end))
+            self._finish(RunEnd(None, self._requests.end))
         elif now_s - self._beat_s >= _HUNG_S:
             self._kill_actor()
             self._replace(f"it has not answered for {now_s - self._beat_s:.0f} s")
-        elif self._attendance.is_over(now_s):
-            longest_s = coarse_text(self._attendance.longest_s or 0.0)
+        elif self._liveness.is_over(now_s):
+            longest_s = coarse_text(self._liveness.longest_s or 0.0)
             self._stop(InterruptedRunError(f"nobody has watched the run for {longest_s}"))
+
+    def _pass_over(self, now_s: float) -> None:
+        """Leave a time out in which this process was stopped: nobody could be heard then."""
+        with self._lock:
+            gone_s, self._looked_s = now_s - self._looked_s, now_s
+            if gone_s >= _PAUSED_S:
+                self._liveness.pass_over(gone_s, now_s)
+                self._beat_s = min(now_s, self._beat_s + gone_s)
+                self._ends_by_s += gone_s
 
     def _replace(self, cause: str) -> None:
         """Start another run actor in place of one that is gone."""
         if self._state is RunState.ENDING:
-            self._finish(RunEnd(None, self._wishes.end))
+            self._finish(RunEnd(None, self._requests.end))
         elif self._budget.take(has_trained=self._has_trained):
             self._say(f"the run's driver was killed ({cause}): it is started again")
             self._start()
@@ -460,9 +529,11 @@ class Supervisor:
             return False
         now_s = time.monotonic()
         with self._lock:
+            since_s = now_s - self._over_s
+            newest_s = max((at_s for at_s, _ in self._watchers.values()), default=self._over_s)
             heard = [
                 is_over for at_s, is_over in self._watchers.values() if now_s - at_s < _AWAY_AFTER_S
             ]
-        since_s = now_s - self._over_s
-        # A watcher that has just heard gets its answer before the process ends.
-        return since_s >= _LINGERS_S or (since_s >= 0.5 and bool(heard) and all(heard))
+        if since_s >= _LINGERS_S:
+            return True
+        return now_s - newest_s >= _ANSWERED_S and bool(heard) and all(heard)

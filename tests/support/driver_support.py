@@ -76,10 +76,10 @@ def run_begins(ready: ReadyRun) -> None:
     WatchedProgress(request.order(0.0, 0)).on_event(event)
 
 
-def kill_run_actor(run_dir: Path) -> int:
-    """Kill the process that holds the run's lease; its id."""
+def kill_run_actor(run_dir: Path, number: signal.Signals = signal.SIGKILL) -> int:
+    """Send a signal to the process that holds the run's lease; its id."""
     pid = lease(run_dir).owner.pid
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     return pid
 
 

@@ -56,8 +56,11 @@ def check_undisturbed(experiment: Experiment, run_dir: Path, base_dir: Path) -> 
     check_result(experiment, run_dir, base_dir)
 
 
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_run_actor_is_killed_and_the_next_one_attaches(
-    ray_cluster: LocalCluster, tmp_path: Path
+    number: signal.Signals, ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     experiment = slow_experiment(ray_cluster, tmp_path, steps=STEPS)
     run_dir = Path(experiment.run.dir) / experiment.name
@@ -65,7 +68,7 @@ def test_a_run_actor_is_killed_and_the_next_one_attaches(
     with command(log, str(write_config(tmp_path, experiment))) as front:
         eventually(lambda: count(run_dir, "step") >= 20 or front.poll() is not None, "trains")
         assert front.poll() is None, log.read_text()
-        assert kill_run_actor(run_dir) != front.pid
+        assert kill_run_actor(run_dir, number) != front.pid
         assert geo_ray.status(run_dir).phase != "cut off"
         assert front.wait(400) == 0, log.read_text()
     assert "it is started again" in log.read_text()
@@ -93,8 +96,12 @@ def ending(run_dir: Path, log: str) -> bool:
     return "writing the model and the summary" in log or "saving the last checkpoint" in log
 
 
+def finished(run_dir: Path, log: str) -> bool:
+    return count(run_dir, "run_finished") > 0 and not (run_dir / "report.html").exists()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", [placing, creating, saving, ending])
+@pytest.mark.parametrize("phase", [placing, creating, saving, ending, finished])
 def test_a_run_actor_is_killed_in(
     phase: Callable[[Path, str], bool], ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from geo_ray.runs.build import initial_parameters
 from geo_ray.runs.data import data_rows, prepare_manifest
 from geo_ray.runtime import actor_group
 from geo_ray.runtime.actor_group import ActorGroup
-from geo_ray.runtime.launcher import OwnProcesses, ProcessOrder, class_of
+from geo_ray.runtime.launcher import OwnProcesses, ProcessSpec, class_of
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.worker_actor import WorkerActor
 from geo_ray.storage.places import CheckpointPlaces
@@ -77,8 +77,8 @@ class Processes(OwnProcesses):
         super().__init__({})
         self._wire = wire
 
-    def make(self, orders: Sequence[ProcessOrder]) -> list[Any]:
-        """See `ProcessMaker.make`."""
+    def make(self, orders: Sequence[ProcessSpec]) -> list[Any]:
+        """See `ProcessLauncher.make`."""
         return [
             Handle(class_of(order.kind)(*self._wire.copy(order.arguments)), self._wire)
             for order in orders

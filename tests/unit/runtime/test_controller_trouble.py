@@ -482,7 +482,7 @@ class _Places:
 
 def _notice(run: Run, **left_s: float) -> _Places:
     """Machines of regions' servers will be gone in so many seconds."""
-    run.actors.maker = places = _Places()  # type: ignore[assignment]
+    run.actors.launcher = places = _Places()  # type: ignore[assignment]
     run.actors.placed |= dict.fromkeys(run.actors.primaries, "place")  # type: ignore[arg-type]
     regions = {region: time.time() + each for region, each in left_s.items()}
     run.controller.members.notices._told = Heard(frozenset(), regions)
@@ -661,7 +661,7 @@ def test_all_are_lost_with_the_process_that_owns_them(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No region goes on without another then, and the error names what was killed."""
-    monkeypatch.setattr(type(run.actors.maker), "is_ours", lambda self: False)
+    monkeypatch.setattr(type(run.actors.launcher), "is_ours", lambda self: False)
     run.polls.news = [({}, {("ps", "eu"): "its owner has died"})]
     with pytest.raises(RegionLostError, match="the process that owns the run's processes"):
         run.controller._poll()

@@ -6,25 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.base.errors import HeadLostError, InterruptedRunError, RunDirectoryError
+from geo_ray.base.errors import (
+    HeadLostError,
+    InterruptedRunError,
+    RegionLostError,
+    RunDirectoryError,
+)
 from geo_ray.ray_cluster.connect import HeadState, HeadWatch, patience_s
 from geo_ray.runs import requests
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.remote import REQUESTS
 from geo_ray.runs.requests import Interruption, take_member_requests
-from geo_ray.runtime.run_order import Resumption
-from geo_ray.runtime.supervisor import Attendance, RestartBudget, supervisor_name
-from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail
+from geo_ray.runtime.run_order import Resumption, RunEnd
+from geo_ray.runtime.supervisor import RestartBudget, WatcherLiveness, supervisor_name
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail, read_events
+from geo_ray.telemetry.summary import summarise
 from tests.support.observe_support import Row, started
 
 
 def test_a_run_that_nobody_watches_for_long_enough_is_over() -> None:
-    watched = Attendance(60.0, 100.0)
+    watched = WatcherLiveness(60.0, 100.0)
     assert not watched.is_over(159.9)
     watched.hear(150.0)
     watched.hear(140.0)  # told late
     assert not watched.is_over(209.9) and watched.is_over(210.0)
-    assert not Attendance(None, 0.0).is_over(1e9)
+    assert not WatcherLiveness(None, 0.0).is_over(1e9)
 
 
 def test_a_head_that_is_silent_is_waited_for_and_then_given_up() -> None:
@@ -111,8 +117,8 @@ def log_of(directory: Path, rows: list[Row]) -> Path:
     return directory / EVENTS_FILE
 
 
-def drained(cause: str) -> Row:
-    return ("region_drained", 2.0, {"region": "eu", "cause": cause})
+def drained(cause: str, region: str = "eu") -> Row:
+    return ("region_drained", 2.0, {"region": region, "cause": cause})
 
 
 @pytest.mark.parametrize(
@@ -124,6 +130,9 @@ def drained(cause: str) -> Row:
         ([started(regions=["us", "eu"]), drained("asked")], {"eu", "asia"}),
         ([started(regions=["us"]), joined("eu"), drained("notice")], {"asia"}),  # it comes back
         ([started(regions=["us"]), joined("eu"), started(regions=["us"])], {"eu", "asia"}),
+        ([started(regions=["us", "eu"]), drained("asked"), joined("eu")], {"asia"}),
+        # It was not away when the run was resumed, and was asked to leave since.
+        ([started(regions=["us", "eu"]), drained("asked", "us")], {"us", "asia"}),
     ],
 )
 def test_another_driver_leaves_those_out_that_have_not_come_since(
@@ -132,7 +141,8 @@ def test_another_driver_leaves_those_out_that_have_not_come_since(
     told = Resumption(checkpoint=3, waits=True, away=frozenset({"eu", "asia"}))
     log = log_of(tmp_path, rows)
     assert told.again(EventTail(log)) == Resumption(away=frozenset(away))
-    assert Resumption().again(EventTail(log)) == Resumption()
+    asked = away - {"asia"} if drained("asked") in rows or drained("asked", "us") in rows else set()
+    assert Resumption().again(EventTail(log)) == Resumption(away=frozenset(asked))
 
 
 @pytest.mark.parametrize("attached", [[], [("driver_attached", 3.0, {"epoch": 2, "silent_s": 1})]])
@@ -147,3 +157,26 @@ def test_another_driver_does_as_the_one_before_was_told_that_had_not_begun(
 
     log_of(tmp_path, [started(regions=["eu"])])
     assert told.again(EventTail(log)) == Resumption(away=frozenset({"us"}))
+
+
+FAILED: Row = (
+    "run_failed",
+    9.0,
+    {"code": "REGION_LOST", "message": "region 'eu' is lost", "fix": "Look at it."},
+)
+
+
+def test_a_driver_that_died_after_the_end_was_noted_does_not_begin_again(tmp_path: Path) -> None:
+    log = log_of(tmp_path, [started(regions=["us"]), FAILED])
+    end = Resumption().end_noted(EventTail(log))
+    assert end is not None and isinstance(end.error, RegionLostError)
+    assert (end.error.message, end.error.fix) == ("region 'eu' is lost", "Look at it.")
+
+    resumed = Resumption(log_bytes=log.stat().st_size)
+    assert resumed.end_noted(EventTail(log)) is None, "that end was before the run was resumed"
+    log_of(tmp_path, [started(regions=["us"])])
+    assert resumed.end_noted(EventTail(log)) is None
+    summary = summarise(read_events(log), startup_s=1.0)
+    about = {"summary": summary.model_dump(), "digests": {}}
+    log_of(tmp_path, [("run_finished", 12.0, about)])
+    assert resumed.end_noted(EventTail(log)) == RunEnd(summary)

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ import ray
 
 from geo_ray.base.errors import (
     DriverLostError,
+    HeadLostError,
     InterruptedRunError,
     InvariantError,
     LeaseLostError,
@@ -22,8 +24,8 @@ from geo_ray.base.errors import (
 from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runtime import supervisor as module
-from geo_ray.runtime.launcher import OwnProcesses, ProcessOrder
-from geo_ray.runtime.run_order import RunEnd, RunOrder, Wishes
+from geo_ray.runtime.launcher import OwnProcesses, ProcessSpec
+from geo_ray.runtime.run_order import RunEnd, RunOrder, UserRequests
 from geo_ray.runtime.supervisor import RunState, Supervisor
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SecretReceiver
@@ -45,8 +47,8 @@ class Processes(OwnProcesses):
         super().__init__()
         self.made: list[Process] = []
 
-    def make(self, orders: Sequence[ProcessOrder]) -> list[Any]:
-        made = [Process(len(self.made) + i) for i, _ in enumerate(orders)]
+    def make(self, specs: Sequence[ProcessSpec]) -> list[Any]:
+        made = [Process(len(self.made) + i) for i, _ in enumerate(specs)]
         self.made += made
         return made
 
@@ -75,6 +77,9 @@ class FakeRay:
     def monotonic(self) -> float:
         return self.now_s
 
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
     def wait(self, calls: list[Call], timeout: float) -> tuple[list[Call], list[Call]]:
         return [call for call in calls if call.outcome is not None], []
 
@@ -101,6 +106,12 @@ class Supervised(Supervisor):
     def _kill_actor(self) -> None:
         self.ended = [*getattr(self, "ended", []), self._attempt]
 
+    def look(self, world: FakeRay, seconds: float) -> None:
+        """Let time pass in which it looks every second."""
+        for _ in range(int(seconds)):
+            world.now_s += 1.0
+            self._watch(world.now_s)
+
 
 ORDER = RunOrder("{}", RunDirectory(Path("/run"), Path("/")), None, 0.0, "/", (), 3600.0)
 
@@ -122,9 +133,9 @@ def supervisor(killed: list[Any], world: FakeRay) -> Supervised:
     return made
 
 
-def order(epoch: int, place: tuple[str, int] | None = None) -> ProcessOrder:
+def order(epoch: int, place: tuple[str, int] | None = None) -> ProcessSpec:
     kind: Any = "bridge" if place is None else "worker"
-    return ProcessOrder(kind, (), 1.0, 0.0, None, place, epoch)  # type: ignore[arg-type]
+    return ProcessSpec(kind, (), 1.0, 0.0, None, place, epoch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +177,9 @@ def test_what_the_next_driver_does_not_go_on_with_ends(
 ) -> None:
     supervisor.attach(1)
     first, second, third = supervisor.make(1, [order(1), order(1, ("eu", 0)), order(4, ("eu", 0))])
-    kept = supervisor.attach(2)
-    assert kept.book is None
-    assert (dict(kept.epochs), kept.newest_epoch) == ({("eu", 0): 4}, 4)
+    handoff = supervisor.attach(2)
+    assert handoff.record is None
+    assert (dict(handoff.epochs), handoff.newest_epoch) == ({("eu", 0): 4}, 4)
     supervisor.keep_only(2, [first, second])
     assert killed == [third]
     supervisor.clear(2)
@@ -203,12 +214,12 @@ def test_a_run_actor_that_dies_is_replaced_and_commands_of_the_first_are_refused
 ) -> None:
     supervisor.attach(1)
     (process,) = supervisor.make(1, [order(1)])
-    supervisor.note(1, cast(Any, "book"))
+    supervisor.note(1, cast(Any, "record"))
     supervisor._call.outcome = lost()
     supervisor._watch(world.now_s)
     assert supervisor._attempt == 1 and not killed, "its processes go on"
-    assert supervisor.attach(2).book == "book"
-    assert supervisor.beat(0, [("late", "")], None) == Wishes()
+    assert supervisor.attach(2).record == "record"
+    assert supervisor.beat(0, [("late", "")], None) == UserRequests()
     news = supervisor.hear("me", 0)
     assert [text for text, _ in news.lines] == [
         "the run's driver was killed (The actor died unexpectedly before finishing this task): "
@@ -238,21 +249,34 @@ def test_a_run_actor_that_hangs_is_killed_and_replaced(
     supervisor: Supervised, world: FakeRay
 ) -> None:
     for _ in range(3):
-        world.now_s += 59.0
+        supervisor.look(world, 59)
         supervisor.beat(0, [], None)
-        supervisor._watch(world.now_s)
     assert supervisor._attempt == 0
-    world.now_s += 60.0
-    supervisor._watch(world.now_s)
+    supervisor.look(world, 60)
     assert (supervisor._attempt, supervisor.ended) == (1, [0])
 
 
+def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count(
+    supervisor: Supervised, world: FakeRay
+) -> None:
+    supervisor.look(world, 50)
+    world.now_s += 5000.0  # its machine was suspended: neither beats nor watchers were heard
+    supervisor.look(world, 9)
+    assert supervisor._attempt == 0 and supervisor.hear("", 0).state is RunState.RUNNING
+    supervisor.look(world, 2)
+    assert supervisor._attempt == 1, "60 s without a beat have been seen"
+    supervisor.end_now(KeyboardInterrupt())
+    world.now_s += 100.0
+    supervisor._watch(world.now_s)
+    assert supervisor.hear("", 0).state is RunState.ENDING
+
+
 def test_users_are_heard_by_the_next_beat(supervisor: Supervised, world: FakeRay) -> None:
-    assert supervisor.beat(0, [("a", ""), ("b", "log")], None) == Wishes()
+    assert supervisor.beat(0, [("a", ""), ("b", "log")], None) == UserRequests()
     assert supervisor.hear("me", 1).lines == [("b", "log")]
     supervisor.stop()
-    wishes = supervisor.beat(0, [], None)
-    assert isinstance(wishes.stop, InterruptedRunError) and wishes.end is None
+    requests = supervisor.beat(0, [], None)
+    assert isinstance(requests.stop, InterruptedRunError) and requests.end is None
     assert supervisor.hear("me", 2).state is RunState.STOPPING
     error = KeyboardInterrupt()
     supervisor.end_now(error)
@@ -267,9 +291,9 @@ def test_a_run_actor_that_does_not_end_at_once_is_killed(
     supervisor: Supervised, world: FakeRay
 ) -> None:
     supervisor.end_now(KeyboardInterrupt())
-    supervisor._watch(world.now_s + 9.0)
+    supervisor.look(world, 9)
     assert supervisor.hear("me", 0).state is RunState.ENDING
-    supervisor._watch(world.now_s + 11.0)
+    supervisor.look(world, 2)
     assert supervisor.hear("me", 0).state is RunState.OVER and supervisor.ended == [0]
 
 
@@ -277,16 +301,14 @@ def test_a_run_that_nobody_watches_is_saved_and_ended(
     supervisor: Supervised, world: FakeRay
 ) -> None:
     for _ in range(70):
-        world.now_s += 50.0
+        supervisor.look(world, 50)
         supervisor.hear("me", 0)
         supervisor.beat(0, [], None)
-    supervisor._watch(world.now_s)
     assert supervisor.beat(0, [], None).stop is None
     for _ in range(72):
-        world.now_s += 50.0
+        supervisor.look(world, 50)
         supervisor.hear("", 0)  # asks how it stands, and does not watch
         supervisor.beat(0, [], None)
-    supervisor._watch(world.now_s)
     stop = supervisor.beat(0, [], None).stop
     assert stop is not None and "nobody has watched the run for 1:00:00" in stop.message
 
@@ -301,6 +323,8 @@ def test_it_ends_once_watchers_have_heard_how_the_run_ended(
     supervisor.hear("a", 0)
     assert not supervisor._is_finished(), "b has not heard"
     supervisor.hear("b", 0)
+    assert not supervisor._is_finished(), "b may not have its answer yet"
+    world.now_s += 0.5
     assert supervisor._is_finished()
 
 
@@ -319,3 +343,97 @@ def test_places_that_an_overtaken_driver_has_asked_for_are_given_back(
     with pytest.raises(LeaseLostError, match="holder 2"):
         supervisor.place(1, [], 1.0)
     assert removed == [placed]
+
+
+def silent(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> None:
+    """Let the head answer like this, and then as it did last."""
+    monkeypatch.setattr(
+        module, "head_answers", lambda: answers.pop(0) if len(answers) > 1 else answers[0]
+    )
+
+
+def test_what_a_silent_head_did_not_end_is_ended_by_the_next_command(
+    supervisor: Supervised, monkeypatch: pytest.MonkeyPatch, killed: list[Any]
+) -> None:
+    given_back, answers = list[Any](), [False]
+    monkeypatch.setattr(
+        module, "remove", lambda placed: answers[0] and (given_back.append(placed) or True)
+    )
+    placed = {"eu": SimpleNamespace(region="eu")}
+    monkeypatch.setattr(supervisor._processes, "place", lambda demands, timeout_s: placed)
+    supervisor.attach(1)
+    (process,) = supervisor.make(1, [order(1)])
+    supervisor.place(1, [], 1.0)
+    silent(monkeypatch, answers)
+    supervisor.clear(1)
+    supervisor.remove(1, cast(Any, placed))
+    assert not killed and not given_back
+    answers[0] = True
+    supervisor.clear(1)
+    assert killed == [process] and given_back == [placed]
+    supervisor.clear(1)
+    assert killed == [process], "they are forgotten"
+
+
+def test_a_run_begins_once_the_processes_before_have_ended(
+    supervisor: Supervised, monkeypatch: pytest.MonkeyPatch, killed: list[Any]
+) -> None:
+    supervisor.attach(1)
+    (process,) = supervisor.make(1, [order(1)])
+    silent(monkeypatch, [False] * 20 + [True])
+    supervisor.begin(1, *RUN)
+    assert killed == [process]
+    supervisor.make(1, [order(1)])
+    silent(monkeypatch, [False])
+    with pytest.raises(HeadLostError):
+        supervisor.begin(1, *RUN)
+    assert killed == [process]
+
+
+def test_a_run_that_is_detached_from_needs_no_watcher(
+    supervisor: Supervised, world: FakeRay
+) -> None:
+    supervisor.detach()
+    for _ in range(80):
+        supervisor.look(world, 50)
+        supervisor.beat(0, [], None)
+    assert supervisor.beat(0, [], None).stop is None
+
+
+def test_it_knows_whether_the_same_run_is_asked_for(supervisor: Supervised) -> None:
+    assert supervisor.is_of(replace(ORDER, began_unix_s=5.0, unattended_s=None))
+    assert not supervisor.is_of(replace(ORDER, experiment_json='{"seed": 1}'))
+    assert not supervisor.is_of(replace(ORDER, plan=cast(Any, "a plan")))
+
+
+def test_an_end_that_ray_disturbs_is_no_death_of_the_run_actor(
+    supervisor: Supervised, world: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(driver: int | None = None) -> bool:
+        raise ray.exceptions.RaySystemError("the head is away")
+
+    monkeypatch.setattr(supervisor, "_clear", fails)
+    supervisor._call.outcome = RunEnd(None, InterruptedRunError("stopped"))
+    with pytest.raises(ray.exceptions.RaySystemError):
+        supervisor._watch(world.now_s)
+    news = supervisor.hear("me", 0)
+    assert supervisor._attempt == 0 and news.state is RunState.OVER
+    assert isinstance(news.error, InterruptedRunError)
+
+
+def test_a_run_actor_that_is_told_to_exit_dies_and_ends_nothing() -> None:
+    """Ray's own handler raises `SystemExit` in the run loop, which would be how the run ended."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from geo_ray.runtime import run_actor\n"
+        "from geo_ray.runtime.supervisor import RunLoopActor\n"
+        "run_actor.RunHost = lambda *arguments: None\n"
+        "RunLoopActor(None, None, 0)\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(60)\n"
+        "finally:\n"
+        "    print('the run loop went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr

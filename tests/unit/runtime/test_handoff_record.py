@@ -12,7 +12,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.keys import RunKeys
 from geo_ray.runtime import actor_group
 from geo_ray.runtime.actor_group import ActorGroup, GroupWorker
-from geo_ray.runtime.launcher import GoneRegions, Kept, ProcessOrder, RunBook
+from geo_ray.runtime.launcher import GoneRegions, Handoff, HandoffRecord, ProcessSpec
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.training.membership import AveragerHome
 
@@ -46,17 +46,17 @@ class Remote:
         return Call((self.name, method), self._asked)
 
 
-class Maker:
+class Launcher:
     """Keeps what is noted and ordered."""
 
     def __init__(self, asked: list[tuple[object, ...]]) -> None:
-        self.books: list[RunBook] = []
-        self.orders: list[ProcessOrder] = []
+        self.records: list[HandoffRecord] = []
+        self.specs: list[ProcessSpec] = []
         self._asked = asked
 
-    def make(self, orders: Sequence[ProcessOrder]) -> list[Remote]:
-        self.orders += orders
-        return [Remote(f"made {len(self.orders)}", self._asked) for _ in orders]
+    def make(self, specs: Sequence[ProcessSpec]) -> list[Remote]:
+        self.specs += specs
+        return [Remote(f"made {len(self.specs)}", self._asked) for _ in specs]
 
     def place(self, demands: object, timeout_s: float) -> Mapping[str, Any]:
         raise NotImplementedError
@@ -67,8 +67,8 @@ class Maker:
     def is_ours(self) -> bool:
         return True
 
-    def note(self, book: RunBook) -> None:
-        self.books.append(book)
+    def note(self, record: HandoffRecord) -> None:
+        self.records.append(record)
 
 
 class Place:
@@ -76,7 +76,7 @@ class Place:
         return f"{role} {rank}"
 
 
-def group_of(asked: list[tuple[object, ...]], driver: int) -> tuple[ActorGroup, Maker]:
+def group_of(asked: list[tuple[object, ...]], driver: int) -> tuple[ActorGroup, Launcher]:
     tree = {
         "name": "tiny",
         "task": {"use": "digits"},
@@ -89,13 +89,13 @@ def group_of(asked: list[tuple[object, ...]], driver: int) -> tuple[ActorGroup, 
     experiment = Experiment.model_validate_json(json.dumps(tree))
     spec = RunSpec(experiment.model_dump_json(), "/", "/", "", "run", "/", epoch=3)
     keys = RunKeys("run", experiment.region_names, experiment.transport)
-    maker, place = Maker(asked), Place()
+    launcher, place = Launcher(asked), Place()
     placed: Any = {"eu": place, "us": place}
-    return ActorGroup(spec, placed, keys, maker, driver), maker  # type: ignore[arg-type]
+    return ActorGroup(spec, placed, keys, launcher, driver), launcher  # type: ignore[arg-type]
 
 
-def filled(asked: list[tuple[object, ...]]) -> tuple[ActorGroup, Maker]:
-    group, maker = group_of(asked, 1)
+def filled(asked: list[tuple[object, ...]]) -> tuple[ActorGroup, Launcher]:
+    group, launcher = group_of(asked, 1)
     for name in ("eu", "us"):
         group.bridges[name] = Remote(f"{name} bridge", asked)
         group.primaries[name] = Remote(f"{name} ps", asked)
@@ -104,18 +104,18 @@ def filled(asked: list[tuple[object, ...]]) -> tuple[ActorGroup, Maker]:
     group.shard_servers = {"eu": [Remote("eu ps 1", asked)], "us": []}
     for place in (("eu", 0), ("eu", 1), ("us", 0)):
         group.workers[place] = GroupWorker(*place, 1, Remote(f"worker {place}", asked))
-    return group, maker
+    return group, launcher
 
 
 def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
     asked: list[tuple[object, ...]] = []
-    before, maker = filled(asked)
+    before, launcher = filled(asked)
     before.standby, before.former_homes = "us", {"us"}
     before.home = AveragerHome("eu", 4)
     before.note(10.0, GoneRegions(("us",)), is_changing=False)
-    book = maker.books[-1]
+    record = launcher.records[-1]
     after, _ = group_of(asked, 2)
-    after.go_on_as(Kept(book, {("eu", 1): 5}, 9), book)
+    after.go_on_as(Handoff(record, {("eu", 1): 5}, 9), record)
     assert after.servers() == before.servers()
     assert [after.home, after.standby, after.former_homes] == [
         AveragerHome("eu", 4), "us", {"us"},
@@ -135,20 +135,20 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
 
 
 def test_only_what_has_changed_is_noted() -> None:
-    group, maker = filled([])
+    group, launcher = filled([])
     for _ in range(3):
         group.note(10.0, GoneRegions(), is_changing=False)
-    assert len(maker.books) == 1
+    assert len(launcher.records) == 1
     group.replace_worker(group.workers["us", 0])
     group.note(10.0, GoneRegions(), is_changing=False)
     group.note(10.0, GoneRegions(), is_changing=True)
     group.note(10.0, GoneRegions(("us",)), is_changing=True)
     group.expect_takeover()
     group.note(10.0, GoneRegions(("us",)), is_changing=True)
-    assert len(maker.books) == 4
-    assert maker.books[1].workers["us", 0][0] == 2
-    assert [book.gone.awaited for book in maker.books] == [(), (), (), ("us",)]
-    assert [book.is_changing for book in maker.books] == [False, False, True, True]
+    assert len(launcher.records) == 4
+    assert launcher.records[1].workers["us", 0][0] == 2
+    assert [record.gone.awaited for record in launcher.records] == [(), (), (), ("us",)]
+    assert [record.is_changing for record in launcher.records] == [False, False, True, True]
 
 
 def test_who_is_not_to_take_part_is_brought_back_no_more() -> None:

@@ -1,0 +1,117 @@
+"""What a process that watches a run tells its user. The supervisor is a plain value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from geo_ray.base.errors import DriverLostError, GeoRayError, RegionLostError
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.lease import driving, seeker_of
+from geo_ray.runtime import run_client as module
+from geo_ray.runtime.run_client import RunWatcher, SignalCount
+from geo_ray.runtime.supervisor import RunNews, RunState
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail, read_events
+from geo_ray.telemetry.events import RunObserver
+from geo_ray.telemetry.summary import Summary, summarise
+from tests.support.observe_support import started
+
+GONE = ray.exceptions.ActorDiedError()
+
+
+class Supervisor:
+    """Answers with these values in turn; an error is raised by the call."""
+
+    def __init__(self, *answers: RunNews | Exception) -> None:
+        self.answers = list(answers)
+        self.hear = SimpleNamespace(remote=lambda name, since: self.answers.pop(0))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    def get(answer: Any, timeout: float) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(module.ray, "wait", lambda calls, timeout: (calls, []))
+    monkeypatch.setattr(module.ray, "get", get)
+    monkeypatch.setattr(module, "wait_for_ray", lambda address, timeout_s: None)
+    return RunDirectory(tmp_path, tmp_path)
+
+
+def watch(run: RunDirectory, supervisor: Supervisor) -> Summary | None:
+    cluster: Any = SimpleNamespace(address="127.0.0.1:1")
+    log = EventTail(run.path / EVENTS_FILE)
+    watcher = RunWatcher(supervisor, run, RunObserver(), cluster, log, SignalCount())
+    return watcher.follow()
+
+
+def finished(run: RunDirectory) -> Summary:
+    """Write a run that has finished; its driver still holds the lease, or has given it back."""
+    with EventLog(run.path / EVENTS_FILE) as log:
+        _, _, fields = started(regions=["us"])
+        log.write("run_started", 0.0, **fields)
+        summary = summarise(read_events(run.path / EVENTS_FILE), startup_s=1.0)
+        log.write("run_finished", 9.0, summary=summary.model_dump(), digests={})
+    return summary
+
+
+def failed(run: RunDirectory) -> None:
+    with EventLog(run.path / EVENTS_FILE) as log:
+        _, _, fields = started(regions=["us"])
+        log.write("run_started", 0.0, **fields)
+        log.write("run_failed", 9.0, code="REGION_LOST", message="'us' is lost", fix="Look.")
+
+
+def released(run: RunDirectory, write: Callable[[RunDirectory], Any]) -> Any:
+    with driving(seeker_of(run.path, lambda text: None, None)):
+        return write(run)
+
+
+def test_a_run_that_ended_while_the_receiver_of_events_was_slow_has_its_summary(
+    run: RunDirectory,
+) -> None:
+    summary = released(run, finished)
+    news = RunNews((), 1, RunState.RUNNING)
+    assert watch(run, Supervisor(news, GONE)) == summary
+
+
+def test_so_has_a_run_that_failed_its_error(run: RunDirectory) -> None:
+    released(run, failed)
+    with pytest.raises(RegionLostError, match="'us' is lost"):
+        watch(run, Supervisor(RunNews((), 1, RunState.RUNNING), GONE))
+
+
+def test_a_supervisor_that_dies_before_the_run_has_given_its_lease_back_is_lost(
+    run: RunDirectory,
+) -> None:
+    with driving(seeker_of(run.path, lambda text: None, None)):
+        finished(run)
+        with pytest.raises(DriverLostError):
+            watch(run, Supervisor(RunNews((), 1, RunState.RUNNING), GONE))
+
+
+def test_a_supervisor_that_dies_while_the_run_trains_is_lost(run: RunDirectory) -> None:
+    with EventLog(run.path / EVENTS_FILE) as log:
+        log.write("run_started", 0.0, **started(regions=["us"])[2])
+    with pytest.raises(DriverLostError):
+        watch(run, Supervisor(GONE))
+
+
+@pytest.mark.parametrize("error", [None, RegionLostError("'us' is lost")])
+def test_what_the_supervisor_says_of_the_end_counts(
+    run: RunDirectory, error: GeoRayError | None
+) -> None:
+    summary = released(run, finished)
+    news = RunNews((), 1, RunState.OVER, None, None if error else summary, error)
+    if error is None:
+        assert watch(run, Supervisor(news)) == summary
+        return
+    with pytest.raises(RegionLostError):
+        watch(run, Supervisor(news))
