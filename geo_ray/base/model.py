@@ -32,6 +32,10 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def _value_of(variable: re.Match[str]) -> str:
+    return os.environ[variable[1]]
+
+
 def expanded(path: str) -> str:
     """Replace ``~`` at the start of a path and every ``${VARIABLE}``, as a shell does.
 
@@ -44,7 +48,7 @@ def expanded(path: str) -> str:
     unset = [name for name in _VARIABLE.findall(path) if name not in os.environ]
     if unset:
         raise ValueError(f"the environment variable {unset[0]} is not set")
-    path = _VARIABLE.sub(lambda found: os.environ[found[1]], path)
+    path = _VARIABLE.sub(_value_of, path)
     if not path.startswith("~"):
         return path
     try:

@@ -260,9 +260,11 @@ class TencentSecrets:
 
 
 def _tencent_errors(permission: str) -> AbstractContextManager[None]:
-    return as_provider_errors(
-        permission, lambda code: code.startswith(("UnauthorizedOperation", "AuthFailure"))
-    )
+    return as_provider_errors(permission, _is_denied_by_tencent)
+
+
+def _is_denied_by_tencent(code: str) -> bool:
+    return code.startswith(("UnauthorizedOperation", "AuthFailure"))
 
 
 KINDS: Final = ("aws-secretsmanager", "aws-ssm", "tencent-ssm", "file")

@@ -72,7 +72,7 @@ def take_down(directory: Path) -> None:
     _end(partial(_pids_inside, namespaces))
     relay: list[int] = record.get("relay") or [os.getpid(), 0]
     if relay[0] != os.getpid():
-        _end(lambda: [relay[0]] if is_alive(relay) else [])
+        _end(partial(_living, relay))
     for name in namespaces:
         if path_of(name).exists():
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
@@ -95,6 +95,10 @@ def _end(find: Callable[[], list[int]]) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.02)
+
+
+def _living(process: list[int]) -> list[int]:
+    return [process[0]] if is_alive(process) else []
 
 
 def _pids_inside(namespaces: list[str]) -> list[int]:

@@ -101,7 +101,11 @@ def advise(situation: Situation, vetoed: Collection[tuple[Family, int]] = ()) ->
     ]
     most = max(choice.compute_share for choice in affordable)
     good = [choice for choice in affordable if choice.compute_share >= _AS_GOOD * most]
-    return min(good, key=lambda c: (c.loss, -c.compute_share, c.interval))
+    return min(good, key=_cost)
+
+
+def _cost(choice: Choice) -> tuple[float, float, int]:
+    return choice.loss, -choice.compute_share, choice.interval
 
 
 def candidates(situation: Situation) -> Iterator[Choice]:

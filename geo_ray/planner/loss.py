@@ -150,6 +150,12 @@ class LossSubject(StrictModel):
         return found + [n for n in names if self.settings.get(n) != other.settings.get(n)]
 
 
+def _in_file(key: LossKey) -> tuple[bool, str, int]:
+    """Orders points: intervals without a codec first."""
+    interval, codec = key
+    return codec is not None, str(codec), interval
+
+
 class LossPoint(StrictModel):
     """What training ended with at one interval and with one codec."""
 
@@ -215,7 +221,7 @@ class LossProfile(StrictModel):
     def with_point(self, point: LossPoint, spent_s: float) -> Self:
         """Return the profile with one more point, and the seconds that it took added."""
         merged = {**self.by_key, point.key: point}
-        keys = sorted(merged, key=lambda key: (key[1] is not None, str(key[1]), key[0]))
+        keys = sorted(merged, key=_in_file)
         points = tuple(merged[key] for key in keys)
         return self.model_copy(update={"points": points, "spent_s": self.spent_s + spent_s})
 

@@ -85,7 +85,7 @@ class PriceBook(StrictModel):
         if whole is not None and whole.fetched_at == newest:
             return whole
         zones = [record for record in found if record.zone is not None]
-        return min(zones, key=lambda r: (r.stock == "none", -r.amount))
+        return min(zones, key=_last_choice)
 
     def disk(self, cloud: str, region: str, type_: str) -> PriceRecord:
         """The price of a GB of disk for a month.
@@ -176,10 +176,19 @@ def _zones(record: PriceRecord) -> tuple[str | None, ...]:
     return (*record.key[:2], *record.key[3:])
 
 
+def _last_choice(record: PriceRecord) -> tuple[bool, float]:
+    """Orders prices of a region's zones: one that has machines first, then the highest."""
+    return record.stock == "none", -record.amount
+
+
+def _texts(key: tuple[str | None, ...]) -> tuple[str, ...]:
+    return tuple(part or "" for part in key)
+
+
 def _merged(records: Iterable[PriceRecord], rates: tuple[ExchangeRate, ...]) -> PriceBook:
     """Return the last record of each key, in a stable order."""
     by_key = {record.key: record for record in records}
-    order = sorted(by_key, key=lambda key: tuple(part or "" for part in key))
+    order = sorted(by_key, key=_texts)
     return PriceBook(records=tuple(by_key[key] for key in order), rates=rates)
 
 

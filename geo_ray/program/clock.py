@@ -62,6 +62,10 @@ class ProgramClock(Protocol):
         """What ``main`` returns or raises; what it has started ends with it."""
 
 
+def _only_wake() -> None:
+    """Work for a thread that is to look whether the program has ended."""
+
+
 class RealClock:
     """The machine's clock and threads, all of them daemons: none keeps a process alive."""
 
@@ -117,7 +121,7 @@ class RealClock:
                 return
             self._ended.set_result(None)
             for _ in range(self._idle):
-                self._jobs.put(lambda: None)
+                self._jobs.put(_only_wake)
 
     def _work(self) -> None:
         while not self._ended.done():

@@ -92,6 +92,10 @@ def model_size(task: Task, seed: int) -> ModelSize:
     return ModelSize(num_params, max(0.0, (more - few) / (_MORE - _FEW)))
 
 
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def _kept_bytes(task: Task, module: nn.Module, rows: int, device: torch.device) -> int:
     """What autograd keeps of a forward pass over so many rows, parameters left out."""
     module = copy.deepcopy(module)  # the pass may change what the task uses again, to train
@@ -103,7 +107,7 @@ def _kept_bytes(task: Task, module: nn.Module, rows: int, device: torch.device) 
             kept[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    with device, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with device, torch.autograd.graph.saved_tensors_hooks(note, _unchanged):
         loss = task.loss(module, task.collate(_rows_of(task.columns, rows), device))
     size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     del loss

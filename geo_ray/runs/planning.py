@@ -5,6 +5,7 @@ Also finds the step and loss profiles that plans use.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ def default_profile_path(experiment: Experiment) -> Path:
 
 
 def _own_then_newest(own: Path) -> list[Path]:
-    others = sorted(own.parent.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    others = sorted(own.parent.glob("*.json"), key=os.path.getmtime, reverse=True)
     return [path for path in [own, *(other for other in others if other != own)] if path.exists()]
 
 

@@ -400,7 +400,7 @@ def leave_on_notice(
     """
     answers: dict[str, Literal["leave", "lose"]] = {}
     stay = [name for name in members if name not in leaving]
-    for region in sorted(left_s, key=lambda name: (left_s[name], name)):
+    for region in sorted(sorted(left_s), key=left_s.__getitem__):
         if region not in members or region in needed:
             continue
         if region in leaving:

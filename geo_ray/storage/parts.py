@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,15 @@ class Described(Protocol):
 
     def element_size(self) -> int:
         """Bytes of one."""
+
+
+DescribedT = TypeVar("DescribedT", bound=Described)
+
+
+def aligned(tensors: Mapping[str, DescribedT]) -> dict[str, DescribedT]:
+    """Return the tensors with the largest elements first, which keeps every one aligned."""
+    order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
+    return {key: tensors[key] for key in order}
 
 
 def encode_header(tensors: Mapping[str, Described], metadata: Mapping[str, str]) -> bytes:
@@ -229,9 +238,7 @@ def write_part(
         metadata = {"format": _FORMAT, "meta": canonical_json(meta).decode(), "part": name}
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"part {name!r} cannot be saved: {error}") from error
-    # Largest element first keeps every tensor aligned.
-    order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
-    ordered = {key: tensors[key] for key in order}
+    ordered = aligned(tensors)
     header = encode_header(ordered, metadata)
     digest, num_bytes, finite = hashlib.sha256(header), len(header), True
 

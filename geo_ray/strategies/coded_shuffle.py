@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -93,11 +94,11 @@ def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) ->
     fits = [sum(1 << place for place, b in enumerate(wishes) if _fit(has, a, b)) for a in wishes]
     left, groups = (1 << len(wishes)) - 1, []
     while left:
-        rarest = min(_places(left), key=lambda place: (fits[place] & left).bit_count())
+        rarest = min(_places(left), key=partial(_fitting, fits, left))
         members, open_ = [rarest], fits[rarest] & left
         while open_:
             # max takes the first of equals, so that the plan is the same everywhere
-            best = max(_places(open_), key=lambda place: (fits[place] & open_).bit_count())
+            best = max(_places(open_), key=partial(_fitting, fits, open_))
             members.append(best)
             open_ &= fits[best]
         left &= ~sum(1 << place for place in members)
@@ -134,6 +135,11 @@ def keep(had: Collection[int], dealt: Collection[int], room: int, seed: int) -> 
 def _fit(has: Sequence[frozenset[int]], one: tuple[int, int], other: tuple[int, int]) -> bool:
     (i, a), (j, b) = one, other
     return i != j and (a == b or (a in has[j] and b in has[i]))
+
+
+def _fitting(fits: Sequence[int], wishes: int, place: int) -> int:
+    """How many of the wishes fit in one group with that at a place."""
+    return (fits[place] & wishes).bit_count()
 
 
 def _places(bits: int) -> list[int]:

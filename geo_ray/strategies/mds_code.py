@@ -31,6 +31,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -60,7 +61,7 @@ def coded_rows(k: int, n: int, seed: int) -> Floats:
     units = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in candidates]
     most = max(1, min(_MOST_CHOICES, _WORK // k**3))
     choices_CK = _choices(n, k, most, generator)
-    return np.asarray(min(units, key=lambda rows_RK: _worst(rows_RK, choices_CK)))
+    return np.asarray(min(units, key=partial(_worst, choices_CK=choices_CK)))
 
 
 def worst_condition(rows_RK: Floats) -> float:

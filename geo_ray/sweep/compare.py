@@ -315,7 +315,7 @@ def ordered(rows: Sequence[Row], *, grows: bool) -> list[Row]:
         standing(found[alike], other) == "within noise" for other in found[:alike]
     ):
         alike += 1
-    return sorted(found[:alike], key=lambda row: _last(row.seconds.median)) + found[alike:]
+    return sorted(found[:alike], key=_median_s) + found[alike:]
 
 
 Standing = Literal["best", "within noise", "behind", "one run"]
@@ -357,6 +357,10 @@ def _badness(outcome: Outcome, metric: str | None, grows: bool) -> float:
     if value is None or outcome.failed is not None:
         return math.inf
     return -value if grows else value
+
+
+def _median_s(row: Row) -> float:
+    return _last(row.seconds.median)
 
 
 def _last(value: float) -> float:
@@ -547,7 +551,7 @@ def cells(row: Row, comparison: Comparison) -> list[str]:
         _text(row.seconds, duration_text),
         _text(row.rounds, number_text),
         _text(row.wan_bytes, bytes_text),
-        _text(row.idle_share, lambda share: f"{share:.0%}"),
+        _text(row.idle_share, _percent_text),
         _text(row.final, number_text),
         comparison.standing(row),
         _text(row.usd, number_text),
@@ -708,6 +712,10 @@ def _tuning_cells(outcome: Outcome, comparison: Comparison) -> list[str]:
 def _rate(outcome: Outcome) -> str:
     """The learning rate, or the factor on it where the rate is not known."""
     return f"x{outcome.rate:g}" if outcome.lr is None else f"{outcome.lr:g}"
+
+
+def _percent_text(share: float) -> str:
+    return f"{share:.0%}"
 
 
 def _text(values: Spread, text: Callable[[float], str]) -> str:

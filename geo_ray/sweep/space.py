@@ -81,7 +81,7 @@ class Base:
             ConfigError: a strategy of the user's cannot be used.
         """
         tree, changes = self.tree(), list[str]()
-        for key in sorted(values, key=lambda name: (not _is_kind(name), name.count("."), name)):
+        for key in sorted(values, key=_turn):
             made = list(self._of(tree, key, values[key]))
             changes += made
             tree = _changed(tree, made)
@@ -141,6 +141,11 @@ def _default(section: dict[str, JSONValue], parent: str) -> dict[str, Any]:
 
 def _sections(codec: str | None) -> dict[str, Any]:
     return dict(sections_of(codec))
+
+
+def _turn(key: str) -> tuple[bool, int, str]:
+    """Kinds first, then what is nearest to the root."""
+    return not _is_kind(key), key.count("."), key
 
 
 def _is_kind(key: str) -> bool:

@@ -185,9 +185,14 @@ def _first_s(bands: Mapping[str, Sequence[Band]]) -> float:
     return min((each[0].start_s for each in bands.values() if each), default=0.0)
 
 
+def _turn(name: str) -> tuple[bool, list[str]]:
+    return name != RUN, name.split("/")
+
+
 def _in_order(bands: Mapping[str, list[Band]]) -> list[tuple[str, list[Band]]]:
     """The run, then each region with its workers behind it."""
-    return sorted(bands.items(), key=lambda item: (item[0] != RUN, item[0].split("/")))
+    names = sorted(bands, key=_turn)
+    return [(name, bands[name]) for name in names]
 
 
 def _drawn(

@@ -143,6 +143,10 @@ class StepTotals:
         return sum(max(1, samples) * loss for _, samples, loss in tail) / weight
 
 
+def _no_faults() -> dict[str, int]:
+    return dict.fromkeys(FAULT_KINDS, 0)
+
+
 @dataclass(slots=True)
 class RegionTotals:
     """One region's part of a run."""
@@ -155,7 +159,7 @@ class RegionTotals:
     blocked_s: float = 0.0  # in exchanges that it stood still for
     exchanges: int = 0
     staleness: float = 0.0  # of the newest exchange
-    faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULT_KINDS, 0))
+    faults: dict[str, int] = field(default_factory=_no_faults)
     _until_s: float = 0.0  # the newest step's end, and what it has waited for since
     _since_s: float = 0.0
 

@@ -94,9 +94,13 @@ def _block(text: str) -> str:
     return textwrap.indent(text, "    ")
 
 
+def _unbroken(span: re.Match[str]) -> str:
+    return span[0].replace(" ", _GAP)
+
+
 def _filled(text: str) -> str:
     """The text as lines; no line ends inside a code span, so that commands stay whole."""
-    kept = re.sub(r"`[^`]+`", lambda span: span[0].replace(" ", _GAP), " ".join(text.split()))
+    kept = re.sub(r"`[^`]+`", _unbroken, " ".join(text.split()))
     lines = textwrap.fill(kept, _WIDTH, break_long_words=False, break_on_hyphens=False)
     return lines.replace(_GAP, " ")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from geo_ray.base.errors import InvariantError
@@ -138,7 +139,7 @@ class Ledger:
         span = self.in_flight.pop(worker, None)
         if span is not None:
             self.returned.append(span)
-            self.returned.sort(key=lambda s: s.start)
+            self.returned.sort(key=attrgetter("start"))
 
     def settle(self, worker: int, refused: str | None = None) -> Span:
         """Book ``worker``'s span as applied, or as discarded for the reason ``refused``.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -208,7 +209,7 @@ class LossyReceiver:
     _begun: tuple[int, int] | None = None
     _ahead: tuple[int, int] | None = None  # whose first blocks came before anything else of it
     _pages: dict[int, _Page] = field(default_factory=dict)  # by seq
-    _page_ahead: _Page = field(default_factory=lambda: _Page(0))
+    _page_ahead: _Page = field(default_factory=partial(_Page, 0))
     _reports: dict[int, LossyReport] = field(default_factory=dict)
 
     @property

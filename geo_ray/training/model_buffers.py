@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -195,7 +196,7 @@ class AveragerCarry:
         layout: of the vectors; an empty one carries nothing.
     """
 
-    layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
+    layout: CarryLayout = field(default_factory=partial(CarryLayout, ()))
     _newest: dict[str, Tensor] = field(default_factory=dict)
     _rows: dict[str, float] = field(default_factory=dict)
 

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final, Protocol
 
 from geo_ray.base.clock import Clock
@@ -864,7 +865,7 @@ class Connection:
                 self._send_bye(self._spent)
             else:
                 want += 1
-        for stream in sorted(self._live(), key=lambda each: each.number)[want:]:
+        for stream in sorted(self._live(), key=attrgetter("number"))[want:]:
             self._send_bye(stream)
         with self._lock:
             missing = want - len(self._live()) - self._dialing - len(self._attached)

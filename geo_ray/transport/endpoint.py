@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -341,7 +342,7 @@ class Endpoint:
             if self._closed:
                 raise LinkDownError("the endpoint is closed")
             if not self._is_watched:
-                self._workers.start("wan-watch", lambda: self._dialer.watch(self._all_sessions))
+                self._workers.start("wan-watch", partial(self._dialer.watch, self._all_sessions))
                 self._is_watched = True
             if peer not in self._sessions:
                 session = Session(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from geo_ray.base.errors import FrameError
@@ -231,7 +232,7 @@ class Outbox:
 
     def give_back(self, chunks: list[Chunk]) -> None:
         """Send again what the peer has not acknowledged of a dead stream's chunks."""
-        for chunk in sorted(chunks, key=lambda chunk: chunk.key):
+        for chunk in sorted(chunks, key=attrgetter("key")):
             if self._land(chunk.key) is not None:
                 self._lanes[chunk.entry.message.lane].again[chunk.key] = chunk
 

@@ -249,7 +249,12 @@ def too_late(
 
 
 def _by_deadline(line: Iterable[WithSlack]) -> list[WithSlack]:
-    return sorted(line, key=lambda r: (r[0] + r[1].commits, r[1].key))
+    return sorted(line, key=_deadline)
+
+
+def _deadline(update: WithSlack) -> tuple[float, tuple[str, bool]]:
+    slack, request = update
+    return slack + request.commits, request.key
 
 
 _MEASURABLE_BYTES: Final = 128 * 1024
@@ -676,9 +681,13 @@ def plan_groups(line: Sequence[UploadRequest], path: UploadPath) -> tuple[Upload
     if len(asks) < 2 or len(sizes) > 1:
         return ()
     plans = [_with_straight(number, asks, path) for number in range(len(asks) + 1)]
-    # Equal within rounding: fewer groups are better, because single updates cannot fail as a group.
-    best = min(plans, key=lambda p: (round(p.end_s, 9), round(p.total_s, 9), len(p.groups)))
+    best = min(plans, key=_cost_of)
     return best.groups
+
+
+def _cost_of(plan: _Plan) -> tuple[float, float, int]:
+    """Equal within rounding: fewer groups are better, as single updates cannot fail as a group."""
+    return round(plan.end_s, 9), round(plan.total_s, 9), len(plan.groups)
 
 
 def _with_straight(number: int, asks: Sequence[UploadRequest], path: UploadPath) -> _Plan:

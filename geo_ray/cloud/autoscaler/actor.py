@@ -277,7 +277,7 @@ class AutoscalerActor:
         write_told(
             self.order.store,
             self.order.made,
-            lambda told: replace(told, target=target, is_followed=is_followed),
+            partial(replace, target=target, is_followed=is_followed),
         )
         self._target, self._work.is_followed = target, is_followed
         self._wake.set()
@@ -290,7 +290,7 @@ class AutoscalerActor:
         """
         self._work.end.is_released = True
         self._wake.set()
-        write_told(self.order.store, self.order.made, lambda told: replace(told, is_over=True))
+        write_told(self.order.store, self.order.made, partial(replace, is_over=True))
 
     def served(self) -> ServedRegions:
         """What it rents machines for, and how long these may take."""

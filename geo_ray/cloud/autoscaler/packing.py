@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from geo_ray.cloud.autoscaler.observation import PendingBundle, PendingGroup, amounts_text
@@ -78,6 +79,11 @@ class _Item:
     is_apart: bool
     size: float
     left: int = 0
+
+    @property
+    def turn(self) -> tuple[bool, float]:
+        """Whole machines first, then the largest."""
+        return not self.bundle.is_whole, -self.size
 
 
 @dataclass(slots=True)
@@ -151,6 +157,10 @@ def pack(
         dropped |= {failed[-1]} if len(dropped) < _TRIES else set(failed)
 
 
+def _size(bundle: PendingBundle) -> float:
+    return sum(bundle.resources.values())
+
+
 def largest_of(bundle: PendingBundle, rooms: Sequence[Room]) -> Room | None:
     """Return the machine of which a bundle would take the least; None: no label suits."""
     suit = [room for room in rooms if bundle.suits(room.labels)]
@@ -173,7 +183,7 @@ def _items(groups: Sequence[PendingGroup], rooms: Sequence[Room]) -> list[_Item]
         for bundle in group.items():
             size = 1.0 if bundle.is_whole else min(1.0, _share(bundle, most))
             found.append(_Item(number, bundle, group.way == "STRICT_SPREAD", size))
-    found.sort(key=lambda item: (not item.bundle.is_whole, -item.size))
+    found.sort(key=attrgetter("turn"))
     return found
 
 
@@ -254,7 +264,7 @@ def infeasible(group: PendingGroup, catalog: Sequence[RoomOffer]) -> str | None:
     if group.way == "alone" or not pack([group], (), catalog).missed:
         return None
     count = sum(bundle.count for bundle in group.bundles)
-    largest = max(group.bundles, key=lambda each: sum(each.resources.values()))
+    largest = max(group.bundles, key=_size)
     apart = ", each on a machine of its own," if group.way == "STRICT_SPREAD" else ""
     regions = {name for each in group.bundles for name in each.regions()}
     machines = sum(offer.most for offer in catalog if offer.room.region in regions)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 from geo_ray.cloud.autoscaler.actions import Alternative
@@ -184,6 +185,16 @@ class PoolOffer:
     note: str = ""
 
     @property
+    def has_no_price(self) -> bool:
+        """Whether no price is known."""
+        return self.usd_per_hour is None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none can be had."""
+        return self.most == 0
+
+    @property
     def usd_per_million_rows(self) -> float:
         """The score: the least is the best."""
         return self.full_usd_per_hour / self.kind.rows_per_s / 3600.0 * 1e6
@@ -199,7 +210,7 @@ def alternatives_of(
     offers: Iterable[PoolOffer], launches: Mapping[Pool, tuple[int, str, float]]
 ) -> tuple[Alternative, ...]:
     """Return how pools are shown: those with a price first, the cheapest first."""
-    ranked = sorted(offers, key=lambda o: (o.usd_per_hour is None, o.usd_per_million_rows))
+    ranked = sorted(offers, key=attrgetter("has_no_price", "usd_per_million_rows"))
     return tuple(offer.alternative(launches.get(offer.pool, (0,))[0]) for offer in ranked)
 
 
@@ -262,7 +273,7 @@ def offers_of(
         full = 0.0 if usd is None else losses.usd_per_hour(usd, rate)
         found.append(PoolOffer(kind, pool, usd, rate, full, max(0, most), note))
     found = _spared(found, memory, now_unix_s - spare_s)
-    found.sort(key=lambda offer: (offer.most == 0, offer.usd_per_million_rows))
+    found.sort(key=attrgetter("is_empty", "usd_per_million_rows"))
     return _within_caps(found, rented)
 
 

@@ -462,6 +462,10 @@ def _head(
     )
 
 
+def _pool_order(pool: Pool) -> tuple[str, str, str, str]:
+    return pool.region, pool.zone or "", pool.type, pool.market.value
+
+
 def _catalog(experiment: Experiment, record: ClusterRecord, book: PriceBook) -> LocalCatalog:
     """What the local cloud sells: all that the cluster may ask for, at the prices of the book."""
     local = record.provider.local
@@ -476,7 +480,7 @@ def _catalog(experiment: Experiment, record: ClusterRecord, book: PriceBook) -> 
         except (PriceUnknownError, CurrencyError):
             return local.usd_per_hour
 
-    ordered = sorted(pools, key=lambda p: (p.region, p.zone or "", p.type, p.market.value))
+    ordered = sorted(pools, key=_pool_order)
     return LocalCatalog(
         offers=tuple(
             LocalOffer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -125,7 +126,7 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
     home = setting.home or AveragerHome(experiment.averager_region)
     own = setting.averager if region == home.region else None
     output = AveragerOutput(setting.event_buffer, setting.places, failure)
-    answers = Answers(region, setting.timeout_s, lambda peer: _is_connected(endpoint, peer))
+    answers = Answers(region, setting.timeout_s, partial(_is_connected, endpoint))
     failure.listen(answers.end)
 
     def stage(path: StagedPath) -> UpdateStage:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, cast
 
@@ -31,7 +32,7 @@ from geo_ray.runtime.exchange.messages import (
     payload_bytes,
 )
 from geo_ray.runtime.exchange.upload_scheduling import PARTS, headers_of
-from geo_ray.storage.parts import check_header, encode_header, header_bytes
+from geo_ray.storage.parts import aligned, check_header, encode_header, header_bytes
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import open_requests, pace_of
 from geo_ray.training.command_log import (
@@ -84,10 +85,7 @@ _CONTROL: Final = "control"
 
 def twin_bytes(twin: AveragerTwin) -> memoryview:
     """The copy's plain values, then its tensors, those with the largest elements first."""
-    tensors = {
-        name: twin.tensors[name]
-        for name in sorted(twin.tensors, key=lambda k: (-twin.tensors[k].element_size(), k))
-    }
+    tensors = aligned(twin.tensors)
     header = encode_header(
         tensors, {_CONTROL: canonical_json(cast(JSONObject, twin.control)).decode()}
     )
@@ -336,7 +334,7 @@ class StandbyPath:
         self._event_buffer = event_buffer
         self._log_lane = DATA if node.bound == 0 else BACKGROUND  # with 0 everything waits for it
         self._bare = node.bound == 0 or node.caller.keeps
-        self._alarm = Alarm(lambda: self._offer(Wake()))
+        self._alarm = Alarm(partial(self._offer, Wake()))
         self._changed = threading.Condition(threading.RLock())
         self._begun: dict[int, bool] = {}
         self._closed = False

@@ -77,8 +77,14 @@ class GroupPart(NamedTuple):
 
 
 _SIZE: Final = Field("size_bytes", below(MOST_BYTES + 1))
-# A norm that cannot be counts as none; NaN as well.
-_NORM: Final = Kind("a number", number.fits, lambda norm: float(norm) if norm >= 0 else 0.0)
+
+
+def _possible_norm(norm: float) -> float:
+    """A norm that cannot be counts as none; NaN as well."""
+    return float(norm) if norm >= 0 else 0.0
+
+
+_NORM: Final = Kind("a number", number.fits, _possible_norm)
 _REQUEST: Final = Record(
     UploadRequest,
     Known("region"),

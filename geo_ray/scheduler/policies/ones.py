@@ -18,6 +18,7 @@ behind the Beta distribution is not known and replaced by the mean of jobs that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -84,7 +85,7 @@ class _Ones:
                 child = [_NONE if gone else gene for gene, gone in zip(child, reset, strict=True)]
                 children.append(self._refreshed(child, names, curves, places))
             genomes += children
-            genomes.sort(key=lambda genome: self._score(genome, left, curves))
+            genomes.sort(key=partial(self._score, left=left, curves=curves))
             genomes = genomes[: self._policy.population]
         self._genomes = genomes
         best = genomes[0]

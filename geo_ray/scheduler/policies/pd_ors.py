@@ -299,8 +299,13 @@ def pd_ors_load() -> PdOrsPolicy:
     return PdOrsPolicy(load_share=0.5)
 
 
+def _worth(active: tuple[str, JobProgress]) -> float:
+    _, progress = active
+    return progress.job.utility.worth
+
+
 def _worthiest_first(view: SlotView) -> list[tuple[str, JobProgress]]:
-    return sorted(view.active.items(), key=lambda item: item[1].job.utility.worth, reverse=True)
+    return sorted(view.active.items(), key=_worth, reverse=True)
 
 
 class _PdOrs:

@@ -363,7 +363,7 @@ class QueueLoop:
                     )
                 elif not self.state.was_heard(tenant, request):
                     found.append((tenant, request))
-        for tenant, request in sorted(found, key=lambda each: each[1].sent_unix_s):
+        for tenant, request in sorted(found, key=_sent_unix_s):
             if request.id not in self.state.answers:
                 self._add(taken(self.state, self.config, tenant, request, unix_s))
         for tenant, box in boxes.items():
@@ -563,6 +563,11 @@ def _refused(job: QueuedJob, error: GeoRayError, unix_s: float) -> list[AnyEntry
     code = JobFailedError.code
     ended = EndedEntry(unix_s=unix_s, job=job.name, outcome="failed", code=code, told=told)
     return [*entries, ended]
+
+
+def _sent_unix_s(asked: tuple[str, AnyRequest]) -> float:
+    _, request = asked
+    return request.sent_unix_s
 
 
 def _told(error: Exception) -> str:

@@ -79,6 +79,10 @@ class QueueLiveReader:
         return self._watch.see(record, self._clock.now_s())
 
 
+def _ended_unix_s(row: QueueJobRow) -> float:
+    return row.ended_unix_s or 0.0
+
+
 def view_of(report: QueueReport, now_unix_s: float) -> QueueView:
     """Return what is shown of a queue.
 
@@ -88,7 +92,7 @@ def view_of(report: QueueReport, now_unix_s: float) -> QueueView:
     """
     living = [row for row in report.jobs if row.state != "ended"]
     ended = [row for row in report.jobs if row.state == "ended"]
-    ended.sort(key=lambda row: -(row.ended_unix_s or 0.0))
+    ended.sort(key=_ended_unix_s, reverse=True)
     shown = [*living, *ended[:_MOST_ENDED]]
     origin_s = min((row.came_unix_s for row in shown), default=now_unix_s)
     running = [row for row in living if row.state == "running"]

@@ -277,6 +277,10 @@ class EraState:
     moved: set[str] = field(default_factory=set)
 
 
+def _ended_unix_s(job: QueuedJob) -> float:
+    return 0.0 if job.end is None else job.end.unix_s
+
+
 @dataclass(slots=True)
 class QueueState:
     """How a queue stands: what the entries of its journal come to.
@@ -388,7 +392,7 @@ class QueueState:
         """Return the state without what may be forgotten."""
         shown = {name for slot in self.era.slots for name in slot.jobs}  # asked for by the policy
         ended = [job for job in self.jobs.values() if job.state is JobState.ENDED]
-        ended.sort(key=lambda job: 0.0 if job.end is None else job.end.unix_s)
+        ended.sort(key=_ended_unix_s)
         old = {job.name for job in ended[: max(0, len(ended) - KEPT_ENDED)]} - shown
         jobs = {name: _slim(job) for name, job in self.jobs.items() if name not in old}
         answers, until = dict(self.answers), dict(self.heard_until)

@@ -151,6 +151,10 @@ class FreeRoom:
             )
 
 
+def _waits(job: QueuedJob) -> bool:
+    return job.state is JobState.WAITING
+
+
 def fitted(
     config: QueueConfig,
     jobs: Sequence[QueuedJob],
@@ -171,7 +175,7 @@ def fitted(
     of_tenant: dict[str, int] = {}
     wanted: dict[str, Wanted] = {}
     held: dict[str, str] = {}
-    attempts_first = sorted(jobs, key=lambda each: each.state is JobState.WAITING)
+    attempts_first = sorted(jobs, key=_waits)
     for job in attempts_first:
         if job.name not in given:
             continue

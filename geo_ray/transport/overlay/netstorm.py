@@ -159,7 +159,7 @@ def _cheapest(price_NN: Floats, start: int) -> Parents:
     cost = price_NN[start] * (1.0 + _HOP)
     outside = set(range(num)) - {start}
     while outside:
-        node = min(outside, key=lambda n: (cost[n], n))
+        node = min(sorted(outside), key=cost.__getitem__)
         outside.remove(node)
         depth[node] = depth[parents[node]] + 1
         for other in outside:

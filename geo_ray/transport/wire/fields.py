@@ -110,7 +110,7 @@ def below(limit: int) -> Kind[int]:
 
 def one_of(values: tuple[T, ...]) -> Kind[T]:
     """One of these values."""
-    return Kind(f"one of {', '.join(map(str, values))}", values.__contains__, lambda value: value)
+    return Kind(f"one of {', '.join(map(str, values))}", values.__contains__, _unchanged)
 
 
 def optional(kind: Kind[T]) -> Kind[T | None]:
@@ -145,6 +145,10 @@ def _is_amount(value: Any) -> bool:
 
 def _is_column(value: object) -> bool:
     return isinstance(value, list) and None not in value
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _is_a(kind: type, value: object) -> bool:
