@@ -28,10 +28,12 @@ from geo_ray.runs.build import (
     use_one_thread,
 )
 from geo_ray.runs.data import open_readers
-from geo_ray.runtime.bridge_actor import open_bridge
+from geo_ray.runs.evaluation import EvalSetting
+from geo_ray.runtime.bridge import open_bridge
 from geo_ray.runtime.exchange.build import PathSetting
 from geo_ray.runtime.primary_shard import PrimaryShard
-from geo_ray.runtime.worker_actor import EvalSetting, WorkerLoop, dial_shards, links_over
+from geo_ray.runtime.remote_shard import dial_shards, links_over
+from geo_ray.runtime.worker_loop import WorkerLoop
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.checkpoint_parts import HeldShard
 from geo_ray.training.config import operation_s

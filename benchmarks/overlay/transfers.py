@@ -29,7 +29,7 @@ import torch
 from benchmarks.common import support
 from benchmarks.network_models.bottleneck import Bottleneck, Site
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.runtime.bridge_actor import Bridge, open_bridge
+from geo_ray.runtime.bridge import Bridge, open_bridge
 from geo_ray.runtime.exchange.build import PathSetting, dials
 from geo_ray.runtime.exchange.direct import DirectPath
 from geo_ray.runtime.exchange.messages import payload_bytes, update_meta

@@ -34,8 +34,7 @@ from benchmarks.common import support
 from geo_ray.base.types import StepReport
 from geo_ray.runtime.exchange.messages import read_answer, report_meta
 from geo_ray.runtime.primary_shard import PrimaryShard
-from geo_ray.runtime.remote_shard import shared_bytes
-from geo_ray.runtime.worker_actor import links_over
+from geo_ray.runtime.remote_shard import links_over, shared_bytes
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.assignment import ServerPlan

@@ -33,8 +33,13 @@ from geo_ray.base.threads import Together, in_turn
 from geo_ray.base.types import StepReport
 from geo_ray.runtime.exchange.messages import read_answer, report_meta
 from geo_ray.runtime.primary_shard import PrimaryShard
-from geo_ray.runtime.remote_shard import RemoteShard, ShardServer
-from geo_ray.runtime.worker_actor import ShardLinks, dial_shards, links_over
+from geo_ray.runtime.remote_shard import (
+    RemoteShard,
+    ShardLinks,
+    ShardServer,
+    dial_shards,
+    links_over,
+)
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.assignment import ServerPlan

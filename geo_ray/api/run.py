@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -348,7 +349,7 @@ def metric_table(events: Sequence[Event], name: str) -> Table:
     if not rows:
         names = ", ".join(metric_names(events))
         raise ConfigError(f"the run has no metric {name!r}", fix=f"There are {names}.")
-    ordered = sorted((row for own in rows.values() for row in own), key=lambda row: row[1])
+    ordered = sorted((row for own in rows.values() for row in own), key=itemgetter(1))
     counts_N2 = np.array(counts, dtype=np.float64).reshape(-1, 2)
     times_s = np.array([row[1] for row in ordered], dtype=np.float64)
     by_then = bytes_at(counts_N2[:, 0], counts_N2[:, 1], times_s)

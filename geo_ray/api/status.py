@@ -108,7 +108,7 @@ def members(run: FilePath) -> Table:
     """
     directory, config = _begun(run)
     folds: list[MembersFold] = []
-    found = StatusReader(directory.path, beside=lambda: _feeds(folds)).read()
+    found = StatusReader(directory.path, beside=partial(_feeds, folds)).read()
     now = folds[-1]
     if found.is_going is False and found.waits_s is None:
         now.end()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import lru_cache
+from operator import methodcaller
 from typing import Annotated, Any, Final
 
 from pydantic import AwareDatetime, BaseModel, TypeAdapter, ValidationError
@@ -429,7 +430,7 @@ def _near_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str | N
         return near
     others = [path for path in paths if path.endswith(f".{word}")]
     # the key of another section, the nearest to the root
-    nearest_other = min(others, key=lambda path: path.count("."), default=None)
+    nearest_other = min(others, key=methodcaller("count", "."), default=None)
     return None if nearest_other is None else _as_set(nearest_other)
 
 

@@ -20,6 +20,7 @@ import json
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union
 
@@ -284,7 +285,7 @@ def _named(
     }
     about: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
     base: type[StrictModel] = types.new_class(
-        kind.__name__, (kind,), exec_body=lambda space: space.update(about | guarded(kind, use))
+        kind.__name__, (kind,), exec_body=methodcaller("update", about | guarded(kind, use))
     )
     return create_model(kind.__name__, __base__=base, __module__=kind.__module__, **fields)
 

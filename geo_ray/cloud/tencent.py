@@ -10,6 +10,7 @@ import base64
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, Final
 
 from geo_ray.base.errors import CloudError, CloudUnreachableError, ProviderRefusedError
@@ -204,7 +205,7 @@ class TencentProvider:
         if not fitting:
             return Stock(pool, None)
         there = [record for record in fitting if record.stock != "none"]
-        cheapest = min(there or fitting, key=lambda record: record.amount)
+        cheapest = min(there or fitting, key=attrgetter("amount"))
         usd = cheapest.amount * usd_per_unit(cheapest.currency, self._config.rates)
         return Stock(pool, usd, available=None if there else 0)
 

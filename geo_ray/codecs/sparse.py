@@ -232,7 +232,7 @@ def _smallest(gap_K: Ints, num: int) -> int:
     for code, (dtype, word) in _WORDS.items():
         skips = int((gap_K[gap_K >= np.iinfo(word).max] // np.iinfo(word).max).sum())
         bytes_of[code] = dtype.itemsize * (gap_K.size + skips)
-    return min(bytes_of, key=lambda code: (bytes_of[code], code))
+    return min(sorted(bytes_of), key=bytes_of.__getitem__)
 
 
 def _to_gaps(gap_K: Ints, code: int) -> NDArray[np.unsignedinteger]:

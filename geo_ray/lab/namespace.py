@@ -113,7 +113,7 @@ def write_settings(namespace: str, settings: Mapping[str, str]) -> None:
 
 def read_setting(namespace: str, name: str) -> str:
     """Read a kernel setting of a namespace; ``name`` is a path below /proc/sys/net."""
-    return inside(namespace, lambda: (Path("/proc/sys/net") / name).read_text().strip())
+    return inside(namespace, (Path("/proc/sys/net") / name).read_text).strip()
 
 
 TUN_FILE: Final = "/dev/net/tun"

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,7 +69,7 @@ def take_down(directory: Path) -> None:
     """End a lab's processes, and its relay unless that is the caller; remove what the lab made."""
     record = read_record(directory)
     namespaces = [str(name) for name in record.get("namespaces", [])]
-    _end(lambda: _pids_inside(namespaces))
+    _end(partial(_pids_inside, namespaces))
     relay: list[int] = record.get("relay") or [os.getpid(), 0]
     if relay[0] != os.getpid():
         _end(lambda: [relay[0]] if is_alive(relay) else [])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from geo_ray.planner.plan import Plan
@@ -108,7 +109,7 @@ class Spent:
     @classmethod
     def of(cls, totals: RunTotals) -> Spent:
         """Return the totals of a run's events."""
-        pace = max(totals.regions.values(), key=lambda region: region.compute_s, default=None)
+        pace = max(totals.regions.values(), key=attrgetter("compute_s"), default=None)
         joined_s = 0.0 if totals.startup_s is None else totals.joined_s
         return cls(
             None if totals.startup_s is None else totals.startup_s + joined_s,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal
 
 from geo_ray.base.errors import ConfigError
@@ -96,7 +97,7 @@ def advise(situation: Situation, vetoed: Collection[tuple[Family, int]] = ()) ->
         )
     found = [c for c in candidates(situation) if (c.family, c.interval) not in vetoed]
     affordable = [c for c in found if c.loss <= situation.loss_budget] or [
-        min(found, key=lambda c: c.loss)
+        min(found, key=attrgetter("loss"))
     ]
     most = max(choice.compute_share for choice in affordable)
     good = [choice for choice in affordable if choice.compute_share >= _AS_GOOD * most]

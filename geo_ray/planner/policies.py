@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -260,7 +261,7 @@ def _walk(search: BracketSearch, limits: Limits) -> list[Found]:
 def _not_beaten(met: list[Found]) -> list[Found]:
     """Return the choices that none beats in both time and money, from fast to cheap."""
     kept: list[Found] = []
-    for found in sorted(met, key=lambda f: (f.seconds, f.usd)):
+    for found in sorted(met, key=attrgetter("seconds", "usd")):
         if not kept or found.usd < kept[-1].usd / SLACK:
             kept.append(found)
     return kept

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from geo_ray.base.errors import CloudError, CloudUnreachableError
@@ -378,7 +379,7 @@ def fetch_transfer(aws: Aws, region: str) -> list[PriceRecord]:
                 record = _record(product, region, kind)
                 if record is not None and record.to is not None:
                     old = dearest.get(record.to, record)
-                    dearest[record.to] = max(old, record, key=lambda r: r.amount)
+                    dearest[record.to] = max(old, record, key=attrgetter("amount"))
     return list(dearest.values())
 
 

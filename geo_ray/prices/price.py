@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from datetime import date
 from itertools import pairwise
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
@@ -48,7 +49,7 @@ def usd_per_unit(currency: str, rates: Sequence[ExchangeRate]) -> float:
     found = [rate for rate in rates if rate.currency == currency]
     if not found:
         raise CurrencyError(f"there are prices in {currency} and no exchange rate for it")
-    return max(found, key=lambda rate: rate.on).usd
+    return max(found, key=attrgetter("on")).usd
 
 
 GB_PER_MBPS_MONTH: Final = 324.0

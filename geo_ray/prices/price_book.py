@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal
 
@@ -55,7 +56,7 @@ class PriceBook(StrictModel):
 
     @cached_property
     def _by_key(self) -> dict[tuple[str | None, ...], PriceRecord]:
-        return {record.key: record for record in sorted(self.records, key=lambda r: r.fetched_at)}
+        return {record.key: record for record in sorted(self.records, key=attrgetter("fetched_at"))}
 
     @cached_property
     def _instances(self) -> dict[tuple[str | None, ...], list[PriceRecord]]:
@@ -186,7 +187,7 @@ def shipped_book() -> PriceBook:
     """Return the dated snapshots that come with this release."""
     book = PriceBook()
     folder = resources.files("geo_ray.prices") / _SNAPSHOTS
-    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+    for file in sorted(folder.iterdir(), key=attrgetter("name")):
         if file.name.endswith(".json"):
             book = book.joined(parse_book(file.read_bytes(), file.name))
     return book

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Self
 
 import torch
@@ -58,7 +59,7 @@ class ModelStart:
     """
 
     params_P: Tensor
-    layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
+    layout: CarryLayout = field(default_factory=partial(CarryLayout, ()))
     carried_B: Tensor = field(default_factory=nothing_carried)
     constants: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[GroupRun, ...] = ()

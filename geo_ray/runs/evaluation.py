@@ -22,6 +22,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import ConfigError, RunDirectoryError
 from geo_ray.base.files import TEMPORARY_SUFFIX, unwritable
+from geo_ray.base.types import Span
 from geo_ray.data.tasks.base import Stats, Task
 from geo_ray.data.tasks.checked_calls import checked_metrics
 from geo_ray.experiment.experiment import Experiment
@@ -576,3 +577,18 @@ def hits(target: Target, done: Evaluation, event: Event) -> bool:
     if target.metric not in done.metrics:
         raise no_such_metric("train.target.metric", target.metric, done.metrics)
     return target.stop and target.reached(event)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSetting:
+    """How a worker evaluates.
+
+    Attributes:
+        rows: of a batch.
+        note: takes evaluated parameters; None if nobody wants them.
+        statistics: rows that running statistics are computed from before the last evaluation.
+    """
+
+    rows: int = 256
+    note: Note | None = None
+    statistics: tuple[Span, ...] = ()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -113,7 +114,7 @@ def counts_of(present: RegionPlan) -> dict[Kind, int]:
 
 def _running(present: RegionPlan) -> Mapping[Kind, Mapping[float, int]]:
     """Return how many there are, by when they were rented; a plan has an entry for each batch."""
-    found: dict[Kind, dict[float, int]] = defaultdict(lambda: defaultdict(int))
+    found: defaultdict[Kind, Counter[float]] = defaultdict(Counter)
     for each in present.machines:
         found[each.type, each.market][each.since_h] += each.count
     return found
@@ -299,7 +300,7 @@ def changed_as_it_goes(
                 continue  # it costs more loss than was allowed
     kept = [plan for plan in found if request.limits.keeps(plan.total_s, plan.total_usd)]
     key = "total_s" if request.objective == "time" else "total_usd"
-    best = min(kept, key=lambda plan: float(getattr(plan, key)), default=None)
+    best = min(kept, key=attrgetter(key), default=None)
     return replan(going_on, best, request.objective, request.limits)
 
 

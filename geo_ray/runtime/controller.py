@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -148,7 +150,7 @@ class Controller:
     members: Members = field(init=False)
     quorum: Quorum = field(init=False)
     plans: PlanWatch = field(init=False)
-    _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
+    _polls: Polls = field(default_factory=partial(Polls, _POLL_TIMEOUT_S))
     _statistics: StatisticsBoard = field(init=False)
     _skews: Skews = field(default_factory=Skews)
     hang_watch: HangWatch = field(init=False)
@@ -364,7 +366,7 @@ class Controller:
         events = self._skews.events(answers, self.now_s())
         if any(event["kind"] in _PROGRESS for event in events):
             self.policy.on_progress(time.monotonic())
-        for event in sorted(events, key=lambda e: float(e["t_s"])):
+        for event in sorted(events, key=itemgetter("t_s")):
             self._handle(dict(event))
         for (_, region), answer in answers.items():
             request_pem = answer["status"].get("certificate_request")

@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, cast
 
 from geo_ray.base.errors import (
@@ -168,7 +169,7 @@ class LossHealth:
     _total: float = 0.0
     _steps: int = 0
     _refused: int = 0
-    _newest: deque[float] = field(default_factory=lambda: deque(maxlen=MIN_STEPS))
+    _newest: deque[float] = field(default_factory=partial(deque, maxlen=MIN_STEPS))
 
     def on_step(self, loss: float | None) -> None:
         """A region has applied a step with this loss; None if all of its rows were refused."""

@@ -27,7 +27,7 @@ from geo_ray.base.errors import (
     ReferenceLostError,
 )
 from geo_ray.base.threads import Together
-from geo_ray.runtime.bridge_client import BridgeLine, Told, Uplink
+from geo_ray.runtime.bridge import BridgeLine, Told, Uplink
 from geo_ray.runtime.exchange.messages import (
     answer_meta,
     as_bytes,

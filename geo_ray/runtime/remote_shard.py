@@ -1,8 +1,9 @@
-"""Shards in other processes: the operations on them, client, server and memory layout.
+"""Shards in other processes: what the primary shard and workers ask of them, and memory layout.
 
-One table names every operation on the wire, the method that carries it out, and how arguments
-and result travel. `RemoteShard` calls by it, `ShardServer` answers by it. Shared buffers start
-on a cache line, so vector code gives the same bits wherever they come from.
+One table names every operation of the primary shard on the wire, the method that carries it out,
+and how arguments and result travel. `RemoteShard` calls by it, `ShardServer` answers by it.
+Workers push and pull slices through `ShardLinks`. Shared buffers start on a cache line, so vector
+code gives the same bits wherever they come from.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 
 import torch
@@ -20,6 +22,7 @@ from geo_ray.runtime.exchange.messages import (
     as_bytes,
     as_tensor,
     contributions_meta,
+    pull_meta,
     read_contributions,
     read_pull,
     read_reply,
@@ -28,12 +31,16 @@ from geo_ray.runtime.exchange.messages import (
 from geo_ray.storage.manifest import PartInfo
 from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.config import answer_s
 from geo_ray.training.messages import ReplyMessage
-from geo_ray.training.shard import Change, Contribution, Pull, Shard
+from geo_ray.training.parameters import split_sizes
+from geo_ray.training.shard import Change, Concurrently, Contribution, Pull, Shard
+from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import LanClient, LanConnection
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.record import Field, Record, Rows
+from geo_ray.transport.wire.sockets import Address
 
 _LINE_BYTES = 64
 
@@ -304,3 +311,160 @@ class ShardServer:
                 f"epoch {newest} is the present one"
             )
         return worker
+
+
+class ShardLink:
+    """One worker's connection to one shard, with its slices of the buffers.
+
+    Args:
+        client: the connection.
+        params_S: the worker's parameters of this slice, fp32 (S,).
+        grad_S: the worker's gradient of this slice, fp32 (S,).
+        timeout_s: longest wait for others; the shard gives up earlier, see `deadlines`.
+    """
+
+    def __init__(
+        self, client: LanClient, params_S: Tensor, grad_S: Tensor, timeout_s: float
+    ) -> None:
+        self.client = client
+        self._params_S = params_S
+        self._grad_S = grad_S
+        self._timeout_s = answer_s(timeout_s)
+        shared = client.shared
+        count = params_S.numel()
+        self._shared_grad_S = None if shared is None else shared_gradient(shared, count)
+        self._shared_params_S = None if shared is None else shared_parameters(shared, count)
+
+    def exchange(self, meta: Meta, *, push: bool) -> Meta:
+        """One request that may push the gradient, and always brings the parameters."""
+        answer, payload = self.request(meta, push=push)
+        self._take(payload)
+        return answer
+
+    def put(self, share: int | None) -> None:
+        """Push the gradient slice, of a share of the step, and wait for the receipt only."""
+        self.request({"op": "put"} if share is None else {"op": "put", "share": share}, push=True)
+
+    def fetch(self, pull: Pull) -> None:
+        """Fetch the slice of the version that the primary shard told."""
+        self.exchange({"op": "fetch", **pull_meta(pull)}, push=False)
+
+    def share_statistics(self, carried_B: Tensor) -> None:
+        """Put statistics over all regions to the region's own, once all have told theirs."""
+        asked: Meta = {"op": "precise"}
+        _, payload = self.client.request(asked, as_bytes(carried_B), timeout_s=self._timeout_s)
+        carried_B.copy_(torch.frombuffer(bytearray(payload or b""), dtype=torch.uint8))
+
+    def request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
+        """One request, which may push the gradient; the answer and what it brings."""
+        outgoing = None
+        if push and self._shared_grad_S is not None:
+            if self._shared_grad_S.data_ptr() != self._grad_S.data_ptr():
+                self._shared_grad_S.copy_(self._grad_S)
+        elif push:
+            outgoing = as_bytes(self._grad_S)
+        into = as_bytes(self._params_S) if self._shared_params_S is None else None
+        return self.client.request(meta, outgoing, into=into, timeout_s=self._timeout_s)
+
+    def _take(self, payload: memoryview | None) -> None:
+        if self._shared_params_S is None:  # received in place
+            as_tensor(payload, self._params_S.numel())
+        elif self._shared_params_S.data_ptr() != self._params_S.data_ptr():
+            self._params_S.copy_(self._shared_params_S)
+
+
+class ShardLinks:
+    """One worker's connections to all shards, which it uses at the same time.
+
+    Attributes:
+        primary: the one that decides.
+
+    Args:
+        links: primary first.
+        rank: of the worker.
+        together: uses them all; the owner of its threads ends them.
+    """
+
+    def __init__(self, links: Sequence[ShardLink], rank: int, together: Concurrently) -> None:
+        self.primary = links[0]
+        self._links = links
+        self._rank = rank
+        self._together = together
+
+    def ask(self, meta: Meta, *, push: bool, share: int | None = None) -> Meta:
+        """One request that may push the gradient, and always brings the parameters.
+
+        Args:
+            meta: what is asked.
+            push: whether it pushes.
+            share: whose part of the step; None: the worker's own.
+        """
+        if len(self._links) == 1:
+            return self.primary.exchange(meta, push=push)
+        if push:  # the primary shard may apply it at once, so all have it before
+            self._together([partial(link.put, share) for link in self._links])
+        told, _ = self.primary.request(meta, push=False)
+        pull = read_pull(self._rank, told)
+        self._together([partial(link.fetch, pull) for link in self._links])
+        return told
+
+    def pull(self, *, judged: bool) -> None:
+        """Fetch the live parameters, or those that an evaluation is about."""
+        self.ask({"op": "pull", "judged": judged}, push=False)
+
+
+def dial_shards(
+    addresses: Sequence[Address],
+    key: bytes,
+    hello: Meta,
+    num_params: int,
+    *,
+    shared: bool = True,
+    carried: int = 0,
+    config: LanConfig | None = None,
+) -> list[LanClient]:
+    """Connect one worker to all shards, primary first.
+
+    Args:
+        addresses: of the shards.
+        key: of the run.
+        hello: who the worker is.
+        num_params: P.
+        shared: offers memory of both ends.
+        carried: what goes to and from the primary shard before its slice, as so many fp32.
+        config: of the connections; None for the defaults.
+    """
+    pieces = _pieces(num_params, len(addresses), carried)
+    sizes = [shared_bytes(stop - start) if shared else 0 for start, stop in pieces]
+    return [
+        LanClient(address, key, hello, shared_bytes=size, config=config)
+        for address, size in zip(addresses, sizes, strict=True)
+    ]
+
+
+def _pieces(num_params: int, shards: int, carried: int) -> list[tuple[int, int]]:
+    """Where the shards' parts lie in a worker's buffers."""
+    slices = [(start + carried, stop + carried) for start, stop in split_sizes(num_params, shards)]
+    return [(0, slices[0][1]), *slices[1:]]
+
+
+def links_over(
+    clients: Sequence[LanClient], num_params: int, timeout_s: float, carried: int = 0
+) -> tuple[Tensor, Tensor, list[ShardLink]]:
+    """One worker's parameters and gradient, fp32 (P,) each, and its links to all shards.
+
+    The vectors are the shared memory itself if there is one shard. What is carried, as so many
+    fp32, stands before both.
+    """
+    shared, length = clients[0].shared if len(clients) == 1 else None, carried + num_params
+    if shared is None:
+        params_P, grad_P = torch.zeros(length), torch.zeros(length)
+    else:
+        params_P = shared_parameters(shared, length)
+        grad_P = shared_gradient(shared, length)
+    pieces = _pieces(num_params, len(clients), carried)
+    links = [
+        ShardLink(client, params_P[start:stop], grad_P[start:stop], timeout_s)
+        for client, (start, stop) in zip(clients, pieces, strict=True)
+    ]
+    return params_P, grad_P, links

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -122,7 +123,7 @@ class PlanWatch:
     loop: RunServices
     _interval: int | None = None
     _has_planned: bool = False
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plan"))
+    _pool: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "plan"))
     _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
     _asked_home: str = ""
     _paced: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from geo_ray.base.errors import CheckpointCorruptError, LeaseLostError, RunDirectoryError
@@ -149,12 +149,12 @@ class RunSpec:
     manifest_address: str
     run_id: str
     run_dir: str = ""
-    places: PartPlaces = field(default_factory=lambda: CheckpointPlaces(""))
+    places: PartPlaces = field(default_factory=partial(CheckpointPlaces, ""))
     num_params: int = 0
     epoch: int = 1
     resume: Resume | None = None
     data_rows: dict[str, float] = field(default_factory=dict)
-    layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
+    layout: CarryLayout = field(default_factory=partial(CarryLayout, ()))
     constants: dict[str, str] = field(default_factory=dict)
     home: AveragerHome | None = None
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -313,7 +314,7 @@ class ForesightPolicy:
             _planned(cluster, self, times, per_share, seed)
             for times, per_share in itertools.product(_TIMES, (False, True))
         ]
-        return _Planned(max(tried, key=lambda each: each[0])[1])
+        return _Planned(max(tried, key=itemgetter(0))[1])
 
 
 class _Planned:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -108,7 +109,7 @@ class JobSpeed:
     steps: StepModel
     model_bytes: float
     batch: BatchLimits
-    timing: Timing = field(default_factory=lambda: Timing(1.0))
+    timing: Timing = field(default_factory=partial(Timing, 1.0))
     most_mbps: float = math.inf
 
     def step_s(self, workers: Counted, batch: float) -> Floats:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class SiteRoom:
         regions = range(len(self.cluster.net.names))
         share_S = _fullest(self.free_SR, self.capacity_SR)
         free = [float(share_S[self.cluster.region_S == region].sum()) for region in regions]
-        return sorted(regions, key=lambda region: -free[region])
+        return sorted(regions, key=free.__getitem__, reverse=True)
 
     def most_that_fit(self, job: ClusterJob, workers: int) -> int:
         """Return the workers that there is room for: as many, or half, or half of that; at least 1.
@@ -109,7 +110,7 @@ class SiteRoom:
                 return None
         for site, count in of_workers.items():
             free_SR[site] -= count * job.demands.worker_R
-        own = np.array(sorted(of_workers, key=lambda site: -of_workers[site]), dtype=np.int64)
+        own = np.array(sorted(of_workers, key=of_workers.__getitem__, reverse=True), dtype=np.int64)
         rest = order[~np.isin(order, own)]
         is_near = np.isin(self.cluster.region_S[rest], self.cluster.region_S[own])
         at = np.concatenate([own, rest[is_near], rest[~is_near]])
@@ -332,7 +333,7 @@ def put(
             room.take(each.job, given[name])
         else:
             rest.append((workers, each))
-    for count, each in sorted(rest, key=lambda pair: -pair[0]):
+    for count, each in sorted(rest, key=itemgetter(0), reverse=True):
         workers, batch = count, wanted[each.job.id][1]
         while workers > 0:
             found = room.place(each.job, workers, batch)

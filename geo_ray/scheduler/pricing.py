@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -280,7 +281,7 @@ def spread_ways(cluster: SharedCluster, job: ClusterJob, most: int) -> list[Spre
             rtt_s = float(net.rtt_s_GG[near, anchor].max())
             if len(workers) and len(servers):
                 found.append(SpreadWay(workers, servers, LinkUsed(mbps, False, rtt_s), anchor))
-    found.sort(key=lambda way: -way.link.mbps)
+    found.sort(key=attrgetter("link.mbps"), reverse=True)
     if not job.data or len(job.data) < 2:
         return found[:most]
     # Links inside a region come first, and there may be many: those of the data's regions matter.

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -97,7 +98,7 @@ class _History:
         scheduler: SlotScheduler,
     ) -> None:
         self._cluster = cluster
-        self._jobs = {job.id: job for job in sorted(jobs, key=lambda job: job.arrival_slot)}
+        self._jobs = {job.id: job for job in sorted(jobs, key=attrgetter("arrival_slot"))}
         self._change_s = policy.change_s
         self._scheduler = scheduler
         self._active: dict[str, JobProgress] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -131,7 +132,7 @@ def _capacities(schedule: ClusterSchedule) -> Iterator[str]:
     for use in schedule.uses:
         by_slot[use.slot].append(use)
     for slot, uses in by_slot.items():
-        used: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(len(cluster.resources)))
+        used: dict[int, np.ndarray] = defaultdict(partial(np.zeros, len(cluster.resources)))
         for use in uses:
             demands = schedule.jobs[use.job].demands
             for site, count in use.allocation.workers:

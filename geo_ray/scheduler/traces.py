@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -353,7 +354,7 @@ def read_trace(path: Path, kind: str) -> list[TraceJob]:
     """
     if kind not in FORMATS:
         raise TraceError(f"there is no format '{kind}'", fix=f"Choose among {', '.join(FORMATS)}.")
-    jobs = sorted(FORMATS[kind](path), key=lambda job: (job.submit_s, job.id))
+    jobs = sorted(FORMATS[kind](path), key=attrgetter("submit_s", "id"))
     if not jobs:
         raise TraceError(f"trace {path} has no job with accelerators that ran")
     return jobs

@@ -145,7 +145,7 @@ class SimLossy:
         flow = self._flows[name] = _Flow(update, coded.lossy, bucket)
         if self._codec.loose == "udp":
             acknowledged_s = arrival_s + self._network.delay_s(self._averager_region, name)
-            self._scheduler.at(acknowledged_s, lambda: self._tick(name, flow))
+            self._scheduler.at(acknowledged_s, partial(self._tick, name, flow))
 
     def arrive(self, update: UpdateMessage) -> None:
         """Complete an update, now or when its grace is over, and go on with it."""
@@ -155,7 +155,7 @@ class SimLossy:
             self._host.take_in(books.complete(update))
             return
         held = self._held[update.region] = _Held(update, missing)
-        self._scheduler.after(self._codec.grace_s, lambda: self._release(held))
+        self._scheduler.after(self._codec.grace_s, partial(self._release, held))
 
     def beside(self, reply: ReplyMessage) -> ReplyMessage:
         """The reply with what is to be told of lossy blocks."""
@@ -199,9 +199,9 @@ class SimLossy:
                 latest_s = max(latest_s, when_s)
             flow.next_rank = last
         if arrived:
-            self._scheduler.at(latest_s, lambda: self._arrived(name, flow, arrived))
+            self._scheduler.at(latest_s, partial(self._arrived, name, flow, arrived))
         if flow.next_rank < count:
-            self._scheduler.after(_TICK_S, lambda: self._tick(name, flow))
+            self._scheduler.after(_TICK_S, partial(self._tick, name, flow))
 
     def _arrived(self, name: str, flow: _Flow, runs: list[tuple[int, int]]) -> None:
         books, update, lossy = self._of(name), flow.update, flow.lossy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import itemgetter
 
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.transport.emulation import build_links
@@ -40,7 +41,7 @@ class Network:
         self.sent_bytes.setdefault((src, dst), Counter())[traffic] += size_bytes
         link = self._links.get((src, dst))
         arrival_s = now_s if link is None else link.transfer(now_s, size_bytes)
-        for ends, from_s, until_s in sorted(self._cuts, key=lambda cut: cut[1]):
+        for ends, from_s, until_s in sorted(self._cuts, key=itemgetter(1)):
             if {src, dst} == ends and arrival_s >= from_s and now_s < until_s:
                 arrival_s = max(arrival_s, until_s + self.delay_s(src, dst))
         return arrival_s

@@ -423,7 +423,7 @@ class SimRegion:
             agreed_B = carried_B if carry is None else carry.agreed_B.clone()
             judged = torch.cat([shard.eval_params_S for shard in self._shards]), agreed_B
         life = self._lives[answer.worker]
-        self._scheduler.after(self._lan_s, lambda: self._work(answer, life, live, judged))
+        self._scheduler.after(self._lan_s, partial(self._work, answer, life, live, judged))
 
     def _is_gone(self, rank: int, life: int) -> bool:
         return self.is_dead or self._lives[rank] != life
@@ -445,7 +445,7 @@ class SimRegion:
         push_s *= max(1, len(answer.parts))
         result = self._begun(answer, span, live)
         self._scheduler.after(
-            push_s + self._lan_s, lambda: self._push(answer.worker, life, span, push_s, result)
+            push_s + self._lan_s, partial(self._push, answer.worker, life, span, push_s, result)
         )
 
     def _push_s(self, worker: int, span: Span) -> float:
@@ -458,7 +458,7 @@ class SimRegion:
         rows = self._read(span)
         if gradients is not None and gradients.works and isinstance(worker, Worker):
             work = gradients.ask(worker, live[0], rows, span)
-            return lambda: gradients.finish(work, lambda: worker.step(rows, span))
+            return partial(gradients.finish, work, partial(worker.step, rows, span))
         _give(worker, live)
         if answer.parts:
             result = coded_step(worker, answer.parts, span, self._read)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from operator import attrgetter
 from typing import Final
 
 import torch
@@ -45,7 +46,7 @@ def cost_note(experiment: Experiment, task: Task, manifest: Manifest) -> str | N
     workers = sum(region.workers for region in experiment.regions)
     if workers < MANY_WORKERS:
         return None
-    region = max(experiment.regions, key=lambda each: each.workers)
+    region = max(experiment.regions, key=attrgetter("workers"))
     buffer = model_start(task, experiment.seed).buffer()
     worker = build_worker(experiment, region.name, task, buffer, torch.zeros_like(buffer))
     train, _ = open_readers(experiment, manifest, region.name)

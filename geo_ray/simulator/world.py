@@ -345,7 +345,7 @@ class World:
         self._notes = SimNotes(emit, self._scheduler, self._network)
         rows = data_rows(experiment, manifest)
         self._home = SimHome(
-            experiment, lambda: build_averager(experiment, params_P.numel(), rows, start.layout)
+            experiment, partial(build_averager, experiment, params_P.numel(), rows, start.layout)
         )
         self._lossy, self._turns, self._overlay = build_paths(
             experiment,

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -458,7 +458,7 @@ class ObjectReader(io.RawIOBase):
             if self._position >= self.size:
                 return 0
             try:
-                size = self._bucket.call("read", self._key, lambda: self._read(buffer))
+                size = self._bucket.call("read", self._key, partial(self._read, buffer))
             except FileNotFoundError as error:  # it was there a moment ago
                 raise StoreError(f"{error}: it changed while it was read") from None
             if size:

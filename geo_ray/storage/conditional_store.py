@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -252,12 +253,12 @@ class S3ConditionalStore:
             return None
         name = self._name(key, mine)
         try:
-            asked.repeat(lambda: upload_once(self._bucket, name, [data], len(data)))
+            asked.repeat(partial(upload_once, self._bucket, name, [data], len(data)))
         except FileExistsError:
             if not self._is_own(key, mine, data, asked):
                 return None
         try:
-            asked.repeat(lambda: self._bucket.check_conditions(name, data))
+            asked.repeat(partial(self._bucket.check_conditions, name, data))
         except RunDirectoryError:
             with suppress(RunDirectoryError):
                 self._delete([name], asked)
@@ -283,7 +284,7 @@ class S3ConditionalStore:
 
     def _numbers(self, key: str, asked: _Asked) -> list[int]:
         folder = self._name(key)
-        sizes = asked.repeat(lambda: self._bucket.sizes(folder))
+        sizes = asked.repeat(partial(self._bucket.sizes, folder))
         names = [name.removeprefix(folder) for name in sizes]
         return [int(name) for name in names if len(name) == _DIGITS and name.isdigit()]
 
@@ -293,7 +294,7 @@ class S3ConditionalStore:
         def get() -> StoredValue:
             answer = self._bucket.get(name)
             with closing(answer["Body"]) as body:
-                data = self._bucket.call("read", name, lambda: body.read(MAX_RECORD_BYTES + 1))
+                data = self._bucket.call("read", name, partial(body.read, MAX_RECORD_BYTES + 1))
             return StoredValue(bytes(data), str(number), _age_s(answer))
 
         return asked.repeat(get)
@@ -307,7 +308,7 @@ class S3ConditionalStore:
 
     def _delete(self, names: list[str], asked: _Asked) -> None:
         if names:
-            asked.repeat(lambda: self._bucket.delete(names))
+            asked.repeat(partial(self._bucket.delete, names))
 
     def _name(self, key: str, number: int | None = None) -> str:
         return f"{self._prefix}{key}/" + ("" if number is None else f"{number:0{_DIGITS}d}")

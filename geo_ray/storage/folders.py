@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from operator import methodcaller
 from pathlib import Path
 from typing import IO, Any, Final, Literal, Protocol
 
@@ -364,7 +365,7 @@ class S3Folder:
         """See `Folder.clear`; the claim goes last."""
         _drop_uploads(self._bucket, self._prefix, lambda key: True)
         found = self._bucket.sizes(self._prefix)
-        self._bucket.delete(sorted(found, key=lambda key: key.endswith(f"/{CLAIM_FILE}")))
+        self._bucket.delete(sorted(found, key=methodcaller("endswith", f"/{CLAIM_FILE}")))
 
 
 class S3Root:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -148,7 +149,7 @@ def check_header(data: memoryview, file_bytes: int) -> tuple[dict[str, str], lis
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointCorruptError("the header has no metadata")
     found = [_entry(name, entry) for name, entry in tree.items()]
-    found.sort(key=lambda each: (each.start, each.stop))
+    found.sort(key=attrgetter("start", "stop"))
     position = 0
     for each in found:
         if each.start != position:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -684,7 +685,7 @@ def _tuning(comparison: Comparison) -> str:
         return "<p>One rate only: the configured one.</p>"
     rows = [
         _tuning_cells(outcome, comparison)
-        for outcome in sorted(comparison.tuning, key=lambda o: (o.label, o.rate))
+        for outcome in sorted(comparison.tuning, key=attrgetter("label", "rate"))
     ]
     headings = ["strategy", "lr", "to target", "final"]
     if comparison.target is None:

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -155,7 +156,7 @@ def noise_point(events: Sequence[Event]) -> NoisePoint | None:
             newest[event["region"]] = event
     if not newest:
         return None
-    best = newest.get(None) or max(newest.values(), key=lambda event: int(event["rows"]))
+    best = newest.get(None) or max(newest.values(), key=itemgetter("rows"))
     names = ("grad_sq", "trace", "rows", "workers", "count")
     return NoisePoint(**{name: best[name] for name in names})
 
@@ -312,7 +313,7 @@ def measure(
     told_unix_s = began_unix_s
     with cluster_of(experiment, observer) as cluster:
         before_s = time.time() - told_unix_s  # a run of its own takes that long to come so far
-        ordered = sorted(corners, key=lambda corner: -corner.workers)
+        ordered = sorted(corners, key=attrgetter("workers"), reverse=True)
         for number, corner in enumerate(ordered, 1):
             what = f"{number}/{len(corners)} {corner.workers} workers, {corner.rows} rows"
             short = experiment_of(corner, experiment, steps, str(place), base_dir)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +64,8 @@ def standing(step_N: Floats) -> NDArray[np.intp]:
 class RegionRecord:
     """Columns of one region: its steps (also those done twice), and its exchanges."""
 
-    steps: Columns = field(default_factory=lambda: Columns("t_s", *STEP))
-    exchanges: Columns = field(default_factory=lambda: Columns("t_s", *EXCHANGE))
+    steps: Columns = field(default_factory=partial(Columns, "t_s", *STEP))
+    exchanges: Columns = field(default_factory=partial(Columns, "t_s", *EXCHANGE))
 
     def standing(self) -> NDArray[np.intp]:
         """Give the indices of the steps that stand, (N,)."""
@@ -90,7 +91,7 @@ class RunRecord:
     regions: dict[str, RegionRecord] = field(default_factory=dict)
     evals: dict[tuple[str | None, str], Columns] = field(default_factory=dict)
     wan: dict[str, Columns] = field(default_factory=dict)
-    wan_total: Columns = field(default_factory=lambda: Columns("t_s", "bytes"))
+    wan_total: Columns = field(default_factory=partial(Columns, "t_s", "bytes"))
     incidents: list[Event] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
     changes: list[Event] = field(default_factory=list)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -132,7 +133,7 @@ def _reached(run: RunRecord) -> str:
         whole = f" of {planned[name]:,}" if planned and name in planned else ""
         when = f" at {duration_text(t_s)}" if step else ""
         stood.append((t_s, f"{name}: step {step:,}{whole}{when}"))
-    stood.sort(key=lambda entry: entry[0])
+    stood.sort(key=itemgetter(0))
     texts = [text for _, text in stood]
     if len(stood) > MOST_REGIONS:
         texts = [*texts[:SILENT_REGIONS], f"{len(stood) - SILENT_REGIONS} others later than these"]
@@ -245,7 +246,7 @@ def _loss(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) ->
             if len(run.regions) <= MANY and not np.array_equal(bold, loss, equal_nan=True):
                 curves.append(Curve("", x, loss, index, faint=True, breaks=breaks))
             curves.append(Curve(name, x, bold, index, breaks=breaks))
-        curves.sort(key=lambda curve: not curve.faint)
+        curves.sort(key=attrgetter("faint"), reverse=True)
         whose = " of the region" if axis == SAMPLES_AXIS else ""
         charts += chart_view(
             axis, "training loss", curves, whose=whose, log=True, at=_on(axis, run)

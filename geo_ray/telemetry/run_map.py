@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from html import escape
+from operator import attrgetter
 from typing import Final
 
 from geo_ray.base.text import bytes_text, number_text
@@ -205,5 +206,5 @@ def map_of_record(run: RunRecord) -> MapView:
         for (src, dst), count in totals.wan.by_link().items()
         if count
     ]
-    links.sort(key=lambda link: -link.bytes)
+    links.sort(key=attrgetter("bytes"), reverse=True)
     return MapView(tuple(regions), tuple(links))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -55,7 +56,7 @@ def regions_section(run: RunRecord) -> str:
 def wan_section(run: RunRecord) -> str:
     """Draw the bytes between regions: by class in all, over time, and by link."""
     counted = run.totals.wan.by_class()
-    by_class = dict(sorted(counted.items(), key=lambda item: -item[1]))
+    by_class = dict(sorted(counted.items(), key=itemgetter(1), reverse=True))
     if not any(by_class.values()):
         return section("Bytes between regions", empty_note("no byte was counted"))
     bars = bars_chart("by class", by_class, bytes_text)
@@ -68,7 +69,7 @@ def wan_section(run: RunRecord) -> str:
     lines = curves_chart(
         "so far", curves, x_label="time", x_time=True, y_text=bytes_text, zero=True
     )
-    links = sorted(run.totals.wan.by_link().items(), key=lambda item: -item[1])
+    links = sorted(run.totals.wan.by_link().items(), key=itemgetter(1), reverse=True)
     rows = [[escape(src), escape(dst), bytes_text(n)] for (src, dst), n in links[:MAX_ROWS]]
     note = ""
     if len(links) > MAX_ROWS:

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -349,7 +350,7 @@ class HistoryFold:
             for link, count in self._wan.by_link().items()
             if count
         ]
-        return tuple(sorted(found, key=lambda each: (-each.mbps, -each.bytes))[:most])
+        return tuple(sorted(found, key=attrgetter("mbps", "bytes"), reverse=True)[:most])
 
     def history(self) -> HistoryView:
         """Give everything over time."""

@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 import textwrap
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,7 @@ EXAMPLE: Final = ConfigError(
 
 def page() -> str:
     """The whole page."""
-    roots = sorted(GeoRayError.__subclasses__(), key=lambda kind: kind.exit_code)
+    roots = sorted(GeoRayError.__subclasses__(), key=attrgetter("exit_code"))
     parts = [_head(roots), _section(GeoRayError)]
     for root in roots:
         below = [kind for kind in every_class() if issubclass(kind, root)]

@@ -1,6 +1,7 @@
 """A worker's computation: gradients, local steps, coded steps and exact running statistics.
 
-The loop over steps is `runtime/worker_actor.py`, which calls this.
+The loop over steps is `runtime/worker_loop.py`, which calls this. `FlatModel` makes the module's
+parameters views of one buffer.
 
 Pure: the same rows and parameters give the same bits. Random numbers come from a generator
 seeded by the position of the rows, so a replacement or a resumed run repeats a step exactly.
@@ -18,12 +19,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from geo_ray.base.errors import NonFiniteError
+from geo_ray.base.errors import NonFiniteError, TaskStateError
 from geo_ray.base.random_state import generators_restored, seed_generators
 from geo_ray.base.types import CodedShare, Span
 from geo_ray.data.tasks.base import Batch, Columns, Stats, Task, num_rows
@@ -37,7 +40,14 @@ from geo_ray.data.tasks.checked_calls import (
 )
 from geo_ray.data.tasks.groups import GroupRun
 from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer
-from geo_ray.training.parameters import CarryLayout, FlatModel, pieces_of, square_norm
+from geo_ray.training.parameters import (
+    CarryLayout,
+    check_module,
+    count_parameters,
+    other_size,
+    pieces_of,
+    square_norm,
+)
 from geo_ray.training.state_guard import StateChange, StateGuard
 
 
@@ -464,3 +474,144 @@ def coded_step(
         told = replace(result, grad_sq=None) if part.span == own or told.loss is None else told
     worker.grad_P.copy_(total_P)
     return told
+
+
+class StepTime(Protocol):
+    """How long steps are padded to."""
+
+    def __call__(self, span: Span, /) -> float:
+        """Return the least seconds of the step over ``span``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A trained parameter, the module that holds it, and its places in the two buffers."""
+
+    name: str
+    owner: nn.Module
+    leaf: str
+    param: nn.Parameter
+    value: Tensor
+    grad: Tensor
+    value_at: int
+    grad_at: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the module still holds this very parameter."""
+        return getattr(self.owner, self.leaf, None) is self.param
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether parameter and gradient lie in the buffers; compares addresses only."""
+        return (
+            _address(self.param) == self.value_at
+            and _address(self.param.grad) == self.grad_at
+            and self.is_held
+        )
+
+
+class FlatModel:
+    """Makes a module's parameters and gradients views of two flat buffers.
+
+    User code can replace these views: ``module.zero_grad()`` drops gradients, and
+    ``module.to(...)`` moves parameters to new memory. Call `take_gradient` after each backward and
+    `attach` after other user code, so that the module always trains in the buffers.
+
+    Args:
+        module: its trainable parameters must be fp32.
+        params_P: fp32 (P,) buffer that from now on holds the parameters; its content counts.
+        grad_P: fp32 (P,) buffer into which ``backward`` accumulates.
+
+    Raises:
+        TaskOutputError: if the module has other dtypes or another size.
+    """
+
+    def __init__(self, module: nn.Module, params_P: Tensor, grad_P: Tensor) -> None:
+        check_module(module)
+        num_params = count_parameters(module)
+        if params_P.shape != (num_params,) or grad_P.shape != (num_params,):
+            raise other_size(module, params_P, grad_P)
+        self.module = module
+        self.params_P = params_P
+        self.grad_P = grad_P
+        self._slots: list[_Slot] = []
+        offset = 0
+        for name, param in module.named_parameters():
+            if not param.requires_grad:
+                continue
+            piece = slice(offset, offset + param.numel())
+            value, grad = params_P[piece].view(param.shape), grad_P[piece].view(param.shape)
+            path, _, leaf = name.rpartition(".")
+            owner: nn.Module = attrgetter(path)(module) if path else module  # scripted ones, too
+            at = value.data_ptr(), grad.data_ptr()
+            slot = _Slot(name, owner, leaf, param, value, grad, *at)
+            _attach(slot)
+            self._slots.append(slot)
+            offset += param.numel()
+
+    def zero_grad(self) -> None:
+        """Clear all gradients, keeping them views."""
+        self.grad_P.zero_()
+
+    def take_gradient(self) -> None:
+        """Bring gradients that ``backward`` left elsewhere into the buffer, and attach the model.
+
+        Raises:
+            TaskStateError: the loss replaced a parameter, or computed with other values of it; the
+                gradient is then not one of the parameters in the buffer.
+        """
+        for slot in self._detached():
+            param = slot.param
+            if _address(param) != slot.value_at and not _same_values(param.detach(), slot.value):
+                raise TaskStateError(
+                    f"the task's loss gives the trained parameter {slot.name!r} other values "
+                    f"({param.dtype}, {param.device}), which are not those that are trained",
+                    fix="Change trained parameters nowhere but in the optimizer; for another "
+                    "precision use autocast, or convert a copy of the model.",
+                )
+            if param.grad is None:
+                slot.grad.zero_()
+            elif _address(param.grad) != slot.grad_at:
+                slot.grad.copy_(param.grad.detach().to_dense())
+            _attach(slot)
+
+    def attach(self) -> None:
+        """Make parameters and gradients views again; the values in the buffers count.
+
+        Raises:
+            TaskStateError: the task replaced a parameter.
+        """
+        for slot in self._detached():
+            _attach(slot)
+
+    def _detached(self) -> list[_Slot]:
+        found = [slot for slot in self._slots if not slot.is_attached]
+        for slot in found:
+            if not slot.is_held:
+                raise TaskStateError(
+                    f"the task replaces the trained parameter {slot.name!r} by another object, "
+                    "which is not trained",
+                    fix="Make all parameters in model(seed), and keep them: convert a copy of the "
+                    "model (copy.deepcopy) where another one is needed.",
+                )
+        return found
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    """Where the elements are; None if there are none, or not all, as in a sparse gradient."""
+    if tensor is None or tensor.layout is not torch.strided:
+        return None
+    return tensor.data_ptr()
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and torch.equal(one, other)
+
+
+def _attach(slot: _Slot) -> None:
+    slot.param.grad = None  # a gradient must fit the parameter's type and device
+    slot.param.data = slot.value
+    slot.param.grad = slot.grad.detach()  # a tensor of its own: `Module.to` gives it other memory

@@ -2,31 +2,34 @@
 
 The loop is a single thread that never blocks on a socket. It takes chunks from the session
 (`SessionSide`) when a stream can accept them, so a fast stream carries more than a slow one.
-`ChunkSender` selects the stream of a chunk and retransmits, `ChunkReceiver` acknowledges, and
-`Heartbeat` measures round trips.
+`Stream` is one non-blocking socket, `ChunkSender` selects the stream of a chunk and retransmits,
+`ChunkReceiver` acknowledges.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import selectors
 import socket
+import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 from geo_ray.base.clock import Clock
 from geo_ray.base.errors import FrameError, LinkDownError, TransportError
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.flow import FlowControl
+from geo_ray.transport.emulation import CHUNK_BYTES, Shaper, regroup
+from geo_ray.transport.flow import FlowControl, Heartbeat
 from geo_ray.transport.outbox import Chunk, Key
-from geo_ray.transport.stream import Stream
+from geo_ray.transport.security.tls import peer_serial
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.fields import Meta, count, counts
-from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
+from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, FrameReader, Place, encode
 from geo_ray.transport.wire.handshake import Greeting
 from geo_ray.transport.wire.message import (
     ALL_LANES,
@@ -37,6 +40,7 @@ from geo_ray.transport.wire.message import (
     Piece,
     read_piece,
 )
+from geo_ray.transport.wire.sockets import TcpInfo, read_tcp_info
 
 
 class SessionSide(Protocol):
@@ -90,74 +94,6 @@ class SessionSide(Protocol):
 
     def note_error(self, error: Exception) -> None:
         """Remember why a stream could not be made, or ended."""
-
-
-class Heartbeat:
-    """The pings that are due and the peer's pings to answer, of one connection.
-
-    Args:
-        interval_s: time between two pings while little happens, in seconds.
-
-    Attributes:
-        rtt_s: the last round trip, or None.
-        rtt_min_s: the shortest round trip, or None.
-    """
-
-    def __init__(self, interval_s: float) -> None:
-        self.rtt_s: float | None = None
-        self.rtt_min_s: float | None = None
-        self._interval_s = interval_s
-        self._last_s: float | None = None
-        self._unanswered_s: float | None = None  # the peer's time of its last ping
-
-    def due_s(self, interval_s: float | None = None) -> float:
-        """When the next ping is due; at once if there was none.
-
-        Args:
-            interval_s: between two pings, if that is to be shorter now.
-        """
-        if self._last_s is None:
-            return 0.0
-        return self._last_s + min(self._interval_s, interval_s or self._interval_s)
-
-    def frames(self, now_s: float, interval_s: float | None = None) -> list[Frame]:
-        """Return the frames to send now: an answer, a ping, both or none."""
-        due = []
-        if self._unanswered_s is not None:
-            due.append(Frame(FrameKind.PONG, {"at_s": self._unanswered_s}))
-            self._unanswered_s = None
-        if now_s >= self.due_s(interval_s):
-            self._last_s = now_s
-            due.append(Frame(FrameKind.PING, {"at_s": now_s}))
-        return due
-
-    def ping(self, meta: Meta) -> None:
-        """Note the peer's ping; only the last one is answered.
-
-        Raises:
-            FrameError: the frame is malformed.
-        """
-        self._unanswered_s = _seconds(meta)
-
-    def pong(self, meta: Meta, now_s: float) -> float:
-        """Take in the peer's answer and return the round trip in seconds.
-
-        Raises:
-            FrameError: the frame is malformed.
-        """
-        rtt_s = now_s - _seconds(meta)
-        if rtt_s < 0.0:
-            raise FrameError(f"a heartbeat came back {-rtt_s} s before it was sent")
-        self.rtt_s = rtt_s
-        self.rtt_min_s = self.rtt_s if self.rtt_min_s is None else min(self.rtt_min_s, self.rtt_s)
-        return self.rtt_s
-
-
-def _seconds(meta: Meta) -> float:
-    at_s = meta.get("at_s")
-    if type(at_s) is not float or not math.isfinite(at_s):
-        raise FrameError(f"a heartbeat's time is {at_s!r:.100}")
-    return at_s
 
 
 _TIMES_SENT: Final = 3
@@ -329,6 +265,260 @@ class ChunkReceiver:
             some, self._acks, self._told = self._acks[:cut], self._acks[cut:], told
             meta: Meta = {"delivered": [*told], "chunks": [*some]}
             control.put(Frame(FrameKind.ACK, meta), TRANSPORT)
+
+
+_RECORD_BYTES: Final = 16 * 1024  # most plain bytes of a TLS record
+_GATHER: Final = 64  # buffers in one system call
+_READ_BYTES: Final = 512 * 1024  # then the other streams have their turn
+
+
+class Stream:
+    """A socket after its handshake, with what waits to go out on it.
+
+    Args:
+        sock: plain or TLS; not blocking from here on.
+        number: 0 for the stream that carries control, counted up for others.
+        greeting: the handshake's outcome.
+        shaper: an emulated link, or None.
+        handshake_bytes: received so far.
+
+    Attributes:
+        number: as given.
+        greeting: as given.
+        chunks: chunks that were handed to it and are not acknowledged.
+        sent: bytes by class.
+        received: bytes by class; a chunk's are added by the owner.
+        is_draining: nothing new is handed to it; it closes when both sides have said so.
+        has_moved: whether the kernel took bytes of chunks since the owner last looked. Heartbeats
+            do not count, because they may pass on a stream whose chunks do not arrive.
+        progress_s: time of the last such bytes or acknowledgement; set by the owner.
+        sent_bye: whether this side has sent BYE.
+        received_bye: whether the other side has.
+        is_closed: its socket is free.
+        opened_s: time at which it was taken into use; set by the owner.
+        peer_serial: of the other end's certificate; None without TLS.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        number: int,
+        greeting: Greeting,
+        shaper: Shaper | None,
+        handshake_bytes: int,
+    ) -> None:
+        self.number = number
+        self.greeting = greeting
+        self.chunks: dict[Key, Chunk] = {}
+        self.sent: dict[str, int] = {}
+        self.received: dict[str, int] = {TRANSPORT: handshake_bytes}
+        self.has_moved = self.is_closed = False
+        self.progress_s = self.opened_s = 0.0
+        self.is_draining = self.sent_bye = self.received_bye = False
+        self.sock = sock
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self.peer_serial = peer_serial(sock) if isinstance(sock, ssl.SSLSocket) else None
+        self._shaper = shaper
+        self._queue: deque[tuple[float, memoryview, str]] = deque()  # (when, bytes, class)
+        self._reader: FrameReader | None = None
+        self._is_blocked = False
+        self._frames_out = 0
+        self._tcp_info: TcpInfo | None = None
+        sock.setblocking(False)
+
+    def open(self, limits: FrameLimits, place: Place) -> None:
+        """Begin to parse received bytes."""
+        self._reader = FrameReader(self.greeting.recv_key, limits, place)
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self.sock.fileno()
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether payloads are encrypted, and need no digest of their own."""
+        return self._is_tls
+
+    def is_spent(self, now_s: float, most_bytes: float, most_s: float) -> bool:
+        """Whether its keys have served for as many bytes one way, or as long, as they may."""
+        carried_bytes = max(sum(self.sent.values()), sum(self.received.values()))
+        return carried_bytes >= most_bytes or now_s - self.opened_s >= most_s
+
+    # ------------------------------------------------------------------ out
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all bytes were given to the kernel."""
+        return not self._queue
+
+    def has_room(self) -> bool:
+        """Whether another chunk may be put on it now."""
+        if self.is_closed:
+            return False
+        return not self._queue if self._shaper is None else self._shaper.has_room()
+
+    def ready_in_s(self, *, has_chunk: bool) -> float:
+        """Return the seconds until an emulated link can act again, which no selector can tell.
+
+        Args:
+            has_chunk: whether something waits for room on the link.
+        """
+        if self._shaper is None:
+            return math.inf
+        wait_s = math.inf
+        if self._queue and not self._is_blocked:
+            wait_s = max(0.0, self._queue[0][0] - self._shaper.now_s())
+        return min(wait_s, self._shaper.room_in_s()) if has_chunk else wait_s
+
+    def limit_unsent(self, size_bytes: int) -> None:
+        """See `sockets.limit_unsent`."""
+        sockets.limit_unsent(self.sock, size_bytes)
+
+    def put(self, frame: Frame, traffic: str) -> None:
+        """Queue a frame; its payload must not change until it is sent."""
+        key, number = self.greeting.send_key, self._frames_out
+        self._frames_out += 1
+        parts = encode(frame, key, digest_payload=not self._is_tls, number=number)
+        if self._is_tls:
+            parts = _first_record(parts)
+        if self._shaper is None:
+            self._queue.extend((0.0, part, traffic) for part in parts)
+            return
+        ready_s = self._shaper.now_s()
+        for group in regroup(parts, CHUNK_BYTES):
+            when_s = self._shaper.arrival_s(ready_s, sum(part.nbytes for part in group))
+            self._queue.extend((when_s, part, traffic) for part in group)
+
+    def keep_copies(self) -> None:
+        """Copy what waits to go out, because its buffers may change."""
+        self._queue = deque(
+            (when_s, memoryview(bytes(part)), traffic) for when_s, part, traffic in self._queue
+        )
+
+    def write(self) -> bool:
+        """Give the kernel what is due; return whether it took everything.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        now_s = 0.0 if self._shaper is None else self._shaper.now_s()
+        while self._queue and self._queue[0][0] <= now_s:
+            try:
+                sent = self._send(now_s)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                self._is_blocked = True
+                return False
+            self._account(sent)
+        self._is_blocked = False
+        return True
+
+    def _send(self, now_s: float) -> int:
+        if self._is_tls:  # TLS: the same bytes must be offered again
+            return self.sock.send(self._queue[0][1])
+        parts: list[memoryview] = []
+        for when_s, part, _ in self._queue:
+            if when_s > now_s or len(parts) == _GATHER:
+                break
+            parts.append(part)
+        return self.sock.sendmsg(parts)
+
+    def _account(self, sent: int) -> None:
+        while sent:
+            when_s, part, traffic = self._queue[0]
+            self.has_moved = self.has_moved or traffic != TRANSPORT
+            taken = min(sent, part.nbytes)
+            self.sent[traffic] = self.sent.get(traffic, 0) + taken
+            sent -= taken
+            if taken == part.nbytes:
+                self._queue.popleft()
+            else:
+                self._queue[0] = (when_s, part[taken:], traffic)
+
+    def segments_since(self) -> tuple[int, int]:
+        """TCP segments sent, and of them lost, since the last call; nothing where unknown."""
+        info = read_tcp_info(self.sock)
+        if info is None:
+            return 0, 0
+        earlier, self._tcp_info = self._tcp_info, info
+        return info.segments_since(earlier)
+
+    @property
+    def timeouts(self) -> int:
+        """See `TcpInfo.timeouts`; as of the last `segments_since`."""
+        return 0 if self._tcp_info is None else self._tcp_info.timeouts
+
+    # ------------------------------------------------------------------ in
+
+    def read(self, on_bytes: Callable[[int], None]) -> Iterator[tuple[Frame, int]]:
+        """Yield the frames that have arrived, with their bytes on the wire.
+
+        Args:
+            on_bytes: called with the number of bytes of each read, whether or not a frame is
+                complete.
+
+        Raises:
+            TransportError: what arrived is no valid frame.
+            OSError: the connection is lost, or ended by the other side (`ConnectionError`).
+        """
+        reader = self._reader
+        if reader is None:
+            return
+        total = 0
+        while total < _READ_BYTES or self._has_pending():
+            try:
+                count = self.sock.recv_into(reader.room())
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            except ssl.SSLEOFError as error:
+                raise ConnectionResetError("the peer ended the connection") from error
+            if not count:
+                raise ConnectionResetError("the peer ended the connection")
+            total += count
+            on_bytes(count)
+            for frame, wire_bytes in reader.took(count):
+                if frame.kind is not FrameKind.CHUNK:
+                    self.account_in(TRANSPORT, wire_bytes)
+                yield frame, wire_bytes
+
+    def _has_pending(self) -> bool:
+        """Whether TLS holds decrypted bytes that no selector knows of."""
+        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+
+    def account_in(self, traffic: str, wire_bytes: int) -> None:
+        """Add received bytes to a class."""
+        self.received[traffic] = self.received.get(traffic, 0) + wire_bytes
+
+    def divert(self) -> None:
+        """See `FrameReader.divert`."""
+        if self._reader is not None:
+            self._reader.divert()
+
+    # ------------------------------------------------------------------ the end
+
+    def finish_sending(self) -> None:
+        """Tell the peer that nothing more will come; what it still sends is received."""
+        sockets.stop_sending(self.sock)
+
+    def close(self) -> None:
+        """Free the socket."""
+        self.is_closed = True
+        sockets.hang_up(self.sock)
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+def _first_record(parts: Iterator[memoryview]) -> Iterator[memoryview]:
+    """Return the same bytes, the head joined with what fits into its TLS record.
+
+    A head alone would be a record, and a packet, of its own. The rest stays uncopied.
+    """
+    head = next(parts)
+    payload = next(parts, memoryview(b""))
+    cut = max(0, _RECORD_BYTES - head.nbytes)
+    yield memoryview(b"".join((head, payload[:cut])))
+    if payload.nbytes > cut:
+        yield payload[cut:]
+    yield from parts
 
 
 _LOGGER = logging.getLogger(__name__)

@@ -21,11 +21,10 @@ from geo_ray.base.errors import LinkDownError, PeerRefusedError, TransportError
 from geo_ray.base.output import RateLimitedLog
 from geo_ray.base.threads import Workers
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.connection import Connection
+from geo_ray.transport.connection import Connection, Stream
 from geo_ray.transport.emulation import Shaper
 from geo_ray.transport.security.tls import Encryption, refusal
 from geo_ray.transport.session import Session
-from geo_ray.transport.stream import Stream
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.accept_pool import AcceptPool
 from geo_ray.transport.wire.fields import Meta, count, text

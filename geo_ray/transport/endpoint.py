@@ -22,9 +22,8 @@ from geo_ray.base.threads import Workers
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.dialer import Connector, Dialer
 from geo_ray.transport.emulation import LinkModel, Shaper
-from geo_ray.transport.inbox import Callbacks, HeldBytes
 from geo_ray.transport.security.tls import Encryption, TlsSource
-from geo_ray.transport.session import Session
+from geo_ray.transport.session import Callbacks, HeldBytes, Session
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.message import EndpointIdentity, Message, PeerStats
 from geo_ray.transport.wire.sockets import Address

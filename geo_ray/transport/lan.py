@@ -47,8 +47,17 @@ from geo_ray.transport.config import LanConfig
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.accept_pool import AcceptPool
 from geo_ray.transport.wire.fields import Meta
-from geo_ray.transport.wire.frame_io import Into, recv_frame, send_frame, send_plain
-from geo_ray.transport.wire.frames import Buffer, Frame, FrameKind, check_sendable, view_of
+from geo_ray.transport.wire.frames import (
+    Buffer,
+    Frame,
+    FrameKind,
+    Into,
+    check_sendable,
+    recv_frame,
+    send_frame,
+    send_plain,
+    view_of,
+)
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, expect_same, greet, welcome
 from geo_ray.transport.wire.sockets import Address
 

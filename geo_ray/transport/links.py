@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Final, Literal, Self
@@ -281,7 +282,7 @@ def record_of(src: str, dst: str, estimate: LinkEstimate, now_unix_s: float) -> 
 
 def merge_records(one: LinkRecord, two: LinkRecord, half_life_s: float) -> LinkRecord:
     """Merge two records of one pair, weighted by samples and age; see `LinkTable.merge`."""
-    old, new = sorted((one, two), key=lambda record: record.measured_at_unix_s)
+    old, new = sorted((one, two), key=attrgetter("measured_at_unix_s"))
     age_s = new.measured_at_unix_s - old.measured_at_unix_s
     old_samples = old.samples * float(0.5 ** (age_s / half_life_s))
     part = old_samples / (old_samples + new.samples)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Final, Literal
 
@@ -763,7 +764,7 @@ class HelperScheduler:
     paused: bool = False
     line: TransferScheduler = field(init=False)
     _open: dict[int, _Open] = field(default_factory=dict)
-    _numbers: count[int] = field(default_factory=lambda: count(1))
+    _numbers: count[int] = field(default_factory=partial(count, 1))
     _plan_s: float = math.inf  # when a group must be formed at the latest
 
     def __post_init__(self) -> None:

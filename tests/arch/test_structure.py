@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 SMALL = 150  # lines
+# A table of contents each: of a run, and of a worker.
+LOOPS = ("geo_ray.runtime.main", "geo_ray.runtime.worker_loop")
 # Fields that are still callables. A new one is a method of a named protocol or a return value.
 CALLBACKS = {
     "geo_ray.cloud.agent:NoticeAgent.drain",
@@ -18,17 +20,17 @@ CALLBACKS = {
     "geo_ray.runs.evaluation:EvalNotes._asked",
     "geo_ray.runs.evaluation:EvalNotes.emit",
     "geo_ray.runtime.remote_shard:Operation.run",
-    "geo_ray.runtime.worker_actor:EvalSetting.note",
+    "geo_ray.runs.evaluation:EvalSetting.note",
     "geo_ray.simulator.world:SimNotes.emit",
     "geo_ray.telemetry.summary:Summary.best",
     "geo_ray.training.assignment:RegionWork.keep",
     "geo_ray.training.failover:Caller.opener",
-    "geo_ray.transport.inbox:Callbacks.on_message",
-    "geo_ray.transport.inbox:Callbacks.on_peer",
-    "geo_ray.transport.inbox:_Partial.writers",
     "geo_ray.transport.overlay.coordinator:Coordinator.out",
     "geo_ray.transport.overlay.node:Node.out",
     "geo_ray.transport.overlay.node:_Round.commit",
+    "geo_ray.transport.session:Callbacks.on_message",
+    "geo_ray.transport.session:Callbacks.on_peer",
+    "geo_ray.transport.session:_Partial.writers",
     "geo_ray.transport.udp:_Session.opener",
     "geo_ray.transport.uploads:UploadPath.duration_s",
     "geo_ray.transport.wire.fields:Kind.fits",
@@ -117,6 +119,13 @@ def test_small_modules_with_one_importer_are_listed_with_a_reason(library: list[
 
 def test_no_more_fields_are_callbacks(library: list[Any]) -> None:
     assert callback_fields(library) == CALLBACKS
+
+
+def test_the_loops_are_short_and_a_worker_needs_no_ray(library: list[Any]) -> None:
+    loops = {file.name: file for file in library if file.name in LOOPS}
+    assert sorted(loops) == sorted(LOOPS)
+    assert {name: file.num_lines for name, file in loops.items() if file.num_lines >= SMALL} == {}
+    assert "ray" not in {target for _, target in loops[LOOPS[1]].imports()}
 
 
 def test_the_rules_find_what_they_forbid(source_file: Any) -> None:

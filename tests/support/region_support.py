@@ -28,12 +28,13 @@ from geo_ray.runs.build import (
     with_shapes,
 )
 from geo_ray.runs.data import data_rows, open_readers, prepare_manifest
-from geo_ray.runtime.bridge_actor import Bridge, open_bridge
+from geo_ray.runs.evaluation import EvalSetting
+from geo_ray.runtime.bridge import Bridge, open_bridge
 from geo_ray.runtime.exchange.build import PathSetting, dials
 from geo_ray.runtime.exchange.upload_scheduling import Transfers
 from geo_ray.runtime.primary_shard import PrimaryShard
-from geo_ray.runtime.remote_shard import RemoteShard, ShardServer
-from geo_ray.runtime.worker_actor import EvalSetting, WorkerLoop, dial_shards, links_over
+from geo_ray.runtime.remote_shard import RemoteShard, ShardServer, dial_shards, links_over
+from geo_ray.runtime.worker_loop import WorkerLoop
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager

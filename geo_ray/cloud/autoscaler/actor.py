@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import ray
@@ -221,8 +222,8 @@ class AutoscalerActor:
     """
 
     order: AutoscaleOrder
-    _status: AutoscalerStatus = field(default_factory=lambda: AutoscalerStatus(False))
-    _actions: deque[ActionTold] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _status: AutoscalerStatus = field(default_factory=partial(AutoscalerStatus, False))
+    _actions: deque[ActionTold] = field(default_factory=partial(deque, maxlen=_KEPT))
     _wake: threading.Event = field(default_factory=threading.Event)
     _telling: threading.Lock = field(default_factory=threading.Lock)  # one who tells after another
     _target: ClusterTarget | None = None

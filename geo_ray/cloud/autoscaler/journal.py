@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -210,7 +211,7 @@ def _view(memory: AutoscalerMemory, now_unix_s: float) -> MachinesView:
         missing = outstanding(memory, pending_launch)
         if missing > 0:
             rows.append(_requested_row(pending_launch, missing))
-    rows.sort(key=lambda row: (row.region, row.machine))
+    rows.sort(key=attrgetter("region", "machine"))
     return MachinesView("autoscaler", tuple(rows), memory.ledger.paid_usd)
 
 

@@ -172,7 +172,7 @@ class Reconciler:
 
         def machines() -> None:
             nonlocal seen
-            found, why = _asked(lambda: self.provider.list_machines(self.cluster), everywhere)
+            found, why = _asked(partial(self.provider.list_machines, self.cluster), everywhere)
             self._silent = {
                 name: replace(self._silent.get(name, RegionSilence(now_unix_s, "")), reason=reason)
                 for name, reason in why.items()
@@ -193,14 +193,14 @@ class Reconciler:
             if 0 <= now_unix_s - self._stocks_unix_s < self.policy.prices_every_s:
                 return
             pools = [each for each in self.target.pools() if each.region not in self._silent]
-            found, why = _asked(lambda: self.provider.stock(pools), everywhere)
+            found, why = _asked(partial(self.provider.stock, pools), everywhere)
             self._stocks |= {stock.pool: stock for stock in found}
             if found or not why:
                 self._stocks_unix_s = now_unix_s
             errors.extend(f"{name} quotes no prices: {why[name]}" for name in sorted(why))
 
         def failures() -> None:
-            found, why = _asked(lambda: self.provider.poll_failures(self.cluster), everywhere)
+            found, why = _asked(partial(self.provider.poll_failures, self.cluster), everywhere)
             self._keep(found)
             errors.extend(
                 f"{name} does not tell what failed: {why[name]}"

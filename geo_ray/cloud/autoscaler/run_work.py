@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -85,7 +86,7 @@ def runs_named(path: Path, since_unix_s: float = 0.0) -> list[FoundRun]:
     except OSError as error:
         raise RunDirectoryError(f"cannot read {path.parent}: {error.strerror or error}") from error
     recent = [run for run in found if run.written_unix_s >= since_unix_s]
-    return sorted(recent, key=lambda run: (run.made_ns, run.path.name), reverse=True)
+    return sorted(recent, key=attrgetter("made_ns", "path.name"), reverse=True)
 
 
 def _seen(path: Path) -> FoundRun:

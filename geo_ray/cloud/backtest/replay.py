@@ -179,7 +179,7 @@ def _ranked(
         pool: world.cloud.markets[pool].usd_at(now_s) * _needed(region, role, pool)
         for pool in pools
     }
-    return sorted(pools, key=lambda pool: cost[pool])
+    return sorted(pools, key=cost.__getitem__)
 
 
 def _there(world: SimWorld, region: RegionTarget, role: MachineRole) -> list[SimMachine]:

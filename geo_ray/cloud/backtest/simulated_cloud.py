@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TypeVar
 
 from geo_ray.base.clock import VirtualClock
@@ -228,7 +229,7 @@ class SimulatedCloud:
     def _take_back(self, there: list[SimMachine], market: MarketTrace, now_s: float) -> None:
         noticed = sum(self._is_noticed(each, now_s) for each in there)
         excess = len(there) - market.stock_at(now_s) - noticed
-        for each in sorted(there, key=lambda m: m.machine.id):
+        for each in sorted(there, key=attrgetter("machine.id")):
             if excess <= 0:
                 return
             if not self._is_noticed(each, now_s):

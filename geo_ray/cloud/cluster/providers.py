@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -103,7 +104,7 @@ class RegionProviders:
         part = self._by_region.get(request.pool.region)
         if part is None:
             raise _no_cloud(request.pool.region)
-        return part.calls.begin(lambda: part.provider.launch(request))()
+        return part.calls.begin(partial(part.provider.launch, request))()
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
         """See `MachineProvider.terminate`; one cloud that fails keeps no other from it."""
@@ -114,9 +115,9 @@ class RegionProviders:
                 waits.append((part, part.calls.begin(_ending(part.provider, mine))))
         _, failed = _gathered(waits)
         errors = [error for _, error in failed]
-        errors.sort(key=lambda error: not isinstance(error, ProviderRefusedError))
         if errors:
-            raise errors[0]
+            refused = (error for error in errors if isinstance(error, ProviderRefusedError))
+            raise next(refused, errors[0])
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
         """See `MachineProvider.poll_failures`."""

@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -135,7 +136,7 @@ def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
         raise _nothing_to_read(uri, paths, left_out, options)
     taken = {file.path for file in chosen}
     others = [_unread(path, chosen[0].format) for path in paths if path not in taken]
-    left_out = sorted([*left_out, *others], key=lambda one: one.path)
+    left_out = sorted([*left_out, *others], key=attrgetter("path"))
     return InputFiles(store, tuple(chosen), options, uri, tuple(left_out), site)
 
 

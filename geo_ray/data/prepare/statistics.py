@@ -10,6 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,7 +121,7 @@ def load_statistics(path: Path) -> Statistics:
     fix = "Write it with `geo-ray data stats`, or `geo-ray data merge-stats` for several regions."
     if not path.exists():
         raise ConfigError(f"there are no statistics {path}{missing_path(path)}", fix=fix)
-    return load_json(path, Statistics, "statistics", lambda text: ConfigError(text, fix=fix))
+    return load_json(path, Statistics, "statistics", partial(ConfigError, fix=fix))
 
 
 def save_statistics(statistics: Statistics, path: Path) -> None:
@@ -151,7 +153,7 @@ def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
             else "there are no statistics to merge",
             fix="Name one file per region.",
         )
-    ordered = sorted(parts, key=lambda part: part.regions)
+    ordered = sorted(parts, key=attrgetter("regions"))
     left_out = {name: why for part in ordered for name, why in part.left_out.items()}
     columns: dict[str, ColumnStatistics] = {}
     for name in dict.fromkeys(name for part in ordered for name in part.columns):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -259,7 +260,7 @@ def _separate(name: str, model: nn.Module) -> None:
     dense = {k: t for k, t in tensors.items() if t.layout is torch.strided and not t.is_meta}
     pieces = sorted(
         ((t.data_ptr(), _stop(t), key, t) for key, t in dense.items() if t.numel()),
-        key=lambda piece: piece[:2],
+        key=itemgetter(0, 1),
     )
     reach = trained_reach = (0, "")  # how far the tensors before go, and which one it is
     for start, stop, key, tensor in pieces:

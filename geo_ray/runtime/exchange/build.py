@@ -16,16 +16,16 @@ from geo_ray.codecs.feedback import open_coded
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.build import wire_plan
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runtime.exchange.base import (
+from geo_ray.runtime.exchange.differential import Differential, EndpointSite
+from geo_ray.runtime.exchange.direct import (
     Answers,
+    AveragerOutput,
     BridgeFailure,
+    DirectPath,
     StagedPath,
     UpdatePath,
     UpdateStage,
 )
-from geo_ray.runtime.exchange.differential import Differential, EndpointSite
-from geo_ray.runtime.exchange.direct import DirectPath
-from geo_ray.runtime.exchange.local_averager import AveragerOutput
 from geo_ray.runtime.exchange.overlay import OverlayPath, OverlaySetting
 from geo_ray.runtime.exchange.standby import StandbyPath
 from geo_ray.runtime.exchange.upload_scheduling import Transfers

@@ -19,7 +19,7 @@ from typing import Any, Final
 from geo_ray.base.clock import Clock, SystemClock
 from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownError
 from geo_ray.codecs.base import DifferentialCodec
-from geo_ray.runtime.exchange.base import Pass, Routes, StagedPath, UpdateStage
+from geo_ray.runtime.exchange.direct import Pass, Routes, StagedPath, UpdateStage
 from geo_ray.training.averager import Averager
 from geo_ray.training.lossy_blocks import LossyReceiver
 from geo_ray.training.messages import ReplyMessage, UpdateMessage

@@ -1,18 +1,34 @@
-"""Updates as single messages to an averager that has one home."""
+"""Interface of exchange transports, and the plain one: single messages, one home of the averager.
+
+A bridge has one `UpdatePath`, chosen by `runtime.exchange.build`: direct (`DirectPath`), standby
+(the averager can move) or overlay (updates are summed on their way). Its `UpdateStage` decides when
+an update leaves and when it is applied: at once, scheduled (`upload_scheduling`), or in a reliable
+and a lossy part (`differential`). All paths share `Answers` (pending replies), `BridgeFailure`, and
+`LocalAverager`: the averager inside the bridge of its region, whose inputs it serializes and whose
+outputs it sends.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 
-from geo_ray.base.errors import FrameError, GeoRayError, InvariantError
-from geo_ray.runtime.exchange.base import Answers, Routes, StageMaker
-from geo_ray.runtime.exchange.local_averager import AveragerOutput, LocalAverager
+from geo_ray.base.errors import (
+    AveragerFailedError,
+    DeadlineExceededError,
+    FrameError,
+    GeoRayError,
+    InvariantError,
+    LinkDownError,
+)
+from geo_ray.base.user_code import error_summary
 from geo_ray.runtime.exchange.messages import (
     payload_bytes,
     read_refusal,
@@ -22,25 +38,565 @@ from geo_ray.runtime.exchange.messages import (
     reply_meta,
     update_meta,
 )
-from geo_ray.training.averager import Averager
+from geo_ray.storage.places import PartPlaces
+from geo_ray.telemetry.event_buffer import EventBuffer
+from geo_ray.training.averager import Averager, open_requests, pace_of
+from geo_ray.training.checkpoint_parts import AveragerSnapshot, typed, write_averager_part
 from geo_ray.training.command_log import (
     Begun,
     ChangeMembers,
     ChangePace,
     Leave,
+    LogOutcome,
     Op,
     Skip,
     TakeIn,
     TakeSum,
+    Wake,
+    carry_out,
 )
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.config import UNREACHABLE_S
+from geo_ray.training.membership import AveragerHome, View
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import Message
+from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
+
+Hear = Callable[[GeoRayError], None]
+
+
+class BridgeFailure:
+    """The first failure of a bridge; those that follow from it are logged only.
+
+    A message counts as received before it is handled. So an error in a handler, or in a thread that
+    nobody waits for, would be lost, and with it the answer to an update: here it ends the run.
+
+    Args:
+        region: of the bridge.
+    """
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._lock = threading.Lock()
+        self._hearers: list[Hear] = []
+        self._first: GeoRayError | None = None
+
+    @property
+    def first(self) -> GeoRayError | None:
+        """The failure; None while all goes well."""
+        return self._first
+
+    def listen(self, hear: Hear) -> None:
+        """Let ``hear`` be told: later, or now if there is a failure already."""
+        with self._lock:
+            self._hearers.append(hear)
+            first = self._first
+        if first is not None:
+            hear(first)
+
+    def note(self, error: Exception, doing: str) -> GeoRayError:
+        """Something failed.
+
+        Args:
+            error: an error of geo_ray's tree as it is; any other becomes one that names its line.
+            doing: what failed, for people.
+
+        Returns:
+            The typed error.
+        """
+        typed = self._typed(error, doing)
+        if typed is not error:
+            log.error("%s", typed.message, exc_info=error)
+        with self._lock:
+            if self._first is not None:
+                return typed
+            self._first = typed
+            hearers = list(self._hearers)
+        log.error("the bridge of region '%s' failed: %s", self._region, typed)
+        for hear in hearers:
+            hear(typed)
+        return typed
+
+    def _typed(self, error: Exception, doing: str) -> GeoRayError:
+        if isinstance(error, GeoRayError):
+            return error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return AveragerFailedError(
+            f"the bridge of region '{self._region}' failed at {doing}: {error_summary(error)} "
+            f"({frame.filename}:{frame.lineno})"
+        )
+
+
+_LOOK_S: Final = 0.5  # between two looks at whether the averager's region is there
+
+
+class Answers:
+    """Passes answers, by the number of their update, from receiving threads to the waiting one.
+
+    Args:
+        region: this region.
+        timeout_s: longest wait.
+        is_reachable: whether there is a connection to a region at present.
+        unreachable_s: how long the averager's region may be out of reach.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        timeout_s: float,
+        is_reachable: Callable[[str], bool] = lambda region: True,
+        unreachable_s: float = UNREACHABLE_S,
+    ) -> None:
+        self._region = region
+        self._timeout_s = timeout_s
+        self._is_reachable = is_reachable
+        self._unreachable_s = unreachable_s
+        self._changed = threading.Condition()
+        self._here: dict[int, ReplyMessage | GeoRayError] = {}
+        self._end: GeoRayError | None = None
+
+    def give(self, reply: ReplyMessage) -> None:
+        """Store the averager's answer for the thread that waits for it."""
+        self._put(reply.seq, reply)
+
+    def fail(self, seq: int, error: GeoRayError) -> None:
+        """Let the wait for update ``seq``, which the averager refused, raise ``error``."""
+        self._put(seq, error)
+
+    def wait(self, seq: int, home: Callable[[], str]) -> ReplyMessage:
+        """Return the answer to update ``seq`` once it is here.
+
+        Args:
+            seq: its number.
+            home: gives the averager's region, which may change.
+
+        Raises:
+            DeadlineExceededError: it did not come in time.
+            LinkDownError: the averager's region is out of reach, or the bridge is closing.
+            GeoRayError: the update was refused, or what `end` was given.
+        """
+        began_s = reached_s = time.monotonic()
+        while (answer := self._look(seq)) is None:
+            now_s, peer = time.monotonic(), home()
+            if peer == self._region or self._is_reachable(peer):
+                reached_s = now_s
+            elif now_s - reached_s > self._unreachable_s:
+                raise LinkDownError(
+                    f"region '{self._region}': the averager's region '{peer}' is out of reach "
+                    f"since {self._unreachable_s:g} s; update {seq} is not answered"
+                )
+            if now_s - began_s > self._timeout_s:
+                raise DeadlineExceededError(
+                    f"region '{self._region}': the averager in '{peer}' did not answer update "
+                    f"{seq} within train.step_timeout_s = {self._timeout_s:g} s; on a slow link a "
+                    "large model may need longer"
+                )
+        if isinstance(answer, GeoRayError):
+            raise answer
+        return answer
+
+    def _look(self, seq: int) -> ReplyMessage | GeoRayError | None:
+        """Wait a little; the answer, if it is here. What is older is of no use to anybody."""
+        with self._changed:
+            if seq not in self._here and self._end is None:
+                self._changed.wait(min(_LOOK_S, self._timeout_s))
+            for old in [number for number in self._here if number < seq]:
+                del self._here[old]
+            if seq in self._here:
+                return self._here.pop(seq)
+            if self._end is not None:
+                raise self._end
+        return None
+
+    def close(self) -> None:
+        """Let every present and later `wait` fail because the bridge is closing."""
+        self.end(LinkDownError(f"the bridge of region '{self._region}' is closing"))
+
+    def end(self, error: GeoRayError) -> None:
+        """Let every present and later `wait` raise ``error``; the first one counts."""
+        with self._changed:
+            self._end = self._end or error
+            self._changed.notify_all()
+
+    def _put(self, seq: int, answer: ReplyMessage | GeoRayError) -> None:
+        with self._changed:
+            self._here[seq] = answer
+            self._changed.notify_all()
+
+
+class Route(Protocol):
+    """Handles messages of one kind from other regions."""
+
+    def __call__(self, peer: str, message: Message, /) -> None:
+        """Handle a message of the region ``peer``."""
+
+
+Routes = Mapping[str, Route]
+"""Handlers by kind of message."""
+
+
+class Pass(Protocol):
+    """Takes an update that a stage lets pass."""
+
+    def __call__(self, update: UpdateMessage, /) -> None:
+        """Ship it, or take it in."""
+
+
+class UpdateStage:
+    """Decides when an update leaves its region and when it is taken in; this one: at once.
+
+    `Transfers` and `Differential` are the others.
+    """
+
+    def depart(self, update: UpdateMessage, ship: Pass, *, again: bool) -> None:
+        """Ship an update of the own region when it may leave, if ever.
+
+        Args:
+            update: its payload stays unchanged until it is answered.
+            ship: sends it.
+            again: an earlier leader had answered it already.
+        """
+        ship(update)
+
+    def answered(self, reply: ReplyMessage) -> ReplyMessage:
+        """Return an answer for the own region as the region shall see it."""
+        return reply
+
+    def recall(self) -> Meta:
+        """Stop sending what is left of the last update; return what did not leave, as a header."""
+        return {"seq": None}
+
+    def arrive(self, update: UpdateMessage, take: Pass, *, again: bool) -> None:
+        """Take an update in when it is its turn, in the averager's region.
+
+        Args:
+            update: which.
+            take: takes it in.
+            again: an earlier leader had answered it already.
+        """
+        take(update)
+
+    def beside(self, reply: ReplyMessage) -> ReplyMessage:
+        """Return an answer that leaves the averager's region with all that accompanies it."""
+        return reply
+
+    def on_moved(self) -> None:
+        """Forget what was asked of the averager: it has moved, and its new leader knows nothing."""
+
+    def on_address(self, region: str, address: Address) -> None:
+        """Note where the endpoint of a region is."""
+
+    def routes(self) -> Routes:
+        """Handlers of the stage's messages."""
+        return {}
+
+    def export(self, averager: Averager) -> dict[str, object]:
+        """Return what the averager's part of a checkpoint must hold of the stage, as plain values.
+
+        Args:
+            averager: knows the newest update of every region that it has taken in.
+        """
+        return {}
+
+    def status(self, links: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the counters; add the traffic of the stage to the counters in ``links``."""
+        return {}
+
+    def close(self) -> None:
+        """End all threads."""
+
+
+class UpdatePath(Protocol):
+    """How one region's updates get to the averager; see the module's docstring."""
+
+    @property
+    def home(self) -> AveragerHome:
+        """Where the averager lives at present."""
+
+    @property
+    def stage(self) -> UpdateStage:
+        """Its stage; the bridge hands messages, addresses and the end on to it."""
+
+    def exchange(self, update: UpdateMessage) -> ReplyMessage:
+        """Bring an update of the own region to the averager; blocks until it is answered.
+
+        Returns:
+            The answer.
+
+        Raises:
+            GeoRayError: it was refused, not answered in time, or the path closes.
+        """
+
+    def routes(self) -> Routes:
+        """Handlers of its own messages."""
+
+    def request_stop(self) -> None:
+        """Let the averager, which is here, tell all regions to finish."""
+
+    def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
+        """Let the averager, which is here, begin a checkpoint; False if it cannot be now."""
+
+    def report_dead(self, region: str, *, comes_back: bool = False) -> None:
+        """The controller has seen that ``region`` is dead.
+
+        Args:
+            region: which.
+            comes_back: only its bridge is, and there will be another: the averager that lived there
+                moves, and the region is waited for.
+        """
+
+    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
+        """What the controller has to tell the averager, which is here, of its members.
+
+        Raises:
+            InvariantError: members cannot change here (`why_fixed`, `why_nobody_joins`).
+            GeoRayError: the averager refuses it.
+        """
+
+    def status(self) -> dict[str, Any]:
+        """The averager's version and open requests if it is here, and counters: plain values."""
+
+    def close(self) -> None:
+        """End all threads; whoever waits for an answer is told."""
+
+
+class StagedPath(Protocol):
+    """What a stage may ask of its path; all but the first three at the averager's home only."""
+
+    @property
+    def home(self) -> AveragerHome:
+        """Where the averager lives at present."""
+
+    def send(self, to: str, message: Message) -> None:
+        """Send a message to another region."""
+
+    def give(self, reply: ReplyMessage) -> None:
+        """Hand an answer to the own region, which waits for it."""
+
+    def version(self) -> int:
+        """Commits so far, and those that are bound to come."""
+
+    def skip(self, region: str, epoch: int, seq: int) -> None:
+        """Answer an update without taking it in."""
+
+    def take_sum(
+        self, parts: tuple[UpdateMessage, ...], total_P: Tensor
+    ) -> list[ReplyMessage] | None:
+        """Take in a sum of updates; None if it must come in parts.
+
+        Raises:
+            GeoRayError: the averager refuses it.
+        """
+
+    def deliver(self, reply: ReplyMessage) -> None:
+        """Send an answer on its way."""
+
+    def refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
+        """Tell an update's region that it was refused."""
+
+    def fail(self, error: Exception, doing: str) -> None:
+        """A thread of the stage has met an error of which nobody else would hear."""
+
+
+class StageMaker(Protocol):
+    """Builds a path's stage; the path calls it in its constructor."""
+
+    def __call__(self, path: StagedPath, /) -> UpdateStage:
+        """The stage of ``path``."""
+
+
+def joined(*tables: Routes) -> dict[str, Route]:
+    """One table of handlers.
+
+    Raises:
+        InvariantError: two of them handle messages of one kind.
+    """
+    found: dict[str, Route] = {}
+    for table in tables:
+        twice = sorted(found.keys() & table.keys())
+        if twice:
+            raise InvariantError(f"messages of the kinds {twice} have two handlers")
+        found |= table
+    return found
+
+
+class Alarm:
+    """Set it again and again; only the last time counts.
+
+    Args:
+        ring: called in a thread of its own, never twice for one setting.
+    """
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._at_s: float | None = None
+
+    def set(self, at_s: float | None) -> None:
+        """Ring at ``at_s`` (`time.monotonic`), and at no other time; None: not at all."""
+        with self._lock:
+            if at_s == self._at_s:
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            self._at_s, self._timer = at_s, None
+            if at_s is not None:
+                wait_s = max(0.0, at_s - time.monotonic())
+                self._timer = threading.Timer(wait_s, self._rang, (at_s,))
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _rang(self, at_s: float) -> None:
+        with self._lock:
+            if at_s != self._at_s:
+                return
+            self._at_s = self._timer = None
+        self._ring()
+
+
+class Staged(Protocol):
+    """A path with a stage, which adds plain values to the averager's part of a checkpoint."""
+
+    @property
+    def stage(self) -> UpdateStage:
+        """The stage."""
+
+
+class AveragerOutput:
+    """Takes what an averager leaves beside its answers: parts of checkpoints, events, its failure.
+
+    Args:
+        event_buffer: takes events for the controller.
+        places: where parts of checkpoints go.
+        failure: of the bridge.
+    """
+
+    def __init__(
+        self, event_buffer: EventBuffer, places: PartPlaces, failure: BridgeFailure
+    ) -> None:
+        self.failure = failure
+        self._event_buffer = event_buffer
+        self._places = places
+
+    def collect(self, averager: Averager, path: Staged | None = None) -> None:
+        """Take what ``averager`` has left; call under the lock that guards it."""
+        snapshots, averager.snapshots = averager.snapshots, []
+        for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
+            snapshot.control["beside"] = {} if path is None else path.stage.export(averager)
+            threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
+        for reading in averager.noise.news():  # of all regions together
+            self._event_buffer.add("noise", **{**reading.fields(), "region": None})
+        if averager.failure is not None:
+            self.failure.note(averager.failure, "the averager")
+
+    def _write(self, snapshot: AveragerSnapshot) -> None:
+        try:
+            part = write_averager_part(self._places, snapshot)
+        except Exception as error:  # whatever it is: the controller waits for the part
+            self._event_buffer.add("part_failed", id=snapshot.id, error=typed(error))
+        else:
+            self._event_buffer.add("parts", id=snapshot.id, step=0, parts=[part])
+
+
+class LocalAverager:
+    """An averager without a standby, for threads.
+
+    Args:
+        averager: the averager.
+        output: takes what it leaves beside its answers.
+        answer: takes answers that come when the strategy asked to be woken.
+        path: its stage adds to checkpoints.
+    """
+
+    def __init__(
+        self,
+        averager: Averager,
+        output: AveragerOutput,
+        answer: Callable[[Sequence[ReplyMessage]], None],
+        path: Staged | None = None,
+    ) -> None:
+        self._averager = averager
+        self._output = output
+        self._answer = answer
+        self._path = path
+        self._lock = threading.Lock()
+        self._alarm = Alarm(self._on_wake)
+        averager.at(time.monotonic())
+        self._alarm.set(averager.wakes_s)  # it may have been restored
+
+    @property
+    def version(self) -> int:
+        """Commits so far."""
+        return self._averager.state.version
+
+    @property
+    def pace(self) -> int | None:
+        """Steps between exchanges that it asks for; None: it asks for none."""
+        return pace_of(self._averager.state)
+
+    @property
+    def view(self) -> View:
+        """Who takes part."""
+        return self._averager.view
+
+    def open_requests(self) -> dict[str, int] | None:
+        """See `open_requests`; None, too, while the averager is at work: nobody waits for that."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return open_requests(self._averager)
+        finally:
+            self._lock.release()
+
+    def carry_out(self, op: Op) -> LogOutcome:
+        """Do what ``op`` says."""
+        with self._lock:
+            self._averager.at(time.monotonic())
+            outcome = carry_out(self._averager, op)
+            self._alarm.set(self._averager.wakes_s)
+            self._output.collect(self._averager, self._path)
+        return outcome
+
+    def take_in_round(self, updates: Sequence[UpdateMessage]) -> list[ReplyMessage]:
+        """Take in all updates of a round.
+
+        Raises:
+            GeoRayError: it refuses them.
+        """
+        with self._lock:
+            try:
+                return [reply for update in updates for reply in self._averager.on_update(update)]
+            finally:
+                self._output.collect(self._averager)
+
+    def request_stop(self) -> None:
+        """Tell all regions, with their next answers, to finish."""
+        with self._lock:
+            self._averager.request_stop()
+
+    def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
+        """Begin a checkpoint; False if it cannot be now."""
+        with self._lock:
+            self._averager.at(time.monotonic())
+            begun = self._averager.begin_checkpoint(checkpoint, halt=halt)
+            self._output.collect(self._averager, self._path)
+        return begun
+
+    def close(self) -> None:
+        """Be woken no more."""
+        self._alarm.set(None)
+
+    def _on_wake(self) -> None:
+        try:
+            self._answer(self.carry_out(Wake()).replies)
+        except Exception as error:  # this is a thread of its own: nobody else would hear of it
+            self._output.failure.note(error, "answers that were due")
 
 
 class DirectPath:

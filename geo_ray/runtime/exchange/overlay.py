@@ -24,8 +24,13 @@ from geo_ray.base.errors import (
     InvariantError,
     LinkDownError,
 )
-from geo_ray.runtime.exchange.base import Routes, UpdateStage, joined
-from geo_ray.runtime.exchange.local_averager import AveragerOutput, LocalAverager
+from geo_ray.runtime.exchange.direct import (
+    AveragerOutput,
+    LocalAverager,
+    Routes,
+    UpdateStage,
+    joined,
+)
 from geo_ray.runtime.exchange.messages import (
     as_bytes,
     read_refusal,

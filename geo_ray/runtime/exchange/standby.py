@@ -21,8 +21,7 @@ from torch import Tensor
 
 from geo_ray.base.canonical import JSONObject, canonical_json
 from geo_ray.base.errors import CheckpointCorruptError, FrameError, GeoRayError, InvariantError
-from geo_ray.runtime.exchange.base import Answers, Routes, StageMaker
-from geo_ray.runtime.exchange.local_averager import Alarm, AveragerOutput
+from geo_ray.runtime.exchange.direct import Alarm, Answers, AveragerOutput, Routes, StageMaker
 from geo_ray.runtime.exchange.messages import (
     ERROR,
     REPLY,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import GeoRayError, LinkDownError
-from geo_ray.runtime.exchange.base import Pass, Route, Routes, StagedPath, UpdateStage
+from geo_ray.runtime.exchange.direct import Pass, Route, Routes, StagedPath, UpdateStage
 from geo_ray.runtime.exchange.messages import (
     UPDATE,
     as_bytes,

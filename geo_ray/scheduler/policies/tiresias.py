@@ -49,7 +49,7 @@ class _Tiresias:
         room = SiteRoom(self._cluster, view.capacity_SR)
         for job in view.arrived:
             self._wanted[job.id] = room.most_that_fit(job, job.demands.wanted_workers)
-        order = sorted(view.active.values(), key=lambda each: self._queue(each))
+        order = sorted(view.active.values(), key=self._queue)
         given: dict[str, Allocation] = {}
         for each in order:
             had = each.had

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import ray
@@ -74,7 +75,7 @@ class QueueActor:
     """
 
     order: QueueOrder
-    _served: QueueServed = field(default_factory=lambda: QueueServed(False))
+    _served: QueueServed = field(default_factory=partial(QueueServed, False))
     _wake: threading.Event = field(default_factory=threading.Event)
     _ends: bool = False
 

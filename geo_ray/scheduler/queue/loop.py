@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, Protocol
 
 from geo_ray.base.errors import (
@@ -249,7 +250,7 @@ class QueueLoop:
     world: QueueWorld
     epoch: int
     fence: Fence
-    new_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    new_id: str = field(default_factory=partial(secrets.token_hex, 16))
     state: QueueState = field(default_factory=QueueState)
     _journal: QueueJournal | None = None
     _slots: QueueSlots | None = None

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal
 
@@ -319,7 +320,7 @@ class QueueState:
     def living(self) -> list[QueuedJob]:
         """Return the jobs that have not ended, in their order."""
         found = [job for job in self.jobs.values() if job.state is not JobState.ENDED]
-        return sorted(found, key=lambda job: job.order)
+        return sorted(found, key=attrgetter("order"))
 
     def feed(self, entries: Iterable[AnyEntry]) -> None:
         """Take in entries, in their order."""

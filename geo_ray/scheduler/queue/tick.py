@@ -210,7 +210,7 @@ def _wanted(job: QueuedJob, given: GivenJob, there: Sequence[str]) -> Wanted | s
             return f"the policy gave it no worker in {', '.join(missing) or 'any region'}"
         workers = {name: min(count, spec.needs(name).rows) for name, count in workers.items()}
         while sum(workers.values()) > spec.among(there).most_workers:
-            workers[max(workers, key=lambda name: workers[name])] -= 1
+            workers[max(workers, key=workers.__getitem__)] -= 1
     averager = max(given.servers, key=lambda name: (workers.get(name, 0), name), default="")
     if spec.averager in workers:
         averager = spec.averager  # as its owner said

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from typing import Final
 from urllib.parse import urlsplit
@@ -35,7 +36,7 @@ class PageGuard:
         token: that a request must have, new for every page.
     """
 
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    token: str = field(default_factory=partial(secrets.token_urlsafe, 24), repr=False)
 
     def is_token(self, given: str | None) -> bool:
         """Whether it is the token; takes the same time whatever is wrong with it."""

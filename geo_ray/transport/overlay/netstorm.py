@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -113,7 +114,7 @@ def share_out(
         cheapest = int(np.argmin(costs))
         shares[cheapest] += 1
         lines.add(trees[cheapest], 1.0 / steps)
-    dealt = sorted(zip(trees, shares, strict=True), key=lambda pair: -pair[1])
+    dealt = sorted(zip(trees, shares, strict=True), key=itemgetter(1), reverse=True)
     return [(tree, share / steps) for tree, share in dealt if share]
 
 
@@ -148,7 +149,7 @@ def centred(parents: Parents) -> Parents:
                     order.append(other)
         return max(depth.values()), tuple(found[node] for node in range(len(parents)))
 
-    return min((rooted(root) for root in range(len(parents))), key=lambda pair: pair[0])[1]
+    return min((rooted(root) for root in range(len(parents))), key=itemgetter(0))[1]
 
 
 def _cheapest(price_NN: Floats, start: int) -> Parents:

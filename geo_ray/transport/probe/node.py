@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from pydantic import ValidationError
@@ -235,7 +236,7 @@ class TrainCounter:
             to_open = self._host_of(peer), port
             wait_s = seconds + _LATE_S
             self._workers.start(
-                "probe-train", lambda: self._count(peer, train, token, packets, to_open, wait_s)
+                "probe-train", partial(self._count, peer, train, token, packets, to_open, wait_s)
             )
         else:
             self._answer(peer, words.WAY, {"id": number, "port": 0})
@@ -255,7 +256,7 @@ class TrainCounter:
                 train.port = udp.port
                 self._send_way(peer, train)
                 # Beside the counting: the train may start at the first of these.
-                self._workers.start("probe-open", lambda: self._open(udp, *to_open, token))
+                self._workers.start("probe-open", partial(self._open, udp, *to_open, token))
                 result = udp.count_train(token, packets, wait_s, lambda: train.is_over)
         except TransportError:
             train.port = 0

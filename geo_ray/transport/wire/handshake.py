@@ -30,8 +30,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from geo_ray.base.errors import FrameError, PeerRefusedError
 from geo_ray.transport.wire.fields import Meta, encode_meta
-from geo_ray.transport.wire.frame_io import WireCount, recv_head
-from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
+from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, WireCount, recv_head
 
 HELLO_LIMITS: Final = FrameLimits(max_meta_bytes=4096, max_payload_bytes=0)
 """What the frames of a handshake may have."""

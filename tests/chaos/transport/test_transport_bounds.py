@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from geo_ray.transport.wire import sockets
-from geo_ray.transport.wire.frame_io import send_frame, send_plain
-from geo_ray.transport.wire.frames import Frame, FrameKind
+from geo_ray.transport.wire.frames import Frame, FrameKind, send_frame, send_plain
 from geo_ray.transport.wire.handshake import HandshakeSide, greet
 from geo_ray.transport.wire.message import DATA, LANES, Message, to_meta
 from geo_ray.transport.wire.sockets import Address

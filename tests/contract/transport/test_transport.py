@@ -26,8 +26,14 @@ from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.emulation import LinkModel, LinkSpec
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import frames, handshake, sockets
-from geo_ray.transport.wire.frame_io import recv_frame, send_frame, send_plain
-from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
+from geo_ray.transport.wire.frames import (
+    Frame,
+    FrameKind,
+    FrameLimits,
+    recv_frame,
+    send_frame,
+    send_plain,
+)
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet
 from geo_ray.transport.wire.message import EndpointIdentity, Message, to_meta
 from geo_ray.transport.wire.sockets import Address

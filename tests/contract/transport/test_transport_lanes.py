@@ -12,8 +12,7 @@ import pytest
 
 from geo_ray.transport.emulation import LinkModel, LinkSpec
 from geo_ray.transport.wire import sockets
-from geo_ray.transport.wire.frame_io import send_frame, send_plain
-from geo_ray.transport.wire.frames import Frame, FrameKind
+from geo_ray.transport.wire.frames import Frame, FrameKind, send_frame, send_plain
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet
 from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, LANES, Message, to_meta
 from tests.support.wan_support import (

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from geo_ray.base.errors import LinkDownError
+from geo_ray.transport.connection import Stream
 from geo_ray.transport.security.certs import Authority, issue_for_run
 from geo_ray.transport.security.tls import TlsBytes
-from geo_ray.transport.stream import Stream
 from tests.support.wan_support import (
     WAIT_S,
     Node,

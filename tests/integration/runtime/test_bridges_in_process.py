@@ -12,12 +12,11 @@ import torch
 from test_strategies_in_process import of_kind
 
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.runtime.bridge_actor import Bridge
-from geo_ray.runtime.bridge_client import PlacedReplies
+from geo_ray.runtime.bridge import Bridge, PlacedReplies
 from geo_ray.runtime.exchange.direct import DirectPath
 from geo_ray.storage.folders import directory_of
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.transport.inbox import Assembly
+from geo_ray.transport.session import Assembly
 from geo_ray.transport.wire.message import Piece
 from tests.support.region_support import InProcess, Site, eventually, experiment_of
 

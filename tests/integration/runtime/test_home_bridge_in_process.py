@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.runtime.bridge_actor import Bridge
+from geo_ray.runtime.bridge import Bridge
 from geo_ray.runtime.exchange.standby import StandbyPath
 from geo_ray.training.failover import AveragerAnswer, LogAppend, SendMessage, StandbyEffect
 from geo_ray.training.membership import AveragerHome

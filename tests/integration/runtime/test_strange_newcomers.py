@@ -20,7 +20,7 @@ from geo_ray.base.errors import (
     RegionLostError,
 )
 from geo_ray.runs.build import build_shard
-from geo_ray.runtime.bridge_actor import Bridge, open_bridge
+from geo_ray.runtime.bridge import Bridge, open_bridge
 from geo_ray.storage.folders import LocalFolder
 from geo_ray.storage.parts import read_part, write_part
 from geo_ray.training.membership import shard_state

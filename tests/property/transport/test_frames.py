@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from geo_ray.base.errors import FrameError, PeerRefusedError
 from geo_ray.transport.wire.fields import decode_meta, encode_meta
-from geo_ray.transport.wire.frame_io import WireCount, recv_frame, send_frame
 from geo_ray.transport.wire.frames import (
     HEADER,
     PIECE_BYTES,
@@ -27,7 +26,10 @@ from geo_ray.transport.wire.frames import (
     Frame,
     FrameKind,
     FrameLimits,
+    WireCount,
     encode,
+    recv_frame,
+    send_frame,
 )
 
 KEY = b"k" * 32

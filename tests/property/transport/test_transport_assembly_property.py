@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.transport.inbox import Assembly, HeldBytes
 from geo_ray.transport.outbox import Chunk, Outbox
+from geo_ray.transport.session import Assembly, HeldBytes
 from geo_ray.transport.wire.message import CONTROL, DATA, LANES, Message, Piece, read_piece
 
 MAX_MESSAGES = 6

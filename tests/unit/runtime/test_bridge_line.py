@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from geo_ray.base.errors import LinkDownError
-from geo_ray.runtime import bridge_client
-from geo_ray.runtime.bridge_client import BridgeLine
+from geo_ray.runtime import bridge
+from geo_ray.runtime.bridge import BridgeLine
 from geo_ray.transport.lan import LanClient, LanServer
 
 KEY = b"k" * 32
@@ -111,7 +111,7 @@ def test_it_tells_for_how_long_the_bridge_is_out_of_reach(dial: Callable[[], Lan
 def test_a_connection_that_breaks_again_and_again_was_never_mended(
     dial: Callable[[], LanClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge_client, "_DIAL_S", 0.05)
+    monkeypatch.setattr(bridge, "_DIAL_S", 0.05)
     line = BridgeLine("eu", dial())
     seen = []
     for _ in range(3):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from geo_ray.base.errors import DeadlineExceededError, InvariantError, LinkDownError
-from geo_ray.runtime.exchange.base import Answers
+from geo_ray.runtime.exchange.direct import Answers
 from geo_ray.training.messages import ReplyMessage
 
 

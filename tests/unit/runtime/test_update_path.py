@@ -9,8 +9,8 @@ import pytest
 
 from geo_ray.base.errors import InvariantError
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.runtime.exchange.base import UpdateStage, joined
 from geo_ray.runtime.exchange.build import COMBINE, PathChoice, choose_path
+from geo_ray.runtime.exchange.direct import UpdateStage, joined
 from geo_ray.runtime.exchange.standby import KINDS
 
 DGT = {"up": {"kind": "dgt"}}

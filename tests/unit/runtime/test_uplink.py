@@ -12,7 +12,7 @@ import torch
 
 from geo_ray.base.errors import FrameError, InvariantError
 from geo_ray.codecs.base import Coded
-from geo_ray.runtime.bridge_client import AskedOnce, PlacedReplies, Uplink
+from geo_ray.runtime.bridge import AskedOnce, PlacedReplies, Uplink
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import LanClient, LanConnection, LanServer

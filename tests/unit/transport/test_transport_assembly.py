@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from geo_ray.base.errors import FrameError, TransportError
-from geo_ray.transport.inbox import Assembly, HeldBytes
+from geo_ray.transport.session import Assembly, HeldBytes
 from geo_ray.transport.wire.message import DATA, Message, Piece
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from geo_ray.transport.emulation import LinkModel, LinkSpec
 from geo_ray.transport.links import LinkEstimator, spread
-from geo_ray.transport.stream import TcpInfo, parse, read_tcp_info
+from geo_ray.transport.wire.sockets import TcpInfo, parse, read_tcp_info
 
 CHUNK_BYTES = 65536
 

@@ -10,13 +10,13 @@ import pytest
 
 from geo_ray.base.errors import FrameError, PeerRefusedError
 from geo_ray.transport.wire.fields import Meta
-from geo_ray.transport.wire.frame_io import FrameReader
 from geo_ray.transport.wire.frames import (
     DIGEST_BYTES,
     HEADER,
     Frame,
     FrameKind,
     FrameLimits,
+    FrameReader,
     encode,
 )
 

@@ -22,8 +22,7 @@ from geo_ray.transport import lan
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import Handler, LanClient, LanConnection, LanServer
 from geo_ray.transport.wire.fields import Meta
-from geo_ray.transport.wire.frame_io import recv_frame
-from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode
+from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode, recv_frame
 from tests.support.wan_support import open_files
 
 KEY = b"k" * 32

@@ -13,12 +13,10 @@ from geo_ray.base.errors import FrameError, LinkDownError, PeerRefusedError, Tra
 from geo_ray.base.output import RateLimitedLog
 from geo_ray.base.threads import Workers
 from geo_ray.transport.config import LanConfig, TransportConfig
-from geo_ray.transport.connection import Heartbeat
-from geo_ray.transport.inbox import Callbacks, Inbox
-from geo_ray.transport.session import Incarnation
+from geo_ray.transport.flow import Heartbeat
+from geo_ray.transport.session import Callbacks, Inbox, Incarnation
 from geo_ray.transport.wire import sockets
-from geo_ray.transport.wire.frame_io import send_plain
-from geo_ray.transport.wire.frames import FrameKind
+from geo_ray.transport.wire.frames import FrameKind, send_plain
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet, welcome
 from geo_ray.transport.wire.message import Message
 

@@ -17,14 +17,12 @@ import pytest
 from geo_ray.base.clock import SystemClock
 from geo_ray.base.errors import FrameError
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.connection import ACK_META_BYTES, ChunkReceiver, Connection, Heartbeat
-from geo_ray.transport.inbox import Callbacks, HeldBytes
+from geo_ray.transport.connection import ACK_META_BYTES, ChunkReceiver, Connection, Stream
+from geo_ray.transport.flow import Heartbeat
 from geo_ray.transport.outbox import Outbox
-from geo_ray.transport.session import Session
-from geo_ray.transport.stream import Stream
+from geo_ray.transport.session import Callbacks, HeldBytes, Session
 from geo_ray.transport.wire.fields import encode_meta
-from geo_ray.transport.wire.frame_io import FrameReader
-from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
+from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, FrameReader
 from geo_ray.transport.wire.handshake import Greeting
 from geo_ray.transport.wire.message import DATA, LANES, TRANSPORT, EndpointIdentity, Message
 

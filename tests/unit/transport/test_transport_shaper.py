@@ -4,10 +4,9 @@ import socket
 import time
 
 from geo_ray.base.clock import SystemClock
+from geo_ray.transport.connection import Stream
 from geo_ray.transport.emulation import LinkModel, LinkSpec, Shaper, regroup
-from geo_ray.transport.stream import Stream
-from geo_ray.transport.wire.frame_io import recv_frame
-from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode
+from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode, recv_frame
 from geo_ray.transport.wire.handshake import Greeting
 
 KEY = b"k" * 32

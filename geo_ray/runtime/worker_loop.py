@@ -1,0 +1,143 @@
+"""A worker from its first request to its release: the only loop of a worker, without Ray.
+
+`WorkerActor` hosts it. Reading order: `WorkerLoop.run`, `_join`, `_evaluate`, `_read`, `_compute`,
+`_push`. On one host the parameters and the gradient *are* memory that is shared with the shards, so
+a request only signals; across hosts the same requests carry the bytes (`remote_shard.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from geo_ray.base.threads import Together
+from geo_ray.base.types import Span, StepReport
+from geo_ray.data.reader import ReadAhead, RegionReader
+from geo_ray.data.tasks.base import Columns
+from geo_ray.runs.evaluation import EvalSetting
+from geo_ray.runtime.exchange.messages import read_answer, report_meta, stats_message
+from geo_ray.runtime.remote_shard import ShardLink, ShardLinks
+from geo_ray.training.effects import Assignment
+from geo_ray.training.stragglers import READING
+from geo_ray.training.worker import LocalStepsWorker, StepResult, StepTime, Worker, coded_step
+from geo_ray.transport.wire.fields import Meta
+
+
+class WorkerLoop:
+    """Computes the steps that the parameter server assigns.
+
+    Args:
+        worker: computes.
+        links: to the shards, primary first.
+        train: the region's training stream.
+        heldout: its held-out rows.
+        rank: this worker's rank.
+        evals: how it evaluates.
+        step_s: how long steps are padded to; None for no padding.
+
+    Attributes:
+        doing: what it is doing, for a driver that waits for it; any thread may read it.
+    """
+
+    def __init__(
+        self,
+        worker: Worker | LocalStepsWorker,
+        links: Sequence[ShardLink],
+        train: RegionReader,
+        heldout: RegionReader,
+        *,
+        rank: int,
+        evals: EvalSetting,
+        step_s: StepTime | None,
+    ) -> None:
+        self._worker = worker
+        self._together = Together(len(links), "shard-links")
+        self._links = ShardLinks(links, rank, self._together)
+        self._ahead = ReadAhead(train.read)
+        self._heldout = heldout
+        self._rank = rank
+        self._evals = evals
+        self._step_s = step_s
+        self.doing = "starting"
+
+    def run(self) -> int:
+        """Work until released; return the number of steps computed.
+
+        Raises:
+            TaskOutputError, DataError, TransportError: the reason why this worker stops.
+        """
+        steps = 0
+        try:
+            work = self._join()
+            while True:
+                began_s = time.monotonic()
+                self._worker.on_work(work.version)
+                if work.evaluate:
+                    self._evaluate(work)
+                if work.span is None:
+                    return steps
+                result = self._compute(work, work.span, self._read(work, work.span))
+                self._pad(work, work.span, began_s)
+                took_s, steps = time.monotonic() - began_s, steps + 1
+                found = (result.refused, result.grad_sq)
+                work = self._push(work, StepReport(work.span, result.loss, took_s, *found))
+        finally:
+            self._together.close()
+            self._ahead.close()
+
+    def _join(self) -> Assignment:
+        """Pull the first parameters and rows."""
+        return read_answer(self._rank, self._links.ask({"op": "join"}, push=False))
+
+    def _push(self, work: Assignment, report: StepReport) -> Assignment:
+        """Push the gradient; pull the next parameters and rows."""
+        answer = self._links.ask(report_meta(report), push=True, share=work.share)
+        return read_answer(self._rank, answer)
+
+    def _read(self, work: Assignment, span: Span) -> dict[Span, Columns]:
+        self.doing = READING
+        spans = [part.span for part in work.parts] or [span]
+        return dict(zip(spans, self._ahead.take(spans), strict=True))
+
+    def _compute(self, work: Assignment, span: Span, rows: dict[Span, Columns]) -> StepResult:
+        """Leave the gradient in the worker's buffer."""
+        self.doing = "computing"
+        if work.parts:
+            result = coded_step(self._worker, work.parts, span, rows.__getitem__)
+        else:
+            result = self._worker.step(rows[span], span)
+        self._report_changed(work)
+        return result
+
+    def _evaluate(self, work: Assignment) -> None:
+        """Evaluate the parameters; the last time with statistics over all regions."""
+        worker, evals, model = self._worker, self._evals, None
+        if work.eval_params:
+            self._links.pull(judged=True)
+        before_B = worker.carried_B.clone()
+        if work.done and evals.statistics and worker.has_statistics:
+            worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
+            self._links.primary.share_statistics(worker.carried_B)
+        stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
+        if evals.note is not None:
+            model = evals.note(work.version, worker.params_P, worker.carried_B, work.done)
+        worker.carried_B.copy_(before_B)
+        if work.eval_params:
+            self._links.pull(judged=False)
+        meta, payload = stats_message(work.version, stats, rows, final=work.done, model=model)
+        self._links.primary.client.request(meta, payload, timeout_s=60.0)
+        self._report_changed(work)
+
+    def _report_changed(self, work: Assignment) -> None:
+        """Report model state that changes undeclared; all workers find it, rank 0 reports it."""
+        for change in self._worker.take_changed():
+            if self._rank == 0:
+                about = {"version": work.version, "how": change.how, "names": change.names}
+                meta: Meta = {"op": "state_changed", **about}
+                self._links.primary.client.request(meta, None, timeout_s=60.0)
+
+    def _pad(self, work: Assignment, span: Span, began_s: float) -> None:
+        """Wait until the step has taken its least time."""
+        if self._step_s is not None:
+            least_s = self._step_s(span) * max(1, len(work.parts))
+            time.sleep(max(0.0, began_s + least_s - time.monotonic()))
