@@ -8,21 +8,23 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from geo_ray.base.errors import ConfigError, PriceBookError, ProfileError
 from geo_ray.base.random_state import generators_restored
 from geo_ray.base.text import age_text
 from geo_ray.data.tasks.base import Task
-from geo_ray.data.tasks.checked_calls import outlined_model
+from geo_ray.data.tasks.checked_calls import checked_model, outlined_model
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.config import (
     MachineConfig,
@@ -45,6 +47,9 @@ from geo_ray.training.parameters import check_module, count_parameters
 from geo_ray.transport.links import LinkTable
 
 _MOST_PARAMS: Final = 50_000_000  # of a model that computes a few rows to be measured
+# Of one that is made again to compute them, in less than the 2 to 4 s in which PyTorch imports its
+# compiler when a forward pass runs on the meta device.
+_MOST_PARAMS_MADE: Final = 10_000_000
 _SCHEMA: Final = re.compile(r"(\w+?)(?:\[(\d+)\])?")
 _FEW, _MORE = 2, 4  # rows
 
@@ -75,9 +80,12 @@ def model_size(task: Task, seed: int) -> ModelSize:
     is_real = not any(parameter.is_meta for parameter in module.parameters())
     if is_real and num_params > _MOST_PARAMS:
         return ModelSize(num_params, None)
-    device = torch.device("cpu" if is_real else "meta")
     try:
-        with generators_restored():
+        is_made = not is_real and num_params <= _MOST_PARAMS_MADE
+        device = torch.device("cpu" if is_real or is_made else "meta")
+        with generators_restored(), _PlainAttention() if is_made else nullcontext():
+            if is_made:
+                module = checked_model(task, seed)
             few, more = (_kept_bytes(task, module, rows, device) for rows in (_FEW, _MORE))
     except Exception:  # a loss may refuse rows of zeros
         return ModelSize(num_params, None)
@@ -100,6 +108,21 @@ def _kept_bytes(task: Task, module: nn.Module, rows: int, device: torch.device) 
     size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     del loss
     return size
+
+
+class _PlainAttention(TorchFunctionMode):
+    """Attention in plain operations, as on the meta device: kernels of CPUs keep less of it."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is nn.functional.scaled_dot_product_attention:
+            return torch._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
+        return func(*args, **(kwargs or {}))
 
 
 def _rows_of(columns: Mapping[str, str], rows: int) -> dict[str, np.ndarray]:

@@ -120,9 +120,8 @@ def drive(
         GeoRayError: whatever ends the run early; the class says what.
         KeyboardInterrupt: it was ended at once.
     """
-    if request.resume is None:
-        reporting.status("checking task and data")
-        check_inputs(request.experiment, request.run)
+    reporting.status("checking task and data")
+    check_inputs(request.experiment, request.run, goes_on=request.resume is not None)
     with ExitStack() as stack:
         if cluster is None:
             cluster = stack.enter_context(cluster_of(request.experiment, reporting.observer))

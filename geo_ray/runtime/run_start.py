@@ -48,14 +48,18 @@ _PLACE_TIMEOUT_S: Final = 60.0
 _START_TIMEOUT_S: Final = 180.0
 
 
-def check_inputs(experiment: Experiment, run: RunDirectory) -> None:
+def check_inputs(experiment: Experiment, run: RunDirectory, *, goes_on: bool) -> None:
     """Check the task and the given data of a run, for which no cluster has to be there.
+
+    Of a run that continues, neither model nor data: its checkpoint says which regions it has.
 
     Raises:
         GeoRayError: the run could not start; the class says why.
     """
     check_absent(experiment)
     task = load_task(experiment.task, run.base_dir)
+    if goes_on:
+        return
     check_start(experiment, model_outline(task, experiment.seed))
     if experiment.data.manifest is not None:
         prepare_manifest(experiment, task, run.base_dir, run.data)

@@ -182,8 +182,9 @@ def _region_spans(trace: str, name: str, work: _Work, event: Event) -> list[Span
             "geo_ray.steps": work.steps,
             "geo_ray.compute_s": work.compute_s,
         }
-        until_s = min(max(work.end_s, work.start_s), end_s)
-        spans.append(SpanRecord(trace, (*path, "compute"), work.start_s, until_s, computed))
+        from_s = min(work.start_s, end_s)  # clocks of two machines need not agree
+        until_s = min(max(work.end_s, from_s), end_s)
+        spans.append(SpanRecord(trace, (*path, "compute"), from_s, until_s, computed))
     if event["blocking"]:
         spans.append(SpanRecord(trace, (*path, "wait"), sent_s, end_s))
     held_s = min(event.fields.get("held_s") or 0.0, end_s - sent_s)

@@ -221,6 +221,18 @@ def test_loss_that_is_no_scalar(tmp_path: Path, fails: Fails) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
+def test_an_evaluation_that_raises_is_told_before_training(tmp_path: Path, fails: Fails) -> None:
+    """The first evaluation may be hours away."""
+    source = "from geo_ray.data.tasks.digits import Digits\n\nclass Broken(Digits):\n"
+    source += "    def metrics(self, stats):\n        return stats['nothing'].sum()\n"
+    (tmp_path / "broken.py").write_text(source)
+    said = fails(experiment_of(tmp_path, task={"use": "broken.py:Broken"}), 4)
+    assert "[TASK_OUTPUT]" in said
+    assert "metrics raised KeyError" in said and "broken.py:5" in said
+    assert not any((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.usefixtures("ray_cluster")
 def test_losses_that_are_not_finite(tmp_path: Path) -> None:
     """One bad batch is skipped and booked; three in a row end the run, its state saved."""
     hook = "def hook(calls, loss): return loss * (float('nan') if calls == 4 or calls > 11 else 1)"

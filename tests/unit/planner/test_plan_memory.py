@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,10 +15,13 @@ import geo_ray
 from geo_ray.base.errors import PlanInfeasibleError
 from geo_ray.base.load import load_tree
 from geo_ray.data.tasks.bytelm import ByteLM
+from geo_ray.data.tasks.ctr import Ctr
 from geo_ray.data.tasks.digits import Digits
+from geo_ray.data.tasks.images import Images
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.plan import Plan
 from geo_ray.prices.price_book import Instance
+from geo_ray.runs import plan_inputs
 from geo_ray.runs.build import initial_parameters
 from geo_ray.runs.follow_plan import changes_of, emulation_of
 from geo_ray.runs.plan_inputs import Footprint, model_size
@@ -77,6 +82,33 @@ def test_a_task_that_needs_values_is_measured_as_well():
 
     size = model_size(Stubborn(Digits.Options()), 0)
     assert size == model_size(Digits(Digits.Options()), 0)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        ByteLM(ByteLM.Options()),
+        Ctr(Ctr.Options()),
+        Digits(Digits.Options()),
+        Images(Images.Options()),
+    ],
+    ids=lambda task: type(task).__name__,
+)
+def test_a_small_model_needs_what_its_outline_says(task, monkeypatch):
+    made = model_size(task, 0)
+    monkeypatch.setattr(plan_inputs, "_MOST_PARAMS_MADE", 0)
+    assert made == model_size(task, 0) and made.row_bytes
+
+
+def test_a_small_plan_does_not_import_the_compiler():
+    """It takes 2 to 4 s of each command that plans."""
+    code = (
+        "import sys\nfrom geo_ray.data.tasks.bytelm import ByteLM\n"
+        "from geo_ray.runs.plan_inputs import model_size\n"
+        "assert model_size(ByteLM(ByteLM.Options()), 0).row_bytes\n"
+        "assert not {'torch._dynamo', 'sympy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_copies_of_the_model_are_what_machines_must_hold():

@@ -98,7 +98,7 @@ def test_many_workers_on_few_cores_are_told(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_that_raises_is_told_before_anything_starts(tmp_path, monkeypatch):
-    """Whatever the run goes by: the first evaluation may be hours away."""
+    """The first evaluation may be hours away; `test_train_errors.py` has the same of training."""
     monkeypatch.chdir(tmp_path)
     source = """
     from geo_ray.data.tasks.digits import Digits
@@ -110,11 +110,10 @@ def test_an_evaluation_that_raises_is_told_before_anything_starts(tmp_path, monk
     (tmp_path / "broken.py").write_text(dedent(source))
     text = TEXT.replace("use: digits", "use: broken.py:Broken")
     (tmp_path / "run.yaml").write_text(text)
-    for verb in ("simulate", "train"):
-        error = CliRunner().invoke(root, [verb, "run.yaml", "--plain"]).exception
-        assert isinstance(error, TaskOutputError) and "metrics raised KeyError" in error.message
-        assert "broken.py:6" in error.message
-        assert not any((tmp_path / "runs").iterdir())
+    error = CliRunner().invoke(root, ["simulate", "run.yaml", "--plain"]).exception
+    assert isinstance(error, TaskOutputError) and "metrics raised KeyError" in error.message
+    assert "broken.py:6" in error.message
+    assert not any((tmp_path / "runs").iterdir())
 
 
 def test_rows_of_a_manifest_are_tried_where_they_are_read(tmp_path: Path) -> None:
