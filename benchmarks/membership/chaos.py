@@ -107,7 +107,7 @@ class Trouble:
         pids = self._cluster.actor_pids(region, ROLES[role])
         if not pids:
             return
-        moves = [e["region"] for e in self._run.events if e["kind"] == "hub_moved"]
+        moves = [e["region"] for e in self._run.events if e["kind"] == "averager_moved"]
         home = moves[-1] if moves else HOME
         name = "host" if role == "bridge" and region == home else role
         os.kill(self._random.choice(pids), signal.SIGKILL)

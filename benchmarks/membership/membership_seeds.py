@@ -24,7 +24,7 @@ from benchmarks.common import support
 from benchmarks.membership.seed_parts import Part, PartsFile, cuts, run_part
 from geo_ray.runs.build import use_one_thread
 
-SHOWN = ("region_joined", "region_drained", "region_lost", "hub_moved", "ended", "checkpoint")
+SHOWN = ("region_joined", "region_drained", "region_lost", "averager_moved", "ended", "checkpoint")
 QUICK_SEEDS = 400
 PART_SEEDS = 100
 

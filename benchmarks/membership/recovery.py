@@ -193,7 +193,7 @@ class Recovery:
         return self._cluster.actor_pids(region or self._host(), actor)[:1]
 
     def _host(self) -> str:
-        moves = [e["region"] for e in self._run.events if e["kind"] == "hub_moved"]
+        moves = [e["region"] for e in self._run.events if e["kind"] == "averager_moved"]
         return str(moves[-1]) if moves else HOME
 
 

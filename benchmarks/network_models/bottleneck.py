@@ -61,7 +61,7 @@ class Bottleneck:
 
     Attributes:
         sites: the senders by region.
-        hub_mbps: what the averager's region can receive.
+        averager_mbps: what the averager's region can receive.
         config: how transfers take turns; None lets all go at once.
         delay_s: one way between any two regions.
         measured: whether the scheduler knows all paths from the start, as from a link table.
@@ -72,7 +72,7 @@ class Bottleneck:
     """
 
     sites: Mapping[str, Site]
-    hub_mbps: float
+    averager_mbps: float
     config: TransfersConfig | None
     delay_s: float = 0.02
     measured: bool = False
@@ -91,7 +91,7 @@ class Bottleneck:
 
     def __post_init__(self) -> None:
         ups = {name: site.mbps for name, site in self.sites.items()} | {HUB: 1e6}
-        downs = {name: site.mbps for name, site in self.sites.items()} | {HUB: self.hub_mbps}
+        downs = {name: site.mbps for name, site in self.sites.items()} | {HUB: self.averager_mbps}
         self.flows = Flows(self._time, ups, downs, self.delay_s)
         self._line = None if self.config is None else HelperScheduler(self.config, HUB)
         if self._line is not None:

@@ -178,5 +178,5 @@ def eventful(made: MadeRun, rounds: int) -> None:
     at_s = 2.0 * made.round
     fields = {"view": 3, "round": made.round, "step": 4 * made.round, "bytes": 10**6, "took_s": 1.5}
     made.write(("region_joined", at_s, {"region": gone, **fields}))
-    made.write(("hub_moved", at_s, {"region": made.regions[1], "epoch": 2}))
+    made.write(("averager_moved", at_s, {"region": made.regions[1], "epoch": 2}))
     made.go_on(rounds - 2 * third)

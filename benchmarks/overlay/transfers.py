@@ -51,10 +51,10 @@ WAYS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def way(name: str, hub_mbps: float = LIMIT_MBPS) -> dict[str, Any] | None:
+def way(name: str, averager_mbps: float = LIMIT_MBPS) -> dict[str, Any] | None:
     """The ``transfers`` section of one of `WAYS`."""
     options = WAYS[name]
-    return None if options is None else {"hub_mbps": hub_mbps, "small_bytes": 0} | options
+    return None if options is None else {"averager_mbps": averager_mbps, "small_bytes": 0} | options
 
 
 # ---------------------------------------------------------------------- virtual time

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -383,7 +384,7 @@ def profile_loss(
         found = known if len(todo) < len(cases.all) else None
         title = f"Measuring loss, {cases.steps} steps each"
         with progress_bar(title, len(todo) * grid.seeds, "runs", progress) as advance:
-            for found in measure_loss(task, known, lambda _: advance(1)):
+            for found in measure_loss(task, known, partial(advance, 1)):
                 file.keep(found)  # after each case: an interrupt loses few
         file.finish()
     assert found is not None, "there is an interval at least"  # noqa: S101

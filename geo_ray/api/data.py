@@ -209,7 +209,7 @@ def shard_data(
             seed=seed,
             out=homes,
             rows_per_shard=how.rows_per_shard,
-            on_shard=lambda written: advance(written.rows),
+            on_rows=advance,
         )
     target = join(place, MANIFEST_NAME)
     made = None if rows.preparation is None else preparation_bytes(rows.preparation)

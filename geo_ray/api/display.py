@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, overload
 
 from rich import progress as rich_progress
@@ -150,6 +151,10 @@ class _Column:
         longest = max(map(len, self._cells), default=0) if self._is_right else 0
         self.least = min(self.width, max(longest, len(self.name), _LEAST_CELL))
 
+    @property
+    def slack(self) -> int:
+        return self.width - self.least
+
     def heading(self) -> str:
         return self._placed(self.name)
 
@@ -175,7 +180,7 @@ def _fit(columns: list[_Column]) -> list[str]:
         over = sum(each.width for each in columns) + len(_GAP) * (len(columns) - 1) - _WIDTH
         if over <= 0:
             break
-        widest = max(columns, key=lambda each: each.width - each.least)
+        widest = max(columns, key=attrgetter("slack"))
         if widest.width > widest.least:
             widest.width = max(widest.least, widest.width - over)
         elif len(columns) > 1:

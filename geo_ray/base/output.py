@@ -152,13 +152,17 @@ def terminal_outlived() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+def _pass_over(_number: int, _frame: object) -> None:
+    pass
+
+
 @contextmanager
 def _hangup_passed_over() -> Iterator[None]:
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGHUP, lambda *_: None)  # not SIG_IGN, which children would inherit
+    signal.signal(signal.SIGHUP, _pass_over)  # not SIG_IGN, which children would inherit
     try:
         yield
     finally:

@@ -222,11 +222,15 @@ def print_table(
     Console().print(table)
 
 
+def _number_of(label: str) -> int:
+    return int(label) if label.lstrip("-").isdigit() else 0
+
+
 def _labels(shards: list[DataShard], words: Mapping[str, str]) -> str:
     counts: Counter[str] = Counter()
     for shard in shards:
         counts.update(shard.labels)
-    ordered = sorted(counts, key=lambda label: int(label) if label.lstrip("-").isdigit() else 0)
+    ordered = sorted(counts, key=_number_of)
     shown = " ".join(
         f"{words.get(label, label)}:{counts[label]:,}" for label in ordered[:_MOST_LABELS]
     )

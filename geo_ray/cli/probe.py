@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,8 +142,8 @@ def probe(
             bind,
             side,
             once=once,
-            on_listening=lambda at: _tell_other_end(at, side),
-            on_served=lambda count: click.echo(f"served {count}"),
+            on_listening=partial(_tell_other_end, side),
+            on_served=_tell_served,
         )
     elif Path(target).suffix in _CONFIGS:
         found = geo_ray.api.probe.probe(
@@ -155,12 +156,16 @@ def probe(
         _keep(probe_host(target, _with_key(side), how=how, progress=True), out)
 
 
-def _tell_other_end(at: ProbeAddress, side: ProbeSide) -> None:
+def _tell_other_end(side: ProbeSide, at: ProbeAddress) -> None:
     click.echo(f"listening on {at.host} port {at.port} (TCP and UDP); on the other host run")
     names = f" --certs DIR --region NAME --peer {side.name}" if side.certs else ""
     click.echo(f"    geo-ray probe ADDRESS_OF_THIS_HOST:{at.port}{names}")
     if at.key:
         click.echo(f"and give it the key {at.key}")
+
+
+def _tell_served(count: int) -> None:
+    click.echo(f"served {count}")
 
 
 def _with_key(side: ProbeSide) -> ProbeSide:

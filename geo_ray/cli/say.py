@@ -31,4 +31,8 @@ def say_json(text: str, *, nl: bool = True) -> None:
         text: the JSON.
         nl: end it with a newline.
     """
-    click.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text), nl=nl)
+    click.echo(_CONTROL.sub(_escape, text), nl=nl)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"

@@ -95,13 +95,10 @@ def main(folder: Path) -> None:
     if os.fork():  # nobody's child from here on: Ray ends the children of an actor with it
         os._exit(0)
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from geo_ray.ray_cluster.process_supervisor import ProcessSupervisor, adopt_orphans
+    from geo_ray.ray_cluster.process_supervisor import ProcessSupervisor, begin_supervising
 
     os.chdir("/")
-    for ignored in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    adopt_orphans()
+    begin_supervising()
     scratch = Path(json.loads((folder / "machine.json").read_text())["scratch"])
     scratch.mkdir(mode=0o700, exist_ok=True)
     if scratch.stat().st_uid != os.getuid():

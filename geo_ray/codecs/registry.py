@@ -1,63 +1,34 @@
-"""All codecs by name. A new one is a file in this package and a line in one list.
+"""All codecs by name. A new one is a file in this package and a line in this table.
 
 A run's codecs are chosen by the `codec` section of its configuration: `strategies/config.py`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from geo_ray.base.errors import ConfigError, FrameError
-from geo_ray.base.user_code import UserClass
-from geo_ray.base.user_section import OwnLoader, section_type
-from geo_ray.codecs.base import Codec, CodecTraits
-from geo_ray.codecs.bf16 import Bf16
-from geo_ray.codecs.bisparse import BiSparse
-from geo_ray.codecs.chunked_topk import ChunkedTopK
-from geo_ray.codecs.dgt import Dgt
-from geo_ray.codecs.fp16 import Fp16
-from geo_ray.codecs.identity import Identity
-from geo_ray.codecs.int4 import Int4
-from geo_ray.codecs.int8 import Int8
-from geo_ray.codecs.nonzeros import NonZeros
-from geo_ray.codecs.powersgd import PowerSgd
-from geo_ray.codecs.randomk import RandomK, UnbiasedRandomK
-from geo_ray.codecs.topk import TopK
+from geo_ray.base.errors import FrameError
+from geo_ray.base.plugins import Plugins
+from geo_ray.codecs.base import Codec
 
-CLASSES: Final[tuple[type[Codec], ...]] = (
-    Identity,
-    Fp16,
-    Bf16,
-    Int8,
-    Int4,
-    TopK,
-    ChunkedTopK,
-    RandomK,
-    UnbiasedRandomK,
-    PowerSgd,
-    BiSparse,
-    NonZeros,
-    Dgt,
+CODECS: Final = Plugins[type[Codec]](
+    {
+        "identity": "geo_ray.codecs.identity:Identity",
+        "fp16": "geo_ray.codecs.fp16:Fp16",
+        "bf16": "geo_ray.codecs.bf16:Bf16",
+        "int8": "geo_ray.codecs.int8:Int8",
+        "int4": "geo_ray.codecs.int4:Int4",
+        "topk": "geo_ray.codecs.topk:TopK",
+        "chunked_topk": "geo_ray.codecs.chunked_topk:ChunkedTopK",
+        "randomk": "geo_ray.codecs.randomk:RandomK",
+        "randomk_unbiased": "geo_ray.codecs.randomk:UnbiasedRandomK",
+        "powersgd": "geo_ray.codecs.powersgd:PowerSgd",
+        "bisparse": "geo_ray.codecs.bisparse:BiSparse",
+        "nonzeros": "geo_ray.codecs.nonzeros:NonZeros",
+        "dgt": "geo_ray.codecs.dgt:Dgt",
+    }
 )
 """All codecs of the library."""
-
-CODECS: Final[dict[str, type[Codec]]] = {each().kind: each for each in CLASSES}
-"""The same by name."""
-
-LOAD: Final = OwnLoader(
-    UserClass("codec", ConfigError, "examples/own_codec.py"),
-    Codec,
-    CodecTraits,
-    CODECS,
-    may_drift=False,
-)
-"""Makes a codec of the user's from its section."""
-
-if TYPE_CHECKING:
-    AnyCodec = Codec  # all that anybody may know of it
-else:
-    AnyCodec = section_type(CLASSES, LOAD)
-    """A codec's section of a configuration: ``kind`` or ``use`` chooses the class."""
 
 
 def sections_of(kind: str | None) -> dict[str, dict[str, str]]:

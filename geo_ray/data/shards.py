@@ -89,7 +89,7 @@ def write_shards(
     seed: int,
     out: Mapping[str, str] | str,
     rows_per_shard: int = 8192,
-    on_shard: Callable[[DataShard], None] | None = None,
+    on_rows: Callable[[int], None] | None = None,
 ) -> Manifest:
     """Split rows over regions and write them; the manifest is not saved (see `save_manifest`).
 
@@ -105,7 +105,7 @@ def write_shards(
         seed: fixes the split and the rows' order.
         out: region -> address of its store, or one address for all.
         rows_per_shard: most rows per file.
-        on_shard: called after each file, for progress.
+        on_rows: given the rows of each file once it is written, for progress.
 
     Returns:
         The manifest, whose shards are all written.
@@ -146,8 +146,8 @@ def write_shards(
                 histogram = _histogram(columns, label_column)
                 shard = _write_one(store, path, region, part, columns, types, histogram)
                 shards.append(shard)
-                if on_shard is not None:
-                    on_shard(shard)
+                if on_rows is not None:
+                    on_rows(shard.rows)
     return Manifest(
         task=task_name,
         columns={name: str(kind) for name, kind in types.items()},

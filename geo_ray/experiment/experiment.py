@@ -22,8 +22,7 @@ from geo_ray.experiment.provider import ProviderConfig
 from geo_ray.experiment.recorded import CheckpointConfig, RunConfig
 from geo_ray.experiment.regions import Name, RegionConfig, check_device, no_such_region, with_copies
 from geo_ray.planner.config import PlanConfig
-from geo_ray.strategies.config import CodecConfig, check_shards
-from geo_ray.strategies.registry import AnyStrategy
+from geo_ray.strategies.config import AnyStrategy, CodecConfig, check_shards
 from geo_ray.telemetry.export.base import ObserveConfig
 from geo_ray.training.config import AUTO, AveragerConfig, MembersConfig, TrainConfig
 from geo_ray.training.optimizers import OptimizerConfig

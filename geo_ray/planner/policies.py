@@ -6,7 +6,7 @@ Also the errors for limits that no plan keeps: which limit, by how much, and wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import Final
@@ -15,7 +15,6 @@ import numpy as np
 
 from geo_ray.base.errors import PlanInfeasibleError
 from geo_ray.base.text import duration_text, enough_text
-from geo_ray.planner.config import Objective
 from geo_ray.planner.exchange import SLACK, Limits
 from geo_ray.planner.fleet import RegionFleet
 from geo_ray.planner.plan import Plan
@@ -25,18 +24,16 @@ from geo_ray.planner.request import Request
 from geo_ray.planner.search import BracketSearch, Found, Search
 from geo_ray.planner.timing import HOUR_S
 
-Best = Callable[[Objective, Limits], Found | None]
-"""The best choice for an objective within limits."""
 
-
-def infeasible(limits: Limits, best: Best) -> PlanInfeasibleError:
+def infeasible(limits: Limits, search: Search | BracketSearch) -> PlanInfeasibleError:
     """Make the error for limits that nothing keeps.
 
     Args:
         limits: what was asked for.
-        best: the search that found nothing.
+        search: the search that found nothing.
     """
-    fastest, cheapest = best("time", Limits()), best("cost", Limits())
+    fastest, _ = search.best("time", Limits())
+    cheapest, _ = search.best("cost", Limits())
     assert fastest is not None and cheapest is not None, "without limits there is a plan"  # noqa: S101
     deadline = f"plan.deadline_h {limits.deadline_s / HOUR_S:.4g}"
     if fastest.seconds > limits.deadline_s * SLACK:
@@ -53,7 +50,7 @@ def infeasible(limits: Limits, best: Best) -> PlanInfeasibleError:
             fix=f"Set plan.budget_usd to {enough_text(cheapest.usd)}, or allow cheaper markets, "
             "longer intervals and smaller codecs.",
         )
-    within = best("cost", Limits(deadline_s=limits.deadline_s))
+    within, _ = search.best("cost", Limits(deadline_s=limits.deadline_s))
     near = within or fastest
     return PlanInfeasibleError(
         f"{deadline} and budget {limits.budget_usd:.4g} USD: each can be kept, not both; within "
@@ -205,7 +202,7 @@ def optimal(request: Request, gap: float | None = None) -> Plan:
     search = _search(request, gap)
     found, lower = search.best(request.objective, request.limits)
     if found is None:
-        raise infeasible(request.limits, lambda *asked: search.best(*asked)[0])
+        raise infeasible(request.limits, search)
     value = found.value(request.objective)[0]
     proven = max(0.0, 1 - lower / value) if value > 0 else 0.0
     plan = plan_of(request, found, "optimal", proven, _reason(search, found))
@@ -222,7 +219,7 @@ def front(request: Request) -> list[Plan]:
     search, limits = _search(request, None), request.limits
     chosen, _ = search.best(request.objective, limits)
     if chosen is None:
-        raise infeasible(limits, lambda *asked: search.best(*asked)[0])
+        raise infeasible(limits, search)
     kept = _not_beaten([chosen, *_walk(search, limits)])
     plans = []
     for index, found in enumerate(kept):

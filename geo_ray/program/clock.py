@@ -237,8 +237,7 @@ class VirtualThreads:
             raise NodeStopped
         if not future.done():
             mine = self._me()
-            wake = partial(self._wake_at_once, mine, mine.waits + 1)
-            future.add_done_callback(lambda _: wake())
+            future.add_done_callback(partial(self._wake_at_once, mine, mine.waits + 1))
             self._pass_on(timeout_s)
         return future.done()
 
@@ -320,7 +319,7 @@ class VirtualThreads:
             )
         return mine
 
-    def _wake_at_once(self, virtual: _VirtualThread, wait: int) -> None:
+    def _wake_at_once(self, virtual: _VirtualThread, wait: int, _: object) -> None:
         if not self._ended:
             self._scheduler.after(0.0, partial(self._resume, virtual, wait))
 

@@ -103,9 +103,13 @@ def _serve(path: Path) -> None:
         time.sleep(3600.0)  # the launcher ends this process
 
 
+def _exit_at_once(_number: int, _frame: object) -> None:
+    os._exit(0)
+
+
 def main() -> None:
     """Serve; SIGTERM ends the process without Python's own exit, which waits for nodes."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, _exit_at_once)
     _serve(Path(sys.argv[1]))
 
 

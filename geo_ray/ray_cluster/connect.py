@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -355,7 +356,7 @@ def connect(
             changes = existing_driver_environment(os.environ)
         stack.enter_context(driver_environment(changes))
         kept = None if local is None else local.root / RAY_MESSAGES
-        stack.enter_context(ray_internals.messages_to(lambda text: _note_message(text, kept)))
+        stack.enter_context(ray_internals.messages_to(partial(_note_message, kept)))
         stack.callback(ray.shutdown)
         ours = dict(env_vars or {}) if local is not None else worker_environment(env_vars)
         _init(address, namespace, ours)
@@ -405,13 +406,13 @@ def _init(address: str, namespace: str, env_vars: Mapping[str, str]) -> None:
         ) from error
 
 
-def _note_message(text: str, kept: Path | None) -> None:
+def _note_message(kept: Path | None, text: str) -> None:
     """Keep a message of Ray's from the terminal, which shows the run.
 
     Args:
-        text: often many lines: the end of a log.
         kept: a file of the local cluster, which knows of its nodes by itself; None: the log has
             the first line.
+        text: often many lines: the end of a log.
     """
     if kept is None:
         _log.warning("Ray says: %s", text.strip().partition("\n")[0])

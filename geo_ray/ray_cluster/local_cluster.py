@@ -144,7 +144,7 @@ class LocalCluster:
         self._token_path.write_text(secrets.token_hex(32))
         self._start_node(_HEAD, _HEAD_IP, self._head_flags())
         # Region nodes may start as soon as the head's port is open, long before it is complete.
-        self._wait(lambda: self._head_port() is not None, _HEAD, deadline)
+        self._wait(self._head_port, _HEAD, deadline)
         self.address = f"{_HEAD_IP}:{self._head_port()}"
         for index, region in enumerate(self.regions):
             self._start_node(
@@ -201,7 +201,7 @@ class LocalCluster:
                 return int(text)
         return None
 
-    def _wait(self, done: Callable[[], bool], name: str, deadline: float) -> None:
+    def _wait(self, done: Callable[[], object], name: str, deadline: float) -> None:
         while not done():
             self._kept.poll()
             if name in self._kept.exit_codes:

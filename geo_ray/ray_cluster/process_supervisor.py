@@ -48,9 +48,16 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def adopt_orphans() -> None:
-    """Make processes below this one, whose parents die, children of this one."""
+def begin_supervising() -> None:
+    """Ignore the terminal's signals, end by SIGTERM, and adopt processes whose parents die."""
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _exit(_number: int, _frame: object) -> None:
+    sys.exit(0)
 
 
 def _die_with_supervisor() -> None:
@@ -163,15 +170,16 @@ class ProcessSupervisor:
         for pid in self._pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        self._wait(_POLITE_S, signal.SIGTERM, until=lambda: not self._pids)
-        self._wait(_FORCE_S, signal.SIGKILL, until=lambda: not descendants(os.getpid()))
+        self._wait(_POLITE_S, signal.SIGTERM)
+        self._wait(_FORCE_S, signal.SIGKILL)
         shutil.rmtree(self._root, ignore_errors=True)
 
-    def _wait(self, longest_s: float, how: signal.Signals, until: Any) -> None:
+    def _wait(self, longest_s: float, how: signal.Signals) -> None:
+        """Wait for the supervised processes after SIGTERM, for all descendants after SIGKILL."""
         deadline = time.monotonic() + longest_s
         while time.monotonic() < deadline:
             self.reap()
-            if until():
+            if not (descendants(os.getpid()) if how == signal.SIGKILL else self._pids):
                 return
             if how == signal.SIGKILL:
                 self.kill_all()
@@ -206,10 +214,7 @@ def main(base: str, parent: int) -> None:
         base: directory in which the private directory is made.
         parent: process id of whoever started this.
     """
-    for ignored in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    adopt_orphans()
+    begin_supervising()
     root = Path(tempfile.mkdtemp(prefix="geo-ray-", dir=base))
     supervisor = ProcessSupervisor(root)
     try:

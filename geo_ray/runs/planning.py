@@ -54,6 +54,11 @@ def default_profile_path(experiment: Experiment) -> Path:
     return local_root(experiment) / "profiles" / f"{experiment.name}.json"
 
 
+def _own_then_newest(own: Path) -> list[Path]:
+    others = sorted(own.parent.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path for path in [own, *(other for other in others if other != own)] if path.exists()]
+
+
 def find_profile(experiment: Experiment, model: ModelId) -> Path | None:
     """The profile that a plan of this model goes by if nobody names one.
 
@@ -61,9 +66,8 @@ def find_profile(experiment: Experiment, model: ModelId) -> Path | None:
     configuration may have measured the task.
     """
     own = default_profile_path(experiment)
-    others = sorted(own.parent.glob("*.json"), key=lambda path: -path.stat().st_mtime)
-    for path in [own, *(other for other in others if other != own)]:
-        if path.exists() and _is_profile_of(path, model):
+    for path in _own_then_newest(own):
+        if _is_profile_of(path, model):
             return path
     return None
 
@@ -191,9 +195,8 @@ def find_loss_profile(experiment: Experiment, subject: LossSubject) -> Path | No
     The configuration's own, or the newest beside it, of the same task, data, strategy and model.
     """
     own = default_loss_path(experiment)
-    others = sorted(own.parent.glob("*.json"), key=lambda path: -path.stat().st_mtime)
-    for path in [own, *(other for other in others if other != own)]:
-        if path.exists() and _is_loss_of(path, subject):
+    for path in _own_then_newest(own):
+        if _is_loss_of(path, subject):
             return path
     return None
 

@@ -532,15 +532,15 @@ def build_paths(
     host: ExchangeHost,
 ) -> tuple[SimLossy | None, SimTurns | None, SimOverlay | None]:
     """Build those that a run has: updates in two parts, turns, an overlay."""
-    hub, up = experiment.averager_region, experiment.codec.up
+    averager_region, up = experiment.averager_region, experiment.codec.up
     differential = None if up is None else up.traits.differential
     lossy = turns = overlay = None
     if differential is not None:
-        lossy = SimLossy(differential, num_params, network, scheduler, hub, host)
+        lossy = SimLossy(differential, num_params, network, scheduler, averager_region, host)
     if experiment.transfers is not None:
         turns = SimTurns(
             experiment.transfers,
-            hub,
+            averager_region,
             scheduler,
             network,
             host,

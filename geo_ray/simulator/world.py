@@ -465,7 +465,7 @@ class World:
             raise RegionLostError(f"the averager is lost with '{former}': nobody can take over")
         self._home.move(heir)
         now_s = self._scheduler.now_s
-        self._emit("hub_moved", now_s, region=heir, epoch=self._home.epoch)
+        self._emit("averager_moved", now_s, region=heir, epoch=self._home.epoch)
         self._saved.abandon()
         self._lose(former)
         for name, (_, send) in self._open.items():

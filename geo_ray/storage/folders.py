@@ -363,7 +363,7 @@ class S3Folder:
 
     def clear(self) -> None:
         """See `Folder.clear`; the claim goes last."""
-        _drop_uploads(self._bucket, self._prefix, lambda key: True)
+        _drop_uploads(self._bucket, self._prefix)
         found = self._bucket.sizes(self._prefix)
         self._bucket.delete(sorted(found, key=methodcaller("endswith", f"/{CLAIM_FILE}")))
 
@@ -451,9 +451,11 @@ class S3Root:
         return f"{self._prefix}{folder_name(id)}/{CLAIM_FILE}"
 
 
-def _drop_uploads(bucket: Bucket, prefix: str, is_left: Callable[[str], bool]) -> None:
+def _drop_uploads(
+    bucket: Bucket, prefix: str, is_left: Callable[[str], bool] | None = None
+) -> None:
     for key, upload in bucket.uploads(prefix):
-        if is_left(key):
+        if is_left is None or is_left(key):
             _log.info("giving the unfinished upload of %s up", key)
             bucket.drop_upload(key, upload)
 

@@ -1,19 +1,66 @@
-"""The `codec` section of a configuration, and what a strategy requires of codecs and shards."""
+"""The sections `strategy` and `codec` of a configuration, and what a strategy requires."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
+from geo_ray.base.errors import ConfigError
 from geo_ray.base.model import StrictModel
-from geo_ray.codecs.base import Codec
-from geo_ray.codecs.registry import AnyCodec
+from geo_ray.base.user_code import UserClass
+from geo_ray.base.user_section import OwnLoader, context, section_type
+from geo_ray.codecs.base import Codec, CodecTraits
+from geo_ray.codecs.registry import CODECS
 from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.strategies.traits import Traits
 
 _ERROR_IN_ROUNDS: Final = 0.03
 _ERROR_ONE_BY_ONE: Final = 1e-4
+
+
+_OWN_STRATEGY: Final = OwnLoader(
+    UserClass("strategy", ConfigError, "examples/own_strategy.py"),
+    Strategy,
+    Traits,
+    STRATEGIES,
+    may_drift=True,
+)
+_OWN_CODEC: Final = OwnLoader(
+    UserClass("codec", ConfigError, "examples/own_codec.py"),
+    Codec,
+    CodecTraits,
+    CODECS,
+    may_drift=False,
+)
+
+if TYPE_CHECKING:
+    AnyStrategy = Strategy  # all that anybody may know of it
+    AnyCodec = Codec
+else:
+    AnyStrategy = section_type([*STRATEGIES.values()], _OWN_STRATEGY)
+    """The ``strategy`` section of a configuration: ``kind`` or ``use`` chooses the class."""
+    AnyCodec = section_type([*CODECS.values()], _OWN_CODEC)
+    """A codec's section of a configuration, in the same way."""
+
+
+def default_section(section: Mapping[str, object], base_dir: Path) -> dict[str, Any]:
+    """A ``strategy`` section with all defaults written out, as plain values.
+
+    Args:
+        section: with ``kind`` or ``use``.
+        base_dir: where relative paths start.
+
+    Raises:
+        ConfigError: the user's class cannot be used.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(AnyStrategy)
+    found = adapter.validate_python(section, context=context(base_dir))
+    plain: dict[str, Any] = adapter.dump_python(found, mode="json")
+    return plain
 
 
 class CodecConfig(StrictModel):

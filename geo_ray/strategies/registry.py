@@ -1,101 +1,38 @@
-"""All strategies by name. A new one is a file in this package and a line in one list."""
+"""All strategies by name. A new one is a file in this package and a line in this table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from pydantic import TypeAdapter
-
-from geo_ray.base.errors import ConfigError
-from geo_ray.base.user_code import UserClass
-from geo_ray.base.user_section import OwnLoader, context, section_type
-from geo_ray.strategies.ama import Ama
-from geo_ray.strategies.asgd import Asgd
-from geo_ray.strategies.asgd_ga import AsgdGa
-from geo_ray.strategies.async_local_sgd import AsyncLocalSgd
+from geo_ray.base.plugins import Plugins
 from geo_ray.strategies.base import Strategy
-from geo_ray.strategies.bsp import Bsp
-from geo_ray.strategies.dc_asgd import DcAsgd
-from geo_ray.strategies.decoupled import Decoupled
-from geo_ray.strategies.demo import DeMo
-from geo_ray.strategies.diloco import DiLoCo
-from geo_ray.strategies.diloco_eager import DiLoCoEager
-from geo_ray.strategies.diloco_streaming import DiLoCoStreaming
-from geo_ray.strategies.esync import ESync
-from geo_ray.strategies.fedasync import FedAsync
-from geo_ray.strategies.fedat import FedAt
-from geo_ray.strategies.fedavg import FedAvg
-from geo_ray.strategies.fedgsync import FedGSync
-from geo_ray.strategies.fedssgd import FedSsgd
-from geo_ray.strategies.gaia import Gaia
-from geo_ray.strategies.halos import Halos
-from geo_ray.strategies.hfa import Hfa
-from geo_ray.strategies.nbsync import NbSync
-from geo_ray.strategies.one_step_delay import OneStepDelay
-from geo_ray.strategies.sma import Sma
-from geo_ray.strategies.sparseloco import SparseLoCo
-from geo_ray.strategies.traits import Traits
 
-CLASSES: Final[tuple[type[Strategy], ...]] = (
-    Bsp,
-    Asgd,
-    AsgdGa,
-    Ama,
-    Sma,
-    FedAvg,
-    FedSsgd,
-    ESync,
-    Hfa,
-    NbSync,
-    DiLoCo,
-    DiLoCoStreaming,
-    DiLoCoEager,
-    OneStepDelay,
-    Decoupled,
-    FedAsync,
-    FedAt,
-    FedGSync,
-    AsyncLocalSgd,
-    Halos,
-    DcAsgd,
-    Gaia,
-    SparseLoCo,
-    DeMo,
+STRATEGIES: Final = Plugins[type[Strategy]](
+    {
+        "bsp": "geo_ray.strategies.bsp:Bsp",
+        "asgd": "geo_ray.strategies.asgd:Asgd",
+        "asgd_ga": "geo_ray.strategies.asgd_ga:AsgdGa",
+        "ama": "geo_ray.strategies.ama:Ama",
+        "sma": "geo_ray.strategies.sma:Sma",
+        "fedavg": "geo_ray.strategies.fedavg:FedAvg",
+        "fedssgd": "geo_ray.strategies.fedssgd:FedSsgd",
+        "esync": "geo_ray.strategies.esync:ESync",
+        "hfa": "geo_ray.strategies.hfa:Hfa",
+        "nbsync": "geo_ray.strategies.nbsync:NbSync",
+        "diloco": "geo_ray.strategies.diloco:DiLoCo",
+        "diloco_streaming": "geo_ray.strategies.diloco_streaming:DiLoCoStreaming",
+        "diloco_eager": "geo_ray.strategies.diloco_eager:DiLoCoEager",
+        "one_step_delay": "geo_ray.strategies.one_step_delay:OneStepDelay",
+        "decoupled": "geo_ray.strategies.decoupled:Decoupled",
+        "fedasync": "geo_ray.strategies.fedasync:FedAsync",
+        "fedat": "geo_ray.strategies.fedat:FedAt",
+        "fedgsync": "geo_ray.strategies.fedgsync:FedGSync",
+        "async_local_sgd": "geo_ray.strategies.async_local_sgd:AsyncLocalSgd",
+        "halos": "geo_ray.strategies.halos:Halos",
+        "dc_asgd": "geo_ray.strategies.dc_asgd:DcAsgd",
+        "gaia": "geo_ray.strategies.gaia:Gaia",
+        "sparseloco": "geo_ray.strategies.sparseloco:SparseLoCo",
+        "demo": "geo_ray.strategies.demo:DeMo",
+    }
 )
 """All strategies of the library."""
-
-STRATEGIES: Final[dict[str, type[Strategy]]] = {each().kind: each for each in CLASSES}
-"""The same by name."""
-
-LOAD: Final = OwnLoader(
-    UserClass("strategy", ConfigError, "examples/own_strategy.py"),
-    Strategy,
-    Traits,
-    STRATEGIES,
-    may_drift=True,
-)
-"""Makes a strategy of the user's from its section."""
-
-if TYPE_CHECKING:
-    AnyStrategy = Strategy  # all that anybody may know of it
-else:
-    AnyStrategy = section_type(CLASSES, LOAD)
-    """The ``strategy`` section of a configuration: ``kind`` or ``use`` chooses the class."""
-
-
-def default_section(section: Mapping[str, object], base_dir: Path) -> dict[str, Any]:
-    """A ``strategy`` section with all defaults written out, as plain values.
-
-    Args:
-        section: with ``kind`` or ``use``.
-        base_dir: where relative paths start.
-
-    Raises:
-        ConfigError: the user's class cannot be used.
-    """
-    adapter: TypeAdapter[Any] = TypeAdapter(AnyStrategy)
-    found = adapter.validate_python(section, context=context(base_dir))
-    plain: dict[str, Any] = adapter.dump_python(found, mode="json")
-    return plain

@@ -27,7 +27,8 @@ from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.actual_cost import Bill
 from geo_ray.runs.recorder import links_text
-from geo_ray.strategies.registry import STRATEGIES, default_section
+from geo_ray.strategies.config import default_section
+from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.sweep import page
 from geo_ray.sweep.runner import TRIALS_FILE, TrialsFile, progress_text, run_trials
 from geo_ray.sweep.trial import Outcome, Point, TrialSpec, rate_of

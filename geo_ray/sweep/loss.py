@@ -286,14 +286,14 @@ def still_to_do(task: LossTask, known: LossProfile | None) -> list[LossCase]:
 
 
 def measure_loss(
-    task: LossTask, known: LossProfile | None, told: Callable[[Outcome], None]
+    task: LossTask, known: LossProfile | None, ended: Callable[[], None]
 ) -> Iterator[LossProfile]:
     """Run what is missing; gives what is measured after each case that is complete.
 
     Args:
         task: what to measure.
         known: an earlier measurement; one of something else is not used.
-        told: given every run that ended.
+        ended: called after every run.
 
     Raises:
         ProfileError: plain training diverged, or the task has no metric ``loss``.
@@ -303,12 +303,12 @@ def measure_loss(
         trials = _trials(task, still_to_do(task, known), Path(scratch))
         # Closed here: an error in `gathered` holds it open, and runs would continue in `scratch`.
         with closing(pooled(trials, task.jobs)) as outcomes:
-            yield from gathered(task, known, _each_told(outcomes, told))
+            yield from gathered(task, known, _counted(outcomes, ended))
 
 
-def _each_told(outcomes: Iterable[Outcome], told: Callable[[Outcome], None]) -> Iterator[Outcome]:
+def _counted(outcomes: Iterable[Outcome], ended: Callable[[], None]) -> Iterator[Outcome]:
     for outcome in outcomes:
-        told(outcome)
+        ended()
         yield outcome
 
 

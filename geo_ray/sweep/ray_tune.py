@@ -460,7 +460,11 @@ def trial_count(config: TuningConfig, space: Space) -> int:
 # ------------------------------------------------------------------ the search
 
 
-TELL: ContextVar[Callable[[str], None]] = ContextVar("tell", default=lambda _: None)
+def _tell_nobody(_line: str) -> None:
+    pass
+
+
+TELL: ContextVar[Callable[[str], None]] = ContextVar("tell", default=_tell_nobody)
 """Given each line. No attribute of the callback, which Ray Tune stores with the search."""
 
 
@@ -723,13 +727,17 @@ def _with_own_keys(error: GeoRayError) -> GeoRayError:
     return type(error)(message, fix=fix).with_traceback(error.__traceback__)
 
 
+def _interrupt(_number: int, _frame: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
     """In the main thread, let SIGTERM end the search as Ctrl-C does, with what there is."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:

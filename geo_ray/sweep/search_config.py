@@ -105,9 +105,13 @@ def _is_number(value: JSONValue) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _as_tuple(found: object) -> tuple[object, ...]:
+    return tuple(found) if isinstance(found, list) else (found,)
+
+
 Domains = Annotated[
     tuple[Domain, ...],
-    BeforeValidator(lambda found: tuple(found) if isinstance(found, list) else (found,)),
+    BeforeValidator(_as_tuple),
 ]
 """One domain, or a list of them with different conditions."""
 

@@ -20,7 +20,7 @@ from geo_ray.base.yaml import ConfigText, YamlTree, parse_yaml, read_text
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory
-from geo_ray.strategies.registry import default_section
+from geo_ray.strategies.config import default_section
 from geo_ray.sweep.search_config import Domain, TuningConfig, is_met
 
 _KINDS = ("kind", "use")

@@ -265,7 +265,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "gain": _number,
     },
     "region_left": {"region": _text, "name": _text},  # who goes on, without whom
-    "hub_moved": {"region": _text, "epoch": _whole},  # the averager lives there now
+    "averager_moved": {"region": _text, "epoch": _whole},  # the averager lives there now
     "standby_ready": {"region": _text, "name": _text, "epoch": _whole},  # it may take over
     "stop_requested": {"cause": _text},
     "wan": {"src": _text, "dst": _text, "bytes_by_class": _table(_whole)},
@@ -313,7 +313,7 @@ MEMBER_KINDS = (  # what tells who took part when
     "join_failed",
     "bridge_replaced",
     "driver_attached",
-    "hub_moved",
+    "averager_moved",
 )
 
 

@@ -81,7 +81,7 @@ class Presence:
             self._enter(RUN, "paused", t_s)
         elif kind == "run_went_on":
             self._leave(RUN, t_s)
-        elif kind == "hub_moved":
+        elif kind == "averager_moved":
             self.marks.append((t_s, f"the averager moves to {event['region']}"))
         elif kind == "bridge_replaced":
             self.marks.append((t_s, f"another bridge in {event['region']}: {event['cause']}"))

@@ -38,7 +38,7 @@ _TOLD = (
     "state_changed",
     "region_joined",
     "region_drained",
-    "hub_moved",
+    "averager_moved",
     "standby_ready",
     "run_went_on",
     "stop_requested",
@@ -377,7 +377,7 @@ class Progress:
                 noticed = event.fields.get("cause") == "notice"  # older releases do not say it
                 why = ": its machine will be gone, and it comes back" if noticed else ""
                 self._say(f"[yellow]{escape(event['region'])} has left[/]{why}")
-            case "hub_moved":
+            case "averager_moved":
                 self._say(f"[yellow]the averager moved[/] to {escape(event['region'])}")
             case "standby_ready":
                 self._say(f"{escape(event['name'])} stands by for the averager")

@@ -189,7 +189,7 @@ def map_of_record(run: RunRecord) -> MapView:
     bands = presence_of(run.changes).until(totals.elapsed_s)
     home = None if totals.started is None else totals.started.fields.get("averager")
     for event in run.changes:
-        if event.kind == "hub_moved":
+        if event.kind == "averager_moved":
             home = event["region"]
     regions = [
         MapRegion(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from operator import itemgetter
 from typing import Final
@@ -91,24 +91,23 @@ def exchanges_section(run: RunRecord) -> str:
 
 def _exchange_row(name: str, region: RegionRecord) -> list[str]:
     columns = region.exchanges
-    took_s = columns["t_s"] - columns["start_s"]
-    stale = columns["staleness"][np.isfinite(columns["staleness"])]
+    took_s = _finite(columns["t_s"] - columns["start_s"])
+    stale = _finite(columns["staleness"])
     return [
         escape(name),
         f"{len(columns):,}",
         f"{np.mean(columns['blocking']):.0%}",
-        duration_text(_of(took_s, lambda values: float(np.mean(values)))),
-        duration_text(_of(took_s, lambda values: float(np.percentile(values, 95)))),
+        duration_text(float(np.mean(took_s)) if len(took_s) else None),
+        duration_text(float(np.percentile(took_s, 95)) if len(took_s) else None),
         bytes_text(float(np.mean(columns["bytes_out"]))),
         bytes_text(float(np.mean(columns["bytes_in"]))),
-        number_text(_of(stale, lambda values: round(float(np.mean(values)), 2))),
+        number_text(round(float(np.mean(stale)), 2) if len(stale) else None),
         histogram(stale),
     ]
 
 
-def _of(values: Floats, statistic: Callable[[Floats], float]) -> float | None:
-    finite = values[np.isfinite(values)]
-    return statistic(finite) if len(finite) else None
+def _finite(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
 
 
 def incidents_section(run: RunRecord) -> str:

@@ -391,7 +391,7 @@ class StatusFold:
             case "run_started":
                 self._lost = {}
                 self.averager = event.fields.get("averager")
-            case "hub_moved":
+            case "averager_moved":
                 self.averager = event["region"]
             case "region_lost":
                 self._lost[event["region"]] = event["cause"], event.t_s

@@ -246,7 +246,7 @@ class RunTotals:
                 self.noise[event["region"]] = event
             case "wan":
                 self.wan.feed(event["src"], event["dst"], event["bytes_by_class"])
-            case "hub_moved":
+            case "averager_moved":
                 self._home = event["region"]
             case "stop_requested":
                 self.stop_cause = event["cause"]

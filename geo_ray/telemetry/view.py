@@ -270,7 +270,7 @@ _NOTED: Final = (
     *FAULT_KINDS,
     *("worker_left", "checkpoint_failed", "stop_requested", "run_failed", "run_paused"),
     *("run_went_on", "region_drained", "region_joined", "join_failed", "members_refused"),
-    *("hub_moved", "replanned", "interval_changed", "averager_moves", "best_failed"),
+    *("averager_moved", "replanned", "interval_changed", "averager_moves", "best_failed"),
 )
 
 
@@ -417,7 +417,7 @@ def map_of(status: RunStatus, links: tuple[MapLink, ...]) -> MapView:
 
 def note_text(event: Event) -> str:
     """Say in a line what an event tells; plain text."""
-    parts = ["averager moved" if event.kind == "hub_moved" else event.kind.replace("_", " ")]
+    parts = ["averager moved" if event.kind == "averager_moved" else event.kind.replace("_", " ")]
     for name in ("region", "worker", "step", "averager", "interval", "code", "cause", "message"):
         if event.fields.get(name) is not None:
             value = " ".join(str(event.fields[name]).split())

@@ -29,7 +29,7 @@ from geo_ray.base.types import Span
 from geo_ray.base.user_code import UserClass, find_class, or_meant
 from geo_ray.base.user_section import context
 from geo_ray.codecs.base import Codec, Coded
-from geo_ray.codecs.registry import CODECS, AnyCodec
+from geo_ray.codecs.registry import CODECS
 from geo_ray.data.tasks.base import Columns, SelfContained, Task, num_rows
 from geo_ray.data.tasks.checked_calls import checked_loss, checked_model
 from geo_ray.data.tasks.groups import group_runs
@@ -41,7 +41,8 @@ from geo_ray.data.tasks.load import (
     parse_column_type,
 )
 from geo_ray.strategies.base import Strategy
-from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
+from geo_ray.strategies.config import AnyCodec, AnyStrategy
+from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.testing import codecs, strategies
 from geo_ray.testing.checks import BrokenPromiseError, Checks, Finding, expect, run_checks
 from geo_ray.testing.codecs import gauss, heavy

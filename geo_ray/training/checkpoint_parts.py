@@ -312,7 +312,7 @@ def keep(copies: Iterable[object]) -> None:
         copy.secure()
 
 
-def write_hub_part(places: PartPlaces, snapshot: AveragerSnapshot) -> PartInfo:
+def write_averager_part(places: PartPlaces, snapshot: AveragerSnapshot) -> PartInfo:
     """Write the averager's state.
 
     Raises:

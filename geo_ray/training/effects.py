@@ -139,7 +139,7 @@ class Snapshot:
     @property
     def round(self) -> int:
         """Of the newest answer that the region had merged then."""
-        return int(str(self.control["hub_version"]))
+        return int(str(self.control["averager_version"]))
 
 
 HANDED: Final = 10**17

@@ -652,7 +652,7 @@ class Server:
             "version": self.version,
             "phase": self.phase,
             "must_speak": self.phase == "must_send",
-            "hub_version": self.averager_version,
+            "averager_version": self.averager_version,
             "ledger": self.ledger.export(),
             "wire": self.wire.export(),
             "noise": self.noise.meter.export(),
@@ -682,7 +682,7 @@ class Server:
         if self.carry is not None:
             self.carry.restore(tensors or {})
         self.version = int(str(data["version"]))
-        self.averager_version = int(str(data["hub_version"]))
+        self.averager_version = int(str(data["averager_version"]))
         self.requests.restore(data, self.version)
         self._reopen(data, tensors or {})
         self.work.restore(ledger, self.version)

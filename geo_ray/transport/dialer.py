@@ -107,7 +107,8 @@ class Connector:
             self.encryption.expect(sock, session.peer)
             hello: Meta = {"to": session.peer, "stream": number, "link": link_id}
             side = self._side(sock, hello, admit, lambda: session.peer)
-            greeting = self._explained(lambda: greet(sock, side), session.peer)
+            with _explained(session.peer):
+                greeting = greet(sock, side)
             return self._stream(sock, number, greeting, side)
 
     def reach(self, address: Address, is_over: Callable[[], bool]) -> bool:
@@ -166,7 +167,8 @@ class Connector:
         with self._interruptible(sock):
             self.encryption.shake_hands(sock)
             side = self._side(sock, {}, admit, lambda: peer)
-            greeting = self._explained(lambda: welcome(sock, side), "a stranger")
+            with _explained("a stranger"):
+                greeting = welcome(sock, side)
             return self._stream(sock, count(greeting.hello, "stream"), greeting, side)
 
     def close(self) -> None:
@@ -242,18 +244,19 @@ class Connector:
         timeout_s = self._config.handshake_timeout_s
         return HandshakeSide(self._identity.key, {**self._hello, **more}, admit, send, timeout_s)
 
-    @staticmethod
-    def _explained(step: Callable[[], Greeting], peer: str) -> Greeting:
-        try:
-            return step()
-        except ssl.SSLError as error:  # with TLS 1.3 a refusal comes with the first read
-            raise refusal(error, peer) from None
-
     def _stream(
         self, sock: socket.socket, number: int, greeting: Greeting, side: HandshakeSide
     ) -> Stream:
         shaper = self._shapers.get(text(greeting.hello, "region"))
         return Stream(sock, number, greeting, shaper, side.count.wire_bytes)
+
+
+@contextlib.contextmanager
+def _explained(peer: str) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLError as error:  # with TLS 1.3 a refusal comes with the first read
+        raise refusal(error, peer) from None
 
 
 _LOGGER = logging.getLogger(__name__)
@@ -351,8 +354,8 @@ class Dialer:
         """
         try:
             address = self._address(session.peer)
-            is_cut = partial(_is_cut, session, connection)
-            if self._connector.reach(address, lambda: not is_cut()) and is_cut():
+            is_over = partial(_has_moved_on, session, connection)
+            if self._connector.reach(address, is_over) and not is_over():
                 connection.end("the path is back before TCP has noticed; it is dialed anew")
         finally:
             with self._lock:
@@ -483,8 +486,8 @@ class Dialer:
         return None
 
 
-def _is_cut(session: Session, connection: Connection) -> bool:
-    return session.cut_connection() is connection
+def _has_moved_on(session: Session, connection: Connection) -> bool:
+    return session.cut_connection() is not connection
 
 
 def _attach(connection: Connection, stream: Stream) -> None:

@@ -41,7 +41,7 @@ class TransfersConfig(StrictModel):
     max_staleness: int | None = Field(
         None, ge=1, description="commits of others an update may be behind; null: no bound"
     )
-    hub_mbps: float | None = Field(
+    averager_mbps: float | None = Field(
         None, gt=0, description="what the averager's region can receive; null: learned"
     )
     small_bytes: int = Field(
@@ -282,12 +282,12 @@ class Rates:
     that the limit has grown.
 
     Attributes:
-        hub_mbps: given rate at which the averager's region can receive; None: learned.
+        averager_mbps: given rate at which the averager's region can receive; None: learned.
         paths: goodput alone by region, in 10^6 bit/s; may be set from measurements made elsewhere.
         latency_s: time from a grant to the first byte of its transfer, by region.
     """
 
-    hub_mbps: float | None = None
+    averager_mbps: float | None = None
     paths: dict[str, float] = field(default_factory=dict)
     latency_s: dict[str, float] = field(default_factory=dict)
     _learned: float | None = None
@@ -299,7 +299,7 @@ class Rates:
     @property
     def limit_mbps(self) -> float | None:
         """The rate at which the averager's region can receive in all; None if no limit was seen."""
-        return self._learned if self.hub_mbps is None else self.hub_mbps
+        return self._learned if self.averager_mbps is None else self.averager_mbps
 
     def of(self, region: str) -> float | None:
         """Return the rate of a transfer from ``region`` alone; None if there was none yet."""
@@ -324,7 +324,7 @@ class Rates:
         limit = self.limit_mbps
         if limit is None:
             return True
-        trying = self.hub_mbps is None and self._started % _TRY_EVERY == _TRY_EVERY - 1
+        trying = self.averager_mbps is None and self._started % _TRY_EVERY == _TRY_EVERY - 1
         return sum(known) <= limit * (_TRY if trying else _SLACK)
 
     def started(self, now_s: float, key: object, region: str, size_bytes: int) -> None:
@@ -425,7 +425,7 @@ class TransferScheduler:
     _served_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.rates = Rates(self.config.hub_mbps)
+        self.rates = Rates(self.config.averager_mbps)
 
     # ------------------------------------------------------------------ events
 

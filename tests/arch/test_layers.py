@@ -24,7 +24,7 @@ PACKAGES = (
 # Third-party package -> modules below geo_ray that may import it.
 FENCES = {
     "ray": (
-        *("ray_cluster", "runtime", "cloud.autoscaler.actor", "cloud.autoscaler.serving"),
+        *("ray_cluster", "runtime", "cloud.autoscaler.actor", "cloud.cluster.serve"),
         *("scheduler.queue", "program.on_ray", "sweep"),
     ),
     "boto3": ("prices.aws", "storage.bucket"),

@@ -72,7 +72,7 @@ class Region:
     world: World
     phase: str = "training"  # must_speak, waiting, finishing, done, failed
     seq: int = 0
-    hub_version: int = 0
+    averager_version: int = 0
     merged: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class Region:
         if out.wait:
             self.phase = "finishing" if final else "waiting"
         update = UpdateMessage(
-            self.name, 1, self.seq, self.hub_version, max(1, state.samples), payload_P, final
+            self.name, 1, self.seq, self.averager_version, max(1, state.samples), payload_P, final
         )
         state.samples = 0
         self.world.carry_out(self.name, self.world.nodes[self.name].submit(update))
@@ -137,7 +137,7 @@ class Region:
         if reply.dropped:
             self.owed_P = self.sent[reply.seq]
         self.world.setup.strategy.on_reply(self.state, reply)
-        self.hub_version = reply.version
+        self.averager_version = reply.version
         if not reply.dropped:
             self.merged.append(reply.seq)
         if self.phase == "waiting":

@@ -24,7 +24,7 @@ from geo_ray.cloud.autoscaler.observation import (
     PendingGroup,
 )
 from geo_ray.cloud.autoscaler.packing import Packed, Room, RoomOffer, infeasible, pack
-from geo_ray.cloud.autoscaler.pools import PoolOffer
+from geo_ray.cloud.autoscaler.pools import PoolOffer, alternatives_of
 from geo_ray.cloud.autoscaler.state import (
     AutoscalerMemory,
     InstanceState,
@@ -336,7 +336,7 @@ class DemandKeeper:
             self._watch(instance, is_needed=instance.machine.id in used)
         for instance in servers:
             self._watch(instance, is_needed=is_needed)
-        _show(choice, each.workers)
+        choice.alternatives = alternatives_of(each.workers, choice.launches)
 
     def _rent_server(self, each: DemandRegion, servers: Sequence[ManagedInstance]) -> None:
         region = each.target
@@ -349,7 +349,7 @@ class DemandKeeper:
             if offer.most > 0 and self._is_rentable(offer) and (is_safe or not must_stay):
                 choice = self._post(region, "server")
                 choice.launches[offer.pool] = (1, WAITS, offer.usd_per_hour or 0.0)
-                _show(choice, each.servers)
+                choice.alternatives = alternatives_of(each.servers, choice.launches)
                 return
 
     def _watch(self, instance: ManagedInstance, *, is_needed: bool) -> None:
@@ -429,13 +429,6 @@ class DemandKeeper:
             if _place(pending_launch.request.labels) == (region.name, role) and count > 0:
                 found.append((pending_launch, count))
         return found
-
-
-def _show(choice: PostChoice, offers: Sequence[PoolOffer]) -> None:
-    ranked = sorted(offers, key=lambda o: (o.usd_per_hour is None, o.usd_per_million_rows))
-    choice.alternatives = tuple(
-        offer.alternative(choice.launches.get(offer.pool, (0,))[0]) for offer in ranked
-    )
 
 
 def _is_at_work(node: NodeSeen) -> bool:

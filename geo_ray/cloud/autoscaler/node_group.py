@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from geo_ray.cloud.autoscaler.actions import Alternative
 from geo_ray.cloud.autoscaler.observation import LIFE
-from geo_ray.cloud.autoscaler.pools import Losses, PoolOffer, price_of
+from geo_ray.cloud.autoscaler.pools import Losses, PoolOffer, alternatives_of, price_of
 from geo_ray.cloud.autoscaler.state import (
     AutoscalerMemory,
     InstanceState,
@@ -373,7 +373,7 @@ class PostKeeper:
 
     def _floor_of(self, steady: Sequence[ManagedInstance]) -> list[ManagedInstance]:
         safe = [instance for instance in steady if _is_safe(instance.machine.pool)]
-        return sorted(safe, key=lambda d: self._item(d).usd_per_hour)[: self._post.floor]
+        return sorted(safe, key=self._usd_per_hour)[: self._post.floor]
 
     # ------------------------------------------------------------------ too much
 
@@ -381,7 +381,7 @@ class PostKeeper:
         """Send away who is to leave, as far as the others do without."""
         able = sum(self._speed(d) for d in instances if _stays_or_waits(d) and _computes(d))
         waiting = [d for d in instances if d.state is InstanceState.LEAVING]
-        waiting.sort(key=lambda d: -self._item(d).usd_per_hour / max(self._speed(d), 1e-9))
+        waiting.sort(key=self._usd_per_speed, reverse=True)
         for instance in waiting:
             reason = instance.leaves_for
             mine = self._speed(instance) if _computes(instance) else 0.0
@@ -399,6 +399,12 @@ class PostKeeper:
 
     def _speed(self, instance: ManagedInstance) -> float:
         return self._post.speed(instance.machine.pool)
+
+    def _usd_per_hour(self, instance: ManagedInstance) -> float:
+        return self._item(instance).usd_per_hour
+
+    def _usd_per_speed(self, instance: ManagedInstance) -> float:
+        return self._usd_per_hour(instance) / max(self._speed(instance), 1e-9)
 
     def _item(self, instance: ManagedInstance) -> CoverItem:
         pool = instance.machine.pool
@@ -428,13 +434,7 @@ class PostKeeper:
         self._show()
 
     def _show(self) -> None:
-        launches = self._choice.launches
-        ranked = sorted(
-            self._offers, key=lambda o: (o.usd_per_hour is None, o.usd_per_million_rows)
-        )
-        self._choice.alternatives = tuple(
-            offer.alternative(launches.get(offer.pool, (0,))[0]) for offer in ranked
-        )
+        self._choice.alternatives = alternatives_of(self._offers, self._choice.launches)
 
 
 def _is_safe(pool: Pool) -> bool:

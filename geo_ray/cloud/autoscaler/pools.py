@@ -11,7 +11,7 @@ each time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -193,6 +193,14 @@ class PoolOffer:
         score = None if self.usd_per_hour is None else self.usd_per_million_rows
         usd, rate = self.usd_per_hour, self.preemptions_per_h
         return Alternative(self.pool, usd, rate, score, chosen, self.note)
+
+
+def alternatives_of(
+    offers: Iterable[PoolOffer], launches: Mapping[Pool, tuple[int, str, float]]
+) -> tuple[Alternative, ...]:
+    """Return how pools are shown: those with a price first, the cheapest first."""
+    ranked = sorted(offers, key=lambda o: (o.usd_per_hour is None, o.usd_per_million_rows))
+    return tuple(offer.alternative(launches.get(offer.pool, (0,))[0]) for offer in ranked)
 
 
 def price_of(

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from geo_ray.base.errors import (
     ClusterNameTakenError,
@@ -25,8 +25,8 @@ from geo_ray.base.errors import (
     ProviderUnreachableError,
     RegionsSilentError,
 )
+from geo_ray.base.plugins import Plugins
 from geo_ray.base.threads import BoundedCalls
-from geo_ray.cloud.aws import AwsProvider
 from geo_ray.cloud.cluster.head import find_head, head_address, listed_for_head
 from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState
 from geo_ray.cloud.provider import (
@@ -39,7 +39,6 @@ from geo_ray.cloud.provider import (
     Stock,
 )
 from geo_ray.cloud.secrets import FileSecrets, SecretStore, open_secrets
-from geo_ray.cloud.tencent import TencentProvider
 from geo_ray.experiment.provider import (
     AwsProviderConfig,
     HeadBoot,
@@ -91,7 +90,10 @@ class RegionProviders:
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
         """See `MachineProvider.list_machines`."""
-        waits = [(part, part.calls.begin(_listing(part.provider, cluster))) for part in self._parts]
+        waits = [
+            (part, part.calls.begin(partial(part.provider.list_machines, cluster)))
+            for part in self._parts
+        ]
         answers, failed = _gathered(waits)
         found: list[Machine] = []
         for part, machines in answers:
@@ -112,7 +114,7 @@ class RegionProviders:
         for part in self._parts:
             mine = [one for one in machine_ids if self._owner.get(one, part) is part]
             if mine:
-                waits.append((part, part.calls.begin(_ending(part.provider, mine))))
+                waits.append((part, part.calls.begin(partial(part.provider.terminate, mine))))
         _, failed = _gathered(waits)
         errors = [error for _, error in failed]
         if errors:
@@ -121,7 +123,10 @@ class RegionProviders:
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
         """See `MachineProvider.poll_failures`."""
-        waits = [(part, part.calls.begin(_polling(part.provider, cluster))) for part in self._parts]
+        waits = [
+            (part, part.calls.begin(partial(part.provider.poll_failures, cluster)))
+            for part in self._parts
+        ]
         answers, failed = _gathered(waits)
         return self._told([each for _, told in answers for each in told], failed)
 
@@ -131,7 +136,7 @@ class RegionProviders:
         for part in self._parts:
             mine = [pool for pool in pools if pool.region in part.regions]
             if mine:
-                waits.append((part, part.quotes.begin(_pricing(part.provider, mine))))
+                waits.append((part, part.quotes.begin(partial(part.provider.stock, mine))))
         answers, failed = _gathered(waits)
         stocks = {stock.pool: stock for _, found in answers for stock in found}
         unknown = {pool.region for pool in pools} - self._by_region.keys()
@@ -166,22 +171,6 @@ def _gathered(
         except Exception as error:  # whatever it is: it is of these regions alone
             failed.append((part.regions, error))
     return answers, failed
-
-
-def _listing(provider: MachineProvider, cluster: str) -> Callable[[], Sequence[Machine]]:
-    return lambda: provider.list_machines(cluster)
-
-
-def _ending(provider: MachineProvider, ids: Sequence[str]) -> Callable[[], None]:
-    return lambda: provider.terminate(ids)
-
-
-def _polling(provider: MachineProvider, cluster: str) -> Callable[[], Sequence[LaunchFailure]]:
-    return lambda: provider.poll_failures(cluster)
-
-
-def _pricing(provider: MachineProvider, pools: Sequence[Pool]) -> Callable[[], Sequence[Stock]]:
-    return lambda: provider.stock(pools)
 
 
 def _words(error: Exception) -> str:
@@ -390,6 +379,22 @@ def key_of_own_role(record: ClusterRecord) -> str | None:
     return key if shares else None
 
 
+class _CloudProvider(MachineProvider, Protocol):
+    """A cloud that rents machines in several regions."""
+
+    def of_region(self, region: str) -> MachineProvider:
+        """Return what asks one region of the same account alone."""
+
+
+CLOUDS: Final = Plugins[Callable[[Any], _CloudProvider]](
+    {
+        "aws": "geo_ray.cloud.aws:AwsProvider",
+        "tencent": "geo_ray.cloud.tencent:TencentProvider",
+    }
+)
+"""What makes the provider of each cloud from its section of the configuration."""
+
+
 def token_path(record: ClusterRecord, state: ClusterState) -> Path:
     """Return the file of a local cluster's token."""
     return state.path / _SECRETS / record.token_secret
@@ -418,7 +423,7 @@ def _local(record: ClusterRecord, state: ClusterState) -> MachineProvider:
 
 def _cloud(
     record: ClusterRecord, state: ClusterState, cloud: str, address: str | None
-) -> AwsProvider | TencentProvider:
+) -> _CloudProvider:
     provider, head = record.provider, record.head
     if head.standing is not None:
         return _as_configured(provider, cloud)
@@ -448,14 +453,13 @@ def _cloud(
     return _as_configured(provider.model_copy(update=changes), cloud)
 
 
-def _as_configured(provider: ProviderConfig, cloud: str) -> AwsProvider | TencentProvider:
-    if cloud == "aws" and provider.aws is not None:
-        return AwsProvider(provider.aws)
-    if cloud == "tencent" and provider.tencent is not None:
-        return TencentProvider(provider.tencent)
-    raise ConfigError(
-        f"there is no cloud '{cloud}'", fix="Name aws, tencent or local in plan.regions."
-    )
+def _as_configured(provider: ProviderConfig, cloud: str) -> _CloudProvider:
+    section = {"aws": provider.aws, "tencent": provider.tencent}.get(cloud)
+    if section is None:
+        raise ConfigError(
+            f"there is no cloud '{cloud}'", fix="Name aws, tencent or local in plan.regions."
+        )
+    return CLOUDS[cloud](section)
 
 
 def _secrets_region(record: ClusterRecord, cloud: str) -> str:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from geo_ray.base.errors import SchemaMismatchError, ShardCorruptError
 from geo_ray.data.files.find import Borrowed, FilePiece, InputFile, flat_columns
+from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.parquet import refuse_extensions_in
 
 _MAGIC = b"ARROW1"
@@ -84,7 +85,7 @@ _BATCH_BYTES = 16 << 20  # about as much at a time, if rows are long
 
 
 def parquet_pieces(
-    file: BinaryIO, found: InputFile, wanted: Collection[str] | None
+    file: BinaryIO, found: InputFile, _options: ReadOptions, wanted: Collection[str] | None
 ) -> Iterator[FilePiece]:
     """Read a Parquet file piece by piece; see `geo_ray.data.files.csv_file.csv_pieces`.
 
@@ -111,7 +112,7 @@ def parquet_pieces(
 
 
 def arrow_pieces(
-    file: BinaryIO, found: InputFile, wanted: Collection[str] | None
+    file: BinaryIO, found: InputFile, _options: ReadOptions, wanted: Collection[str] | None
 ) -> Iterator[FilePiece]:
     """Read an Arrow file or stream piece by piece; see `parquet_pieces`."""
     is_stream = refuse_arrow_extensions(file, found.path)

@@ -4,25 +4,38 @@
 # mypy: disable-error-code="attr-defined, no-untyped-call"
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from geo_ray.base.errors import DataLeftOutError, SchemaMismatchError, ShardCorruptError
-from geo_ray.data.files.arrow_file import arrow_pieces, parquet_pieces
-from geo_ray.data.files.csv_file import csv_pieces
+from geo_ray.base.plugins import Plugins
 from geo_ray.data.files.find import FilePiece, InputFile, InputFiles, LeftOut
-from geo_ray.data.files.json_file import json_pieces
 from geo_ray.data.files.options import DEFAULT_NULLS, ReadOptions
 from geo_ray.data.files.site import SiteReader
 
 Unreadable = SchemaMismatchError | ShardCorruptError
 """What may be wrong with one file."""
+
+ReadPieces = Callable[
+    [BinaryIO, InputFile, ReadOptions, Collection[str] | None], Iterator[FilePiece]
+]
+"""Reads a file of one format piece by piece; see `geo_ray.data.files.csv_file.csv_pieces`."""
+
+READERS: Final = Plugins[ReadPieces](
+    {
+        "csv": "geo_ray.data.files.csv_file:csv_pieces",
+        "jsonl": "geo_ray.data.files.json_file:json_pieces",
+        "parquet": "geo_ray.data.files.arrow_file:parquet_pieces",
+        "arrow": "geo_ray.data.files.arrow_file:arrow_pieces",
+    }
+)
+"""What reads each format."""
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _MOST_NAMED = 20
@@ -93,7 +106,7 @@ def read_rows(
         first_row = 1
         with found.store.open(entry.path) as file:
             try:
-                for piece in _pieces(file, entry, options, own):
+                for piece in READERS[entry.format](file, entry, options, own):
                     if piece.skipped:
                         report.left_out.append(LeftOut(entry.path, piece.skipped))
                     if piece.rows:
@@ -162,17 +175,3 @@ def _with_folders(piece: FilePiece, path: str, wanted: Collection[str] | None) -
             text = None if value == _HIVE_NULL else unquote(value)
             columns[name] = pa.repeat(pa.scalar(text, pa.string()), piece.rows)
     return replace(piece, names=tuple(names), columns=columns)
-
-
-def _pieces(
-    file: BinaryIO, entry: InputFile, options: ReadOptions, wanted: Collection[str] | None
-) -> Iterator[FilePiece]:
-    match entry.format:
-        case "csv":
-            return csv_pieces(file, entry, options, wanted)
-        case "jsonl":
-            return json_pieces(file, entry, options, wanted)
-        case "parquet":
-            return parquet_pieces(file, entry, wanted)
-        case "arrow":
-            return arrow_pieces(file, entry, wanted)

@@ -222,7 +222,7 @@ def _linear(scale: str, known: ColumnStatistics) -> Linear | str:
 def _frequent(known: ColumnStatistics, at_least: int) -> tuple[str, ...]:
     """Words, the most frequent first, equally frequent ones in the order of their letters."""
     words = known.words or {}
-    ordered = sorted(words, key=lambda word: (-words[word], word))
+    ordered = sorted(sorted(words), key=words.__getitem__, reverse=True)
     return tuple(word for word in ordered if words[word] >= at_least)
 
 

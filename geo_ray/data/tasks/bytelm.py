@@ -47,11 +47,10 @@ def stdlib_texts(max_bytes: int) -> tuple[bytes, bytes]:
         TaskLoadError: the interpreter has no library sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    named = [(path.relative_to(root).as_posix(), path) for path in _sources(root)]
-    named.sort(key=lambda item: (_digest(item[0]), item[0]))
+    names = {path.relative_to(root).as_posix(): path for path in _sources(root)}
     parts: tuple[list[Path], list[Path]] = ([], [])
-    for name, path in named:
-        parts[_digest(name) % _HELDOUT_ONE_IN == 0].append(path)
+    for digest, name in sorted((_digest(name), name) for name in names):
+        parts[digest % _HELDOUT_ONE_IN == 0].append(names[name])
     heldout_bytes = max_bytes // _HELDOUT_ONE_IN
     train, heldout = (
         _read(parts[0], max_bytes - heldout_bytes),

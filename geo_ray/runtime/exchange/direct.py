@@ -41,7 +41,7 @@ from geo_ray.runtime.exchange.messages import (
 from geo_ray.storage.places import PartPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager, open_requests, pace_of
-from geo_ray.training.checkpoint_parts import AveragerSnapshot, typed, write_hub_part
+from geo_ray.training.checkpoint_parts import AveragerSnapshot, typed, write_averager_part
 from geo_ray.training.command_log import (
     Begun,
     ChangeMembers,
@@ -497,7 +497,7 @@ class AveragerOutput:
 
     def _write(self, snapshot: AveragerSnapshot) -> None:
         try:
-            part = write_hub_part(self._places, snapshot)
+            part = write_averager_part(self._places, snapshot)
         except Exception as error:  # whatever it is: the controller waits for the part
             self._event_buffer.add("part_failed", id=snapshot.id, error=typed(error))
         else:

@@ -190,7 +190,7 @@ _ENTRY: Final = Field(
     "entry", Record(LogEntry, "number", Field("op", _OPS), Field("now_s", number, default=0.0))
 )
 _SKIP: Final = Field("op", Record(Skip, Known("region"), "epoch seq"))
-_EPOCH: Final = "epoch=hub_epoch"
+_EPOCH: Final = "epoch=averager_epoch"
 _SHAPES: Final = {
     "update": _Shape(TakeIn, Record(AveragerRequest, Field("op", _TAKE_IN), "again"), "update"),
     "skip": _Shape(Skip, Record(AveragerRequest, _SKIP, again=True)),
@@ -210,9 +210,9 @@ _SHAPES: Final = {
         "standby",
         CONTROL,
     ),
-    "hub_lost": _Shape(AveragerLost, Record(AveragerLost, _EPOCH, "lost"), lane=CONTROL),
+    "averager_lost": _Shape(AveragerLost, Record(AveragerLost, _EPOCH, "lost"), lane=CONTROL),
     # In one lane with the answers that follow, or they would come before it.
-    "new_hub": _Shape(
+    "new_averager": _Shape(
         NewAverager,
         Record(NewAverager, _EPOCH, Field("last", CountList("last_epoch", "last_seq"))),
     ),
@@ -481,7 +481,7 @@ class StandbyPath:
 
     def _on_message(self, peer: str, message: Message) -> None:
         with self._changed:
-            epoch = message.meta.get("hub_epoch")
+            epoch = message.meta.get("averager_epoch")
             if message.kind == "log" and isinstance(epoch, int) and epoch < self.home.epoch:
                 return  # of a home that is none any more; what it is about may be gone as well
             try:
@@ -552,7 +552,7 @@ class StandbyPath:
     def _note(self, event: StandbyEvent) -> None:
         if event.what == "took_over":
             log.warning("region '%s' hosts the averager now", event.region)
-            self._event_buffer.add("hub_moved", epoch=event.epoch)
+            self._event_buffer.add("averager_moved", epoch=event.epoch)
         elif event.what == "left":
             log.warning("the run goes on without region '%s': its data are missing", event.region)
             self._event_buffer.add("region_left", name=event.region)

@@ -299,6 +299,10 @@ def pd_ors_load() -> PdOrsPolicy:
     return PdOrsPolicy(load_share=0.5)
 
 
+def _worthiest_first(view: SlotView) -> list[tuple[str, JobProgress]]:
+    return sorted(view.active.items(), key=lambda item: item[1].job.utility.worth, reverse=True)
+
+
 class _PdOrs:
     def __init__(self, policy: PdOrsPolicy, cluster: SharedCluster, seed: int) -> None:
         self._policy, self._cluster = policy, cluster
@@ -552,7 +556,7 @@ class _PdOrs:
 
     def _offer(self, view: SlotView) -> None:
         """Plan those who wait for their turn anew, as others have given room back."""
-        for name, each in sorted(view.active.items(), key=lambda i: -i[1].job.utility.worth):
+        for name, each in _worthiest_first(view):
             plan = self._promised.get(name)
             if plan and view.slot not in plan and max(plan) > view.slot:
                 self._replan(each, view.slot)
@@ -585,7 +589,7 @@ class _PdOrs:
         """Schedule anew those whose place was taken back, the most worthy first."""
         room = SiteRoom(self._cluster, view.capacity_SR)
         lost = []
-        for name, each in sorted(view.active.items(), key=lambda i: -i[1].job.utility.worth):
+        for name, each in _worthiest_first(view):
             had = self._promised.get(name, {}).get(view.slot)
             if had is None:
                 continue

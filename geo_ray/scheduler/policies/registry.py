@@ -1,34 +1,30 @@
-"""Policies by name."""
+"""All policies by name. A new one is a file in this package and a line in this table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from geo_ray.base.errors import ScheduleInputError
+from geo_ray.base.plugins import Plugins
 from geo_ray.base.text import nearest_word
-from geo_ray.scheduler.policies.dorm import DormPolicy
-from geo_ray.scheduler.policies.drf import DrfPolicy
-from geo_ray.scheduler.policies.fifo import FifoPolicy
-from geo_ray.scheduler.policies.ones import OnesPolicy
-from geo_ray.scheduler.policies.optimus import OptimusPolicy
-from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy, oasis, pd_ors_load
-from geo_ray.scheduler.policies.pollux import PolluxPolicy
-from geo_ray.scheduler.policies.tiresias import TiresiasPolicy
 from geo_ray.scheduler.policy import SchedulingPolicy
 
-POLICIES: Final[Mapping[str, Callable[[], SchedulingPolicy]]] = {
-    "pd_ors": PdOrsPolicy,
-    "pd_ors_load": pd_ors_load,
-    "oasis": oasis,
-    "fifo": FifoPolicy,
-    "drf": DrfPolicy,
-    "dorm": DormPolicy,
-    "optimus": OptimusPolicy,
-    "tiresias": TiresiasPolicy,
-    "ones": OnesPolicy,
-    "pollux": PolluxPolicy,
-}
+POLICIES: Final = Plugins[Callable[[], SchedulingPolicy]](
+    {
+        "pd_ors": "geo_ray.scheduler.policies.pd_ors:PdOrsPolicy",
+        "pd_ors_load": "geo_ray.scheduler.policies.pd_ors:pd_ors_load",
+        "oasis": "geo_ray.scheduler.policies.pd_ors:oasis",
+        "fifo": "geo_ray.scheduler.policies.fifo:FifoPolicy",
+        "drf": "geo_ray.scheduler.policies.drf:DrfPolicy",
+        "dorm": "geo_ray.scheduler.policies.dorm:DormPolicy",
+        "optimus": "geo_ray.scheduler.policies.optimus:OptimusPolicy",
+        "tiresias": "geo_ray.scheduler.policies.tiresias:TiresiasPolicy",
+        "ones": "geo_ray.scheduler.policies.ones:OnesPolicy",
+        "pollux": "geo_ray.scheduler.policies.pollux:PolluxPolicy",
+    }
+)
+"""What makes each policy with its defaults."""
 
 
 def policy_named(name: str) -> SchedulingPolicy:

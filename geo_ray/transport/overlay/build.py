@@ -73,7 +73,7 @@ def build_policy(
         storm = Netstorm(links, segments, config.roots or num, config.hysteresis)
         return PlannedPolicy(storm.trees, links, fused=True, probes=config.probes)
     trees = partial(_static, config, tuple(regions), home, segments)
-    return PlannedPolicy(lambda rnd: trees(), links, fused=isinstance(config, RingOverlay))
+    return PlannedPolicy(trees, links, fused=isinstance(config, RingOverlay))
 
 
 def build_node(
@@ -99,7 +99,7 @@ def tick_s(config: AnyOverlay) -> float:
 
 
 def _static(
-    config: AnyOverlay, regions: tuple[str, ...], home: int, num_segments: int
+    config: AnyOverlay, regions: tuple[str, ...], home: int, num_segments: int, _rnd: int
 ) -> list[Tree]:
     num = len(regions)
     if isinstance(config, BinaryOverlay):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -165,11 +166,11 @@ def measure(
         endpoint.connect(peer, address)
         endpoint.wait_connected([peer], plan.timeout_s)
         there = _while_showing(
-            lambda: node.measure(peer, plan), lambda: show(side.name, target, node.progress())
+            partial(node.measure, peer, plan), node, partial(show, side.name, target)
         )
         # Last: a listener that serves one probe ends when it has sent this.
         back = _while_showing(
-            lambda: node.measure_back(peer, plan), lambda: show(target, side.name, node.progress())
+            partial(node.measure_back, peer, plan), node, partial(show, target, side.name)
         )
     return [there.model_copy(update={"dst": back.src}), back]
 
@@ -189,8 +190,10 @@ def address_of(text: str) -> Address:
     return host, int(port)
 
 
-def _while_showing(work: Callable[[], Result], show: Callable[[], None]) -> Result:
-    """Do ``work`` in a thread, so that progress is shown and Ctrl-C is heard."""
+def _while_showing(
+    work: Callable[[], Result], node: ProbeNode, show: Callable[[ProbeProgress], None]
+) -> Result:
+    """Do a node's ``work`` in a thread, so that progress is shown and Ctrl-C is heard."""
     results: list[Result] = []
     errors: list[BaseException] = []
 
@@ -204,7 +207,7 @@ def _while_showing(work: Callable[[], Result], show: Callable[[], None]) -> Resu
     thread.start()
     while thread.is_alive():
         thread.join(_POLL_S)
-        show()
+        show(node.progress())
     if errors:
         raise errors[0]
     return results[0]

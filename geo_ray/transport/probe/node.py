@@ -380,7 +380,7 @@ class ProbeSender:
             self.progress = ProbeProgress("round trips", number / self._plan.pings)
             self._ping()
             self._clock.sleep_s(_PING_EVERY_S)
-        self._wait(lambda: not self._pings, self._plan.timeout_s, "a ping")
+        self._wait_pings()
         return self._take_rtts()
 
     def _ping(self) -> None:
@@ -440,7 +440,7 @@ class ProbeSender:
                     window.sent(size_bytes)
         self._send(words.END, {"id": self._number}, DATA)
         result = self._ask(words.ASK, words.RESULT)
-        self._wait(lambda: not self._pings, self._plan.timeout_s, "a ping")
+        self._wait_pings()
         if result.get("ok") is not True:
             raise TransportError(
                 f"too little arrived at region {self.peer} to tell a rate",
@@ -529,10 +529,13 @@ class ProbeSender:
             self._send(question, meta or {"id": self._number}, CONTROL)
         raise self._silent(question)
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    def _wait_pings(self) -> None:
         with self._changed:
-            if not self._changed.wait_for(lambda: condition() or self._is_over(), timeout_s):
-                raise self._silent(what)
+            is_done = self._changed.wait_for(
+                lambda: not self._pings or self._is_over(), self._plan.timeout_s
+            )
+            if not is_done:
+                raise self._silent("a ping")
             self._raise_if_over()
 
     def _silent(self, what: str) -> DeadlineExceededError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -138,15 +139,25 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and isfinite(value) and value >= 0
+
+
+def _is_column(value: object) -> bool:
+    return isinstance(value, list) and None not in value
+
+
+def _is_a(kind: type, value: object) -> bool:
+    return isinstance(value, kind)
+
+
 count: Final = Kind("a count", _is_count, int)
-flag: Final = Kind("a flag", lambda value: isinstance(value, bool), bool)
-text: Final = Kind("a text", lambda value: isinstance(value, str), str)
-data: Final = Kind("bytes", lambda value: isinstance(value, bytes), bytes)
+flag: Final = Kind("a flag", partial(_is_a, bool), bool)
+text: Final = Kind("a text", partial(_is_a, str), str)
+data: Final = Kind("bytes", partial(_is_a, bytes), bytes)
 number: Final = Kind("a number", _is_number, float)
-amount: Final = Kind(
-    "an amount", lambda value: _is_number(value) and isfinite(value) and value >= 0, float
-)
-column: Final = Kind("a list without gaps", lambda v: isinstance(v, list) and None not in v, list)
+amount: Final = Kind("an amount", _is_amount, float)
+column: Final = Kind("a list without gaps", _is_column, list)
 counts, texts = every(count), every(text)
 optional_count, optional_number = optional(count), optional(number)
 optional_text = optional(text)

@@ -97,7 +97,7 @@ def connect_first(
     targets: list[SocketTarget],
     buffer_bytes: int,
     timeout_s: float,
-    is_closed: Callable[[], bool],
+    is_closed: Callable[[], bool] | None = None,
 ) -> socket.socket:
     """Return a blocking socket that is connected to the first target that answers.
 
@@ -109,7 +109,7 @@ def connect_first(
         targets: tried in turn, the next one at once when one refuses.
         buffer_bytes: see `new_socket`.
         timeout_s: in all.
-        is_closed: asked ten times per second; True gives up.
+        is_closed: asked ten times per second; True gives up; None if nobody does.
 
     Raises:
         OSError: nobody answers there in time.
@@ -117,7 +117,7 @@ def connect_first(
     deadline_s = time.monotonic() + timeout_s
     left, next_s, code = list(targets), 0.0, errno.ETIMEDOUT
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-        while (now_s := time.monotonic()) < deadline_s and not is_closed():
+        while (now_s := time.monotonic()) < deadline_s and not (is_closed and is_closed()):
             answers: list[tuple[socket.socket, SocketTarget, int]] = []
             if left and now_s >= next_s:
                 target, next_s = left.pop(0), now_s + _ANOTHER_S
@@ -161,7 +161,7 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
     Raises:
         OSError: nobody answers there in time.
     """
-    return connect_first(resolve(address)[:1], 0, timeout_s, lambda: False)
+    return connect_first(resolve(address)[:1], 0, timeout_s)
 
 
 def has_one_address(sock: socket.socket) -> bool:

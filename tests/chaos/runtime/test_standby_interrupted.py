@@ -102,7 +102,7 @@ def run_command(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-@pytest.mark.parametrize("moment", ["region_lost", "hub_moved"])
+@pytest.mark.parametrize("moment", ["region_lost", "averager_moved"])
 def test_an_interrupt_during_a_takeover_leaves_nothing_and_the_run_goes_on(
     short_tmp: Path, tmp_path: Path, moment: str
 ) -> None:

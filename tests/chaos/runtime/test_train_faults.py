@@ -304,7 +304,7 @@ def test_sma_killed_then_stopped_at_once_then_resumed(short_tmp: Path, tmp_path:
     with command(["train", "--resume", str(run_dir), "--plain"], log) as process:
         eventually(lambda: count(run_dir, "step") > before or process.poll() is not None, "resumed")
         assert process.poll() is None, said()
-        assert "the run's processes do not go on: they ended with their driver" in said()
+        assert "the run's processes do not go on: they have ended with their supervisor" in said()
         started = descendants(process.pid)
         process.send_signal(signal.SIGINT)
         eventually(lambda: count(run_dir, "stop_requested") or process.poll() is not None, "heard")

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from geo_ray.base.errors import FrameError
 from geo_ray.codecs.base import Codec, Coded
-from geo_ray.codecs.registry import CODECS, AnyCodec, codec_of
+from geo_ray.codecs.registry import CODECS, codec_of
+from geo_ray.strategies.config import AnyCodec
 from geo_ray.testing.codecs import CHECKS
 
 MORE_OPTIONS = {

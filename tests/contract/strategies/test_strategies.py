@@ -7,7 +7,8 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.strategies.base import Strategy
-from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
+from geo_ray.strategies.config import AnyStrategy
+from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.strategies.traits import Traits
 from geo_ray.testing.strategies import CHECKS, Fleet, gradients, start
 from geo_ray.training.optimizers import AdamW, Momentum, Sgd

@@ -24,7 +24,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "transfers": {
         "averager": AVERAGER,
         "strategy": {"kind": "asgd_ga", "interval": 2},
-        "transfers": {"small_bytes": 0, "hub_mbps": 100.0},
+        "transfers": {"small_bytes": 0, "averager_mbps": 100.0},
     },
     "standby": {"averager": AVERAGER | {"standby": "us"}},
     "binary": {"averager": AVERAGER, "overlay": {"kind": "binary"}},

@@ -119,7 +119,7 @@ def test_the_averager_is_lost_in_mid_run_and_the_others_finish(
         assert standby.bridge.status()["home"] == (STANDBY, 2)
         assert world.sites[THIRD].bridge.status()["home"] == (STANDBY, 2)
         events = standby.event_buffer.take(100_000)
-        assert [e["epoch"] for e in events if e["kind"] == "hub_moved"] == [2]
+        assert [e["epoch"] for e in events if e["kind"] == "averager_moved"] == [2]
         assert [e["name"] for e in events if e["kind"] == "region_left"] == [HOME]
 
 
@@ -291,7 +291,7 @@ def test_a_stop_reaches_all_through_the_log(tmp_path: Path) -> None:
 def test_turns_and_a_standby_together(tmp_path: Path) -> None:
     asked = experiment(
         {"kind": "asgd_ga", "interval": 1, "wait": "always", "combine": "sum"},
-        transfers={"small_bytes": 0, "hub_mbps": 100.0, "max_staleness": 4},
+        transfers={"small_bytes": 0, "averager_mbps": 100.0, "max_staleness": 4},
     )
     gate = Gate(STEPS // 2)
     with InProcess(asked, tmp_path, gate=gate) as world:

@@ -27,7 +27,7 @@ def experiment(**changes: Any) -> Experiment:
         "strategy": {"kind": "asgd_ga", "interval": 2, "wait": "always"},
         "optimizer": PLAIN_SGD,
         "train": {"steps": 12, "eval_every": 0},
-        "transfers": {"small_bytes": 0, "hub_mbps": 100.0},
+        "transfers": {"small_bytes": 0, "averager_mbps": 100.0},
     }
     return experiment_of(**(sections | changes))
 
@@ -86,7 +86,7 @@ def check_all_agree(world: InProcess) -> None:
     ids=lambda s: s["kind"],
 )
 def test_all_regions_end_equal(tmp_path: Path, strategy: dict[str, Any], order: str) -> None:
-    turns = {"small_bytes": 0, "hub_mbps": 100.0, "order": order}
+    turns = {"small_bytes": 0, "averager_mbps": 100.0, "order": order}
     with InProcess(experiment(strategy=strategy, transfers=turns), tmp_path) as world:
         heard = messages_of(world)
         always_ask(world)
@@ -97,7 +97,7 @@ def test_all_regions_end_equal(tmp_path: Path, strategy: dict[str, Any], order: 
 
 
 def test_small_updates_do_not_wait_for_a_grant(tmp_path: Path) -> None:
-    turns = {"small_bytes": 1 << 30, "hub_mbps": 100.0}
+    turns = {"small_bytes": 1 << 30, "averager_mbps": 100.0}
     with InProcess(experiment(transfers=turns), tmp_path) as world:
         heard = messages_of(world)
         world.run()
@@ -108,7 +108,7 @@ def test_small_updates_do_not_wait_for_a_grant(tmp_path: Path) -> None:
 def test_no_update_is_staler_than_the_bound_and_what_is_dropped_comes_later(
     tmp_path: Path,
 ) -> None:
-    turns = {"small_bytes": 0, "hub_mbps": 100.0, "max_staleness": 1}
+    turns = {"small_bytes": 0, "averager_mbps": 100.0, "max_staleness": 1}
     with InProcess(experiment(transfers=turns), tmp_path) as world:
         world.run()
         check_all_agree(world)
@@ -122,7 +122,7 @@ def test_no_update_is_staler_than_the_bound_and_what_is_dropped_comes_later(
 
 
 def test_updates_are_summed_on_the_way_and_all_regions_end_equal(tmp_path: Path) -> None:
-    turns = {"small_bytes": 0, "hub_mbps": 0.2, "aggregate": True}
+    turns = {"small_bytes": 0, "averager_mbps": 0.2, "aggregate": True}
     asked = experiment(regions=MORE, transfers=turns, emulate=SLOW)
     with InProcess(asked, tmp_path) as world:
         heard = messages_of(world)
@@ -134,7 +134,7 @@ def test_updates_are_summed_on_the_way_and_all_regions_end_equal(tmp_path: Path)
 
 
 def test_a_checkpoint_with_sums_is_of_one_moment(tmp_path: Path) -> None:
-    turns = {"small_bytes": 0, "hub_mbps": 0.2, "aggregate": True, "max_staleness": 8}
+    turns = {"small_bytes": 0, "averager_mbps": 0.2, "aggregate": True, "max_staleness": 8}
     asked = experiment(regions=MORE, transfers=turns, emulate=SLOW)
     with InProcess(asked, tmp_path) as world:
         let_sums_be_worth_it(world)

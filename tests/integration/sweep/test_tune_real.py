@@ -85,15 +85,15 @@ def test_a_population_goes_on_from_copies_of_better_trials(
     connected: ConnectedCluster, tmp_path: Path
 ) -> None:
     search = search_of(
-        {"optimizer.lr": {"choice": [1e-5, 0.05, 0.1]}},
+        {"optimizer.lr": {"choice": [0.05, 1e-6, 1e-5]}},  # the base's, and far worse ones
         2,
         objectives=["loss"],
         schedule={"kind": "pbt", "every": 2, "share": 0.5},
-        search={"seed": 1, "base_first": True},
+        search={"seed": 0, "base_first": True},
         trials={"kind": "real", "jobs": 2},
     )
     search["set"] = [
-        "train={steps: 60, eval_every: 6}",
+        "train={steps: 120, eval_every: 6}",  # so long that the two are compared
         "emulate.step_s=0.1",
         "checkpoint.every_s=0.4",
     ]

@@ -32,7 +32,7 @@ def lines(draw: st.DrawFn) -> Bottleneck:
     config = TransfersConfig(
         order=draw(st.sampled_from(["fifo", "shortest_first"])),
         max_staleness=bound,
-        hub_mbps=draw(st.sampled_from([None, 100.0])),
+        averager_mbps=draw(st.sampled_from([None, 100.0])),
         aggregate=draw(st.booleans()),
         grant_s=draw(st.sampled_from([2.0, 30.0])),
     )
@@ -85,7 +85,7 @@ def mean_s(line: Bottleneck) -> float:
 def test_taking_turns_halves_the_mean_time_of_equal_updates() -> None:
     number, alone_s = 8, 0.32
     together = all_at_once(None)
-    in_turn = all_at_once(TransfersConfig(hub_mbps=100.0))
+    in_turn = all_at_once(TransfersConfig(averager_mbps=100.0))
     assert mean_s(together) == pytest.approx(number * alone_s, rel=1e-3)
     assert mean_s(in_turn) == pytest.approx((number + 1) * alone_s / 2, rel=1e-3)
     ends = [max(c.taken_s for c in line.committed) for line in (together, in_turn)]
@@ -93,8 +93,8 @@ def test_taking_turns_halves_the_mean_time_of_equal_updates() -> None:
 
 
 def test_sums_spare_the_bottleneck() -> None:
-    in_turn = all_at_once(TransfersConfig(hub_mbps=100.0), 12)
-    summed = all_at_once(TransfersConfig(hub_mbps=100.0, aggregate=True), 12)
+    in_turn = all_at_once(TransfersConfig(averager_mbps=100.0), 12)
+    summed = all_at_once(TransfersConfig(averager_mbps=100.0, aggregate=True), 12)
     carried = [
         sum(mbit for (_, dst), mbit in line.flows.carried_mbit.items() if dst == "hub")
         for line in (in_turn, summed)

@@ -186,9 +186,9 @@ MEETINGS = {
     "lossy blocks with grace": {
         "codec": {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4, "grace_s": 0.2}}
     },
-    "turns": {"transfers": {"order": "shortest_first", "small_bytes": 0, "hub_mbps": 0.4}},
+    "turns": {"transfers": {"order": "shortest_first", "small_bytes": 0, "averager_mbps": 0.4}},
     "turns that give updates up": {
-        "transfers": {"small_bytes": 0, "hub_mbps": 0.4, "max_staleness": 3}
+        "transfers": {"small_bytes": 0, "averager_mbps": 0.4, "max_staleness": 3}
     },
     "shards": {"regions": [{"name": "a", "ps_shards": 2}, {"name": "b", "ps_shards": 3}]},
     "codecs": {

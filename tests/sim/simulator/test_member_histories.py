@@ -32,7 +32,7 @@ def test_whatever_happens_to_members_the_run_ends_well(directory: Path, first: i
 def test_the_histories_have_all_of_it_in_them() -> None:
     if not _seen:
         pytest.skip("the histories were not asked for")
-    kinds = ("region_joined", "region_drained", "region_lost", "hub_moved")
+    kinds = ("region_joined", "region_drained", "region_lost", "averager_moved")
     assert min(_seen[kind] for kind in kinds) > 20
 
 

@@ -11,7 +11,7 @@ SECTIONS = {
     "train": {"steps": 12, "eval_every": 0},
     "emulate": {"link": {"rate_mbps": 0.5, "delay_s": 0.01}, "step_s": 0.02},
 }
-TURNS = {"small_bytes": 0, "hub_mbps": 0.5}
+TURNS = {"small_bytes": 0, "averager_mbps": 0.5}
 
 
 def check_all_agree(run) -> None:

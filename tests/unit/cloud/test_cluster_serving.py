@@ -16,9 +16,8 @@ import pytest
 from benchmarks.autoscale.cluster_kills import local_world
 from geo_ray.base.errors import ClusterError, ClusterStateError
 from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
-from geo_ray.cloud.autoscaler.serving import RunStops
 from geo_ray.cloud.cluster.down import end_cluster
-from geo_ray.cloud.cluster.serve import ClusterServer
+from geo_ray.cloud.cluster.serve import ClusterServer, RunStops
 from geo_ray.cloud.cluster.up import make_cluster
 from geo_ray.runs import directory, requests
 from geo_ray.runs.lease import LEASE_KEY, driving, seeker_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from geo_ray.base.errors import ConfigError, SchemaMismatchError, ShardEmptyError, StoreError
-from geo_ray.data.manifest import DataShard, load_manifest, save_manifest
+from geo_ray.data.manifest import load_manifest, save_manifest
 from geo_ray.data.reader import RegionReader
 from geo_ray.data.shards import write_shards
 from geo_ray.data.split import ByLabelSplit, DirichletSplit, RatioSplit
@@ -32,10 +32,10 @@ def test_equal_arguments_give_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_each_region_has_its_own_directory_and_maximal_size(tmp_path: Path) -> None:
-    seen: list[DataShard] = []
-    manifest = write(tmp_path, rows_per_shard=10, on_shard=seen.append)
+    seen: list[int] = []
+    manifest = write(tmp_path, rows_per_shard=10, on_rows=seen.append)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(REGIONS)
-    assert tuple(seen) == manifest.shards
+    assert seen == [shard.rows for shard in manifest.shards]
     for shard in manifest.shards:
         assert 1 <= shard.rows <= 10
         assert (tmp_path / shard.path).stat().st_size == shard.bytes

@@ -139,7 +139,7 @@ def test_what_a_log_says_of_time_is_left_out_where_it_says_nothing() -> None:
     """As headers were before there was any."""
     log = LogAppend(3, LogEntry(12, Stop()))
     assert standby_message("a", log, DATA, bare=True).meta == {
-        "hub_epoch": 3,
+        "averager_epoch": 3,
         "number": 12,
         "what": "stop",
     }
@@ -159,7 +159,17 @@ def test_the_standbys_own_update_is_not_sent_back_to_it() -> None:
 
 
 FIELDS = [
-    *("hub_epoch", "number", "stable", "what", "lost", "last_epoch", "last_seq", "epoch", "seq"),
+    *(
+        "averager_epoch",
+        "number",
+        "stable",
+        "what",
+        "lost",
+        "last_epoch",
+        "last_seq",
+        "epoch",
+        "seq",
+    ),
     *("region", "to", "version", "num_samples", "base_version", "final", "again", "fragment"),
     *("regions", "epochs", "seqs", "base_versions", "size_bytes", "coded", "against", "id", "halt"),
 ]

@@ -7,7 +7,8 @@ from pydantic import TypeAdapter
 
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.planner.loss import BITS_PER_PARAM, LOSS_BY_CODEC
-from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
+from geo_ray.strategies.config import AnyStrategy
+from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.strategies.traits import ExchangeTraits, RoundMean
 
 STANDS_STILL = {

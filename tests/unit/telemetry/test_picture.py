@@ -180,7 +180,7 @@ def test_the_map_of_a_report_has_what_the_log_says(tmp_path) -> None:
     made.begin()
     made.go_on(10)
     made.write(("region_lost", 20.5, {"region": "ap-south", "cause": "gone"}))
-    made.write(("hub_moved", 20.6, {"region": "eu-west", "epoch": 2}))
+    made.write(("averager_moved", 20.6, {"region": "eu-west", "epoch": 2}))
     made.go_on(1, without=("ap-south",))
     made.close()
     view = map_of_record(record(read_events(made.path / "events.jsonl")))

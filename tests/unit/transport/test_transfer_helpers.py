@@ -27,7 +27,7 @@ def ask(region: str, seq: int = 1, **more) -> UploadRequest:
 
 
 def helped(**options) -> HelperScheduler:
-    line = HelperScheduler(TransfersConfig(hub_mbps=80.0, aggregate=True, **options), "hub")
+    line = HelperScheduler(TransfersConfig(averager_mbps=80.0, aggregate=True, **options), "hub")
     line.line.rates.paths |= dict.fromkeys(NAMES, 800.0)
     line.into_mbps |= dict.fromkeys(NAMES, 800.0)
     return line

@@ -17,7 +17,7 @@ MB = 1_000_000
 
 
 def line_of(paths=None, **options) -> TransferScheduler:
-    line = TransferScheduler(TransfersConfig(**({"hub_mbps": 80.0} | options)))
+    line = TransferScheduler(TransfersConfig(**({"averager_mbps": 80.0} | options)))
     line.rates.paths |= dict.fromkeys("abcd", 1000.0) if paths is None else paths
     return line
 
