@@ -509,9 +509,7 @@ def inspect_data(
     label = None if loaded is None else loaded.label_column
     origin = likely_label(survey) if label is None else label_origin(label, survey)
     treatments = {
-        name: suggest_label(name, column)
-        if name == origin and label is not None
-        else suggest(name, column)
+        name: suggest_label(name, column) if name == origin else suggest(name, column)
         for name, column in survey.columns.items()
     }
     wanted = {} if loaded is None else dict(loaded.columns)

@@ -277,7 +277,8 @@ def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, 
         key, words = kinds_of(found.places[0])
         own = any(is_own(one) for place in found.places for one in alternatives(place))
         other = "; or name a class of yours with `use: path/to/file.py:Class`" if own else ""
-        return path, f"the key {key} is missing; it is {listed(words)}{other}"
+        with_it = f"; set it, too: {dotted((*path, key))}=..." if path else ""
+        return path, f"the key {key} is missing; it is {listed(words)}{other}{with_it}"
     if kind in ("value_error", "assertion_error"):
         return _broken_rule(str(ctx["error"]), item["input"], found, root)
     if kind == "json_invalid":

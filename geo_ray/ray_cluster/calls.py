@@ -9,6 +9,7 @@ which is closed first; waits check `check_not_closing`.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,6 +104,8 @@ KINDS: Final[dict[type[exceptions.RayError], FailureKind]] = {
     exceptions.ActorHandleNotFoundError: FailureKind.BUG,
 }
 _NOT_CONNECTED: Final = "Ray has not been started yet"  # said to a process that has shut Ray down
+_MAY_KILL: Final = "Some common causes include"
+_EXIT_TYPE: Final = re.compile(r"Worker exit type: \w+ Worker exit detail: ")
 _NODE_DIED: Final = "node has died"  # in Ray's text about an actor whose node is gone
 
 
@@ -170,10 +173,14 @@ def _raised_by_call(cause: BaseException | None) -> RayFailure:
 
 
 def _actor_cause(text: str) -> str:
-    """The line in which Ray says why an actor died; those before it name the actor."""
+    """The line in which Ray says why an actor died, without its list of what may kill processes.
+
+    The lines before it name the actor.
+    """
     first, *others = text.splitlines() or [""]
     told = [line.strip() for line in others if line.strip() and not line.startswith("\t")]
-    return (told[0] if told else first).rstrip(".")
+    line = (told[0] if told else first).partition(_MAY_KILL)[0]
+    return _EXIT_TYPE.sub("", line).rstrip(". ")
 
 
 def _first_line(text: str) -> str:

@@ -18,11 +18,14 @@ AUTH_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - names of variables, not secrets
 AUTH_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
+# Libraries report nothing to those who make them. Ray Tune imports MLflow where it is installed.
+_NOTHING_REPORTED = {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
 _LOCAL_NODE = {
     # By default a raylet whose agent is not up after 30 s ends: a busy machine starts no cluster.
     # `cluster.start_timeout_s` limits the start; a dead agent ends its raylet at once.
     "RAY_agent_register_timeout_ms": "600000",
-    "RAY_USAGE_STATS_ENABLED": "0",
+    **_NOTHING_REPORTED,
     # A raylet that does not answer is dead after 5 checks, one a second, each at most 10 s long.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "10000",
@@ -44,7 +47,7 @@ _WORKER = {
 _QUIET_DRIVER = {
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
+    **_NOTHING_REPORTED,
     # A failed call that nobody waits for is printed with its traceback otherwise; that its actor is
     # lost is heard when that is polled.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",

@@ -573,8 +573,9 @@ def _held(name: str, record: LeaseRecord) -> RunHeldError:
     owner = record.owner
     return RunHeldError(
         f"{name} is being driven: {owner.text}",
-        fix=f"See how it stands with `geo-ray status {name}`. To go on with it from here, stop it "
-        f"first: `geo-ray stop {name}`.",
+        fix=f"See how it stands with `geo-ray status {name}`, or watch it with `geo-ray train "
+        f"--resume {name}` and no changes to its configuration. To continue it from here or with "
+        f"changes, stop it first: `geo-ray stop {name}`.",
     )
 
 

@@ -116,6 +116,10 @@ class Progress:
         self._spinner = Spinner("dots")
         self._first_steps: dict[str, int] = {}
         self._joined_at_s: dict[str, float] = {}  # of regions that were not there from the start
+        # The same by the run's own clock, which also covers what happened before it was watched.
+        self._begun_t_s = self._newest_t_s = 0.0
+        self._joined_t_s: dict[str, float] = {}
+        self._is_real = False
         self._ended_s: float | None = None  # what the summary says that it took
         self._said_at_s = self._begun_at_s
         self._closed = threading.Event()
@@ -186,8 +190,12 @@ class Progress:
             now_s = self._clock.now_s()
             self._run.feed(event)
             self._fed_at_s = now_s
+            self._newest_t_s = max(self._newest_t_s, event.t_s)
             if event.kind == "run_started":
                 self._started, self._begun_at_s = True, now_s
+                self._begun_t_s = self._newest_t_s = event.t_s
+                self._joined_t_s.clear()
+                self._is_real = not event["simulated"]
                 self._ended_s = None
                 self._printed_at_s = now_s
                 self._first_steps.clear()
@@ -200,6 +208,7 @@ class Progress:
             elif event.kind == "region_joined":
                 self._first_steps.pop(event["region"], None)
                 self._joined_at_s[event["region"]] = now_s
+                self._joined_t_s[event["region"]] = event.t_s
             elif event.kind == "step":
                 self._first_steps.setdefault(event["region"], event["step"] - 1)
             if event.kind in _TOLD:
@@ -329,6 +338,9 @@ class Progress:
         left_s = 0.0
         for name, region in self._run.regions.items():
             elapsed_s = self._clock.now_s() - self._joined_at_s.get(name, self._begun_at_s)
+            if self._is_real:  # a simulated run's own clock says nothing about waiting
+                begun_t_s = self._joined_t_s.get(name, self._begun_t_s)
+                elapsed_s = max(elapsed_s, self._newest_t_s - begun_t_s)
             done = region.step - self._first_steps.get(name, region.step)
             if region.step >= self._total_steps or region.gone:
                 continue

@@ -179,3 +179,16 @@ def test_a_copy_between_actors_fails_with_an_error_of_geo_ray(
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(becomes):
         answer_of(object())
+
+
+def test_rays_list_of_what_may_kill_a_process_is_left_out() -> None:
+    error = died(
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
+        "Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of "
+        "file. Some common causes include: (1) the process was killed by the OOM killer due to "
+        "high memory usage (2) ray stop --force is called (3) the worker is crashed."
+    )
+    assert failure_of(error).cause == (
+        "The actor is dead because its worker process has died. Worker unexpectedly exits with a "
+        "connection error code 2. End of file"
+    )

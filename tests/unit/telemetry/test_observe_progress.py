@@ -265,6 +265,16 @@ def test_a_resumed_run_guesses_from_the_steps_of_this_stretch() -> None:
     assert "about 9 s left" in progress.line()
 
 
+def test_who_watches_a_run_that_goes_on_hears_the_time_left_from_all_of_its_steps() -> None:
+    clock = VirtualClock()
+    progress = quiet(total=110, clock=clock)
+    rows = [started(), *(step(region, n, float(n)) for n in range(1, 101) for region in REGIONS)]
+    for event in events(rows):
+        progress.feed(event)  # all that was written before comes at once
+    clock.advance_to_s(2.0)
+    assert "about 10 s left" in progress.line()
+
+
 def test_a_region_that_is_gone_is_called_so_and_nobody_waits_for_its_steps() -> None:
     clock = VirtualClock()
     progress = quiet(total=110, clock=clock)
