@@ -40,7 +40,7 @@ from geo_ray.telemetry.columns import RegionRecord, RunRecord, record, standing
 from geo_ray.telemetry.event_log import EVENTS_FILE, LOGS_DIRECTORY, Ending, ending_of, read_events
 from geo_ray.telemetry.events import FAULT_KINDS, Event
 from geo_ray.telemetry.html_page import empty_note, html_page, section, write_html
-from geo_ray.telemetry.participation import absences, members_section, presence_of
+from geo_ray.telemetry.participation import absences, lanes, members_section, presence_of, timeline
 from geo_ray.telemetry.run_map import map_figure, map_of_record
 from geo_ray.telemetry.sections import (
     cost_section,
@@ -51,7 +51,6 @@ from geo_ray.telemetry.sections import (
     wan_section,
 )
 from geo_ray.telemetry.summary import Best, Summary, load_cost, load_summary
-from geo_ray.telemetry.timeline import lanes, timeline
 from geo_ray.telemetry.totals import newest_noise
 from geo_ray.telemetry.view import MachinesView
 

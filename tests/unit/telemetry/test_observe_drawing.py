@@ -20,7 +20,7 @@ from geo_ray.telemetry.charts import (
     time_axis,
 )
 from geo_ray.telemetry.columns import RegionRecord
-from geo_ray.telemetry.timeline import lanes, timeline
+from geo_ray.telemetry.participation import lanes, timeline
 
 
 @pytest.mark.parametrize(
