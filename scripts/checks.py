@@ -23,7 +23,7 @@ from pathlib import Path
 
 KILL_AFTER_S = 90.0  # after Ctrl-C; a cluster takes a while to go
 POLL_S = 0.1
-AT_A_TIME = 3  # two of them wait half of their time
+AT_A_TIME = 4  # those with clusters, links and contracts wait more than half of their time
 NUM_SLOWEST = 20
 NICE = 3  # half the share of the others
 ENVIRONMENT = "environment"
