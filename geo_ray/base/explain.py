@@ -269,7 +269,10 @@ def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, 
     if kind == "missing":
         return path, f"missing; a value is required: {_accepted(found.places)}"
     if kind == "extra_forbidden":
+        key, colon, _ = str(item["loc"][-1]).partition(":")
         hint = _nearest_key(path, str(item["loc"][-1]), _valid_keys(found.holders), root)
+        if colon and key in _valid_keys(found.holders):
+            hint = f"write a space after the colon of {key}"
         return path, f"unknown key; {hint}"
     if kind == "union_tag_invalid":
         return _wrong_kind(str(ctx["tag"]), item["input"], found)

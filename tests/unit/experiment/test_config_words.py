@@ -410,3 +410,9 @@ def test_names_of_copies_that_would_be_too_long_are_told_in_words() -> None:
     message = said_of(f"regions.0.name={'x' * 62}", "regions.0.copies=10")
     assert "give it a name of at most 61 characters" in message
     assert not NOT_PLAIN.search(message)
+
+
+def test_a_space_that_is_missing_after_a_colon_is_asked_for() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text("name: t\nregions: [{name:us-east}, {name: eu}]\n", (), Experiment, "t")
+    assert "unknown key; write a space after the colon of name" in caught.value.message
