@@ -26,7 +26,7 @@ class StrictModel(BaseModel):
 
     Each component's ``Config`` derives from this and lives beside its owner; nothing else is
     inherited. Trees are read through JSON (`geo_ray.base.load`), where strict mode still takes a
-    list for a tuple and an int for a float.
+    list for a tuple and an int for a float. `geo_ray.base.explain` words the errors.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -90,7 +90,7 @@ def worth_line(row: QueueJobRow) -> str:
 
 def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
     """Return what `geo-ray queue show` says."""
-    from geo_ray.scheduler.queue.tick import workers_text
+    from geo_ray.scheduler.queue.slots import workers_text
 
     state = _state(report, row)
     lines = [

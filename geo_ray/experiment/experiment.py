@@ -16,10 +16,11 @@ from geo_ray.base.user_section import only_recorded
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.data.tasks.load import TaskConfig
 from geo_ray.experiment.autoscale import AutoscaleConfig
+from geo_ray.experiment.checkpoint import CheckpointConfig
 from geo_ray.experiment.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.experiment.emulation import EmulateConfig, emulated_links
 from geo_ray.experiment.provider import ProviderConfig
-from geo_ray.experiment.recorded import CheckpointConfig, RunConfig
+from geo_ray.experiment.recorded import RunConfig
 from geo_ray.experiment.regions import Name, RegionConfig, check_device, no_such_region, with_copies
 from geo_ray.planner.config import PlanConfig
 from geo_ray.strategies.config import AnyStrategy, CodecConfig, check_shards

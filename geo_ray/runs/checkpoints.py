@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from geo_ray.base.errors import CheckpointError, GeoRayError, StoreError
-from geo_ray.experiment.recorded import CheckpointConfig
+from geo_ray.experiment.checkpoint import CheckpointConfig
 from geo_ray.experiment.regions import RegionConfig
 from geo_ray.runs.directory import RunDirectory, look
 from geo_ray.storage.checkpoint import CheckpointStore

@@ -2,7 +2,8 @@
 
 Each region starts on its own threads and blocks nobody; workers left over from a lost server
 are reused. The averager hears of a region only when all its processes are up. Regions that are
-up while none is being admitted enter together, as copies of one donor.
+up while none is being admitted enter together, as copies of one donor. Which regions come back, and
+when, is decided in `geo_ray.runtime.regions`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A run from start to end: the only run loop.
 
-It has two hosts: `RunLoopActor`, which a supervisor restarts, and a Tune trial, whose processes end
-with it. Reading order: `run`, `run_start.started` or `attach.attached`, `train`,
-`Controller.run`, `run_finish.finish`.
+It has two hosts: `RunLoopActor`, which a supervisor restarts, and a Tune trial
+(`geo_ray.sweep.trial`), whose processes end with it. Reading order: `run`, `run_start.started` or
+`attach.attached`, `train`, `Controller.run`, `run_finish.finish`.
 """
 
 from __future__ import annotations

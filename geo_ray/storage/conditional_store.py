@@ -46,7 +46,8 @@ class StoredValue:
 class ConditionalStore(Protocol):
     """A few small values by key.
 
-    A directory does it with a lock, an object store with ``If-None-Match: *`` and ``If-Match``.
+    A directory does it with a lock. In an object store each write of a value is an object with the
+    next number, written with ``If-None-Match: *``.
     """
 
     def read(self, key: str) -> StoredValue | None:
@@ -85,7 +86,7 @@ class ConditionalStore(Protocol):
 
         A store that cannot hold writers off, such as an object store, only looks. What is written
         in the block must then be refused by itself if it is late: one value that names what counts,
-        and who said so, is replaced with ``If-Match``, and every new holder first replaces it.
+        and who said so, is replaced by a conditional write, and every new holder first replaces it.
 
         Raises:
             RunDirectoryError: it cannot be read, or not be held.

@@ -45,8 +45,8 @@ from geo_ray.scheduler.queue.journal import (
 )
 from geo_ray.scheduler.queue.model import QueueSeen
 from geo_ray.scheduler.queue.monitor import JobProgressSeen, impatience, over, progress, starts
+from geo_ray.scheduler.queue.slots import ERA_SLOTS, NowSeen, QueueSlots, begun_slot
 from geo_ray.scheduler.queue.state import EraState, JobState, QueuedJob, QueueState
-from geo_ray.scheduler.queue.tick import ERA_SLOTS, NowSeen, QueueSlots, begun_slot
 from geo_ray.storage.conditional_store import ConditionalStore
 
 

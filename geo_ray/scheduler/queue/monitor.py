@@ -44,8 +44,8 @@ from geo_ray.scheduler.queue.journal import (
     StartEntry,
 )
 from geo_ray.scheduler.queue.model import QueueSeen, SubmissionSeen, share_per_s
+from geo_ray.scheduler.queue.slots import FreeRoom
 from geo_ray.scheduler.queue.state import JobAttempt, JobState, QueuedJob, QueueState
-from geo_ray.scheduler.queue.tick import FreeRoom
 
 _FINAL: Final[dict[LeaveWhy, Outcome]] = {
     "cancelled": "cancelled",

@@ -11,8 +11,8 @@ from geo_ray.base.text import coarse_text, duration_text, number_text
 from geo_ray.runs.lease import LEASE_KEY, LeaseWatch, decode_record, has_ended
 from geo_ray.scheduler.queue.page import BarKind, QueueBar, QueueLane, QueueRoomRow, QueueView
 from geo_ray.scheduler.queue.report import QueueJobRow, QueueReader, QueueReport, StretchRow
+from geo_ray.scheduler.queue.slots import workers_text
 from geo_ray.scheduler.queue.state import QueuePlace
-from geo_ray.scheduler.queue.tick import workers_text
 
 _MOST_ENDED: Final = 500
 

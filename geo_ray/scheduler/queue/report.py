@@ -20,8 +20,8 @@ from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.journal import EndedEntry, GoneEntry, QueueJournal, SeenEntry
 from geo_ray.scheduler.queue.model import QueueSeen, Room, share_per_s
 from geo_ray.scheduler.queue.monitor import starts
+from geo_ray.scheduler.queue.slots import ERA_SLOTS, NowSeen, QueueSlots, begun_slot, workers_text
 from geo_ray.scheduler.queue.state import JobState, JobStretch, QueuedJob, QueuePlace, QueueState
-from geo_ray.scheduler.queue.tick import ERA_SLOTS, NowSeen, QueueSlots, begun_slot, workers_text
 
 
 class StretchRow(StrictModel):

@@ -1,0 +1,64 @@
+"""The ``checkpoint`` section of a configuration."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from geo_ray.base.errors import StoreError
+from geo_ray.base.model import StrictModel
+from geo_ray.experiment.regions import Name
+from geo_ray.storage.uri import is_s3, parse_s3
+
+
+class CheckpointConfig(StrictModel):
+    """When to save and how much to keep."""
+
+    every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
+    keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
+    part_timeout_s: float = Field(
+        600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
+    )
+    retry_s: float = Field(
+        600.0,
+        ge=0,
+        description="for so long a store or a disk that takes nothing is tried again at the end of "
+        "a run, for the last checkpoint and the model; while the run trains, without end. Also "
+        "how long a worker asks a store that does not give its rows",
+    )
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="times in `train.restart_window_s` that a run goes on from its newest "
+        "checkpoint by itself, when it has lost what cannot be replaced while the rest goes on",
+    )
+    store: str | None = Field(
+        None,
+        description="s3:// address below which checkpoints go, in a folder of the run's name; "
+        "null: the run's directory",
+    )
+    region_stores: dict[Name, str] = Field(
+        default_factory=dict,
+        description="by region: s3:// address for the parts of its servers; all else is in `store`",
+    )
+    store_region: Name | None = Field(
+        None,
+        description="region in which `store`, or `run.dir`, is, for the bill; null: the averager's"
+        ", or that of the driver's node for a directory that not all nodes see",
+    )
+
+    @model_validator(mode="after")
+    def _addresses(self) -> Self:
+        stores = {"store": self.store} if self.store is not None else {}
+        stores |= {f"region_stores.{name}": uri for name, uri in self.region_stores.items()}
+        for key, uri in stores.items():
+            if not is_s3(uri):
+                raise ValueError(f"`{key}` must begin with s3://")
+            try:
+                parse_s3(uri)
+            except StoreError as error:
+                raise ValueError(f"`{key}`: {error.message}") from None
+        if self.region_stores and self.store is None:
+            raise ValueError("`region_stores` wants `store`, too, for the manifests")
+        return self
