@@ -30,6 +30,7 @@ ENVIRONMENT = "environment"
 LINKS = "links"  # wait for networks and stores a part of the time and need no cluster
 WHOLE_RUNS = "whole runs"  # the longest that need a cluster, beside as many shorter ones
 STRATEGIES = "strategies"
+RUN_UNITS = "units of runs"  # the later half of the alphabet: two halves end sooner than one part
 # Patterns of test files; a file belongs to the first part with a pattern that matches its path.
 PARTS = {
     ENVIRONMENT: ("tests/integration/cli/test_environment.py",),
@@ -57,6 +58,7 @@ PARTS = {
     "clusters": ("tests/integration/*",),
     "simulations": ("tests/sim/*",),
     "properties": ("tests/property/*",),
+    RUN_UNITS: ("tests/unit/[r-t]*",),
     "units": ("tests/*",),
 }
 USAGE = """\
@@ -285,7 +287,7 @@ def everything(slow: bool) -> list[Task]:
         Task("ruff", ["ruff", "check", "."]),  # a few seconds
         Task("format", ["ruff", "format", "--check", "."]),
         *tests("clusters", WHOLE_RUNS),
-        *tests("units", "simulations", LINKS, "contracts", "properties", nice=NICE),
+        *tests(LINKS, "units", RUN_UNITS, "simulations", "contracts", "properties", nice=NICE),
         *tests(STRATEGIES, nice=NICE),
         Task("mypy", ["mypy"], NICE),
     ]

@@ -58,13 +58,13 @@ def test_rays_listener_gives_messages_to_us_and_prints_them_again_afterwards(
 
 
 def test_a_local_clusters_messages_lie_with_the_logs(tmp_path: Path) -> None:
-    _note_message(DUMP, tmp_path / RAY_MESSAGES)
-    _note_message("another", tmp_path / RAY_MESSAGES)
+    _note_message(tmp_path / RAY_MESSAGES, DUMP)
+    _note_message(tmp_path / RAY_MESSAGES, "another")
     (kept,) = keep_logs(tmp_path, tmp_path / "logs")
     assert kept.read_text() == DUMP + "another\n"
 
 
 def test_of_other_clusters_the_log_has_the_first_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        _note_message(DUMP, None)
+        _note_message(None, DUMP)
     assert caplog.messages == [f"Ray says: {DUMP.splitlines()[0]}"]
