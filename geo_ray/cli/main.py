@@ -20,7 +20,7 @@ from geo_ray.base.output import terminal_outlived
 from geo_ray.base.text import nearest_word, printable
 from geo_ray.base.version import __version__, source_commit
 
-_BEGAN_UNIX_S = time.time()
+BEGAN_UNIX_S = time.time()
 """When the user's command began, as near as Python can tell."""
 
 _COMMANDS: Final = {
@@ -108,7 +108,7 @@ def root(context: click.Context) -> None:
     """Train one PyTorch model on data that must stay in several cloud regions."""
     from geo_ray.base.overrides import CALLED
 
-    called, began = CALLED.set("--set"), COMMAND_BEGAN_UNIX_S.set(_BEGAN_UNIX_S)
+    called, began = CALLED.set("--set"), COMMAND_BEGAN_UNIX_S.set(BEGAN_UNIX_S)
     context.call_on_close(partial(CALLED.reset, called))
     context.call_on_close(partial(COMMAND_BEGAN_UNIX_S.reset, began))
 
