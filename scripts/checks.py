@@ -287,7 +287,7 @@ def everything(slow: bool) -> list[Task]:
         Task("ruff", ["ruff", "check", "."]),  # a few seconds
         Task("format", ["ruff", "format", "--check", "."]),
         *tests("clusters", WHOLE_RUNS),
-        *tests(LINKS, "units", RUN_UNITS, "simulations", "contracts", "properties", nice=NICE),
+        *tests(LINKS, "simulations", "contracts", RUN_UNITS, "units", "properties", nice=NICE),
         *tests(STRATEGIES, nice=NICE),
         Task("mypy", ["mypy"], NICE),
     ]
