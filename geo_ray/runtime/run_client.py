@@ -372,11 +372,7 @@ class RunWatcher:
 
     def _result(self, end: RunEnd) -> Summary:
         self._is_over = True
-        if end.error is not None:
-            raise end.error
-        if end.summary is None:
-            raise InvariantError("a run ended without a summary and without an error")
-        return end.summary
+        return end.result()
 
     def _noted_end(self) -> RunEnd | None:
         """How the run ended if its supervisor has not waited for this process; None: it died.

@@ -152,11 +152,7 @@ def conclude(
     with held(run, reporting, retry_s) as lease:
         launcher.attach(lease.epoch)
         launcher.clear()
-    if end.error is not None:
-        raise end.error
-    if end.summary is None:
-        raise InvariantError("a run ended without a summary and without an error")
-    return end.summary
+    return end.result()
 
 
 def _final_model(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from geo_ray.base.errors import GeoRayError, from_code
+from geo_ray.base.errors import GeoRayError, InvariantError, from_code
 from geo_ray.base.user_section import context
 from geo_ray.planner.plan import Plan
 from geo_ray.runs.directory import RunDirectory
@@ -168,6 +168,14 @@ class RunEnd:
 
     summary: Summary | None
     error: BaseException | None = None
+
+    def result(self) -> Summary:
+        """Return the summary, or raise what ended the run early."""
+        if self.error is not None:
+            raise self.error
+        if self.summary is None:
+            raise InvariantError("a run ended without a summary and without an error")
+        return self.summary
 
 
 def noted_end(events: Iterable[Event]) -> RunEnd | None:

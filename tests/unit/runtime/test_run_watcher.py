@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import ray
 
-from geo_ray.base.errors import DriverLostError, GeoRayError, RegionLostError
+from geo_ray.base.errors import DriverLostError, GeoRayError, InterruptedRunError, RegionLostError
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.lease import driving, seeker_of
+from geo_ray.runtime import run_actor
 from geo_ray.runtime import run_client as module
+from geo_ray.runtime.run_actor import RunHost
 from geo_ray.runtime.run_client import RunWatcher, SignalCount
+from geo_ray.runtime.run_order import RunOrder, UserRequests
 from geo_ray.runtime.supervisor import RunNews, RunState
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, EventTail, read_events
 from geo_ray.telemetry.events import RunObserver
@@ -115,3 +118,32 @@ def test_what_the_supervisor_says_of_the_end_counts(
         return
     with pytest.raises(RegionLostError):
         watch(run, Supervisor(news))
+
+
+def test_a_heartbeat_that_failed_is_repeated_with_the_same_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order = RunOrder("{}", RunDirectory(Path("/run"), Path("/")), None, 0.0, "/", (), None)
+    beats: list[tuple[int, Any]] = []
+    stop = InterruptedRunError("stopped")
+    answers: list[Any] = [GONE, UserRequests(stop)]
+
+    def beat(attempt: int, lines: Any, awaiting: object) -> Any:
+        beats.append((attempt, lines))
+        return answers.pop(0)
+
+    def get(answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(run_actor.os, "chdir", lambda path: None)
+    monkeypatch.setattr(run_actor.ray, "get", get)
+    host = RunHost(SimpleNamespace(beat=SimpleNamespace(remote=beat)), order, 1)
+    host._progress.status("first")
+    host._try_beat()
+    assert not host._interruption.is_set()
+    host._progress.status("second")
+    host._try_beat()
+    assert beats == [(1, (("first", ""),)), (1, (("first", ""), ("second", "")))]
+    assert host._interruption.why is stop
