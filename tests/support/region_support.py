@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,23 @@ def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any
             raise AssertionError(f"{what} did not come true within {WAIT_S} s")
         time.sleep(0.005)
     return value
+
+
+def parts_reported(sites: Iterable[Any], count: int) -> list[str]:
+    """The names of the checkpoint's parts that the regions have reported, once there are enough.
+
+    A region reports a part after it has written it: the file is there before the event.
+    """
+    names: list[str] = []
+
+    def take() -> bool:
+        events = [event for site in sites for event in site.event_buffer.take(100_000)]
+        parts = [part for event in events if event["kind"] == "parts" for part in event["parts"]]
+        names.extend(part.name for part in parts)
+        return len(names) >= count
+
+    eventually(take, f"{count} parts of the checkpoint")
+    return sorted(names)
 
 
 class Gate:
