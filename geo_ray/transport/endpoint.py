@@ -2,7 +2,7 @@
 
 There is one connection per pair of regions, used in both directions and made again when it breaks.
 Between two living endpoints every message arrives exactly once and in order. `connection.py` moves
-the bytes; see docs/transport.md.
+the bytes; see docs/design/transport.md.
 """
 
 from __future__ import annotations
