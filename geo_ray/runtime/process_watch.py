@@ -78,7 +78,7 @@ class WorkerWatch:
         self._status[region] = status
 
     def go_on(self, requested: Collection[Place]) -> None:
-        """Another driver has requested replacements in these places, which do not work yet."""
+        """Another run actor has requested replacements in these places, which do not work yet."""
         for place in requested:
             worker = self.actors.workers.get(place)
             if worker is not None:

@@ -86,7 +86,7 @@ ALERTS: Final = (
         "5m",
         "critical",
         "Run {{ $labels.run }} has taken no step for a quarter of an hour.",
-        "`geo-ray status RUN` says whether its driver lives and whom it waits for.",
+        "`geo-ray status RUN` says whether its run actor lives and whom it waits for.",
     ),
     AlertSpec(
         "GeoRayRegionStands",

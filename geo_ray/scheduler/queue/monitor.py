@@ -12,7 +12,7 @@ from geo_ray.base.errors import (
     ConfigError,
     DataError,
     DeadlineExceededError,
-    DriverLostError,
+    RunActorLostError,
     GeoRayError,
     HeadLostError,
     JobFailedError,
@@ -57,7 +57,7 @@ _BLAMELESS: Final = frozenset(
     for error in (
         ClusterError,
         DeadlineExceededError,
-        DriverLostError,
+        RunActorLostError,
         HeadLostError,
         LeaseLostError,
         LinkDownError,

@@ -17,7 +17,7 @@ import geo_ray
 from geo_ray.api.status import change_members, follow_status
 from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import (
-    DriverMissingError,
+    RunActorMissingError,
     MembersRefusedError,
     RegionLostError,
     RunDirectoryError,
@@ -117,8 +117,8 @@ def test_a_run_in_progress(run: RunDirectory) -> None:
         lease.renew()
         found = geo_ray.status(run.path)
     assert (found.phase, found.is_going, found.strategy) == ("training", True, "sma")
-    assert found.driver is not None
-    assert (found.driver.epoch, found.driver.alive) == (1, True)
+    assert found.run_actor is not None
+    assert (found.run_actor.token, found.run_actor.alive) == (1, True)
     assert [(r.name, r.step, r.steps, r.exchanges) for r in found.regions] == [
         ("eu", 4, 10, 0),
         ("us", 4, 10, 1),
@@ -141,7 +141,7 @@ def test_the_driver_was_killed(run: RunDirectory) -> None:
     with EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
     found = geo_ray.status(run.path)
-    assert (found.is_going, found.driver and found.driver.how) == (
+    assert (found.is_going, found.run_actor and found.run_actor.how) == (
         False,
         "its process is gone, it was killed",
     )
@@ -252,7 +252,7 @@ def test_a_driver_elsewhere_is_listened_for(run: RunDirectory) -> None:
     assert reader.read().is_going is True
     clock.advance_to_s(17.6)
     silent = reader.read()
-    assert (silent.is_going, silent.driver and silent.driver.how) == (
+    assert (silent.is_going, silent.run_actor and silent.run_actor.how) == (
         False,
         "it has not been heard for 10 s",
     )
@@ -413,7 +413,7 @@ def test_follow_goes_on_until_nobody_drives_the_run(run: RunDirectory) -> None:
 
 def test_a_run_that_has_not_begun_and_no_run(run: RunDirectory, tmp_path: Path) -> None:
     found = geo_ray.status(run.path)
-    assert (found.phase, found.driver, found.regions) == ("not begun", None, ())
+    assert (found.phase, found.run_actor, found.regions) == ("not begun", None, ())
     assert "  driver  none is noted" in CliRunner().invoke(command, [str(run.path)]).stdout
     with pytest.raises(RunDirectoryError, match="there is no run"):
         geo_ray.status(tmp_path / "gone")
@@ -436,7 +436,7 @@ def test_who_stops_a_run_that_nobody_drives_is_told(run: RunDirectory) -> None:
 
 @contextmanager
 def answered(run: RunDirectory, kind: str, **more: str) -> Iterator[EventLog]:
-    """A driver that takes requests, and answers each with an event."""
+    """A run_actor that takes requests, and answers each with an event."""
     is_over = threading.Event()
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
@@ -494,7 +494,7 @@ def test_a_request_that_nobody_answers(run: RunDirectory, more: list[str]) -> No
 def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
-    with pytest.raises(DriverMissingError, match="\\(cut off\\): nothing was asked"):
+    with pytest.raises(RunActorMissingError, match="\\(cut off\\): nothing was asked"):
         change_members(run.path, "drain", "us")
     with EventLog(run.path / EVENTS_FILE) as log:
         log.write("run_finished", 9.0, summary={})

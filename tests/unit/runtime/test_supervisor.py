@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from geo_ray.base.errors import (
-    DriverLostError,
+    RunActorLostError,
     HeadLostError,
     InterruptedRunError,
     InvariantError,
@@ -222,8 +222,8 @@ def test_a_run_actor_that_dies_is_replaced_and_commands_of_the_first_are_refused
     assert supervisor.beat(0, [("late", "")], None) == UserRequests()
     news = supervisor.hear("me", 0)
     assert [text for text, _ in news.lines] == [
-        "the run's driver was killed (The actor died unexpectedly before finishing this task): "
-        "it is started again"
+        "the run actor was killed (The actor died unexpectedly before finishing this task): "
+        "restarting it"
     ]
     assert news.state is RunState.RUNNING
     with pytest.raises(LeaseLostError):
@@ -242,7 +242,7 @@ def test_a_run_actor_that_never_trains_is_not_replaced_for_ever(
         supervisor._call.outcome = lost()
         supervisor._watch(world.now_s)
     assert supervisor._attempt == 2
-    assert isinstance(supervisor.hear("me", 0).error, DriverLostError)
+    assert isinstance(supervisor.hear("me", 0).error, RunActorLostError)
 
 
 def test_a_run_actor_that_hangs_is_killed_and_replaced(
@@ -409,7 +409,7 @@ def test_it_knows_whether_the_same_run_is_asked_for(supervisor: Supervised) -> N
 def test_an_end_that_ray_disturbs_is_no_death_of_the_run_actor(
     supervisor: Supervised, world: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(driver: int | None = None) -> bool:
+    def fails(token: int | None = None) -> bool:
         raise ray.exceptions.RaySystemError("the head is away")
 
     monkeypatch.setattr(supervisor, "_clear", fails)
