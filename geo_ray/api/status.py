@@ -19,8 +19,8 @@ from geo_ray.base.clock import SystemClock
 from geo_ray.base.errors import (
     CheckpointError,
     ConfigError,
-    RunActorMissingError,
     MembersRefusedError,
+    RunActorMissingError,
     RunDirectoryError,
     RunFinishedError,
 )

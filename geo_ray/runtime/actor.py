@@ -14,7 +14,7 @@ from typing import Final, Generic, Literal, TypeVar
 from geo_ray.base.errors import InvariantError
 from geo_ray.base.states import StateTable
 from geo_ray.runtime.checkpoint_upload import DeskEntry, DeskGrant
-from geo_ray.runtime.spec import TokenFence, RunSpec
+from geo_ray.runtime.spec import RunSpec, TokenFence
 
 
 class ActorState(StrEnum):

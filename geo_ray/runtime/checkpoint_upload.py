@@ -340,7 +340,7 @@ def _read(path: Path, offset: int, room: memoryview) -> int:
 
 
 log = logging.getLogger(__name__)
-_SILENT_S: Final = 60.0
+_UNANSWERED_S: Final = 60.0
 _ATTEMPTS: Final = 6
 _WAIT_S: Final = 0.5  # before the second attempt; twice as long before each further one
 
@@ -400,7 +400,7 @@ class DeskLine:
                 if client is None or client.is_closed:
                     hello: Meta = {"peer": f"{self.region}/part", "region": self.region}
                     client = LanClient(self.address, self.key, hello, config=DESK_LAN)
-                _, answer = told = client.request(meta, payload, timeout_s=_SILENT_S)
+                _, answer = told = client.request(meta, payload, timeout_s=_UNANSWERED_S)
                 return _Told(client, told[0], answer)
             except (LinkDownError, DeadlineExceededError) as error:
                 if client is not None:

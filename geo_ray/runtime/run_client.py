@@ -22,11 +22,11 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geo_ray.base.errors import (
-    RunActorLostError,
     GeoRayError,
     HeadLostError,
     InvariantError,
     RayUnreachableError,
+    RunActorLostError,
     RunHeldError,
 )
 from geo_ray.experiment.experiment import Experiment

@@ -26,11 +26,11 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geo_ray.base.errors import (
-    RunActorLostError,
     GeoRayError,
     HeadLostError,
     InterruptedRunError,
     LeaseLostError,
+    RunActorLostError,
 )
 from geo_ray.base.text import coarse_text
 from geo_ray.ray_cluster.calls import Handle, failure_of, kill
@@ -61,7 +61,7 @@ _AWAY_AFTER_S: Final = 5.0  # without a question a watcher is gone
 _LINGERS_S: Final = 20.0  # for watchers that come to hear how the run has ended
 _ANSWERED_S: Final = 0.5  # until a watcher that has heard it has its answer
 _PAUSED_S: Final = 5.0  # without a look of its own, the supervisor was stopped itself
-_HEAD_BACK_S: Final = 15.0  # that a start waits for a silent head; its silence is noted for 10 s
+_HEAD_BACK_S: Final = 15.0  # that a start waits for a unresponsive head; that is noted for 10 s
 
 
 @dataclass(slots=True)
@@ -404,7 +404,7 @@ class Supervisor:
         return are_ended and are_free
 
     def _keep_only(self, token: int | None, handles: Sequence[Handle]) -> bool:
-        """End all other processes; what a silent head does not end stays the run's.
+        """End all other processes; what a unresponsive head does not end stays the run's.
 
         Args:
             token: who asks; None: the supervisor itself.

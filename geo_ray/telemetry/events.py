@@ -201,7 +201,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "worker_requested": {"region": _text, "worker": _name, "attempt": _whole},  # a replacement
     "worker_started": {"region": _text, "worker": _name, "attempt": _whole},  # its process runs
     "worker_replaced": {"region": _text, "worker": _name, "attempt": _whole},  # it works
-    "process_silent": {"region": _text, "process": _text, "silent_s": _number},
+    "process_unresponsive": {"region": _text, "process": _text, "unresponsive_s": _number},
     "worker_left": {"region": _text, "worker": _name, "cause": _text},
     "team": {  # who takes part, in regions that go on while workers are missing
         "region": _text,

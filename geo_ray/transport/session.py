@@ -594,7 +594,7 @@ class Session:
                 estimate=asdict(self.flow.estimate),
                 outbox_messages=len(self._outbox),
                 outbox_bytes=self._outbox.size_bytes,
-                heard_s_ago=None if connection is None else connection.silent_s(),
+                heard_s_ago=None if connection is None else connection.since_received_s(),
                 last_error=counters.last_error,
             )
 

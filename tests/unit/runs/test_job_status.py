@@ -17,9 +17,9 @@ import geo_ray
 from geo_ray.api.status import change_members, follow_status
 from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import (
-    RunActorMissingError,
     MembersRefusedError,
     RegionLostError,
+    RunActorMissingError,
     RunDirectoryError,
     RunFinishedError,
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from geo_ray.base.errors import RunActorLostError, GeoRayError, InterruptedRunError, RegionLostError
+from geo_ray.base.errors import GeoRayError, InterruptedRunError, RegionLostError, RunActorLostError
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.lease import driving, seeker_of
 from geo_ray.runtime import run_actor

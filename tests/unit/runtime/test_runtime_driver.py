@@ -37,9 +37,9 @@ def test_a_head_that_is_silent_is_waited_for_and_then_given_up() -> None:
     watch = HeadWatch(60.0)
     assert watch.see(0.0, answers=True) is HeadState.THERE
     assert watch.see(3.0, answers=False) is HeadState.THERE  # once is nothing
-    assert watch.see(5.0, answers=False) is HeadState.SILENT
+    assert watch.see(5.0, answers=False) is HeadState.UNRESPONSIVE
     assert watch.see(20.0, answers=True) is HeadState.THERE
-    assert watch.see(49.9, answers=False) is HeadState.SILENT
+    assert watch.see(49.9, answers=False) is HeadState.UNRESPONSIVE
     assert watch.see(50.0, answers=False) is HeadState.GONE  # half of what Ray waits
 
 

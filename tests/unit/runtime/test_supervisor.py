@@ -15,11 +15,11 @@ import pytest
 import ray
 
 from geo_ray.base.errors import (
-    RunActorLostError,
     HeadLostError,
     InterruptedRunError,
     InvariantError,
     LeaseLostError,
+    RunActorLostError,
 )
 from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
 from geo_ray.runs.directory import RunDirectory
@@ -345,7 +345,7 @@ def test_places_that_an_overtaken_driver_has_asked_for_are_given_back(
     assert removed == [placed]
 
 
-def silent(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> None:
+def unresponsive(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> None:
     """Let the head answer like this, and then as it did last."""
     monkeypatch.setattr(
         module, "head_answers", lambda: answers.pop(0) if len(answers) > 1 else answers[0]
@@ -364,7 +364,7 @@ def test_what_a_silent_head_did_not_end_is_ended_by_the_next_command(
     supervisor.attach(1)
     (process,) = supervisor.make(1, [order(1)])
     supervisor.place(1, [], 1.0)
-    silent(monkeypatch, answers)
+    unresponsive(monkeypatch, answers)
     supervisor.clear(1)
     supervisor.remove(1, cast(Any, placed))
     assert not killed and not given_back
@@ -380,11 +380,11 @@ def test_a_run_begins_once_the_processes_before_have_ended(
 ) -> None:
     supervisor.attach(1)
     (process,) = supervisor.make(1, [order(1)])
-    silent(monkeypatch, [False] * 20 + [True])
+    unresponsive(monkeypatch, [False] * 20 + [True])
     supervisor.begin(1, *RUN)
     assert killed == [process]
     supervisor.make(1, [order(1)])
-    silent(monkeypatch, [False])
+    unresponsive(monkeypatch, [False])
     with pytest.raises(HeadLostError):
         supervisor.begin(1, *RUN)
     assert killed == [process]
