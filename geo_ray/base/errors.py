@@ -990,21 +990,19 @@ class ProviderUnreachableError(CloudUnreachableError):
     advice = "Ask again with the same request id, which is safe; look at what the cloud lists."
 
 
-class RegionsSilentError(ProviderUnreachableError):
-    """Some of several regions did not answer; what the others said comes with it."""
+class RegionsUnreachableError(ProviderUnreachableError):
+    """Some regions did not answer; the error carries the answers of the others."""
 
     found: tuple[Any, ...] = ()
-    """What the others said."""
+    """Answers of the reachable regions."""
 
-    silent: Mapping[str, str] = MappingProxyType({})
-    """Why each of the rest said nothing."""
+    unreachable: Mapping[str, str] = MappingProxyType({})
+    """Reason by region, for the regions without an answer."""
 
-    code = "REGIONS_SILENT"
-    causes = (
-        "A cloud or one of its regions that is down, no way to it, credentials that have ended."
-    )
-    advice = "See whether the region is up and its credentials are right, then ask again."
-    more = "The autoscaler leaves such a region as it is, and goes on with all others."
+    code = "REGIONS_UNREACHABLE"
+    causes = "A cloud or a region is down, the network path is broken, or credentials have expired."
+    advice = "Check that the region is up and that its credentials are valid, then retry."
+    more = "The autoscaler makes no changes in such a region and continues with all others."
 
 
 class TerraformOutputsError(CloudError):

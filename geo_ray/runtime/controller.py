@@ -223,8 +223,10 @@ class Controller:
         if self.quorum.is_paused:
             return
         statuses = {r: a["status"] for (role, r), a in answers.items() if role == "ps"}
-        silent_s = {(_named(role), r): s for (role, r), s in self._polls.silent_s().items()}
-        for worker, cause in self.hang_watch.look(statuses, silent_s):
+        unresponsive_s = {
+            (_named(role), r): s for (role, r), s in self._polls.unresponsive_s().items()
+        }
+        for worker, cause in self.hang_watch.look(statuses, unresponsive_s):
             self.workers.replace_hung(worker, cause)
 
     def close(self) -> None:
@@ -293,14 +295,16 @@ class Controller:
         """
         self.recorder.check()  # whose are lost may be another's by now
         servers = self.actors.servers()
-        answers, silent = self._polls.ask(servers, wait_s)
-        if silent and not self.actors.launcher.is_ours():
+        answers, unresponsive = self._polls.ask(servers, wait_s)
+        if unresponsive and not self.actors.launcher.is_ours():
             raise RegionLostError(
                 "the process that owns the run's processes was ended, and they ended with it"
             )
         lost: dict[str, str] = {}
-        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent, answers)}
-        for (role, region), cause in silent.items():
+        replaced = (
+            set() if self.policy.is_halting else {*self.bridges.replaced(unresponsive, answers)}
+        )
+        for (role, region), cause in unresponsive.items():
             if region in replaced:
                 continue
             lost.setdefault(region, f"the {_named(role)} of region '{region}' is lost: {cause}")

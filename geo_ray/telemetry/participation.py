@@ -91,7 +91,7 @@ class Presence:
         elif kind == "bridge_replaced":
             self.marks.append((t_s, f"another bridge in {event['region']}: {event['cause']}"))
         elif kind == "driver_attached":
-            self.marks.append((t_s, f"another driver, after {event['silent_s']:.1f} s"))
+            self.marks.append((t_s, f"another driver, after {event['unresponsive_s']:.1f} s"))
         elif kind == "join_failed":
             self.marks.append((t_s, f"{event['region']} does not join: {event['cause']}"))
         else:

@@ -362,8 +362,8 @@ class Progress:
                 region, took_s = escape(event["region"]), event["took_s"]
                 self._say(f"[green]bridge replaced[/]: {region} after {took_s:.1f} s: {cause}")
             case "driver_attached":
-                silent_s = event["silent_s"]
-                self._say(f"[green]driver attached[/]: nobody drove for {silent_s:.1f} s")
+                unresponsive_s = event["unresponsive_s"]
+                self._say(f"[green]driver attached[/]: nobody drove for {unresponsive_s:.1f} s")
             case "worker_left":
                 self._say(f"[yellow]worker leaves[/]: {who}: {cause}")
             case "team":

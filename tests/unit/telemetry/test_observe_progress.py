@@ -112,7 +112,7 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
         ("worker_replaced", 2.0, {"region": "east", "worker": 1, "epoch": 2}),
         *[("step_refused", 3.0, {"region": "west", "step": n, "cause": "x"}) for n in range(9)],
         ("bridge_replaced", 3.0, {"region": "west", "cause": "signal 9", "took_s": 2.5}),
-        ("driver_attached", 3.0, {"epoch": 2, "silent_s": 4.25}),
+        ("driver_attached", 3.0, {"epoch": 2, "unresponsive_s": 4.25}),
         ("region_joined", 3.0, {"region": "west", **JOINED}),
         ("checkpoint", 3.0, {"id": "0001", "step": 4, "bytes": 9}),
         noise(None, 3, 1.0, 2.0, 64),
