@@ -17,8 +17,8 @@ from geo_ray.cloud.boot_script import boot_script, is_head, needed_join
 from geo_ray.cloud.provider import (
     CLUSTER_TAG,
     Availability,
-    FailureKind,
     LaunchFailure,
+    LaunchFailureKind,
     LaunchRequest,
     Machine,
     MachineState,
@@ -121,7 +121,7 @@ class AwsProvider:
         if came >= request.count:
             return []
         why = f"aws gave {came} of {request.count} machines"
-        return [failure(request, request.count - came, FailureKind.SOLD_OUT, why)]
+        return [failure(request, request.count - came, LaunchFailureKind.SOLD_OUT, why)]
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
         """End machines of whatever region."""
@@ -145,9 +145,9 @@ class AwsProvider:
             why = item.get("StateReason") or {}
             code = str(why.get("Code", "")).rpartition(".")[2]
             failure_kind = (
-                FailureKind.SOLD_OUT
+                LaunchFailureKind.SOLD_OUT
                 if code in _SOLD_OUT
-                else FailureKind.QUOTA
+                else LaunchFailureKind.QUOTA
                 if code in _QUOTA
                 else None
             )
@@ -278,15 +278,15 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
     )
 
 
-def _failure_kind(error: CloudError) -> FailureKind | None:
+def _failure_kind(error: CloudError) -> LaunchFailureKind | None:
     """Return how a launch failed, if it is known that nothing came and may be tried elsewhere."""
     if error.said in SLOW_DOWN:
-        return FailureKind.THROTTLED
+        return LaunchFailureKind.THROTTLED
     if isinstance(error, CloudUnreachableError):
         return None
     if error.said in _SOLD_OUT:
-        return FailureKind.SOLD_OUT
-    return FailureKind.QUOTA if error.said in _QUOTA else None
+        return LaunchFailureKind.SOLD_OUT
+    return LaunchFailureKind.QUOTA if error.said in _QUOTA else None
 
 
 def _is_denied(code: str) -> bool:

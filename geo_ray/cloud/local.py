@@ -33,8 +33,8 @@ from geo_ray.cloud import local_machine
 from geo_ray.cloud.local_machine import born
 from geo_ray.cloud.provider import (
     Availability,
-    FailureKind,
     LaunchFailure,
+    LaunchFailureKind,
     LaunchRequest,
     Machine,
     MachineState,
@@ -364,12 +364,12 @@ class LocalProvider:
     def _grant(self, request: LaunchRequest, catalog: LocalCatalog) -> tuple[int, str | None]:
         availability = self._availability(request.pool, catalog, self._living())
         if availability.usd_per_hour is None:
-            return 0, FailureKind.SOLD_OUT
+            return 0, LaunchFailureKind.SOLD_OUT
         granted, kind = request.count, None
         if availability.available is not None and availability.available < granted:
-            granted, kind = availability.available, FailureKind.SOLD_OUT
+            granted, kind = availability.available, LaunchFailureKind.SOLD_OUT
         if availability.quota_left is not None and availability.quota_left < granted:
-            granted, kind = availability.quota_left, FailureKind.QUOTA
+            granted, kind = availability.quota_left, LaunchFailureKind.QUOTA
         return granted, kind
 
     def _availability(
@@ -476,11 +476,11 @@ def _failures(request: LaunchRequest, granted: int, kind: str | None) -> list[La
     if kind is None:
         return []
     why = {
-        FailureKind.SOLD_OUT: f"the pool has no more than {granted} machines left",
-        FailureKind.QUOTA: f"the quota of {request.pool.region} leaves {granted} machines",
-    }[FailureKind(kind)]
+        LaunchFailureKind.SOLD_OUT: f"the pool has no more than {granted} machines left",
+        LaunchFailureKind.QUOTA: f"the quota of {request.pool.region} leaves {granted} machines",
+    }[LaunchFailureKind(kind)]
     missing = request.count - granted
-    return [LaunchFailure(request.request_id, request.pool, missing, FailureKind(kind), why)]
+    return [LaunchFailure(request.request_id, request.pool, missing, LaunchFailureKind(kind), why)]
 
 
 def _digest(text: str) -> str:

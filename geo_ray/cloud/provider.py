@@ -109,7 +109,7 @@ class Machine:
     cluster_id: str = ""
 
 
-class FailureKind(StrEnum):
+class LaunchFailureKind(StrEnum):
     """Why machines did not come, as far as it changes what to do next."""
 
     SOLD_OUT = "sold_out"  # another pool, this one later
@@ -135,7 +135,7 @@ class LaunchFailure:
     request_id: str
     pool: Pool
     missing: int
-    kind: FailureKind
+    kind: LaunchFailureKind
     reason: str
     machine_id: str | None = None
 
@@ -285,12 +285,16 @@ def as_provider_errors(permission: str, denied: Callable[[str], bool]) -> Iterat
         ) from None
 
 
-def failure(request: LaunchRequest, missing: int, kind: FailureKind, reason: str) -> LaunchFailure:
+def failure(
+    request: LaunchRequest, missing: int, kind: LaunchFailureKind, reason: str
+) -> LaunchFailure:
     """Return what a request lacks."""
     return LaunchFailure(request.request_id, request.pool, missing, kind, reason)
 
 
-def unstarted(machine: Machine, request_id: str, kind: FailureKind, reason: str) -> LaunchFailure:
+def unstarted(
+    machine: Machine, request_id: str, kind: LaunchFailureKind, reason: str
+) -> LaunchFailure:
     """Return that a machine of a request was accepted and could not start."""
     return LaunchFailure(request_id, machine.pool, 1, kind, reason, machine.id)
 

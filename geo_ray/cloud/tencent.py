@@ -18,8 +18,8 @@ from geo_ray.cloud.boot_script import boot_script, is_head, needed_join
 from geo_ray.cloud.provider import (
     CLUSTER_TAG,
     Availability,
-    FailureKind,
     LaunchFailure,
+    LaunchFailureKind,
     LaunchRequest,
     Machine,
     MachineState,
@@ -116,7 +116,7 @@ class TencentProvider:
         if came >= request.count:
             return []
         why = f"tencent gave {came} of {request.count} machines"
-        return [failure(request, request.count - came, FailureKind.SOLD_OUT, why)]
+        return [failure(request, request.count - came, LaunchFailureKind.SOLD_OUT, why)]
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
         """End machines of whatever region."""
@@ -144,7 +144,7 @@ class TencentProvider:
         for machine, item in self._listed(cluster):
             if item["InstanceState"] == "LAUNCH_FAILED" and machine.request_id is not None:
                 said = str(item.get("LatestOperationErrorMsg") or "the launch failed")
-                kind = _kind_of(said) or FailureKind.SOLD_OUT
+                kind = _kind_of(said) or LaunchFailureKind.SOLD_OUT
                 found.append(unstarted(machine, machine.request_id, kind, said))
         return found
 
@@ -271,17 +271,17 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
     )
 
 
-def _failure_kind(error: CloudError) -> FailureKind | None:
+def _failure_kind(error: CloudError) -> LaunchFailureKind | None:
     """Return how a launch failed, if it is known that nothing came and may be tried elsewhere."""
     if error.said.startswith(SLOW_DOWN):
-        return FailureKind.THROTTLED
+        return LaunchFailureKind.THROTTLED
     return None if isinstance(error, CloudUnreachableError) else _kind_of(error.said)
 
 
-def _kind_of(code: str) -> FailureKind | None:
+def _kind_of(code: str) -> LaunchFailureKind | None:
     if code.startswith(_SOLD_OUT) or code == _SPOT_PRICE:
-        return FailureKind.SOLD_OUT
-    return FailureKind.QUOTA if code.startswith(_QUOTA) else None
+        return LaunchFailureKind.SOLD_OUT
+    return LaunchFailureKind.QUOTA if code.startswith(_QUOTA) else None
 
 
 def _is_denied(code: str) -> bool:

@@ -25,8 +25,8 @@ from geo_ray.cloud.autoscaler.target import REGION_LABEL, ClusterTarget, Machine
 from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.cloud.provider import (
     Availability,
-    FailureKind,
     LaunchFailure,
+    LaunchFailureKind,
     Machine,
     MachineState,
     Market,
@@ -154,7 +154,7 @@ class Scene:
                         request.request_id,
                         request.pool,
                         request.count,
-                        FailureKind.SOLD_OUT,
+                        LaunchFailureKind.SOLD_OUT,
                         "none",
                     )
                 )
@@ -167,7 +167,13 @@ class Scene:
                     self.left[request.pool] -= granted
                 if granted < request.count:
                     missing = request.count - granted
-                    told = (request.request_id, request.pool, missing, FailureKind.SOLD_OUT, "few")
+                    told = (
+                        request.request_id,
+                        request.pool,
+                        missing,
+                        LaunchFailureKind.SOLD_OUT,
+                        "few",
+                    )
                     self.failures.append(LaunchFailure(*told))
                 for number in range(granted):
                     name = f"{request.request_id}.{number}"

@@ -68,7 +68,7 @@ _LEAVE_LATER = (CHEAPER, TOO_MANY, DEADLINE, LIFE)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGroup:
+class NodeGroupSpec:
     """Machines of one role in one region.
 
     Attributes:
@@ -162,7 +162,7 @@ class NodeGroupPolicy:
         self,
         config: AutoscaleConfig,
         memory: AutoscalerMemory,
-        node_group: NodeGroup,
+        node_group: NodeGroupSpec,
         offers: Sequence[PoolOffer],
         losses: Losses,
         now_unix_s: float,

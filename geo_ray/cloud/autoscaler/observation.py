@@ -27,8 +27,8 @@ from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL, ClusterTar
 from geo_ray.cloud.provider import (
     HEAD_ROLE,
     Availability,
-    FailureKind,
     LaunchFailure,
+    LaunchFailureKind,
     Machine,
     MachineState,
     Market,
@@ -274,7 +274,7 @@ class StateUpdater:
     def _take_failures(self) -> None:
         for failure in self._observed.failures:
             pending_launch = self._memory.pending_launches.get(failure.request_id)
-            if failure.kind is FailureKind.THROTTLED:
+            if failure.kind is LaunchFailureKind.THROTTLED:
                 continue
             if failure.machine_id is not None:
                 self._did_not_start(failure.machine_id, pending_launch, failure.kind)
@@ -283,7 +283,7 @@ class StateUpdater:
                 self._leave_alone(pending_launch.request.pool, failure.kind)
 
     def _did_not_start(
-        self, machine_id: str, pending_launch: PendingLaunch | None, failure_kind: FailureKind
+        self, machine_id: str, pending_launch: PendingLaunch | None, failure_kind: LaunchFailureKind
     ) -> None:
         """A machine that was accepted will not come; it is told again and again."""
         instance = self._memory.instances.get(machine_id)
@@ -315,7 +315,7 @@ class StateUpdater:
         waited_s = max(0.0, min(retry.resend_s, self._now_s - pending_launch.sent_unix_s))
         return (pending_launch.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
-    def _leave_alone(self, pool: Pool, failure_kind: FailureKind) -> None:
+    def _leave_alone(self, pool: Pool, failure_kind: LaunchFailureKind) -> None:
         cool_down(self._memory, pool, failure_kind, self._now_s, self._config.retry)
 
     # ------------------------------------------------------------------ machines
@@ -451,7 +451,9 @@ class StateUpdater:
             instance.terminate(NO_NODE_CAME, self._now_s)
             if instance.has_joined:
                 retry = self._config.retry
-                cool_down(self._memory, machine.pool, FailureKind.SOLD_OUT, self._now_s, retry)
+                cool_down(
+                    self._memory, machine.pool, LaunchFailureKind.SOLD_OUT, self._now_s, retry
+                )
             else:
                 self._did_not_join(instance)
 

@@ -20,9 +20,9 @@ from geo_ray.cloud.autoscaler.actions import Action, Alternative, Drain, End, La
 from geo_ray.cloud.autoscaler.demand import WAITS, DemandChoice, DemandKeeper, DemandRegion
 from geo_ray.cloud.autoscaler.node_group import (
     ENOUGH,
-    NodeGroup,
     NodeGroupChoice,
     NodeGroupPolicy,
+    NodeGroupSpec,
     exchange_markup,
 )
 from geo_ray.cloud.autoscaler.observation import (
@@ -369,7 +369,7 @@ class AutoscalePolicy:
         keeper = DemandKeeper(self._config, regions, memory, seen, only_on_demand=only)
         return keeper.decide()
 
-    def _node_groups(self, region: RegionTarget, pace: RunPace) -> list[NodeGroup]:
+    def _node_groups(self, region: RegionTarget, pace: RunPace) -> list[NodeGroupSpec]:
         """Return what a plan wants in a region; with a pace of 0 nothing, in any region."""
         wanted = region.rows_per_s * pace.speed
         name, only, reason = region.name, pace.only_on_demand, pace.reason
@@ -378,9 +378,11 @@ class AutoscalePolicy:
         if region.server is not None:
             server = replace(region.server, rows_per_s=1.0, cap=max(1, region.server.cap))
             need = 1.0 if wanted > 0 else 0.0
-            found.append(NodeGroup(name, "server", need, (server,), 0, bool(floor) or only, reason))
+            found.append(
+                NodeGroupSpec(name, "server", need, (server,), 0, bool(floor) or only, reason)
+            )
             floor = 0
-        found.append(NodeGroup(name, "worker", wanted, region.kinds, floor, only, reason))
+        found.append(NodeGroupSpec(name, "worker", wanted, region.kinds, floor, only, reason))
         return found
 
     def _speed(

@@ -19,7 +19,7 @@ from typing import Final
 from geo_ray.cloud.autoscaler.actions import Alternative
 from geo_ray.cloud.autoscaler.state import AutoscalerMemory, PoolRecord, outstanding, pool_key
 from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
-from geo_ray.cloud.provider import Availability, FailureKind, Market, Pool
+from geo_ray.cloud.provider import Availability, LaunchFailureKind, Market, Pool
 from geo_ray.experiment.autoscale import RetryConfig
 
 HALF_LIFE_S: Final = 86_400.0
@@ -57,7 +57,7 @@ _MOST_DOUBLINGS: Final = 20
 def cool_down(
     memory: AutoscalerMemory,
     pool: Pool,
-    failure_kind: FailureKind,
+    failure_kind: LaunchFailureKind,
     now_unix_s: float,
     retry: RetryConfig,
 ) -> None:
@@ -67,9 +67,9 @@ def cool_down(
     the type in the region, whatever the zone, and lasts until somebody does something about it:
     for the longest time at once. What was throttled is simply sent again.
     """
-    if failure_kind is FailureKind.THROTTLED:
+    if failure_kind is LaunchFailureKind.THROTTLED:
         return
-    if failure_kind is FailureKind.SOLD_OUT:
+    if failure_kind is LaunchFailureKind.SOLD_OUT:
         _leave(memory.pool(pool), now_unix_s, retry)
         return
     memory.pool(pool).until_unix_s = now_unix_s + retry.longest_s

@@ -41,8 +41,8 @@ from geo_ray.cloud.autoscaler.state import AutoscalerMemory, set_with_clock
 from geo_ray.cloud.autoscaler.target import ClusterTarget
 from geo_ray.cloud.provider import (
     Availability,
-    FailureKind,
     LaunchFailure,
+    LaunchFailureKind,
     Machine,
     MachineProvider,
     Pool,
@@ -123,7 +123,7 @@ class Reconciler:
     journal: Journal
     cluster: str
     fence: Fence
-    _failures: dict[tuple[str, FailureKind, str | None], LaunchFailure] = field(
+    _failures: dict[tuple[str, LaunchFailureKind, str | None], LaunchFailure] = field(
         default_factory=dict
     )
     _availabilities: dict[Pool, Availability] = field(default_factory=dict)
@@ -249,7 +249,7 @@ class Reconciler:
                         request.request_id,
                         request.pool,
                         request.count,
-                        FailureKind.REFUSED,
+                        LaunchFailureKind.REFUSED,
                         error.message,
                     )
                     self._keep([failure])

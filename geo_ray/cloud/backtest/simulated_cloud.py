@@ -22,8 +22,8 @@ from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL, ClusterTar
 from geo_ray.cloud.backtest.markets import MarketTrace
 from geo_ray.cloud.provider import (
     Availability,
-    FailureKind,
     LaunchFailure,
+    LaunchFailureKind,
     LaunchRequest,
     Machine,
     MachineState,
@@ -193,9 +193,9 @@ class SimulatedCloud:
         alive = [each for each in self.machines.values() if each.ended_unix_s is None]
         used = sum(each.machine.pool.region == pool.region for each in alive)
         quota = self.temper.quota.get(pool.region)
-        bound, failure_kind = room, FailureKind.SOLD_OUT
+        bound, failure_kind = room, LaunchFailureKind.SOLD_OUT
         if quota is not None and quota - used < room:
-            bound, failure_kind = quota - used, FailureKind.QUOTA
+            bound, failure_kind = quota - used, LaunchFailureKind.QUOTA
         count = max(0, min(request.count, bound))
         for number in range(count):
             made = Machine(

@@ -17,7 +17,7 @@ from geo_ray.cloud.boot_script import boot_script
 from geo_ray.cloud.provider import (
     HEAD_ROLE,
     ROLE_LABEL,
-    FailureKind,
+    LaunchFailureKind,
     LaunchRequest,
     MachineProvider,
     MachineState,
@@ -133,7 +133,7 @@ def test_a_machine_that_fails_late_is_polled(tencent: CloudBench) -> None:
     tencent.until("late", count=1, state=MachineState.RUNNING)
     (failed,) = tencent.provider.poll_failures(CLUSTER)
     assert (failed.request_id, failed.missing) == ("late", 1)
-    assert failed.kind is FailureKind.SOLD_OUT
+    assert failed.kind is LaunchFailureKind.SOLD_OUT
     assert failed.machine_id not in (None, *(machine.id for machine in tencent.living()))
     assert tencent.other.poll_failures(CLUSTER)  # a reader that died took nothing with it
 

@@ -13,7 +13,7 @@ from geo_ray.cloud.autoscaler.observation import LIFE, NO_NODE_CAME, NOTICE
 from geo_ray.cloud.autoscaler.policy import BUDGET, DONE, LATE
 from geo_ray.cloud.autoscaler.pools import Losses
 from geo_ray.cloud.autoscaler.target import MachineKind
-from geo_ray.cloud.provider import FailureKind, LaunchFailure, Market
+from geo_ray.cloud.provider import LaunchFailure, LaunchFailureKind, Market
 from tests.support.autoscale_support import (
     AGED,
     BIG,
@@ -168,7 +168,9 @@ def test_a_quota_is_of_all_zones_and_lasts() -> None:
     (launch,) = launches(scene.look())
     request = launch.request
     scene.failures.append(
-        LaunchFailure(request.request_id, request.pool, 3, FailureKind.QUOTA, "VcpuLimitExceeded")
+        LaunchFailure(
+            request.request_id, request.pool, 3, LaunchFailureKind.QUOTA, "VcpuLimitExceeded"
+        )
     )
     scene.looks(60)
     assert {pool.market for pool in scene.pools()} == {Market.ON_DEMAND}
@@ -180,7 +182,7 @@ def test_what_was_throttled_is_sent_again_with_the_same_id() -> None:
     (launch,) = launches(scene.look())
     request = launch.request
     scene.failures.append(
-        LaunchFailure(request.request_id, request.pool, 3, FailureKind.THROTTLED, "slow down")
+        LaunchFailure(request.request_id, request.pool, 3, LaunchFailureKind.THROTTLED, "slow down")
     )
     again = [launch.request for decided in scene.looks(6) for launch in launches(decided)]
     assert again
