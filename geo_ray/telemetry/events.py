@@ -198,9 +198,9 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "checkpoint": {"id": _name, "step": _whole, "bytes": _whole},
     "checkpoint_failed": {"cause": _text},
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},
-    "worker_requested": {"region": _text, "worker": _name, "epoch": _whole},  # a replacement
-    "worker_started": {"region": _text, "worker": _name, "epoch": _whole},  # its process runs
-    "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},  # it works
+    "worker_requested": {"region": _text, "worker": _name, "attempt": _whole},  # a replacement
+    "worker_started": {"region": _text, "worker": _name, "attempt": _whole},  # its process runs
+    "worker_replaced": {"region": _text, "worker": _name, "attempt": _whole},  # it works
     "process_unresponsive": {"region": _text, "process": _text, "unresponsive_s": _number},
     "worker_left": {"region": _text, "worker": _name, "cause": _text},
     "team": {  # who takes part, in regions that go on while workers are missing
@@ -225,10 +225,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_went_on": {},
     "bridge_requested": {"region": _text, "cause": _text},
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
-    "driver_attached": {
-        "epoch": _whole,
-        "unresponsive_s": _number,
-    },  # holder of the lease; since then
+    "driver_attached": {"epoch": _whole, "unresponsive_s": _number},  # holder of the lease; since then
     "region_drained": {"region": _text, "cause": _text},  # "asked" or "notice"
     "members_accepted": {"verb": _text, "region": _text, "request": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
