@@ -225,7 +225,10 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_went_on": {},
     "bridge_requested": {"region": _text, "cause": _text},
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
-    "driver_attached": {"epoch": _whole, "unresponsive_s": _number},  # holder of the lease; since then
+    "driver_attached": {
+        "epoch": _whole,
+        "unresponsive_s": _number,  # since the last driver was heard
+    },
     "region_drained": {"region": _text, "cause": _text},  # "asked" or "notice"
     "members_accepted": {"verb": _text, "region": _text, "request": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},

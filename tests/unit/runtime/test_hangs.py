@@ -74,7 +74,9 @@ def hung(tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def look(run: Run, for_s: float, attempt: int = 1, **unresponsive_s: float) -> list[tuple[Any, str]]:
+def look(
+    run: Run, for_s: float, attempt: int = 1, **unresponsive_s: float
+) -> list[tuple[Any, str]]:
     status = {"usual_s": 0.2, "computing": {0: Computing(attempt, for_s, True)}}
     silent = {("bridge", region): s for region, s in unresponsive_s.items()}
     return run.controller.hang_watch.look({"eu": status}, silent)
