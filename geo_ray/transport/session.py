@@ -703,7 +703,7 @@ class Session:
         dropped = self._outbox.restart()
         self._counters.dropped_out += dropped
         _LOGGER.warning(
-            "region %s restarted with attempt %d; %d messages to its earlier incarnation are dropped",
+            "region %s restarted with attempt %d; %d messages to its earlier attempt are dropped",
             self.peer, self._incarnation.attempt, dropped,
         )  # fmt: skip
 
