@@ -28,7 +28,8 @@ the inner optimizer is SGD.
   cpu_share_...       of the machine's two cores while training; above 0.8 the figure is that of
                       the machine. The relay, which would not be there, is in it.
   finished_10         whether the trainings at 10 Mbit/s ended with a model
-  late_share_...      packets that the relay handled too late for the link (docs/lab.md); a run
+  late_share_...      packets that the relay handled too late for the link
+  (docs/guides/wan-lab.md); a run
                       that is rejected for it is repeated alone
 """
 

@@ -250,7 +250,7 @@ def _raise_refused(answer: RequestAnswer) -> None:
         raise from_code(answer.code or "", answer.refused, None)
 
 
-_ADVICE = "docs/queue.md describes the file of a queue."
+_ADVICE = "docs/operations/queue.md describes the file of a queue."
 
 
 def load_queue(config: FilePath | QueueConfig, overrides: Overrides = ()) -> QueueConfig:

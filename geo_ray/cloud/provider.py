@@ -281,7 +281,10 @@ def as_provider_errors(permission: str, denied: Callable[[str], bool]) -> Iterat
         named = next(filter(None, found.groups())) if found else permission
         raise ProviderRefusedError(
             f"{error.message} (missing: {named})",
-            fix=f"Give the account or role the permission {named}; docs/providers.md lists all.",
+            fix=(
+                f"Give the account or role the permission {named}; "
+                f"docs/operations/cloud-accounts.md lists all."
+            ),
         ) from None
 
 

@@ -150,7 +150,7 @@ def parameter_count(task: Task, seed: int) -> int:
     return count_parameters(module)
 
 
-def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> ServerPlan:
+def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> ServerPlan:
     """What the parameter server of ``region`` is to do."""
     train, traits = experiment.train, experiment.strategy.traits
     return ServerPlan(
@@ -163,7 +163,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> Se
         eval_every=train.eval_every,
         eval_rows=experiment.eval_rows,
         max_refused=train.max_refused_steps,
-        epoch=epoch,
+        attempt=attempt,
         alone=len(experiment.regions) == 1,
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
@@ -212,7 +212,7 @@ def build_server(
     region: RegionConfig,
     shards: Sequence[ShardPort],
     num_params: int,
-    epoch: int = 1,
+    attempt: int = 1,
     together: Concurrently = in_turn,
     start: ModelStart | None = None,
 ) -> Server:
@@ -223,12 +223,12 @@ def build_server(
         region: which region.
         shards: in order.
         num_params: P.
-        epoch: incarnation of this server.
+        attempt: incarnation of this server.
         together: asks shards at the same time.
         start: parameters and model buffers at the start.
     """
-    plan = _server_plan(experiment, region, epoch)
-    model_buffers = None
+    plan = _server_plan(experiment, region, attempt)
+    carry = None
     if start is not None and start.layout.entries:
         model_buffers = RegionBuffers(start.layout, start.buffers_B, region.workers, plan.alone)
     return Server.over(shards, num_params, plan, wire_plan(experiment), together, model_buffers)

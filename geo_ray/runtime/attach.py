@@ -273,8 +273,8 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
         experiment.checkpoint.keep,
         writing=lease.writing,
     )
-    epoch = actors.next_epoch()
-    saver = Saver(store, experiment, digest(experiment), epoch, _health(store), lease.epoch)
+    attempt = actors.next_attempt()
+    saver = Saver(store, experiment, digest(experiment), attempt, _health(store), lease.epoch)
     task = load_task(experiment.task, run.base_dir)
     context = RunContext(actors, experiment, run, task, saver, reporting, lease)
     shards = {region.name: range(region.ps_shards) for region in experiment.regions}

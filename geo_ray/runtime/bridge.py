@@ -322,7 +322,7 @@ class AskedOnce:
             update: the region has no other one open.
             exchange: brings it to the averager; what it raises is not remembered.
         """
-        number = update.epoch, update.seq
+        number = update.attempt, update.seq
         with self._lock:
             answer, is_known = self._answer, number == self._newest
             if not is_known:

@@ -340,10 +340,10 @@ class Controller:
         self._note_evals(self.evals.board.forget(region), self.now_s())
         self._share_statistics()
 
-    def admit_region(self, region: str, step: int, epoch: int) -> None:
+    def admit_region(self, region: str, step: int, attempt: int) -> None:
         """See `RunServices.admit_region`."""
         shards = self.actors.spec.region(region).ps_shards
-        self.saver.expect({shard_part_name(region, index) for index in range(shards)}, epoch)
+        self.saver.expect({shard_part_name(region, index) for index in range(shards)}, attempt)
         self.evals.board.admit(region, step)
 
     def _follow_averager(self, answers: Answers) -> None:

@@ -202,8 +202,8 @@ class PrimaryShard:
         self._coding = threading.Lock()
         self._times, self._times_lock = WorkTimes(), threading.Lock()
         self._answers: dict[int, Assignment] = {}
-        self._epochs: dict[int, int] = {}
-        # Model buffers of the version that a worker was notified of.
+        self._attempts: dict[int, int] = {}
+        # What is carried beside the version that a worker was told to fetch.
         self._told_B: dict[int, Tensor | None] = {}
         self._sends: SimpleQueue[bool] = SimpleQueue()  # whether there is an open request
         self._failure: GeoRayError | None = None
@@ -237,11 +237,11 @@ class PrimaryShard:
         with self._changed:
             self.server.stop()
 
-    def lose(self, worker: int, epoch: int) -> None:
+    def lose(self, worker: int, attempt: int) -> None:
         """A worker's process has ended, though its connection may not have told."""
         with self._changed:
-            if self._epochs.get(worker, 0) <= epoch:
-                self._epochs[worker] = epoch + 1  # what it still sends is refused
+            if self._attempts.get(worker, 0) <= attempt:
+                self._attempts[worker] = attempt + 1  # what it still sends is refused
                 with self._times_lock:
                     self._times.forget(worker)
                 self.server.model.pulls.heard(worker)
@@ -356,7 +356,7 @@ class PrimaryShard:
         """A worker's connection ended; only the newest incarnation of a rank counts."""
         worker = fields.count(conn.hello, "worker")
         with self._changed:
-            if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
+            if self._attempts.get(worker) == fields.count(conn.hello, "attempt"):
                 with self._times_lock:
                     self._times.forget(worker)
                 self.server.model.pulls.heard(worker)
@@ -378,15 +378,15 @@ class PrimaryShard:
 
     def _admit(self, conn: LanConnection, worker: int, *, joins: bool = False) -> None:
         """Refuse an incarnation that was replaced; it may only have been cut off for a while."""
-        epoch = fields.count(conn.hello, "epoch")
-        newest = self._epochs.get(worker, 0)
-        if epoch < newest or (epoch > newest and not joins):
+        attempt = fields.count(conn.hello, "attempt")
+        newest = self._attempts.get(worker, 0)
+        if attempt < newest or (attempt > newest and not joins):
             raise LinkDownError(
-                f"worker {worker} of region '{self.server.plan.region}' in epoch {epoch} was "
-                f"replaced: epoch {newest} is the present one"
+                f"worker {worker} of region '{self.server.plan.region}' in attempt {attempt} was "
+                f"replaced: attempt {newest} is the present one"
             )
-        if epoch > newest:
-            self._epochs[worker] = epoch
+        if attempt > newest:
+            self._attempts[worker] = attempt
             self._changed.notify_all()  # who waits in the name of the old one must not take answers
 
     def _await_answer(
@@ -420,10 +420,10 @@ class PrimaryShard:
             )
 
     def _begin_time(self, conn: LanConnection, worker: int, answer: Assignment) -> None:
-        epoch, now_s = fields.count(conn.hello, "epoch"), time.monotonic()
+        attempt, now_s = fields.count(conn.hello, "attempt"), time.monotonic()
         with self._times_lock:
             if answer.span is not None:
-                self._times.begin(worker, epoch, now_s, evaluates=answer.evaluate)
+                self._times.begin(worker, attempt, now_s, evaluates=answer.evaluate)
 
     def _await_statistics(self, own: bytes) -> memoryview:
         """The final model buffers, once all regions have reported their statistics."""
@@ -505,7 +505,7 @@ class PrimaryShard:
             "exhausted": self._exhausted,
             "applied": self.server.work.ledger.applied,
             "rows": self.server.work.ledger.export(),
-            "here": {w: self._epochs.get(w, 1) for w in sorted(self.server.work.team.joined)},
+            "here": {w: self._attempts.get(w, 1) for w in sorted(self.server.work.team.joined)},
             "judged": self.server.work.evals.last == "told",
             "failure": self._failure,
         }

@@ -141,9 +141,9 @@ class WorkerWatch:
             if self.actors.workers.get(place) is not worker or worker.ref is None:
                 del self._coming[place]
                 continue
-            about = {"region": region, "worker": rank, "epoch": worker.epoch}
+            about = {"region": region, "worker": rank, "attempt": worker.attempt}
             took_s = now_s - coming.asked_s
-            joined = self._status.get(region, {}).get("here", {}).get(rank) == worker.epoch
+            joined = self._status.get(region, {}).get("here", {}).get(rank) == worker.attempt
             works = joined or worker.steps is not None
             if not coming.has_started and (works or worker.has_begun):
                 coming.has_started = True
@@ -156,7 +156,7 @@ class WorkerWatch:
         """Whether it has not begun before its region was through: nobody waits for it."""
         status = self._status.get(worker.region, {})
         phase = status.get("phase")
-        if (worker.epoch == 1 and worker.is_out) or phase not in {"done", "halted"}:
+        if (worker.attempt == 1 and worker.is_out) or phase not in {"done", "halted"}:
             return False
         judged = phase == "halted" or bool(status.get("judged"))
         return judged and worker.rank not in status.get("here", ())
@@ -219,7 +219,7 @@ class WorkerWatch:
         fresh = self.actors.replace_worker(worker)
         place = worker.region, worker.rank
         self._coming[place] = _Coming(fresh)
-        self.loop.emit("worker_requested", region=place[0], worker=place[1], epoch=fresh.epoch)
+        self.loop.emit("worker_requested", region=place[0], worker=place[1], attempt=fresh.attempt)
 
     def _heed(self, now_s: float) -> None:
         """Send away, with nothing lost, whoever is on a machine that will be gone."""
@@ -320,7 +320,7 @@ class HangWatch:
             for rank, computing in status.get("computing", {}).items():
                 place = region, rank
                 worker = self.actors.workers.get(place)
-                if worker is None or worker.epoch != computing.epoch or not worker.is_out:
+                if worker is None or worker.attempt != computing.attempt or not worker.is_out:
                     continue
                 is_late = self.hangs.judge(computing, usual_s, None) != "fine"
                 if not is_late:
@@ -426,7 +426,7 @@ class BridgeWatch:
 
     Idea: a bridge holds nothing of training that its region's server, or the averager's standby,
         does
-    not have. So its successor takes over place and identity, with a later epoch, and the server
+    not have. So its successor takes over place and identity, with a later attempt, and the server
     says its open request again: the averager knows by the number whether it has had it, and what it
     said. Nothing is lost, and no other region notices more than a late update.
 
@@ -544,14 +544,14 @@ class BridgeWatch:
             actors.standby = None
             actors.bridges[actors.home.region].report_dead.remote(region, True)
         primary, host = actors.primaries[region], actors.home.region
-        bring_up = partial(self._bring_up, region, primary, host, actors.next_epoch())
+        bring_up = partial(self._bring_up, region, primary, host, actors.next_attempt())
         fresh = actors.threads.submit(f"bridge-{region}", bring_up)
         self._open[region] = _Replacing(cause, primary, host, fresh)
         return True
 
-    def _bring_up(self, region: str, primary: Handle, host: str, epoch: int) -> _Fresh:
+    def _bring_up(self, region: str, primary: Handle, host: str, attempt: int) -> _Fresh:
         actors = self.actors
-        bridge = actors.create_bridge(region, epoch)
+        bridge = actors.create_bridge(region, attempt)
         try:
             actors.admit({region: bridge}, _START_S)
             _await(bridge.ready.remote())

@@ -275,7 +275,7 @@ class ShardServer:
     def __init__(self, held: HeldShard) -> None:
         self._held = held
         self._lock = threading.Lock()
-        self._epochs: dict[int, int] = {}  # of workers
+        self._attempts: dict[int, int] = {}  # of workers
 
     def handle(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Packed:
         """One request; only the one that writes a checkpoint's part takes long."""
@@ -303,12 +303,12 @@ class ShardServer:
 
     def _admit(self, conn: LanConnection) -> int:
         """The rank of a worker, of which a newer incarnation must not have been here."""
-        worker, epoch = fields.count(conn.hello, "worker"), fields.count(conn.hello, "epoch")
-        newest = self._epochs[worker] = max(epoch, self._epochs.get(worker, 0))
-        if epoch < newest:
+        worker, attempt = fields.count(conn.hello, "worker"), fields.count(conn.hello, "attempt")
+        newest = self._attempts[worker] = max(attempt, self._attempts.get(worker, 0))
+        if attempt < newest:
             raise LinkDownError(
-                f"worker {worker} of region '{self._held.region}' in epoch {epoch} was replaced: "
-                f"epoch {newest} is the present one"
+                f"worker {worker} of region '{self._held.region}' in attempt {attempt} was replaced: "
+                f"attempt {newest} is the present one"
             )
         return worker
 

@@ -218,7 +218,7 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
             spec.region(self._region),
             [loaded.held.shard, *remotes],
             spec.num_params,
-            spec.epoch,
+            spec.attempt,
             together,
             loaded.start,
         )
@@ -284,9 +284,9 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         """Finish after the present step; for a region that is alone."""
         self._serving.shard.stop()
 
-    def lose_worker(self, worker: int, epoch: int) -> None:
+    def lose_worker(self, worker: int, attempt: int) -> None:
         """Forget an incarnation of a worker that has ended; its connection may still be open."""
-        self._serving.shard.lose(worker, epoch)
+        self._serving.shard.lose(worker, attempt)
 
     def dismiss_worker(self, worker: int) -> None:
         """Release a worker between two steps."""

@@ -135,7 +135,7 @@ class RunSpec:
         run_dir: the run's directory.
         places: where checkpoints go.
         num_params: size of the model.
-        epoch: incarnation of the run; grows with every resume.
+        attempt: incarnation of the run; grows with every resume.
         resume: where to start from, or None.
         data_rows: rows of each region's training data.
         layout: of what the model carries beside its parameters.
@@ -151,7 +151,7 @@ class RunSpec:
     run_dir: str = ""
     places: PartPlaces = field(default_factory=partial(CheckpointPlaces, ""))
     num_params: int = 0
-    epoch: int = 1
+    attempt: int = 1
     resume: Resume | None = None
     data_rows: dict[str, float] = field(default_factory=dict)
     layout: BufferLayout = field(default_factory=partial(BufferLayout, ()))

@@ -278,8 +278,8 @@ class SimWorkers:
                 self._emit("worker_left", now_s, cause="its machine will be gone", **about)
                 region.dismiss_worker(rank)
             else:
-                epoch = region.replace_worker(rank)
-                self._emit("worker_replaced", now_s, epoch=epoch, **about)
+                attempt = region.replace_worker(rank)
+                self._emit("worker_replaced", now_s, attempt=attempt, **about)
         stands = region is not None and region.lacks_workers and self._coming[name] > 0
         if stands and name not in self._standing:
             self._standing.add(name)
@@ -619,9 +619,9 @@ class World:
         else:
             self._lossy.depart(name, update)
 
-    def skip(self, region: str, epoch: int, seq: int) -> None:
+    def skip(self, region: str, attempt: int, seq: int) -> None:
         """See `ExchangeHost`."""
-        self._answered(self.averager.on_skip(region, epoch, seq))
+        self._answered(self.averager.on_skip(region, attempt, seq))
 
     def version(self) -> int:
         """See `ExchangeHost`."""

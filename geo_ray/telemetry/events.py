@@ -198,9 +198,9 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "checkpoint": {"id": _name, "step": _whole, "bytes": _whole},
     "checkpoint_failed": {"cause": _text},
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},
-    "worker_requested": {"region": _text, "worker": _name, "epoch": _whole},  # a replacement
-    "worker_started": {"region": _text, "worker": _name, "epoch": _whole},  # its process runs
-    "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},  # it works
+    "worker_requested": {"region": _text, "worker": _name, "attempt": _whole},  # a replacement
+    "worker_started": {"region": _text, "worker": _name, "attempt": _whole},  # its process runs
+    "worker_replaced": {"region": _text, "worker": _name, "attempt": _whole},  # it works
     "process_silent": {"region": _text, "process": _text, "silent_s": _number},
     "worker_left": {"region": _text, "worker": _name, "cause": _text},
     "team": {  # who takes part, in regions that go on while workers are missing

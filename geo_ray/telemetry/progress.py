@@ -357,7 +357,7 @@ class Progress:
             case "worker_lost":
                 self._say(f"[yellow]worker lost[/]: {who}: {cause}")
             case "worker_replaced":
-                self._say(f"[green]worker replaced[/]: {who}, epoch {event['epoch']}")
+                self._say(f"[green]worker replaced[/]: {who}, attempt {event['attempt']}")
             case "bridge_replaced":
                 region, took_s = escape(event["region"]), event["took_s"]
                 self._say(f"[green]bridge replaced[/]: {region} after {took_s:.1f} s: {cause}")

@@ -151,7 +151,7 @@ def _incident(event: Event) -> str:
 def _details(event: Event) -> str:
     if event.kind == "run_failed":
         return f"{event['code']}: {event['message']}"
-    names = ("worker", "step", "epoch", "cause")
+    names = ("worker", "step", "attempt", "cause")
     return ", ".join(f"{name} {event[name]}" for name in names if name in event.fields)
 
 

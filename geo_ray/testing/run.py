@@ -182,7 +182,10 @@ def _built(
     overrides: list[str],
     name: str,
     base_dir: Path,
-    fix: str = "Correct the class, or what --option says; docs/own.md says what a class needs.",
+    fix: str = (
+        "Correct the class, or what --option says; "
+        "docs/guides/custom-strategies.md says what a class needs."
+    ),
 ) -> Subject:
     text, where = json.dumps({"option": section}), context(base_dir)
     if what == "codec":
@@ -209,7 +212,10 @@ def _what_is(name: str, kind: type) -> What:
         wants = "; ".join(f"a {what} has {', '.join(keys)}" for what, keys in lacks.items())
         raise ConfigError(
             f"{name} is no strategy, codec or task: {wants}",
-            fix="Look at docs/own.md and docs/tasks.md, which have a whole one of each.",
+            fix=(
+                "Look at docs/guides/custom-strategies.md and docs/guides/tasks.md, which "
+                "have a whole one of each."
+            ),
         )
     whole = [what for what in begun if not lacks[what]]
     if len(whole) == 1:

@@ -130,12 +130,12 @@ OPEN: Final = "open/"
 class AveragerBooks:
     """The requests that the averager has taken in, its answers, and which regions have ended.
 
-    Requests are numbered by (region, epoch, seq), and a region has one open at most. So the newest
+    Requests are numbered by (region, attempt, seq), and a region has one open at most. So the newest
     number of each region says whether a request is a repetition, and its newest answer is all that
     a repetition may ask for.
 
     Attributes:
-        last: epoch and number of every region's newest request that was taken in or given up.
+        last: attempt and number of every region's newest request that was taken in or given up.
         answers: the newest answer to each region, as it was sent.
         finals: final updates that wait for those of all others.
     """
@@ -145,12 +145,12 @@ class AveragerBooks:
     finals: dict[str, UpdateMessage] = field(default_factory=dict)
 
     def newest(self, region: str) -> tuple[int, int]:
-        """Epoch and number of the newest request of ``region``; zeros if there was none."""
+        """Attempt and number of the newest request of ``region``; zeros if there was none."""
         return self.last.get(region, (0, 0))
 
     def is_known(self, update: UpdateMessage) -> bool:
         """Whether ``update`` is a repetition."""
-        return (update.epoch, update.seq) <= self.newest(update.region)
+        return (update.attempt, update.seq) <= self.newest(update.region)
 
     def has_finals(self, members: Sequence[str]) -> bool:
         """Whether all have said their last word."""
@@ -158,7 +158,7 @@ class AveragerBooks:
 
     def take(self, update: UpdateMessage) -> None:
         """``update`` is taken in, or given up; what was answered before is over."""
-        self.last[update.region] = (update.epoch, update.seq)
+        self.last[update.region] = (update.attempt, update.seq)
 
     def unanswered(self, members: Sequence[str]) -> dict[str, int]:
         """The numbers of the requests that were taken in and not answered yet, by region."""
@@ -172,7 +172,7 @@ class AveragerBooks:
     def join(self, region: str, giver: str) -> None:
         """A region begins as a copy of another one: with its numbers, and no answer.
 
-        Epochs are a region's own. The giver's may be later than the newcomer's, where both came up
+        Attempts are a region's own. The giver's may be later than the newcomer's, where both came up
         side by side, and all that the newcomer says would pass for a repetition.
         """
         self.answers.pop(region, None)
@@ -509,11 +509,11 @@ class Averager:
             answers = additive.relay_sum(self.state, contents, total_P, combine)
             return replies + self._publish(answers, own=True)
 
-    def on_skip(self, region: str, epoch: int, seq: int) -> list[ReplyMessage]:
+    def on_skip(self, region: str, attempt: int, seq: int) -> list[ReplyMessage]:
         """Answer an update that is too stale without taking it in."""
         self._check_works()
         self.view.check(region)
-        skipped = UpdateMessage(region, epoch, seq, 0, 0, torch.empty(0))
+        skipped = UpdateMessage(region, attempt, seq, 0, 0, torch.empty(0))
         if self._books.is_known(skipped):
             return self._repeat(skipped)
         self._unread.secure()
@@ -525,7 +525,7 @@ class Averager:
             return replies + self._publish([answer])
 
     def last(self, region: str) -> tuple[int, int]:
-        """Epoch and number of the newest update of ``region`` that was taken in or given up."""
+        """Attempt and number of the newest update of ``region`` that was taken in or given up."""
         return self._books.newest(region)
 
     @property
@@ -733,7 +733,7 @@ class Averager:
 
     def _repeat(self, update: UpdateMessage) -> list[ReplyMessage]:
         books = self._books
-        newest = books.newest(update.region) == (update.epoch, update.seq)
+        newest = books.newest(update.region) == (update.attempt, update.seq)
         answer, final = books.answers.get(update.region), books.finals.get(update.region)
         if newest and final is not None and not update.final:
             with self._changing():

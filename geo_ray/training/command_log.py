@@ -43,7 +43,7 @@ class Skip:
     """Answer an update without taking it in."""
 
     region: str
-    epoch: int
+    attempt: int
     seq: int
 
 
@@ -160,8 +160,8 @@ def execute(averager: Averager, op: Op) -> LogOutcome:
             case TakeSum(parts, total_P):
                 replies = averager.on_sum(parts, total_P)
                 return LogOutcome(replies or [], replies is not None)
-            case Skip(region, epoch, seq):
-                return LogOutcome(averager.on_skip(region, epoch, seq))
+            case Skip(region, attempt, seq):
+                return LogOutcome(averager.on_skip(region, attempt, seq))
             case BeginCheckpoint(number, halt):
                 return LogOutcome([], averager.begin_checkpoint(number, halt=halt))
             case Leave(region):

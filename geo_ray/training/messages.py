@@ -32,8 +32,8 @@ class UpdateMessage:
 
     Attributes:
         region: the sender.
-        epoch: incarnation of the sender; grows when it is restarted.
-        seq: number of the request within the epoch, from 1.
+        attempt: incarnation of the sender; grows when it is restarted.
+        seq: number of the request within the attempt, from 1.
         base_version: the averager's version that the sender had merged when it spoke.
         num_samples: rows behind this update; its weight in a mean by samples.
         payload_P: fp32 vector; its meaning is the strategy's.
@@ -55,7 +55,7 @@ class UpdateMessage:
     """
 
     region: str
-    epoch: int
+    attempt: int
     seq: int
     base_version: int
     num_samples: int

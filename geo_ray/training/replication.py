@@ -272,11 +272,11 @@ def copied_update(update: UpdateMessage) -> UpdateMessage:
 
 def _name(op: TakeIn | Skip) -> tuple[str, tuple[int, int]]:
     if isinstance(op, TakeIn):
-        return op.update.region, (op.update.epoch, op.update.seq)
-    return op.region, (op.epoch, op.seq)
+        return op.update.region, (op.update.attempt, op.update.seq)
+    return op.region, (op.attempt, op.seq)
 
 
 def _names(op: Op) -> list[tuple[str, tuple[int, int]]]:
     if isinstance(op, TakeSum):
-        return [(part.region, (part.epoch, part.seq)) for part in op.parts]
+        return [(part.region, (part.attempt, part.seq)) for part in op.parts]
     return [_name(op)] if isinstance(op, TakeIn | Skip) else []

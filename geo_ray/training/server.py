@@ -631,7 +631,7 @@ class Server:
         samples = self.requests.samples
         update = UpdateMessage(
             region=self.plan.region,
-            epoch=self.plan.epoch,
+            attempt=self.plan.attempt,
             seq=0,
             base_version=self.averager_version,
             num_samples=samples,

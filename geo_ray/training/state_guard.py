@@ -42,12 +42,12 @@ _MEANING: Final[Mapping[ChangeKind, str]] = {
     "decay and momentum would still change it",
 }
 _FIX: Final[Mapping[ChangeKind, str]] = {
-    "changed": 'Declare it in the task, for example model_buffers = {{"{first}": "mean"}}; '
-    "docs/tasks.md has the rules.",
+    "changed": 'Declare it in the task, for example carry = {{"{first}": "mean"}}; '
+    "docs/guides/tasks.md has the rules.",
     "unfrozen": "Leave requires_grad on in model(seed), and detach its output in the loss for as "
-    "long as it must not train; docs/tasks.md has an example of gradual unfreezing.",
+    "long as it must not train; docs/guides/tasks.md has an example of gradual unfreezing.",
     "frozen": "Switch it off in model(seed); or leave it on, and detach its output in the loss "
-    "once it must not train; docs/tasks.md has an example.",
+    "once it must not train; docs/guides/tasks.md has an example.",
 }
 
 

@@ -252,7 +252,7 @@ class LossyLoad:
     """The lossy blocks of an update.
 
     Attributes:
-        epoch: epoch of the sender.
+        attempt: attempt of the sender.
         seq: the update's number.
         ids: position of each block within the vector, by rank.
         data: the blocks' bytes, by rank, one after the other.
@@ -260,7 +260,7 @@ class LossyLoad:
         bands: ranges of rank, for marking.
     """
 
-    epoch: int
+    attempt: int
     seq: int
     ids: Sequence[int]
     data: memoryview
@@ -272,7 +272,7 @@ class LossyLoad:
         stop = min(len(self.ids), first_rank + count)
         size = self.block_bytes
         blocks = [self.data[rank * size : (rank + 1) * size] for rank in range(first_rank, stop)]
-        return BlockGroup(self.epoch, self.seq, first_rank, self.ids[first_rank:stop], blocks)
+        return BlockGroup(self.attempt, self.seq, first_rank, self.ids[first_rank:stop], blocks)
 
 
 @dataclass(slots=True)

@@ -224,7 +224,7 @@ class World:
         if request.again or request.op.update.final or self.random.random() > 0.3:
             return request
         update = request.op.update
-        return AveragerRequest(Skip(update.region, update.epoch, update.seq))
+        return AveragerRequest(Skip(update.region, update.attempt, update.seq))
 
     # ---------------------------------------------------------------- events
 

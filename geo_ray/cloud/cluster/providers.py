@@ -325,8 +325,8 @@ def places_of(provider: ProviderConfig, cloud: str) -> Sequence[str]:
     if section is None:
         raise ConfigError(
             f"plan.regions has machines of {cloud}, and nothing is said of an account there",
-            fix=f"Add `provider.{cloud}` with its `places` (docs/providers.md), or rehearse it on "
-            "this computer with `--provider local`.",
+            fix=f"Add `provider.{cloud}` with its `places` (docs/operations/cloud-accounts.md), or "
+            "rehearse it on this computer with `--provider local`.",
         )
     return list(section.places)
 

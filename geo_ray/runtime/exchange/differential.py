@@ -100,7 +100,7 @@ class DifferentialSender:
         data = memoryview(lossy.blocks_LK.numpy().tobytes())
         size = lossy.blocks_LK.shape[1]
         ids = tuple(lossy.ids_L.tolist())
-        load = LossyLoad(update.epoch, update.seq, ids, data, size, lossy.bands)
+        load = LossyLoad(update.attempt, update.seq, ids, data, size, lossy.bands)
         return replace(update, coded=replace(coded, lossy=None)), load
 
     def follow(self, load: LossyLoad | None) -> None:
@@ -233,7 +233,7 @@ class DifferentialReceiver:
         with self._lock:
             received = self._of(peer)
             new = received.on_blocks(
-                group.epoch, group.seq, group.first_rank, group.ids, group.blocks
+                group.attempt, group.seq, group.first_rank, group.ids, group.blocks
             )
             held = self._held.get(peer)
             if held is not None and held.update.seq == group.seq:

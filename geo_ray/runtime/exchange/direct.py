@@ -381,7 +381,7 @@ class StagedPath(Protocol):
     def version(self) -> int:
         """Commits so far, and those that are bound to come."""
 
-    def skip(self, region: str, epoch: int, seq: int) -> None:
+    def skip(self, region: str, attempt: int, seq: int) -> None:
         """Answer an update without taking it in."""
 
     def take_sum(
@@ -732,9 +732,9 @@ class DirectPath:
         """Commits so far."""
         return self._here().version
 
-    def skip(self, region: str, epoch: int, seq: int) -> None:
+    def skip(self, region: str, attempt: int, seq: int) -> None:
         """Answer an update without taking it in."""
-        self._deliver_all(self._here().execute(Skip(region, epoch, seq)).replies)
+        self._deliver_all(self._here().carry_out(Skip(region, attempt, seq)).replies)
 
     def take_sum(
         self, parts: tuple[UpdateMessage, ...], total_P: Tensor

@@ -220,7 +220,7 @@ class _Evaluation:
 
 UPDATE: Final = Record(
     UpdateMessage,
-    "region epoch seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
+    "region attempt seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
     Field("view", count, default=0),
     Field("", _Payload()),
 )

@@ -124,7 +124,7 @@ def read_twin(payload: Buffer) -> AveragerTwin:
 
 
 Finder = Callable[[int, int], UpdateMessage | None]
-"""``find(epoch, seq)``: an update of this region that is still in its hands."""
+"""``find(attempt, seq)``: an update of this region that is still in its hands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ _OPS: Final = OneOf[Any](
         "yours": Record(_TakeInYours, Field("update", UPDATE)),
         "update": _TAKE_IN,
         "sum": Record(_TakeParts, Field("parts", PARTS)),
-        "skip": Record(Skip, "region epoch seq"),
+        "skip": Record(Skip, "region attempt seq"),
         "stop": Record(Stop),
         "checkpoint": Record(BeginCheckpoint, "id halt"),
         "leave": Record(Leave, "region"),
@@ -187,7 +187,7 @@ _OPS: Final = OneOf[Any](
 _ENTRY: Final = Field(
     "entry", Record(LogEntry, "number", Field("op", _OPS), Field("now_s", number, default=0.0))
 )
-_SKIP: Final = Field("op", Record(Skip, Known("region"), "epoch seq"))
+_SKIP: Final = Field("op", Record(Skip, Known("region"), "attempt seq"))
 _EPOCH: Final = "epoch=averager_epoch"
 _SHAPES: Final = {
     "update": _Shape(TakeIn, Record(AveragerRequest, Field("op", _TAKE_IN), "again"), "update"),
@@ -212,7 +212,7 @@ _SHAPES: Final = {
     # In one lane with the answers that follow, or they would come before it.
     "new_averager": _Shape(
         NewAverager,
-        Record(NewAverager, _EPOCH, Field("last", CountList("last_epoch", "last_seq"))),
+        Record(NewAverager, _EPOCH, Field("last", CountList("last_attempt", "last_seq"))),
     ),
 }
 _KIND_OF: Final = {shape.of: kind for kind, shape in _SHAPES.items()}
@@ -280,7 +280,7 @@ def _outgoing(op: Op, to: str | None) -> tuple[Any, Buffer]:
         case TakeIn(update):
             return op, payload_bytes(update)
         case TakeSum(parts, total_P):
-            asks = [UploadRequest(p.region, p.epoch, p.seq, 0, p.base_version) for p in parts]
+            asks = [UploadRequest(p.region, p.attempt, p.seq, 0, p.base_version) for p in parts]
             return _TakeParts(tuple(asks)), as_bytes(total_P)
     return op, b""
 
@@ -289,7 +289,7 @@ def _incoming(op: Any, payload: memoryview, find: Finder) -> Op:
     """The inverse of `_outgoing`."""
     match op:
         case _TakeInYours(update):
-            found = find(update.epoch, update.seq)
+            found = find(update.attempt, update.seq)
             if found is None:
                 name = f"update {update.seq}"
                 raise FrameError(f"an entry is about {name}, which is not here any more")
@@ -455,9 +455,9 @@ class StandbyPath:
             primary = self._node.primary
             return 0 if primary is None else primary.averager.state.version + primary.waiting
 
-    def skip(self, region: str, epoch: int, seq: int) -> None:
+    def skip(self, region: str, attempt: int, seq: int) -> None:
         """Answer an update without taking it in."""
-        self._offer(Skip(region, epoch, seq))
+        self._offer(Skip(region, attempt, seq))
 
     def take_sum(
         self, parts: tuple[UpdateMessage, ...], total_P: Tensor

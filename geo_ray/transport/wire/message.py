@@ -37,13 +37,13 @@ class EndpointIdentity:
     Attributes:
         run_id: the run; endpoints of different runs refuse each other.
         region: its region; one endpoint per region.
-        epoch: goes up whenever the region's endpoint is started anew.
+        attempt: goes up whenever the region's endpoint is started anew.
         key: the run's secret, 16 to 64 bytes.
     """
 
     run_id: str
     region: str
-    epoch: int
+    attempt: int
     key: bytes = field(repr=False)
 
 
@@ -80,9 +80,9 @@ class PeerStats(TypedDict):
     """
 
     connected: bool
-    epoch: int | None
-    bytes_sent: dict[str, int]
-    bytes_received: dict[str, int]
+    attempt: int | None
+    bytes_out: dict[str, int]
+    bytes_in: dict[str, int]
     messages_out: int
     messages_in: int
     duplicates_in: int

@@ -38,12 +38,12 @@ QUICK: dict[str, Any] = PATIENT | {
 class Region:
     """The near end of a node's pipe."""
 
-    def __init__(self, lab: Lab, region: str, peer: str, epoch: int, config: dict[str, Any]):
+    def __init__(self, lab: Lab, region: str, peer: str, attempt: int, config: dict[str, Any]):
         self.port = 0
         self.child = lab.popen(
             region, [sys.executable, str(NODE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self._say({"region": region, "peer": peer, "epoch": epoch, "config": config})
+        self._say({"region": region, "peer": peer, "attempt": attempt, "config": config})
 
     def _say(self, what: dict[str, Any]) -> None:
         assert self.child.stdin is not None
@@ -234,7 +234,7 @@ def test_the_same_endpoint_at_another_address_goes_on_where_it_was(lab: Lab) -> 
             eu.ask("connect", host=lab.addresses6["us"], port=us.port)
             us.until_messages(8)
             books = eu.until_flushed()["stats"]
-            assert books["reconnects"] >= 1 and books["epoch"] == 1 and books["dropped_out"] == 0
+            assert books["reconnects"] >= 1 and books["attempt"] == 1 and books["dropped_out"] == 0
         finally:
             ip4("add")
             route = ["ip", "-4", "route", "replace", "default", "dev", DEVICE]

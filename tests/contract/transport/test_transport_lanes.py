@@ -189,7 +189,7 @@ def test_a_handler_of_one_lane_holds_up_the_others_but_not_their_arrival() -> No
 # ------------------------------------------------------------------ news of peers
 
 HELLO: dict[str, Any] = {
-    "service": "wan", "run": "run", "region": "eu", "epoch": 1, "instance": "i", "to": "us",
+    "service": "wan", "run": "run", "region": "eu", "attempt": 1, "instance": "i", "to": "us",
     "stream": 0,
 }  # fmt: skip
 
@@ -233,9 +233,9 @@ def test_a_peer_is_up_before_its_first_message_and_successors_come_in_order() ->
     with running(us):
         address = us.endpoint.listen()
         socks = []
-        for epoch in (1, 2, 5):
+        for attempt in (1, 2, 5):
             socks.append(sockets.dial(address, WAIT_S))
-            key = _shake(socks[-1], epoch=epoch, instance=f"i{epoch}").send_key
+            key = _shake(socks[-1], attempt=attempt, instance=f"i{attempt}").send_key
             send_frame(socks[-1], _chunk(1), key)
             us.wait_messages(len(socks))
         assert us.peers == [

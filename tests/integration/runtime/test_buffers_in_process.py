@@ -112,7 +112,7 @@ def test_a_replaced_worker_gets_what_is_carried(tmp_path: Path) -> None:
         eventually(lambda: site.server.version >= 3, "the third step")
         for client in lost:
             client.close()
-        again = site.start(1, epoch=2)
+        again = site.start(1, attempt=2)
         gate.open()
         for worker in [*others, again]:
             worker.result()
@@ -133,7 +133,7 @@ def test_a_replaced_worker_that_finds_undeclared_state_goes_on(tmp_path: Path) -
         eventually(lambda: site.server.version >= 7, "the seventh step")
         for client in site.clients:
             client.close()
-        again = site.start(0, epoch=2)
+        again = site.start(0, attempt=2)
         gate.open()
         assert again.result() == 9
 
