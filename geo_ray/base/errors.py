@@ -280,7 +280,9 @@ class TaskStateError(TaskError):
         "updates are summed on their way; a loss that computes with other parameters than those "
         "that are trained; `requires_grad` switched in the first steps."
     )
-    advice = "Declare what changes in the task's `carry`; docs/guides/tasks.md has the rules."
+    advice = (
+        "Declare what changes in the task's `model_buffers`; docs/guides/tasks.md has the rules."
+    )
     more = (
         "What changes in the forward pass without a gradient is exchanged between regions, saved "
         "in checkpoints and in the model only if the task names it. The message names it."

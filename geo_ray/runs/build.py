@@ -228,7 +228,7 @@ def build_server(
         start: parameters and model buffers at the start.
     """
     plan = _server_plan(experiment, region, attempt)
-    carry = None
+    model_buffers = None
     if start is not None and start.layout.entries:
         model_buffers = RegionBuffers(start.layout, start.buffers_B, region.workers, plan.alone)
     return Server.over(shards, num_params, plan, wire_plan(experiment), together, model_buffers)

@@ -307,8 +307,8 @@ class ShardServer:
         newest = self._attempts[worker] = max(attempt, self._attempts.get(worker, 0))
         if attempt < newest:
             raise LinkDownError(
-                f"worker {worker} of region '{self._held.region}' in attempt {attempt} was replaced: "
-                f"attempt {newest} is the present one"
+                f"worker {worker} of region '{self._held.region}' in attempt {attempt} was "
+                f"replaced: attempt {newest} is the present one"
             )
         return worker
 

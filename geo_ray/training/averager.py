@@ -130,9 +130,9 @@ OPEN: Final = "open/"
 class AveragerBooks:
     """The requests that the averager has taken in, its answers, and which regions have ended.
 
-    Requests are numbered by (region, attempt, seq), and a region has one open at most. So the newest
-    number of each region says whether a request is a repetition, and its newest answer is all that
-    a repetition may ask for.
+    Requests are numbered by (region, attempt, seq), and a region has one open at most. So the
+    newest number of each region says whether a request is a repetition, and its newest answer is
+    all that a repetition may ask for.
 
     Attributes:
         last: attempt and number of every region's newest request that was taken in or given up.
@@ -172,8 +172,8 @@ class AveragerBooks:
     def join(self, region: str, giver: str) -> None:
         """A region begins as a copy of another one: with its numbers, and no answer.
 
-        Attempts are a region's own. The giver's may be later than the newcomer's, where both came up
-        side by side, and all that the newcomer says would pass for a repetition.
+        Attempts are a region's own. The giver's may be later than the newcomer's, where both came
+        up side by side, and all that the newcomer says would pass for a repetition.
         """
         self.answers.pop(region, None)
         self.last[region] = (self.newest(region)[0], self.newest(giver)[1])

@@ -734,7 +734,7 @@ class DirectPath:
 
     def skip(self, region: str, attempt: int, seq: int) -> None:
         """Answer an update without taking it in."""
-        self._deliver_all(self._here().carry_out(Skip(region, attempt, seq)).replies)
+        self._deliver_all(self._here().execute(Skip(region, attempt, seq)).replies)
 
     def take_sum(
         self, parts: tuple[UpdateMessage, ...], total_P: Tensor

@@ -81,8 +81,8 @@ class PeerStats(TypedDict):
 
     connected: bool
     attempt: int | None
-    bytes_out: dict[str, int]
-    bytes_in: dict[str, int]
+    bytes_sent: dict[str, int]
+    bytes_received: dict[str, int]
     messages_out: int
     messages_in: int
     duplicates_in: int
