@@ -239,7 +239,7 @@ class Site:
     def loop(self, rank: int, attempt: int = 1, *, shared: bool = True) -> WorkerLoop:
         world, experiment = self.world, self.world.experiment
         clients = self.join(rank, attempt, shared=shared)
-        carried = world.start.layout.size_floats
+        buffer_floats = world.start.layout.size_floats
         params_P, grad_P, links = links_over(
             clients, world.params_P.numel(), world.timeout_s, buffer_floats
         )
