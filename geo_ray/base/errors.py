@@ -275,12 +275,14 @@ class TaskStateError(TaskError):
     code = "TASK_STATE"
     causes = (
         "A moving average of the weights, a queue, a codebook or spectral normalisation that the "
-        "task does not declare; a pattern of `carry` or `groups` that fits nothing; a frozen part "
-        "that is read from different files on different machines; carried values where updates are "
-        "summed on their way; a loss that computes with other parameters than those that are "
-        "trained; `requires_grad` switched in the first steps."
+        "task does not declare; a pattern of `model_buffers` or `groups` that fits nothing; a "
+        "frozen part that is read from different files on different machines; model buffers where "
+        "updates are summed on their way; a loss that computes with other parameters than those "
+        "that are trained; `requires_grad` switched in the first steps."
     )
-    advice = "Declare what changes in the task's `carry`; docs/guides/tasks.md has the rules."
+    advice = (
+        "Declare what changes in the task's `model_buffers`; docs/guides/tasks.md has the rules."
+    )
     more = (
         "What changes in the forward pass without a gradient is exchanged between regions, saved "
         "in checkpoints and in the model only if the task names it. The message names it."

@@ -314,7 +314,7 @@ class AutoscalePolicy:
                 if choice.calls_off:
                     self._call_off(memory, pending_launches)
                 too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
-                actions += self._carry_out(memory, region, node_group.role, choice, now_s)
+                actions += self._execute(memory, region, node_group.role, choice, now_s)
                 if choice.launches:
                     shown.append((f"{node_group.region}/{node_group.role}", choice.alternatives))
         if too_dear and not (memory.instances or memory.pending_launches):
@@ -324,7 +324,7 @@ class AutoscalePolicy:
             at = target.region(name)
             if at is not None:
                 too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
-                actions += self._carry_out(memory, at, role, choice, now_s)
+                actions += self._execute(memory, at, role, choice, now_s)
             if choice.launches:
                 shown.append((f"{name}/{role}", choice.alternatives))
         unneeded = demand.unneeded | self._unneeded(target, memory, observed, pace)
@@ -486,7 +486,7 @@ class AutoscalePolicy:
 
     # ------------------------------------------------------------------ what is done
 
-    def _carry_out(
+    def _execute(
         self,
         memory: AutoscalerMemory,
         region: RegionTarget,
