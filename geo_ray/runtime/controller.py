@@ -422,7 +422,7 @@ class Controller:
                 self.status(f"paused: {missing}")
             else:
                 self.status("")
-                self.emit("run_went_on")
+                self.emit("run_resumed")
         why = None if missing is None else quorum.overdue(missing, now_s)
         if why is not None and self.policy.halt(why, now_s):
             self._share_statistics()
@@ -449,7 +449,7 @@ class Controller:
         elif kind == "parts":
             self.checkpoints.add(event)
         elif kind == "precise":
-            told = bytearray(event["carried"])
+            told = bytearray(event["model_buffers"])
             self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
             self._share_statistics()
         elif kind == "handed":
@@ -483,8 +483,8 @@ class Controller:
         """
         board = self._statistics
         found = board.give_up() if self.policy.is_halting else board.take(self.actors.primaries)
-        for region, carried_B in found.items():
-            self.actors.primaries[region].use_statistics.remote(carried_B.numpy().tobytes())
+        for region, buffers_B in found.items():
+            self.actors.primaries[region].use_statistics.remote(buffers_B.numpy().tobytes())
 
     def _note_evals(self, finished: list[Evaluation], t_s: float) -> None:
         cause = self.evals.take(finished, t_s, self.actors.home.region)

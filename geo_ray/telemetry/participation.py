@@ -84,7 +84,7 @@ class Presence:
             self._end(t_s)
         elif kind == "run_paused":
             self._enter(RUN, "paused", t_s)
-        elif kind == "run_went_on":
+        elif kind == "run_resumed":
             self._leave(RUN, t_s)
         elif kind == "averager_moved":
             self.marks.append((t_s, f"the averager moves to {event['region']}"))

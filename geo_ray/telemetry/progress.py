@@ -40,7 +40,7 @@ _TOLD = (
     "region_drained",
     "averager_moved",
     "standby_ready",
-    "run_went_on",
+    "run_resumed",
     "stop_requested",
     "checkpoint",
     "checkpoint_failed",
@@ -393,7 +393,7 @@ class Progress:
                 self._say(f"[yellow]the averager moved[/] to {escape(event['region'])}")
             case "standby_ready":
                 self._say(f"{escape(event['name'])} stands by for the averager")
-            case "run_went_on":
+            case "run_resumed":
                 self._say("[green]going on[/]")
             case "stop_requested":
                 self._say(f"[yellow]stopping[/]: {cause}")

@@ -109,8 +109,8 @@ def test_a_run_in_progress(run: RunDirectory) -> None:
         assert geo_ray.status(run.path).phase == "starting workers"
         begin(log)
         write_steps(log, first=1, last=4)
-        log.write("exchange", 4.0, region="us", seq=1, start_s=3.5, bytes_out=10, bytes_in=10,
-                  blocking=True, staleness=0.0, round=1)  # fmt: skip
+        log.write("exchange", 4.0, region="us", seq=1, start_s=3.5, bytes_sent=10,
+                  bytes_received=10, blocking=True, staleness=0.0, round=1)  # fmt: skip
         log.write("wan", 4.0, src="us", dst="eu", bytes_by_class={"update": 1000})
         log.write("eval", 4.0, step=4, region=None, metrics={"accuracy": 0.5}, samples=90)
         lease.note("training")
@@ -173,7 +173,7 @@ def test_a_killed_driver_s_run_trains_on_while_its_supervisor_restarts_it(tmp_pa
     found = geo_ray.status(run.path)
     assert (found.is_going, found.waits_s is not None) == (False, True)
     assert found.waits_s is not None and found.waits_s <= 50
-    assert found.phase == "trains on while its driver is started again"
+    assert found.phase == "training while its run actor restarts"
     assert found.fix == f"`geo-ray train --resume {run.path}` watches it."
     assert [(each.state, each.samples_per_s) for each in found.regions] == [("trains on", 0.0)] * 2
     shown = CliRunner().invoke(command, [str(run.path)]).stdout

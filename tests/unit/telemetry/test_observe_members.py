@@ -26,7 +26,7 @@ def history() -> list[Event]:
         event("run_paused", 11.0, cause="b is missing"),
         event("worker_lost", 12.0, region="a", worker=1, cause="gone"),
         event("worker_replaced", 15.0, region="a", worker=1, attempt=2),
-        event("run_went_on", 20.0),
+        event("run_resumed", 20.0),
         event("region_joined", 20.0, region="b", view=3, round=2, step=4, bytes=8, took_s=1.0),
         event("region_joined", 25.0, region="c", view=4, round=2, step=4, bytes=8, took_s=1.0),
         event("averager_moved", 26.0, region="b", epoch=2),

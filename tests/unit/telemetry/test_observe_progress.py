@@ -139,7 +139,7 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
         ("standby_ready", 2.0, {"region": "west", "name": "east", "epoch": 2}),
         ("region_drained", 3.0, {"region": "east", "cause": "asked"}),
         ("region_drained", 3.5, {"region": "west", "cause": "notice"}),
-        ("run_went_on", 4.0, {}),
+        ("run_resumed", 4.0, {}),
     ]
     for event in events(rows):
         progress.feed(event)
