@@ -360,16 +360,16 @@ def test_the_lines(run: RunDirectory) -> None:
         shown = CliRunner().invoke(command, [str(run.path)])
     lines = shown.stdout.splitlines()
     assert lines[0] == f"{run.path}: training, sma, about 6 s left"
-    assert lines[1].startswith("  driver    host ")
+    assert lines[1].startswith("  run actor  host ")
     assert lines[1].endswith(": alive")
     assert lines[2:] == [
-        "  member    eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, 1 worker lost, "
+        "  member     eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, 1 worker lost, "
         "computing",
-        "  lost      us after step 4: its bridge is gone",
-        "  training  loss 0.5208, 16 samples/s, averager in eu, "
+        "  lost       us after step 4: its bridge is gone",
+        "  training   loss 0.5208, 16 samples/s, averager in eu, "
         "target accuracy at least 0.9: not reached",
-        "  saved     no checkpoint yet",
-        "  spent     4.0 s, 0 B between regions",
+        "  saved      no checkpoint yet",
+        "  spent      4.0 s, 0 B between regions",
     ]
 
 
@@ -381,7 +381,7 @@ def test_the_lines_fit_the_terminal(run: RunDirectory) -> None:
     wide, narrow = status_lines(found), status_lines(found, 80)
     assert max(map(len, wide)) > 200 and max(map(len, narrow)) <= 80
     assert " ".join(" ".join(narrow).split()) == " ".join(" ".join(wide).split())
-    assert [line for line in narrow if line.startswith("            some words")], narrow
+    assert [line for line in narrow if line.startswith("             some words")], narrow
 
 
 def test_a_region_that_takes_no_steps_has_no_pace(run: RunDirectory) -> None:
@@ -414,7 +414,7 @@ def test_follow_goes_on_until_nobody_drives_the_run(run: RunDirectory) -> None:
 def test_a_run_that_has_not_begun_and_no_run(run: RunDirectory, tmp_path: Path) -> None:
     found = geo_ray.status(run.path)
     assert (found.phase, found.run_actor, found.regions) == ("not begun", None, ())
-    assert "  driver  none is noted" in CliRunner().invoke(command, [str(run.path)]).stdout
+    assert "  run actor  none is noted" in CliRunner().invoke(command, [str(run.path)]).stdout
     with pytest.raises(RunDirectoryError, match="there is no run"):
         geo_ray.status(tmp_path / "gone")
 
@@ -474,7 +474,7 @@ def test_a_request_that_is_refused_is_an_error_with_the_reason(run: RunDirectory
         assert isinstance(failed.exception, MembersRefusedError) and failed.exception.exit_code
         assert geo_ray.status(run.path).refused == "drain eu: it hosts the averager"
         shown = CliRunner().invoke(command, [str(run.path)]).output
-        assert "  refused   drain eu: it hosts the averager" in shown
+        assert "  refused    drain eu: it hosts the averager" in shown
         shown = CliRunner().invoke(members_command, [str(run.path)]).output
         assert "refused: drain eu: it hosts the averager" in shown.splitlines()
 
