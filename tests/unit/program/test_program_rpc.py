@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from geo_ray.base.errors import NodeLostError
-from geo_ray.program import peers as peers_module
+from geo_ray.program import rpc
 from geo_ray.program.graph import ProgramNode
 from geo_ray.program.rpc import NodeServer, NodeStubs, NodeTable
 from geo_ray.program.serialization import pack, serialize_nodes, unpack
@@ -25,7 +25,7 @@ def table(number: int, address: Address) -> NodeTable:
 
 
 def test_who_calls_a_dead_address_hears_of_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_module, "RETURN_S", 5.0)
+    monkeypatch.setattr(rpc, "RETURN_S", 5.0)
     with LanServer(HOST, KEY, lambda *_: ({}, b"before")) as gone:
         pass
     with LanServer(HOST, KEY, lambda *_: ({}, b"back")) as back:
