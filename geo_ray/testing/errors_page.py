@@ -1,18 +1,11 @@
-"""The page `docs/reference/generated/errors.md`, made from the error classes.
-
-``python -m geo_ray.testing.errors_page docs/reference/generated/errors.md`` writes it; a test
-holds the file against
-`page`.
-"""
+"""The page `docs/reference/generated/errors.md`, made from the error classes."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 import textwrap
 from operator import attrgetter
-from pathlib import Path
 from typing import Final
 
 from geo_ray.base.errors import ConfigError, GeoRayError, InterruptedRunError, every_class
@@ -104,7 +97,3 @@ def _filled(text: str) -> str:
     kept = re.sub(r"`[^`]+`", _unbroken, " ".join(text.split()))
     lines = textwrap.fill(kept, _WIDTH, break_long_words=False, break_on_hyphens=False)
     return lines.replace(_GAP, " ")
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

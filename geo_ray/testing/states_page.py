@@ -1,14 +1,7 @@
-"""The page `docs/reference/generated/states.md`, made from the state tables.
-
-``python -m geo_ray.testing.states_page docs/reference/generated/states.md`` writes it; a test
-holds the file against
-`page`.
-"""
+"""The page `docs/reference/generated/states.md`, made from the state tables."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any, Final
 
 from geo_ray.base.states import StateTable
@@ -47,7 +40,3 @@ def _section(table: StateTable[Any, Any], file: str) -> str:
         f"## {table.name}\n\nDeclared in `{file}`.\n\n| State | Meaning |\n| --- | --- |\n"
         f"{rows}\n\n```mermaid\n{table.mermaid()}\n```\n"
     )
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
