@@ -347,7 +347,7 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for head, rows in tables.items():
         name = head or "Top level"
         anchor = prefix + _anchor(name)
-        yield f"{'##' if '.' not in head else '###'} {_heading(name)} {{ #{anchor} }}"
+        yield f"{'###' if '.' not in head else '####'} {_heading(name)} {{ #{anchor} }}"
         yield ""
         if meanings.get(head):
             yield f"{meanings[head][:1].upper()}{meanings[head][1:]}."

@@ -19,7 +19,8 @@ from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.sweep.search_config import TuningConfig
 from geo_ray.telemetry.events import EVENT_FIELDS, OPTIONAL_FIELDS
 from geo_ray.testing.errors_page import page
-from geo_ray.testing.reference_pages import EVENTS, FIELDS, pages
+from geo_ray.testing.reference_pages import EVENTS, FIELDS
+from geo_ray.testing.reference_pages import pages as generated_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -81,11 +82,11 @@ def test_every_class_says_itself_what_its_section_needs(kind: type[errors.GeoRay
         assert text.rstrip()[-1] in ".!?`", text
 
 
-@pytest.mark.parametrize("name", sorted(pages()))
+@pytest.mark.parametrize("name", sorted(generated_pages()))
 def test_generated_pages_are_up_to_date(name: str) -> None:
     """If this fails: `python -m geo_ray.testing.reference_pages docs/reference/generated`."""
     generated = ROOT / "docs" / "reference" / "generated" / name
-    assert generated.read_text(encoding="utf-8") == pages()[name]
+    assert generated.read_text(encoding="utf-8") == generated_pages()[name]
 
 
 def test_every_event_and_field_is_described() -> None:
