@@ -78,8 +78,8 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         {
             "seq": "number of the region's update, from 1",
             "start_s": "when the update was sent",
-            "bytes_out": "payload sent, encoded",
-            "bytes_in": "payload received, encoded",
+            "bytes_sent": "payload sent, encoded",
+            "bytes_received": "payload received, encoded",
             "bytes_before": "payload that each direction would have without a codec",
             "blocking": "whether training waited for the answer",
             "staleness": "updates of other regions that the averager applied since the "
@@ -89,7 +89,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     ),
     "update_dropped": (
         "An update was given up before the averager applied it. The next update includes it.",
-        {"seq": "number of the region's update", "bytes_out": "payload sent"},
+        {"seq": "number of the region's update", "bytes_sent": "payload sent"},
     ),
     "eval": (
         "Held-out rows were evaluated.",
@@ -125,10 +125,10 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "worker_requested": ("The run actor requested a replacement for a worker.", {}),
     "worker_started": ("The replacement's process runs.", {}),
     "worker_replaced": ("The replacement works: its server has given it rows.", {}),
-    "process_silent": (
+    "process_unresponsive": (
         "A process is unresponsive: a worker's step takes far too long, or a server or bridge "
         "does not answer.",
-        {"process": "name of the process", "silent_s": "seconds without an answer"},
+        {"process": "name of the process", "unresponsive_s": "seconds without an answer"},
     ),
     "worker_left": (
         "A worker was asked to leave, because its node is being drained. Its work counts.",
@@ -165,7 +165,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     ),
     "region_lost": ("A region is lost, and the run continues without it.", {}),
     "run_paused": ("Too few regions are present: training is paused.", {}),
-    "run_went_on": ("Enough regions are present again: training continues.", {}),
+    "run_resumed": ("Enough regions are present again: training continues.", {}),
     "bridge_requested": ("A region's bridge died, and a replacement is being started.", {}),
     "bridge_replaced": (
         "The replacement of a region's bridge works. Nothing was lost.",
@@ -175,7 +175,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "A new run actor took over the running processes of a run.",
         {
             "epoch": "fencing token: number of holders of the run's lease so far",
-            "silent_s": "seconds in which no event was written",
+            "unresponsive_s": "seconds in which no event was written",
         },
     ),
     "region_drained": (
