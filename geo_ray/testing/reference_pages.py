@@ -309,12 +309,12 @@ def _events() -> str:
     return "\n".join(parts)
 
 
-_CONFIGURATIONS: Final[Mapping[str, tuple[str, type[BaseModel], str]]] = {
-    "Run": ("geo-ray train", Experiment, ""),
-    "Queue": ("geo-ray queue", QueueConfig, "queue-"),
-    "Search": ("geo-ray tune", TuningConfig, "search-"),
-    "Data preparation": ("geo-ray data shard", Preparation, "preparation-"),
-    "WAN lab": ("geo-ray lab up", Topology, "lab-"),
+_CONFIGURATIONS: Final[Mapping[str, tuple[str, type[BaseModel]]]] = {
+    "Run": ("geo-ray train", Experiment),
+    "Queue": ("geo-ray queue", QueueConfig),
+    "Search": ("geo-ray tune", TuningConfig),
+    "Data preparation": ("geo-ray data shard", Preparation),
+    "WAN lab": ("geo-ray lab up", Topology),
 }
 
 _CONFIGURATION_HEAD: Final = """\
@@ -328,13 +328,13 @@ keys are rejected. `--set train.steps=100` changes one key on the command line, 
 
 def _configuration() -> str:
     parts = [_WRITTEN, "", _CONFIGURATION_HEAD]
-    for title, (command, model, prefix) in _CONFIGURATIONS.items():
+    for title, (command, model) in _CONFIGURATIONS.items():
         parts += [f"## {title}", "", f"The file of `{command}`.", ""]
-        parts += _sections(model, prefix)
+        parts += _sections(model)
     return "\n".join(parts)
 
 
-def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
+def _sections(model: type[BaseModel]) -> Iterator[str]:
     tables: dict[str, list[str]] = {}
     meanings: dict[str, str] = {}
     for path, info in every_field(model):
@@ -346,8 +346,7 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
         tables.setdefault(head, []).append(row)
     for head, rows in tables.items():
         name = head or "Top level"
-        anchor = prefix + _anchor(name)
-        yield f"{'###' if '.' not in head else '####'} {_heading(name)} {{ #{anchor} }}"
+        yield f"{'###' if '.' not in head else '####'} {_heading(name)}"
         yield ""
         if meanings.get(head):
             yield f"{meanings[head][:1].upper()}{meanings[head][1:]}."
@@ -360,11 +359,6 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 def _heading(path: str) -> str:
     return path if path == "Top level" else f"`{path}`"
-
-
-def _anchor(path: str) -> str:
-    plain = "".join(c if c.isalnum() or c == "_" else "-" for c in path.lower())
-    return "-".join(part for part in plain.split("-") if part)
 
 
 def _cell(text: str) -> str:
