@@ -171,11 +171,11 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "The replacement of a region's bridge works. Nothing was lost.",
         {"took_s": "seconds since the loss was noticed"},
     ),
-    "driver_attached": (
+    "run_actor_attached": (
         "A new run actor took over the running processes of a run.",
         {
-            "epoch": "fencing token: number of holders of the run's lease so far",
-            "unresponsive_s": "seconds in which no event was written",
+            "token": "fencing token: number of holders of the run's lease so far",
+            "downtime_s": "seconds in which no event was written",
         },
     ),
     "region_drained": (
