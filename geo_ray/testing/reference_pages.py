@@ -7,22 +7,31 @@ the site itself, from the commands and the docstrings.
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from geo_ray.base.describe import default_text, type_and_limits
+from geo_ray.base.errors import ConfigError, GeoRayError, InterruptedRunError, every_class
 from geo_ray.base.model import every_field
+from geo_ray.base.states import StateTable
+from geo_ray.cloud.autoscaler.state import INSTANCE
 from geo_ray.data.prepare.config import Preparation
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.lab.topology import Topology
+from geo_ray.runtime.actor import ACTOR
+from geo_ray.runtime.regions import REGION
 from geo_ray.scheduler.queue.config import QueueConfig
+from geo_ray.scheduler.queue.state import JOB
 from geo_ray.sweep.search_config import TuningConfig
 from geo_ray.telemetry.events import EVENT_FIELDS, OPTIONAL_FIELDS
-from geo_ray.testing import errors_page, states_page
 
 _WRITTEN: Final = "<!-- Written by geo_ray/testing/reference_pages.py. -->"
 
@@ -365,13 +374,133 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
+_WIDTH: Final = 118
+_GAP: Final = "\0"  # stands for a space inside a code span, where no line may end
+
+EXAMPLE: Final = ConfigError(
+    "job.yaml: 2 problems:\n"
+    '    train.steps (line 6): got "many", expected a whole number from 1 to 1000000000000\n'
+    "    train.eval_evry (line 7): unknown key; did you mean eval_every?",
+    fix="Correct them all. `geo-ray config schema train` shows what belongs there.",
+)
+"""What `geo-ray train` says of a file with two mistakes; a test makes the mistakes."""
+
+
+def errors_page() -> str:
+    """Give the page of errors, from the error classes."""
+    roots = sorted(GeoRayError.__subclasses__(), key=attrgetter("exit_code"))
+    parts = [_errors_head(roots), _error_section(GeoRayError)]
+    for root in roots:
+        below = [kind for kind in every_class() if issubclass(kind, root)]
+        parts += [f"## {root.chapter}", *(_error_section(kind) for kind in below)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _errors_head(roots: list[type[GeoRayError]]) -> str:
+    form = str(GeoRayError("what went wrong, naming the key, shard, region or file", fix="FIX"))
+    form = form.replace(f"[{GeoRayError.code}]", "[CODE]").replace("FIX", "what to do about it")
+    chapters = "; ".join(f"{kind.exit_code} {kind.chapter}" for kind in roots)
+    return "\n\n".join(
+        [
+            _WRITTEN,
+            "# Errors",
+            _filled(
+                "Every error of geo_ray has a stable code, a process exit code and a remedy. The "
+                "command line prints it to standard error as"
+            ),
+            _block(f"error {form}"),
+            _filled(
+                "and the process ends with the exit code of its section below. Several problems "
+                "of one kind come together, a line for each:"
+            ),
+            _block(f"error {EXAMPLE}"),
+            _filled("Codes do not change between releases; messages may."),
+            _filled(
+                f"Exit codes by chapter: {chapters}. A run that was stopped ends with "
+                f"{InterruptedRunError.exit_code}, a command line with a wrong option with 2; 0 "
+                "is success."
+            ),
+            _filled(
+                "A *family* is the parent of other codes: code that catches errors may catch a "
+                "whole family by its class in `geo_ray.base.errors`, and a person rarely sees its "
+                "code."
+            ),
+        ]
+    )
+
+
+def _error_section(kind: type[GeoRayError]) -> str:
+    family = ", a *family*" if kind.__subclasses__() else ""
+    more = vars(kind).get("more", "")
+    return "\n\n".join(
+        [
+            f"### {kind.code}",
+            f"Exit code: {kind.exit_code}. Class: `{kind.__name__}`{family}.",
+            _filled(f"**Meaning.** {_meaning(kind)}"),
+            _filled(f"**Causes.** {kind.causes}"),
+            _filled(f"**Fix.** {kind.advice} {more}"),
+        ]
+    )
+
+
+def _meaning(kind: type[GeoRayError]) -> str:
+    """The docstring without its lists."""
+    return inspect.cleandoc(vars(kind)["__doc__"]).partition("\n\nArgs:")[0]
+
+
+def _block(text: str) -> str:
+    return textwrap.indent(text, "    ")
+
+
+def _unbroken(span: re.Match[str]) -> str:
+    return span[0].replace(" ", _GAP)
+
+
+def _filled(text: str) -> str:
+    """The text as lines; no line ends inside a code span, so that commands stay whole."""
+    kept = re.sub(r"`[^`]+`", _unbroken, " ".join(text.split()))
+    lines = textwrap.fill(kept, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return lines.replace(_GAP, " ")
+
+
+TABLES: Final[tuple[tuple[StateTable[Any, Any], str], ...]] = (
+    (REGION, "geo_ray/runtime/regions.py"),
+    (ACTOR, "geo_ray/runtime/actor.py"),
+    (INSTANCE, "geo_ray/cloud/autoscaler/state.py"),
+    (JOB, "geo_ray/scheduler/queue/state.py"),
+)
+"""Every state machine, and the file that declares it."""
+
+_STATES_HEAD: Final = """\
+# States
+
+Objects with a life cycle have one state, an enum, and change it by one transition function. The
+diagrams below are generated from the tables that the code runs. An event that a table does not list
+for a state is a programming error.
+"""
+
+
+def _states() -> str:
+    return "\n".join(
+        [_WRITTEN, "", _STATES_HEAD, *(_state_section(table, file) for table, file in TABLES)]
+    )
+
+
+def _state_section(table: StateTable[Any, Any], file: str) -> str:
+    rows = "\n".join(f"| `{state.value}` | {text} |" for state, text in table.states.items())
+    return (
+        f"## {table.name}\n\nDeclared in `{file}`.\n\n| State | Meaning |\n| --- | --- |\n"
+        f"{rows}\n\n```mermaid\n{table.mermaid()}\n```\n"
+    )
+
+
 def pages() -> dict[str, str]:
     """Give the text of each generated page by its file name."""
     return {
         "configuration.md": _configuration(),
-        "errors.md": errors_page.page(),
+        "errors.md": errors_page(),
         "events.md": _events(),
-        "states.md": states_page.page(),
+        "states.md": _states(),
     }
 
 

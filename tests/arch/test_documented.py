@@ -18,8 +18,7 @@ from geo_ray.base.load import load_tree
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.sweep.search_config import TuningConfig
 from geo_ray.telemetry.events import EVENT_FIELDS, OPTIONAL_FIELDS
-from geo_ray.testing.errors_page import page
-from geo_ray.testing.reference_pages import EVENTS, FIELDS
+from geo_ray.testing.reference_pages import EVENTS, FIELDS, errors_page
 from geo_ray.testing.reference_pages import pages as generated_pages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,12 +101,15 @@ def test_every_event_and_field_is_described() -> None:
 
 
 def test_the_page_has_a_section_for_every_code() -> None:
-    assert re.findall(r"^## (.+)$", page(), flags=re.M) == [
+    assert re.findall(r"^### (.+)$", errors_page(), flags=re.M) == [
         *[errors.GeoRayError.code],
         *[kind.code for kind in sorted(ERRORS[1:], key=chapter_first)],
     ]
     for kind in ERRORS:
-        assert f"## {kind.code}\n\nExit code: {kind.exit_code}. Class: `{kind.__name__}`" in page()
+        assert (
+            f"### {kind.code}\n\nExit code: {kind.exit_code}. Class: `{kind.__name__}`"
+            in errors_page()
+        )
 
 
 def chapter_first(kind: type[errors.GeoRayError]) -> int:

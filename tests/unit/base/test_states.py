@@ -9,7 +9,7 @@ import pytest
 
 from geo_ray.base.errors import InvariantError
 from geo_ray.base.states import StateTable
-from geo_ray.testing.states_page import TABLES
+from geo_ray.testing.reference_pages import TABLES
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "generated" / "states.md"
 
