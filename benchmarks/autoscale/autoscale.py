@@ -39,10 +39,10 @@ DAYS = {
     "calm": DayKind(
         hourly_move=0.01,
         jumps_per_day=0.3,
-        least_shortages_per_day=0.02,
-        most_shortages_per_day=0.2,
+        least_sold_out_per_day=0.02,
+        most_sold_out_per_day=0.2,
     ),
-    "rough": DayKind(jumps_per_day=4, least_shortages_per_day=3, most_shortages_per_day=15),
+    "rough": DayKind(jumps_per_day=4, least_sold_out_per_day=3, most_sold_out_per_day=15),
 }
 Markets = Mapping[Pool, MarketTrace]
 

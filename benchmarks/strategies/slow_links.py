@@ -231,7 +231,7 @@ def timed_of(run: Run, interval: int, meter: CpuMeter, late_share: float) -> Tim
         rounds_s=rounds_s,
         exchanges_s=[e["t_s"] - e["start_s"] for e in of_far],
         last_s=[e["t_s"] - e["start_s"] for e in last if e["region"] == FAR],
-        mb_per_round=sum(e["bytes_out"] for e in of_far) / 1e6 / len(rounds_s),
+        mb_per_round=sum(e["bytes_sent"] for e in of_far) / 1e6 / len(rounds_s),
         cpu_share=meter.share(
             run.origin_unix_s + min(site.began_s for site in sites),
             run.origin_unix_s + max(site.ended_s for site in sites),

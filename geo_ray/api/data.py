@@ -560,11 +560,11 @@ class WantedStatistics:
             raise ConfigError(
                 f"{self.prepare} needs no statistics", fix="Leave this step and --stats out."
             )
-        if silent := [name for name in needs.words if name not in self.words]:
+        if absent := [name for name in needs.words if name not in self.words]:
             raise ConfigError(
-                f"{self.prepare} needs the words of {', '.join(silent)}, which are data of this "
+                f"{self.prepare} needs the words of {', '.join(absent)}, which are data of this "
                 "region",
-                fix=f"If they may leave it, add --values {','.join(silent)}; words that fewer rows "
+                fix=f"If they may leave it, add --values {','.join(absent)}; words that fewer rows "
                 "have than --at-least stay here. Otherwise use vocabulary: {hash: N} or "
                 "{file: FILE}.",
             )

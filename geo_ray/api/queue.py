@@ -218,7 +218,7 @@ def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float)
     if state.config is None:
         raise QueueMissingError(f"the queue in {place.shown} was never served")
     _check_known(state.config, user)
-    inbox.post(store, user.tenant, inbox.signed(request, state.queue_id, user.token))
+    inbox.submit(store, user.tenant, inbox.signed(request, state.queue_id, user.token))
     deadline_s = time.monotonic() + wait_s
     while True:
         state.feed(journal.read())

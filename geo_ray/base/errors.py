@@ -275,12 +275,14 @@ class TaskStateError(TaskError):
     code = "TASK_STATE"
     causes = (
         "A moving average of the weights, a queue, a codebook or spectral normalisation that the "
-        "task does not declare; a pattern of `carry` or `groups` that fits nothing; a frozen part "
-        "that is read from different files on different machines; carried values where updates are "
-        "summed on their way; a loss that computes with other parameters than those that are "
-        "trained; `requires_grad` switched in the first steps."
+        "task does not declare; a pattern of `model_buffers` or `groups` that fits nothing; a "
+        "frozen part that is read from different files on different machines; model buffers where "
+        "updates are summed on their way; a loss that computes with other parameters than those "
+        "that are trained; `requires_grad` switched in the first steps."
     )
-    advice = "Declare what changes in the task's `carry`; docs/guides/tasks.md has the rules."
+    advice = (
+        "Declare what changes in the task's `model_buffers`; docs/guides/tasks.md has the rules."
+    )
     more = (
         "What changes in the forward pass without a gradient is exchanged between regions, saved "
         "in checkpoints and in the model only if the task names it. The message names it."
@@ -1004,21 +1006,19 @@ class ProviderUnreachableError(CloudUnreachableError):
     advice = "Ask again with the same request id, which is safe; look at what the cloud lists."
 
 
-class RegionsSilentError(ProviderUnreachableError):
-    """Some of several regions did not answer; what the others said comes with it."""
+class RegionsUnreachableError(ProviderUnreachableError):
+    """Some regions did not answer; the error carries the answers of the others."""
 
     found: tuple[Any, ...] = ()
-    """What the others said."""
+    """Answers of the reachable regions."""
 
-    silent: Mapping[str, str] = MappingProxyType({})
-    """Why each of the rest said nothing."""
+    unreachable: Mapping[str, str] = MappingProxyType({})
+    """Reason by region, for the regions without an answer."""
 
-    code = "REGIONS_SILENT"
-    causes = (
-        "A cloud or one of its regions that is down, no way to it, credentials that have ended."
-    )
-    advice = "See whether the region is up and its credentials are right, then ask again."
-    more = "The autoscaler leaves such a region as it is, and goes on with all others."
+    code = "REGIONS_UNREACHABLE"
+    causes = "A cloud or a region is down, the network path is broken, or credentials have expired."
+    advice = "Check that the region is up and that its credentials are valid, then retry."
+    more = "The autoscaler makes no changes in such a region and continues with all others."
 
 
 class TerraformOutputsError(CloudError):

@@ -140,7 +140,7 @@ class NodeBridge:
     def wan_bytes(self) -> dict[str, int]:
         """Bytes sent by region, headers and all."""
         stats = self._endpoint.stats()
-        return {peer: sum(each["bytes_out"].values()) for peer, each in stats.items()}
+        return {peer: sum(each["bytes_sent"].values()) for peer, each in stats.items()}
 
     def close(self) -> None:
         """End all links; calls under way get no answer."""

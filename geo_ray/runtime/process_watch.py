@@ -297,13 +297,13 @@ class HangWatch:
     def look(
         self,
         statuses: Mapping[str, Mapping[str, Any]],
-        silent_s: Mapping[tuple[str, str], float],
+        unresponsive_s: Mapping[tuple[str, str], float],
     ) -> list[tuple[GroupWorker, str]]:
         """Look at all processes.
 
         Args:
             statuses: what parameter servers told of themselves just now, by region.
-            silent_s: for how long servers and bridges have not answered, by (process, region).
+            unresponsive_s: seconds since servers and bridges last answered, by (process, region).
 
         Returns:
             Workers to replace, with the cause.
@@ -311,10 +311,10 @@ class HangWatch:
         now_s, hung = time.monotonic(), []
         late = {
             (region, process): f"the {process} of region '{region}' has not answered for {s:.0f} s"
-            for (process, region), s in silent_s.items()
+            for (process, region), s in unresponsive_s.items()
             if s >= NAMED_S
         }
-        seconds = {(region, process): s for (process, region), s in silent_s.items()}
+        seconds = {(region, process): s for (process, region), s in unresponsive_s.items()}
         for region, status in statuses.items():
             usual_s = status.get("usual_s")
             for rank, computing in status.get("computing", {}).items():
@@ -337,7 +337,7 @@ class HangWatch:
                     continue
                 late[region, f"worker {rank}"] = f"worker {region}/{rank}: {cause}"
                 seconds[region, f"worker {rank}"] = computing.for_s
-        # A region whose server is silent says nothing of its workers: what was named stays so.
+        # An unresponsive server reports no workers: those already named stay named.
         gone = {key for key in self._named - late.keys() if key[0] not in statuses}
         self._name(late, seconds, gone, now_s)
         return hung
@@ -352,10 +352,10 @@ class HangWatch:
         fresh = late.keys() - self._named
         for region, process in sorted(fresh):
             self.loop.emit(
-                "process_silent",
+                "process_unresponsive",
                 region=region,
                 process=process,
-                silent_s=seconds[region, process],
+                unresponsive_s=seconds[region, process],
             )
         had_any, self._named = bool(self._named), {*late, *unknown}
         if late and (fresh or now_s - self._told_s >= _TELL_AGAIN_S):
@@ -454,7 +454,7 @@ class BridgeWatch:
 
     def replaced(
         self,
-        silent: Mapping[tuple[str, str], str],
+        unresponsive: Mapping[tuple[str, str], str],
         answers: Mapping[tuple[str, str], Mapping[str, Any]],
     ) -> Iterator[str]:
         """Begin to replace the bridges that are lost alone, as far as that can be done.
@@ -463,18 +463,18 @@ class BridgeWatch:
         cannot be replaced is waited for: the server dials it on and on.
 
         Args:
-            silent: why servers and bridges are lost, by (role, region).
+            unresponsive: why servers and bridges are lost, by (role, region).
             answers: of the others.
 
         Yields:
             Their regions, which go on.
         """
-        lost = {region for _, region in silent}
+        lost = {region for _, region in unresponsive}
         for (role, region), answer in answers.items():
             if role == "ps" and region not in lost:
                 self._judge(region, answer["status"].get("bridge_away_s"))
-        for (role, region), cause in silent.items():
-            others = any(name == region and other != "bridge" for other, name in silent)
+        for (role, region), cause in unresponsive.items():
+            others = any(name == region and other != "bridge" for other, name in unresponsive)
             if role == "bridge" and not others and self._replace(region, cause):
                 yield region
 

@@ -22,7 +22,7 @@ from geo_ray.storage.parts import read_part
 from geo_ray.storage.places import CheckpointPlaces, PartPlaces
 from geo_ray.storage.uri import is_s3
 from geo_ray.training.membership import AveragerHome
-from geo_ray.training.parameters import CarryLayout
+from geo_ray.training.parameters import BufferLayout
 
 
 class DriverFence:
@@ -154,7 +154,7 @@ class RunSpec:
     attempt: int = 1
     resume: Resume | None = None
     data_rows: dict[str, float] = field(default_factory=dict)
-    layout: CarryLayout = field(default_factory=partial(CarryLayout, ()))
+    layout: BufferLayout = field(default_factory=partial(BufferLayout, ()))
     constants: dict[str, str] = field(default_factory=dict)
     home: AveragerHome | None = None
 

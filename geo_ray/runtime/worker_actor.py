@@ -163,8 +163,10 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         spec, key = self._spec, self._receiver.open(lan_key, LAN_KEY)
         about: Meta = {"role": "worker", "worker": self._rank, "attempt": self._attempt}
         hello: Meta = {"peer": f"{self._region}/{self._rank}", **about}
-        config, carried = spec.experiment.lan, spec.layout.size_floats
-        return dial_shards(shards, key, hello, spec.num_params, config=config, carried=carried)
+        config, buffer_floats = spec.experiment.lan, spec.layout.size_floats
+        return dial_shards(
+            shards, key, hello, spec.num_params, config=config, buffer_floats=buffer_floats
+        )
 
     def _loop(
         self, clients: Sequence[LanClient], train: RegionReader, heldout: RegionReader

@@ -145,13 +145,13 @@ class LogOutcome:
     error: GeoRayError | None = None
 
 
-def carry_out_entry(averager: Averager, entry: LogEntry) -> LogOutcome:
+def execute_entry(averager: Averager, entry: LogEntry) -> LogOutcome:
     """Do what a line of the log says, at its time."""
     averager.state.now_s = entry.now_s
-    return carry_out(averager, entry.op)
+    return execute(averager, entry.op)
 
 
-def carry_out(averager: Averager, op: Op) -> LogOutcome:
+def execute(averager: Averager, op: Op) -> LogOutcome:
     """Do what an entry says; an error is an outcome like others, the same for everybody."""
     try:
         match op:

@@ -408,11 +408,11 @@ class TrafficCounters:
         for each in received:
             self._received.update(each)
 
-    def bytes_out(self) -> dict[str, int]:
+    def bytes_sent(self) -> dict[str, int]:
         """Bytes sent by class."""
         return self._sum(self._sent, 0)
 
-    def bytes_in(self) -> dict[str, int]:
+    def bytes_received(self) -> dict[str, int]:
         """Bytes received by class."""
         return self._sum(self._received, 1)
 
@@ -579,8 +579,8 @@ class Session:
             return PeerStats(
                 connected=connection is not None,
                 attempt=None if self._incarnation.attempt < 0 else self._incarnation.attempt,
-                bytes_out=counters.bytes_out(),
-                bytes_in=counters.bytes_in(),
+                bytes_sent=counters.bytes_sent(),
+                bytes_received=counters.bytes_received(),
                 messages_out=counters.messages_out,
                 messages_in=counters.messages_in,
                 duplicates_in=self._assembly.duplicates,
@@ -703,7 +703,8 @@ class Session:
         dropped = self._outbox.restart()
         self._counters.dropped_out += dropped
         _LOGGER.warning(
-            "region %s restarted with attempt %d; %d messages to its earlier incarnation are dropped",
+            "region %s restarted with attempt %d; %d messages to its earlier incarnation are "
+            "dropped",
             self.peer, self._incarnation.attempt, dropped,
         )  # fmt: skip
 

@@ -231,7 +231,7 @@ class Site:
             hello | {"attempt": attempt},
             num_params,
             shared=shared,
-            carried=self.world.start.layout.size_floats,
+            buffer_floats=self.world.start.layout.size_floats,
         )
         self.clients += clients
         return clients
@@ -239,9 +239,9 @@ class Site:
     def loop(self, rank: int, attempt: int = 1, *, shared: bool = True) -> WorkerLoop:
         world, experiment = self.world, self.world.experiment
         clients = self.join(rank, attempt, shared=shared)
-        carried = world.start.layout.size_floats
+        buffer_floats = world.start.layout.size_floats
         params_P, grad_P, links = links_over(
-            clients, world.params_P.numel(), world.timeout_s, carried
+            clients, world.params_P.numel(), world.timeout_s, buffer_floats
         )
         name = self.region.name
         worker = build_worker(experiment, name, world.task, params_P, grad_P)

@@ -430,14 +430,14 @@ class Differential(UpdateStage):
         """Counts of both ends; bytes of datagrams are a class of their own in ``links``."""
         counts = self._channel.counts
         found: dict[str, Any] = {"blocks": self._receiver.counts(), "strange": counts.strange}
-        for peer, num_bytes in counts.bytes_in.items():
+        for peer, num_bytes in counts.bytes_received.items():
             if peer in links:
-                links[peer]["bytes_in"]["loose"] = num_bytes
+                links[peer]["bytes_received"]["loose"] = num_bytes
         if self._sender is not None:
             sender = self._sender.sender
             found |= {"sent": asdict(sender.counts), "mbps": sender.mbps, "loss": sender.loss}
             if self._home in links:
-                links[self._home]["bytes_out"]["loose"] = sender.counts.bytes_out
+                links[self._home]["bytes_sent"]["loose"] = sender.counts.bytes_sent
         return {"loose": found}
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ from geo_ray.training.failover import (
     StandbyNode,
 )
 from geo_ray.training.membership import AveragerHome, MemberChange
-from geo_ray.training.messages import ReplyMessage, UpdateMessage, nothing_carried
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.replication import copied_update
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.uploads import UploadRequest
@@ -276,7 +276,7 @@ def _outgoing(op: Op, to: str | None) -> tuple[Any, Buffer]:
     match op:
         case TakeIn(update) if update.region == to:
             bare = replace(update, payload_P=torch.empty(0), coded=None)
-            return _TakeInYours(replace(bare, carried_E=nothing_carried())), b""
+            return _TakeInYours(replace(bare, buffers_E=no_buffers())), b""
         case TakeIn(update):
             return op, payload_bytes(update)
         case TakeSum(parts, total_P):
@@ -362,7 +362,7 @@ class StandbyPath:
             asked = [AveragerRequest(op) for op in self._node.caller.submit(kept)]
             is_home = self._node.primary is not None
             if not is_home:
-                self._carry_out([SendMessage(self.home.region, request) for request in asked])
+                self._execute([SendMessage(self.home.region, request) for request in asked])
         if is_home:
             for request in asked:
                 self._arrived(self._node.region, request)
@@ -389,7 +389,7 @@ class StandbyPath:
     def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """See `UpdatePath`."""
         with self._changed:
-            self._carry_out(self._node.on_report_dead(region, comes_back=comes_back))
+            self._execute(self._node.on_report_dead(region, comes_back=comes_back))
 
     def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
         """See `UpdatePath`; it is carried out once the standby has it."""
@@ -496,26 +496,26 @@ class StandbyPath:
             self._arrived(peer, parsed)
             return
         with self._changed:
-            self._carry_out(self._node.on_message(peer, parsed))
+            self._execute(self._node.on_message(peer, parsed))
 
     def _arrived(self, peer: str, request: AveragerRequest) -> None:
         """A request for the averager here; the stage decides when an update is taken in."""
 
         def take(_: UpdateMessage) -> None:
             with self._changed:
-                self._carry_out(self._node.on_message(peer, request))
+                self._execute(self._node.on_message(peer, request))
 
         if not isinstance(request.op, TakeIn):
             with self._changed:
-                self._carry_out(self._node.on_message(peer, request))
+                self._execute(self._node.on_message(peer, request))
         elif request.op.update.region == peer:
             self.stage.arrive(request.op.update, take, again=request.again)
 
     def _offer(self, op: Op) -> None:
         with self._changed:
-            self._carry_out(self._node.offer(op, time.monotonic()))
+            self._execute(self._node.offer(op, time.monotonic()))
 
-    def _carry_out(self, effects: Sequence[StandbyEffect]) -> None:
+    def _execute(self, effects: Sequence[StandbyEffect]) -> None:
         for effect in effects:
             match effect:
                 case SendMessage(to, message):
@@ -585,7 +585,7 @@ class StandbyPath:
                     seen = {p: s for p, s in self._endpoint.stats().items() if s["connected"]}
                     rtts_s = {p: s["rtt_min_s"] for p, s in seen.items()}
                     known_s = {p: rtt_s for p, rtt_s in rtts_s.items() if rtt_s is not None}
-                    self._carry_out(self._node.tick(time.monotonic(), seen, known_s))
+                    self._execute(self._node.tick(time.monotonic(), seen, known_s))
                 except Exception as error:
                     self.fail(error, "the watch over the averager")
                     return

@@ -171,7 +171,7 @@ def test_cut_in_the_middle_of_a_transfer_resumes_and_delivers_once() -> None:
         assert eu.reconnects() >= 3
         eu.endpoint.flush("us", WAIT_S)
         books = eu.endpoint.stats()["us"]
-        assert books["bytes_out"]["resend"] > 0 and books["messages_out"] == 3
+        assert books["bytes_sent"]["resend"] > 0 and books["messages_out"] == 3
         assert us.peers[0] == (1, True) and us.peers.count((1, False)) >= 3
 
 

@@ -129,10 +129,10 @@ def test_messages_pass_both_ways_in_order_and_are_accounted() -> None:
         eu.endpoint.flush("us", WAIT_S)
         us.endpoint.flush("eu", WAIT_S)
         sent, received = eu.endpoint.stats()["us"], us.endpoint.stats()["eu"]
-        assert sent["bytes_out"]["update"] == received["bytes_in"]["update"] > 5 * 300_000
+        assert sent["bytes_sent"]["update"] == received["bytes_received"]["update"] > 5 * 300_000
         assert sent["messages_out"] == received["messages_in"] == 50
         # On a busy machine acknowledgements may be late enough for a chunk to go out once more.
-        assert set(sent["bytes_out"]) - {"resend"} == {"update", "transport"}
+        assert set(sent["bytes_sent"]) - {"resend"} == {"update", "transport"}
         assert sent["outbox_messages"] == sent["outbox_bytes"] == sent["reconnects"] == 0
         assert sent["rtt_s"] is None or sent["rtt_s"] > 0
         assert sent["connected"] and sent["attempt"] == 1
@@ -317,7 +317,7 @@ def test_repeated_chunks_are_delivered_once_and_gaps_are_waited_for_within_bound
         us.wait(lambda: ("eu", 1, False) in us.peers)
         assert "message 99 of lane 1 follows 3" in str(us.endpoint.stats()["eu"]["last_error"])
         assert len(us.got) == 3
-        assert us.endpoint.stats()["eu"]["bytes_in"]["resend"] > 0
+        assert us.endpoint.stats()["eu"]["bytes_received"]["resend"] > 0
 
 
 @pytest.mark.parametrize("second", [0, 2])
@@ -561,7 +561,7 @@ def test_shaped_messages_come_in_order_and_never_early() -> None:
             work_s = (n + 1) * size_bytes * 8 / 80e6
             assert arrival_s - began_s >= work_s + spec.delay_s - 5 * spec.jitter_s
         eu.endpoint.flush("us", WAIT_S)
-        assert eu.endpoint.stats()["us"]["bytes_out"]["update"] > 5 * size_bytes
+        assert eu.endpoint.stats()["us"]["bytes_sent"]["update"] > 5 * size_bytes
 
 
 def test_an_emulated_outage_holds_bytes_back_without_ending_the_connection() -> None:

@@ -74,14 +74,16 @@ def hung(tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def look(run: Run, for_s: float, attempt: int = 1, **silent_s: float) -> list[tuple[Any, str]]:
+def look(
+    run: Run, for_s: float, attempt: int = 1, **unresponsive_s: float
+) -> list[tuple[Any, str]]:
     status = {"usual_s": 0.2, "computing": {0: Computing(attempt, for_s, True)}}
-    silent = {("bridge", region): s for region, s in silent_s.items()}
+    silent = {("bridge", region): s for region, s in unresponsive_s.items()}
     return run.controller.hang_watch.look({"eu": status}, silent)
 
 
 def silent(run: Run) -> list[tuple[str, str]]:
-    told = [event.fields for event in run.events if event.kind == "process_silent"]
+    told = [event.fields for event in run.events if event.kind == "process_unresponsive"]
     return [(fields["region"], fields["process"]) for fields in told]
 
 

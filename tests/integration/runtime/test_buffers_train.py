@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.timeout(900),  # actors take long to start beside other work
 ]
 
-TASKS = Path(__file__).parents[2] / "support" / "carry_tasks.py"
+TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
 STATEFUL: dict[str, Any] = {"use": f"{TASKS}:Stateful", "options": {}}
 
 
@@ -91,7 +91,7 @@ def test_what_nobody_declared_ends_the_run_and_is_named(tmp_path: Path) -> None:
         train(experiment_of(tmp_path, task=task), tmp_path)
 
 
-@pytest.mark.slow  # two starts; test_carry_in_process.py
+@pytest.mark.slow  # two starts; test_buffers_in_process.py
 def test_frozen_values_that_differ_between_processes_are_named(tmp_path: Path) -> None:
     """A file that is read by model(seed) differs from one process to the next."""
     (tmp_path / "differs.py").write_text(

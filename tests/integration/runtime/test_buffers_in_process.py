@@ -16,7 +16,7 @@ from geo_ray.training.parameters import digest
 from geo_ray.training.worker import StatisticsBoard
 from tests.support.region_support import Gate, InProcess, Site, eventually, experiment_of
 
-TASKS = Path(__file__).parents[2] / "support" / "carry_tasks.py"
+TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
 STATEFUL = {"use": f"{TASKS}:Stateful"}
 SHARDS = [
     {"name": "us-east", "workers": 2, "ps_shards": 2},
@@ -30,14 +30,14 @@ def config_of(**changes: Any) -> Experiment:
     return experiment_of(**{"task": STATEFUL, "train": train | {"statistics_batches": 0}} | changes)
 
 
-def carried(site: Site) -> torch.Tensor:
-    assert site.server.carry is not None
-    return site.server.carry.final_B
+def model_buffers(site: Site) -> torch.Tensor:
+    assert site.server.model_buffers is not None
+    return site.server.model_buffers.final_B
 
 
 def exchanged(site: Site) -> torch.Tensor:
-    assert site.server.carry is not None
-    return carried(site)[: site.server.carry.layout.exchanged_bytes]
+    assert site.server.model_buffers is not None
+    return model_buffers(site)[: site.server.model_buffers.layout.exchanged_bytes]
 
 
 def simulated(world: InProcess) -> Any:
@@ -48,7 +48,7 @@ def check_as_simulated(world: InProcess, digests: list[str]) -> None:
     result = simulated(world)
     assert digests == [digest(params_P) for params_P in result.params_P.values()]
     for name, site in world.sites.items():
-        assert torch.equal(carried(site), result.carried_B[name])
+        assert torch.equal(model_buffers(site), result.buffers_B[name])
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -80,8 +80,8 @@ def test_regions_end_with_what_they_share(tmp_path: Path, strategy: dict[str, An
         if strategy["kind"] not in {"asgd"}:
             assert torch.equal(exchanged(first), exchanged(second))
         for site in (first, second):
-            assert not torch.equal(carried(site), world.start.carried_B)
-            assert torch.isfinite(carried(site)[: 4 * 12].view(torch.float32)).all()
+            assert not torch.equal(model_buffers(site), world.start.buffers_B)
+            assert torch.isfinite(model_buffers(site)[: 4 * 12].view(torch.float32)).all()
 
 
 def test_lossy_blocks_leave_it_whole(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_replaced_worker_gets_what_is_carried(tmp_path: Path) -> None:
             worker.result()
         for name, each in world.sites.items():
             assert each.digest == digest(result.params_P[name])
-            assert torch.equal(exchanged(each), result.carried_B[name][: exchanged(each).numel()])
+            assert torch.equal(exchanged(each), result.buffers_B[name][: exchanged(each).numel()])
 
 
 def test_a_replaced_worker_that_finds_undeclared_state_goes_on(tmp_path: Path) -> None:
@@ -185,18 +185,20 @@ def test_statistics_of_the_final_model_are_put_together(tmp_path: Path) -> None:
                     events.append(event)
                     if event["kind"] == "precise":
                         waiting.add(name)
-                        told = torch.frombuffer(bytearray(event["carried"]), dtype=torch.uint8)
+                        told = torch.frombuffer(
+                            bytearray(event["model_buffers"]), dtype=torch.uint8
+                        )
                         board.add(name, told)
             return waiting == set(world.sites)
 
         eventually(all_told, "both regions' statistics")
         assert not [e for e in events if e["kind"] == "stats" and e["final"]]
-        for name, carried_B in board.take(world.sites).items():
-            world.sites[name].lead.use_statistics(carried_B.numpy().tobytes())
+        for name, buffers_B in board.take(world.sites).items():
+            world.sites[name].lead.use_statistics(buffers_B.numpy().tobytes())
         for worker in workers:
             worker.result()
         for name, site in world.sites.items():
-            assert torch.equal(carried(site), result.carried_B[name])
+            assert torch.equal(model_buffers(site), result.buffers_B[name])
             last = [e for e in site.event_buffer.take() if e["kind"] == "stats" and e["final"]]
             assert len(last) == 1
 

@@ -1,4 +1,4 @@
-"""What models carry beside their parameters, in the simulator, which runs the state machines."""
+"""Model buffers in the simulator, which runs the state machines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from geo_ray.data.tasks.load import TaskConfig, load_task
 from geo_ray.data.tasks.model_buffers import state_of
 from geo_ray.runs.model_file import module_with
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.parameters import CarryLayout
+from geo_ray.training.parameters import BufferLayout
 from tests.support.best_support import earliest_best, metrics_of
 from tests.support.train_support import experiment_of, simulate
 from tests.support.world_support import Run, experiment, of_kind
 
-TASKS = Path(__file__).parents[2] / "support" / "carry_tasks.py"
+TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
 KINDS = sorted(STRATEGIES)
 PLAIN = {"eval_every": 0, "statistics_batches": 0}
 THREE = {
@@ -40,12 +40,12 @@ def model_of(run: Run, region: str) -> nn.Module:
     """What `model.safetensors` of a run would hold, had the averager been in that region."""
     loaded = load_task(TaskConfig(**run.config.task.model_dump()), Path())
     result = run.result
-    return module_with(loaded, run.config.seed, [result.params_P[region]], result.carried_B[region])
+    return module_with(loaded, run.config.seed, [result.params_P[region]], result.buffers_B[region])
 
 
 def exchanged(run: Run, region: str) -> torch.Tensor:
-    layout = run.world.regions[region].server.carry.layout
-    return run.result.carried_B[region][: layout.exchanged_bytes]
+    layout = run.world.regions[region].server.model_buffers.layout
+    return run.result.buffers_B[region][: layout.exchanged_bytes]
 
 
 def assert_near(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -171,14 +171,14 @@ def test_a_resume_begins_with_the_values_of_the_cut(data_dir, kind: str) -> None
     resumed = Run(config, data_dir)
     resumed.world.restore(cut)
     for name, (primary, _) in cut.regions.items():
-        carry = resumed.world.regions[name].server.carry
-        assert torch.equal(carry.present_B, primary.tensors["carry/present"])
+        model_buffers = resumed.world.regions[name].server.model_buffers
+        assert torch.equal(model_buffers.present_B, primary.tensors["buffers/present"])
     resumed.go()
     traits = STRATEGIES[kind]().traits
     if traits.in_rounds and traits.exchange.stands_still == "always" and not config.counts_together:
         assert resumed.digests() == whole.digests()
-        for name, carried_B in whole.result.carried_B.items():
-            assert torch.equal(resumed.result.carried_B[name], carried_B)
+        for name, buffers_B in whole.result.buffers_B.items():
+            assert torch.equal(resumed.result.buffers_B[name], buffers_B)
 
 
 def test_a_resume_tells_what_the_run_before_told_and_goes_on(data_dir) -> None:
@@ -227,8 +227,8 @@ def test_three_shards_carry_the_bits_of_one(data_dir) -> None:
     cut = [{**region, "ps_shards": 3} for region in THREE["regions"]]
     three = Run(experiment(**sections | {"regions": cut}), data_dir).go()
     assert one.digests() == three.digests()
-    for name, carried_B in one.result.carried_B.items():
-        assert torch.equal(carried_B, three.result.carried_B[name])
+    for name, buffers_B in one.result.buffers_B.items():
+        assert torch.equal(buffers_B, three.result.buffers_B[name])
 
 
 def test_pushes_one_by_one_keep_values_between_those_that_were_there(data_dir) -> None:
@@ -277,7 +277,7 @@ def test_what_nobody_declared_is_named_at_the_first_step(data_dir) -> None:
     config = experiment(task=task(declares=False))
     with pytest.raises(TaskStateError, match=r"'mask', 'place', 'queue', 'teacher.bias'") as caught:
         Run(config, data_dir).go()
-    assert "carry" in caught.value.fix
+    assert "model_buffers" in caught.value.fix
 
 
 def test_a_region_alone_ends_with_plain_training(data_dir) -> None:
@@ -303,23 +303,23 @@ def test_a_region_alone_ends_with_plain_training(data_dir) -> None:
 
 def test_constants_pass_and_nothing_is_carried(data_dir) -> None:
     run = Run(experiment(task=task("Constant")), data_dir).go()
-    assert run.world.regions["a"].server.carry is None
-    assert run.result.carried_B == {"a": None, "b": None}
+    assert run.world.regions["a"].server.model_buffers is None
+    assert run.result.buffers_B == {"a": None, "b": None}
 
 
 def test_updates_grow_by_what_is_carried_and_only_then(data_dir) -> None:
     plain = Run(experiment(task=task("Constant")), data_dir).go()
     normed = Run(experiment(task=task("Normed")), data_dir).go()
-    carry = normed.world.regions["a"].server.carry
-    sizes = [{e["bytes_out"] for e in run.of("exchange")} for run in (plain, normed)]
+    model_buffers = normed.world.regions["a"].server.model_buffers
+    sizes = [{e["bytes_sent"] for e in run.of("exchange")} for run in (plain, normed)]
     assert sizes[0] == {4 * plain.num_params}
-    assert sizes[1] == {4 * normed.num_params + carry.layout.exchanged_bytes}
-    assert carry.layout.exchanged_bytes == 4 * 24 + 8
+    assert sizes[1] == {4 * normed.num_params + model_buffers.layout.exchanged_bytes}
+    assert model_buffers.layout.exchanged_bytes == 4 * 24 + 8
 
 
 def test_the_layout_is_the_same_wherever_it_is_made() -> None:
     loaded = load_task(TaskConfig(**task()), Path())
-    one, other = (CarryLayout.of(loaded, loaded.model(seed)) for seed in (1, 2))
+    one, other = (BufferLayout.of(loaded, loaded.model(seed)) for seed in (1, 2))
     assert one == other and one.size_bytes % 64 == 0
 
 
@@ -405,18 +405,24 @@ def test_what_is_evaluated_before_the_end_is_what_regions_agree_on(data_dir) -> 
     sections = sections_of("diloco")
     sections["train"] = {"steps": 12, "eval_every": 2, "statistics_batches": 0}
     run = Run(experiment(**sections), data_dir).go()
-    carry = run.world.regions["a"].server.carry
-    assert torch.equal(carry.agreed_B[: carry.layout.exchanged_bytes], exchanged(run, "b"))
+    model_buffers = run.world.regions["a"].server.model_buffers
+    assert torch.equal(
+        model_buffers.agreed_B[: model_buffers.layout.exchanged_bytes], exchanged(run, "b")
+    )
     assert len(run.of("eval", "a")) > 4
 
 
 def test_what_a_region_keeps_is_evaluated_as_it_is_at_the_exchange(data_dir) -> None:
     sections = sections_of("diloco", task=task(keeps="*"))
     run = Run(experiment(**sections), data_dir).go()
-    carry = run.world.regions["a"].server.carry
-    assert carry.layout.exchanged_bytes == 0
-    assert torch.equal(carry.agreed_B, carry.present_B)  # the last exchange was the last of all
-    assert not torch.equal(carry.present_B, run.world.regions["b"].server.carry.present_B)
+    model_buffers = run.world.regions["a"].server.model_buffers
+    assert model_buffers.layout.exchanged_bytes == 0
+    assert torch.equal(
+        model_buffers.agreed_B, model_buffers.present_B
+    )  # the last exchange was the last of all
+    assert not torch.equal(
+        model_buffers.present_B, run.world.regions["b"].server.model_buffers.present_B
+    )
 
 
 @pytest.mark.parametrize("batches", [0, 4])
@@ -472,8 +478,8 @@ def test_a_checkpoint_from_before_the_task_declared_anything_is_resumed(data_dir
             *(r for o in opened if o for r in o["update"]),
             *(r for rows in held.values() for r in rows),
         ]:
-            row.pop("carried", None)
-            row.pop("carried_share", None)
+            row.pop("buffers", None)
+            row.pop("buffers_weight", None)
         again = Run(experiment(**sections), data_dir)
         again.world.restore(cut)
         again.go()

@@ -54,11 +54,11 @@ class Stateful:
         self._options = options
         self._digits = Digits(Digits.Options(width=2))
         if options.declares:
-            self.carry = {
+            self.model_buffers = {
                 "teacher.*": "mean", "place": "mean", "queue": "region", "mask": "scratch",
             }  # fmt: skip
             if options.keeps:
-                self.carry[options.keeps] = "region"
+                self.model_buffers[options.keeps] = "region"
 
     def model(self, seed: int) -> nn.Module:
         with seeded(seed):
@@ -109,7 +109,7 @@ class Constant(Stateful):
 
     def __init__(self, options: Stateful.Options) -> None:
         super().__init__(options)
-        self.carry = {}
+        self.model_buffers = {}
 
     def model(self, seed: int) -> nn.Module:
         with seeded(seed):

@@ -10,7 +10,7 @@ from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import RunDirectoryError
 from geo_ray.cloud.autoscaler.actions import Launch
 from geo_ray.cloud.autoscaler.journal import Journal
-from geo_ray.cloud.autoscaler.observation import NodeSeen, Observed, RegionSilence
+from geo_ray.cloud.autoscaler.observation import NodeSeen, Observed, RegionOutage
 from geo_ray.cloud.autoscaler.policy import BUDGET, UNKNOWN, AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
 from geo_ray.cloud.autoscaler.state import AutoscalerMemory
@@ -24,7 +24,13 @@ from geo_ray.cloud.backtest.simulated_cloud import (
     forever,
 )
 from geo_ray.cloud.cluster.providers import RegionProviders
-from geo_ray.cloud.provider import LaunchRequest, Machine, MachineProvider, MachineState, Stock
+from geo_ray.cloud.provider import (
+    Availability,
+    LaunchRequest,
+    Machine,
+    MachineProvider,
+    MachineState,
+)
 from geo_ray.runs.lease import Unfenced
 from tests.support.autoscale_support import CONFIG, drains, ends, launches, region, target
 
@@ -77,11 +83,11 @@ def where(result: TickResult) -> set[str]:
 
 def test_the_others_are_rented_while_one_is_silent_from_the_beginning() -> None:
     two = Two()
-    two.cloud.silent = {"r-1"}
+    two.cloud.unreachable = {"r-1"}
     found = two.looks(60)
     assert two.alive() == {"r-1": 0, "r-2": 2}
     assert set().union(*map(where, found)) == {"west"}
-    two.cloud.silent = set()
+    two.cloud.unreachable = set()
     two.looks(5)
     assert two.alive() == {"r-1": 2, "r-2": 2}
 
@@ -89,12 +95,12 @@ def test_the_others_are_rented_while_one_is_silent_from_the_beginning() -> None:
 def test_the_status_says_who_is_silent_for_how_long_and_why() -> None:
     two = Two()
     two.looks(3)
-    two.cloud.silent = {"r-1"}
+    two.cloud.unreachable = {"r-1"}
     two.look()
     (told,) = two.looks(3)[-1].errors
     assert told.startswith("r-1 has not answered for 30 s")
     assert told.endswith("no answer")
-    two.cloud.silent = set()
+    two.cloud.unreachable = set()
     assert not two.look().errors
 
 
@@ -102,12 +108,12 @@ def test_machines_of_a_silent_region_are_paid_and_never_counted_lost() -> None:
     two = Two()
     two.looks(10)
     before = set(two.cloud.machines)
-    two.cloud.silent = {"r-1"}
+    two.cloud.unreachable = {"r-1"}
     found = two.looks(200)  # 2000 s: longer than any time that runs against a machine
     assert not any(result.decided.actions for result in found)
     assert two.loop.journal.read().ledger.paid_usd == pytest.approx(two.cloud.bill_usd(), rel=0.02)
     assert found[-1].decided.usd_per_hour == pytest.approx(4 * 0.3)
-    two.cloud.silent = set()
+    two.cloud.unreachable = set()
     assert not any(result.decided.actions for result in two.looks(30))
     assert set(two.cloud.machines) == before
     assert all(record.preemptions == 0 for record in two.loop.journal.read().pools.values())
@@ -116,7 +122,7 @@ def test_machines_of_a_silent_region_are_paid_and_never_counted_lost() -> None:
 def test_the_others_are_mended_and_followed_while_one_is_silent() -> None:
     two = Two()
     two.looks(10)
-    two.cloud.silent = {"r-1"}
+    two.cloud.unreachable = {"r-1"}
     lost = next(each for each in two.cloud.alive() if each.machine.pool.region == "r-2")
     lost.ended_unix_s = two.clock.now_s()
     assert where(two.look()) == {"west"}
@@ -125,7 +131,7 @@ def test_the_others_are_mended_and_followed_while_one_is_silent() -> None:
     two.loop.target = target(regions=(replace(EAST, rows_per_s=10.0), replace(WEST, rows_per_s=30)))
     assert set().union(*map(where, two.looks(60))) == {"west"}
     assert two.alive() == {"r-1": 2, "r-2": 3}
-    two.cloud.silent = set()
+    two.cloud.unreachable = set()
     two.looks(40)
     assert two.alive() == {"r-1": 1, "r-2": 3}
 
@@ -133,12 +139,12 @@ def test_the_others_are_mended_and_followed_while_one_is_silent() -> None:
 def test_one_that_ended_during_the_silence_is_replaced_after_it() -> None:
     two = Two()
     two.looks(10)
-    two.cloud.silent = {"r-1"}
+    two.cloud.unreachable = {"r-1"}
     lost = next(each for each in two.cloud.alive() if each.machine.pool.region == "r-1")
     lost.ended_unix_s = two.clock.now_s()
     two.looks(50)
     assert two.alive() == {"r-1": 1, "r-2": 2}
-    two.cloud.silent = set()
+    two.cloud.unreachable = set()
     two.looks(2)
     assert two.alive() == {"r-1": 2, "r-2": 2}
 
@@ -146,11 +152,11 @@ def test_one_that_ended_during_the_silence_is_replaced_after_it() -> None:
 def test_what_is_not_needed_any_more_ends_as_soon_as_its_region_answers() -> None:
     two = Two()
     two.looks(10)
-    two.cloud.silent = {"r-1"}
+    two.cloud.unreachable = {"r-1"}
     two.world.done_s = two.world.job.work_s
     two.looks(10)
     assert two.alive() == {"r-1": 2, "r-2": 0}
-    two.cloud.silent = set()
+    two.cloud.unreachable = set()
     two.looks(10)
     assert two.alive() == {"r-1": 0, "r-2": 0}
 
@@ -161,14 +167,14 @@ def test_a_launch_into_a_region_that_falls_silent_is_neither_sent_again_nor_give
 
     def launch(request: LaunchRequest):  # type: ignore[no-untyped-def]
         if request.pool.region == "r-1":
-            two.cloud.silent = {"r-1"}
+            two.cloud.unreachable = {"r-1"}
         return send(request)
 
     two.loop.provider = Launching(two.cloud, launch)
     (first,) = [e for e in launches(two.look().decided) if e.region == "east"]
     assert not any("east" in where(result) for result in two.looks(100))
     two.loop.provider = two.cloud
-    two.cloud.silent = set()
+    two.cloud.unreachable = set()
     (again,) = [each for each in two.look().decided.actions if isinstance(each, Launch)]
     assert again.request == first.request
     assert two.alive() == {"r-1": 2, "r-2": 2}
@@ -180,13 +186,13 @@ class Launching:
     def __init__(self, inner: SimulatedCloud, launch) -> None:  # type: ignore[no-untyped-def]
         self.name, self.launch = inner.name, launch
         self.list_machines, self.terminate = inner.list_machines, inner.terminate
-        self.poll_failures, self.stock = inner.poll_failures, inner.stock
+        self.poll_failures, self.availability = inner.poll_failures, inner.availability
 
 
 def test_a_budget_counts_what_runs_in_a_silent_region() -> None:
     two = Two(target(regions=(EAST, WEST), budget_usd=0.5))
     two.looks(10)
-    two.cloud.silent = {"r-1"}
+    two.cloud.unreachable = {"r-1"}
     found = two.looks(200)
     assert {drain.reason for result in found for drain in drains(result.decided)} == {BUDGET}
     assert two.alive() == {"r-1": 2, "r-2": 0}
@@ -248,7 +254,7 @@ def test_a_cloud_that_says_nothing_at_all_is_silent_in_all_regions() -> None:
     two.cloud.temper = replace(two.cloud.temper, refusal=1.0)
     found = two.looks(50)
     assert not any(result.decided.actions for result in found)
-    assert set(found[-1].observed.silent) == {"r-1", "r-2"}
+    assert set(found[-1].observed.unreachable) == {"r-1", "r-2"}
     assert found[-1].decided.usd_per_hour == pytest.approx(4 * 0.3)
     two.cloud.temper = replace(two.cloud.temper, refusal=0.0)
     assert not any(result.decided.actions for result in two.looks(20))
@@ -258,21 +264,21 @@ def test_a_cloud_that_says_nothing_at_all_is_silent_in_all_regions() -> None:
 def test_prices_of_one_region_that_fail_leave_all_at_their_last_price() -> None:
     two = Two()
     two.looks(10)
-    ask = two.cloud.stock
+    ask = two.cloud.availability
 
-    def stock(pools):  # type: ignore[no-untyped-def]
-        two.cloud.silent = {"r-1"}
+    def availability(pools):  # type: ignore[no-untyped-def]
+        two.cloud.unreachable = {"r-1"}
         try:
             return ask(pools)
         finally:
-            two.cloud.silent = set()
+            two.cloud.unreachable = set()
 
     provider = Launching(two.cloud, two.cloud.launch)
-    provider.stock = stock
+    provider.availability = availability
     two.loop.provider = provider
     found = two.looks(10)
     assert any("r-1 quotes no prices" in error for result in found for error in result.errors)
-    assert not any(result.observed.silent for result in found)
+    assert not any(result.observed.unreachable for result in found)
     lost = next(each for each in two.cloud.alive() if each.machine.pool.region == "r-1")
     lost.ended_unix_s = two.clock.now_s()
     assert [each.request.pool.region for each in launches(two.look().decided)] == ["r-1"]
@@ -282,8 +288,8 @@ def test_a_node_is_not_late_for_the_time_of_the_silence() -> None:
     """Pure: the join time of a machine that came just before goes on only after the silence."""
     wanted, policy = target(regions=(EAST,)), AutoscalePolicy(CONFIG, "c")
     memory, now_s = AutoscalerMemory(), 1_000_000.0
-    stocks = {pool: Stock(pool, 0.3) for pool in wanted.pools()}
-    decided = policy.decide(wanted, memory, Observed(now_s, (), stocks=stocks))
+    availabilities = {pool: Availability(pool, 0.3) for pool in wanted.pools()}
+    decided = policy.decide(wanted, memory, Observed(now_s, (), availabilities=availabilities))
     (launch,) = launches(decided)
     request = launch.request
     machines = tuple(
@@ -292,9 +298,9 @@ def test_a_node_is_not_late_for_the_time_of_the_silence() -> None:
         for n in range(request.count)
     )  # fmt: skip
     memory = policy.decide(wanted, decided.memory, Observed(now_s + 10, machines)).memory
-    silent = {"r-1": RegionSilence(now_s + 20, "no answer")}
+    unreachable = {"r-1": RegionOutage(now_s + 20, "no answer")}
     for passed_s in range(20, 1000, 10):
-        seen = Observed(now_s + passed_s, (), silent=silent)
+        seen = Observed(now_s + passed_s, (), unreachable=unreachable)
         decided = policy.decide(wanted, memory, seen)
         memory = decided.memory
         assert not decided.actions

@@ -1,4 +1,4 @@
-"""The vector of carried values: what lies where, how several become one, what comes in."""
+"""The vector of model buffers: layout, averaging, validation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from geo_ray.base.errors import FrameError, InvariantError, NonFiniteError, TaskStateError
-from geo_ray.data.tasks.model_buffers import carried_entries, rules_of
+from geo_ray.data.tasks.model_buffers import buffer_entries, rules_of
 from geo_ray.runtime.exchange.messages import (
     payload_bytes,
     read_reply,
@@ -19,8 +19,8 @@ from geo_ray.runtime.exchange.messages import (
 )
 from geo_ray.training.checkpoint_parts import load_messages, save_messages
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.model_buffers import AveragerCarry
-from geo_ray.training.parameters import CarryLayout
+from geo_ray.training.model_buffers import AveragerBuffers
+from geo_ray.training.parameters import BufferLayout
 from geo_ray.training.state_guard import (
     StateChange,
     StateGuard,
@@ -32,8 +32,8 @@ from geo_ray.training.worker import StatisticsBoard, precise_statistics
 
 
 class Task:
-    def __init__(self, **carry: str) -> None:
-        self.carry = {name.replace("__", "."): rule for name, rule in carry.items()}
+    def __init__(self, **model_buffers: str) -> None:
+        self.model_buffers = {name.replace("__", "."): rule for name, rule in model_buffers.items()}
 
 
 class Net(nn.Module):
@@ -50,8 +50,8 @@ class Net(nn.Module):
 ALL = {"short": "mean", "seen": "mean", "on": "mean", "names": "region"}
 
 
-def layout_of(net: Net) -> CarryLayout:
-    return CarryLayout.of(Task(**ALL), net)
+def layout_of(net: Net) -> BufferLayout:
+    return BufferLayout.of(Task(**ALL), net)
 
 
 def test_every_type_comes_back_to_the_bit() -> None:
@@ -106,7 +106,7 @@ def test_an_own_share_is_renewed_and_never_leaves_what_was_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("carry", "part"),
+    ("model_buffers", "part"),
     [
         ({"queu*": "mean"}, "'queu*' is the name of no buffer"),
         ({"norm.weight": "mean"}, "only of what is trained (norm.weight)"),
@@ -114,19 +114,19 @@ def test_an_own_share_is_renewed_and_never_leaves_what_was_there() -> None:
         ({"short": "average"}, "the rule 'average'"),
     ],
 )
-def test_what_cannot_be_carried_is_named(carry: dict[str, str], part: str) -> None:
+def test_what_cannot_be_carried_is_named(model_buffers: dict[str, str], part: str) -> None:
     task: Any = Task()
-    task.carry = carry
+    task.model_buffers = model_buffers
     with pytest.raises(TaskStateError) as caught:
-        carried_entries(task, Net())
+        buffer_entries(task, Net())
     assert part in caught.value.message
 
 
 def test_a_tasks_own_rule_comes_before_that_of_batch_norm() -> None:
     task: Any = Task()
-    task.carry = {"norm.*": "region"}
+    task.model_buffers = {"norm.*": "region"}
     assert set(rules_of(task, Net()).values()) == {"region"}
-    assert CarryLayout.of(task, Net()).exchanged_bytes == 0
+    assert BufferLayout.of(task, Net()).exchanged_bytes == 0
 
 
 def test_a_value_that_changes_its_shape_is_named() -> None:
@@ -139,77 +139,77 @@ def test_a_value_that_changes_its_shape_is_named() -> None:
 
 # ------------------------------------------------------------------ on its way
 
-CARRIED = torch.arange(72, dtype=torch.uint8)
-UPDATE = UpdateMessage("a", 1, 2, 0, 8, torch.randn(5), carried_E=CARRIED)
-REPLY = ReplyMessage("a", 2, 1, 8, torch.randn(5), carried_E=CARRIED, carried_share=0.25)
+BUFFERS = torch.arange(72, dtype=torch.uint8)
+UPDATE = UpdateMessage("a", 1, 2, 0, 8, torch.randn(5), buffers_E=BUFFERS)
+REPLY = ReplyMessage("a", 2, 1, 8, torch.randn(5), buffers_E=BUFFERS, buffers_weight=0.25)
 
 
 def test_messages_bring_it_behind_their_payload() -> None:
-    bytes_in = payload_bytes(UPDATE)
-    assert bytes_in.nbytes == UPDATE.size_bytes == 20 + 72
-    update = read_update(update_meta(UPDATE), bytes_in)
+    bytes_received = payload_bytes(UPDATE)
+    assert bytes_received.nbytes == UPDATE.size_bytes == 20 + 72
+    update = read_update(update_meta(UPDATE), bytes_received)
     assert torch.equal(update.payload_P, UPDATE.payload_P)
-    assert torch.equal(update.carried_E, CARRIED)
+    assert torch.equal(update.buffers_E, BUFFERS)
     reply = read_reply(reply_meta(REPLY), payload_bytes(REPLY))
-    assert torch.equal(reply.carried_E, CARRIED) and reply.carried_share == 0.25
+    assert torch.equal(reply.buffers_E, BUFFERS) and reply.buffers_weight == 0.25
 
 
 def test_without_it_a_header_says_nothing_of_it() -> None:
     plain = UpdateMessage("a", 1, 2, 0, 8, torch.randn(5))
-    assert "carried_bytes" not in update_meta(plain)
-    assert read_update(update_meta(plain), payload_bytes(plain)).carried_E.numel() == 0
+    assert "buffer_bytes" not in update_meta(plain)
+    assert read_update(update_meta(plain), payload_bytes(plain)).buffers_E.numel() == 0
 
 
 @pytest.mark.parametrize("size", [0, 93, -1, "72"])
 def test_a_size_that_does_not_fit_is_refused(size: Any) -> None:
-    meta = update_meta(UPDATE) | {"carried_bytes": size}
-    with pytest.raises(FrameError, match="carried_bytes"):
+    meta = update_meta(UPDATE) | {"buffer_bytes": size}
+    with pytest.raises(FrameError, match="buffer_bytes"):
         read_update(meta, payload_bytes(UPDATE))
 
 
 def test_saved_messages_have_it_once_where_they_share_it() -> None:
     replies = [
         REPLY,
-        ReplyMessage("b", 3, 1, 8, REPLY.payload_P, carried_E=CARRIED, carried_share=0.75),
+        ReplyMessage("b", 3, 1, 8, REPLY.payload_P, buffers_E=BUFFERS, buffers_weight=0.75),
     ]
     tensors, rows = save_messages("answers", replies)
-    assert sum(name.endswith("/carried") for name in tensors) == 1
+    assert sum(name.endswith("/buffers") for name in tensors) == 1
     back = load_messages(ReplyMessage, tensors, rows)
-    assert [reply.carried_share for reply in back] == [0.25, 0.75]
-    assert all(torch.equal(reply.carried_E, CARRIED) for reply in back)
+    assert [reply.buffers_weight for reply in back] == [0.25, 0.75]
+    assert all(torch.equal(reply.buffers_E, BUFFERS) for reply in back)
 
 
 def test_the_averager_refuses_what_is_not_finite_or_has_another_size() -> None:
     layout = layout_of(Net())
-    carry = AveragerCarry(layout)
+    model_buffers = AveragerBuffers(layout)
     good_E = layout.read(Net())[: layout.exchanged_bytes]
-    carry.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), carried_E=good_E))
-    with pytest.raises(InvariantError, match="carried bytes"):
-        carry.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), carried_E=good_E[:-1]))
+    model_buffers.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), buffers_E=good_E))
+    with pytest.raises(InvariantError, match="bytes of model buffers"):
+        model_buffers.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), buffers_E=good_E[:-1]))
     bad_E = good_E.clone()
     bad_E[:4].view(torch.float32).fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="carries"):
-        carry.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), carried_E=bad_E))
+        model_buffers.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), buffers_E=bad_E))
 
 
 def test_a_region_without_rows_keeps_its_weight_and_one_that_left_has_none() -> None:
     layout = layout_of(Net())
-    carry, net = AveragerCarry(layout), Net()
+    model_buffers, net = AveragerBuffers(layout), Net()
     for region, rows, value in (("a", 4, 1.0), ("b", 12, 5.0), ("a", 0, 3.0)):
         with torch.no_grad():
             net.norm.running_mean.fill_(value)
         vector_E = layout.read(net)[: layout.exchanged_bytes]
-        carry.take(UpdateMessage(region, 1, 1, 0, rows, torch.zeros(1), carried_E=vector_E))
-    (reply,) = carry.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
-    assert reply.carried_share == 0.25
-    assert reply.carried_E[:12].view(torch.float32).tolist() == [0.25 * 3.0 + 0.75 * 5.0] * 3
-    restored = AveragerCarry(layout)
-    restored.restore(*carry.export())
+        model_buffers.take(UpdateMessage(region, 1, 1, 0, rows, torch.zeros(1), buffers_E=vector_E))
+    (reply,) = model_buffers.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
+    assert reply.buffers_weight == 0.25
+    assert reply.buffers_E[:12].view(torch.float32).tolist() == [0.25 * 3.0 + 0.75 * 5.0] * 3
+    restored = AveragerBuffers(layout)
+    restored.restore(*model_buffers.export())
     (again,) = restored.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
-    assert torch.equal(again.carried_E, reply.carried_E)
+    assert torch.equal(again.buffers_E, reply.buffers_E)
     restored.leave("b")
     (alone,) = restored.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
-    assert alone.carried_share == 1.0 and alone.carried_E[:4].view(torch.float32).item() == 3.0
+    assert alone.buffers_weight == 1.0 and alone.buffers_E[:4].view(torch.float32).item() == 3.0
 
 
 def test_statistics_wait_for_all_who_are_left() -> None:
@@ -254,8 +254,8 @@ class Lazy(nn.Module):
 
 def test_what_is_made_in_the_first_step_is_found_and_may_be_scratch() -> None:
     task: Any = Task()
-    for carry, found in (({}, True), ({"cache": "scratch"}, False)):
-        task.carry, net = carry, Lazy()
+    for model_buffers, found in (({}, True), ({"cache": "scratch"}, False)):
+        task.model_buffers, net = model_buffers, Lazy()
         guard = StateGuard(task, net)
         net(torch.zeros(1, 2))
         if found:
@@ -378,10 +378,10 @@ def test_statistics_are_made_anew_by_a_loss_that_takes_gradients_itself() -> Non
             return out + slope.square().sum()
 
     batch = torch.randn(16, 3, generator=torch.Generator().manual_seed(1))
-    layout = CarryLayout.of(Penalty(), module)  # type: ignore[arg-type]
-    carried_B = layout.read(module)
+    layout = BufferLayout.of(Penalty(), module)  # type: ignore[arg-type]
+    buffers_B = layout.read(module)
     with torch.no_grad():
-        precise_statistics(Penalty(), module, layout, [batch], carried_B)  # type: ignore[arg-type]
-        layout.write(carried_B, module)
+        precise_statistics(Penalty(), module, layout, [batch], buffers_B)  # type: ignore[arg-type]
+        layout.write(buffers_B, module)
         outputs = module[0](batch)
     torch.testing.assert_close(module[1].running_mean, outputs.mean(0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from geo_ray.base.errors import ClusterNameTakenError, RegionsSilentError
+from geo_ray.base.errors import ClusterNameTakenError, RegionsUnreachableError
 from geo_ray.base.load import load_tree, override_items
 from geo_ray.cloud.autoscaler.journal import Journal
 from geo_ray.cloud.autoscaler.observation import Observed
@@ -21,7 +21,7 @@ from geo_ray.cloud.cluster import down, providers
 from geo_ray.cloud.cluster.head import find_head, head_request
 from geo_ray.cloud.cluster.providers import OwnMachines, RemoteProvider, check_name_is_free
 from geo_ray.cloud.cluster.spec import asked_cluster
-from geo_ray.cloud.provider import LaunchRequest, Market, Pool, Stock
+from geo_ray.cloud.provider import Availability, LaunchRequest, Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.prices.price_book import shipped_book
@@ -60,15 +60,15 @@ def test_down_ends_what_answers_and_then_says_that_it_is_not_all(
     mine.launch(LaunchRequest("one", record.name, FAR, 2))
     mine.launch(LaunchRequest("two", record.name, NEAR, 3))
     OwnMachines(cloud, "ffffffffff").launch(LaunchRequest("three", record.name, NEAR, 1))
-    cloud.silent = {FAR.region}
-    with pytest.raises(RegionsSilentError, match="far"):
+    cloud.unreachable = {FAR.region}
+    with pytest.raises(RegionsUnreachableError, match="far"):
         down.end_cluster(state, lambda _: None, at_once=True)
     left = [each.machine for each in cloud.alive()]
     assert [each.pool for each in left if each.cluster_id == record.id] == [FAR, FAR]
     with pytest.raises(ClusterNameTakenError, match="ffffffffff"):
         check_name_is_free(cloud, record.name, record.id, state.shown)
     assert state.known().phase == "ending"
-    cloud.silent = set()
+    cloud.unreachable = set()
     ended = down.end_cluster(state, lambda _: None, at_once=True)
     assert ended.machines == 6
     assert [each.machine.cluster_id for each in cloud.alive()] == ["ffffffffff"]
@@ -88,14 +88,14 @@ def test_an_autoscaler_ends_machines_and_learns_where_the_head_is_later(
     monkeypatch.setattr(providers, "open_clouds", opened)
     provider = RemoteProvider(scene.state, scene.record.made)
     home = scene.record.head.pool
-    scene.cloud.silent = {home.region}
+    scene.cloud.unreachable = {home.region}
     scene.mine.launch(LaunchRequest("one", scene.record.name, NEAR, 1))
     (one,) = [each.machine for each in scene.cloud.alive() if each.machine.pool == NEAR]
     provider.terminate([one.id])
     assert [each.machine.pool for each in scene.cloud.alive()] == [home]
-    with pytest.raises(RegionsSilentError):
+    with pytest.raises(RegionsUnreachableError):
         provider.launch(LaunchRequest("two", scene.record.name, NEAR, 1))
-    scene.cloud.silent = set()
+    scene.cloud.unreachable = set()
     monkeypatch.setattr(providers, "find_head", lambda *_: None)  # not listed yet
     provider.launch(LaunchRequest("three", scene.record.name, NEAR, 1))
     monkeypatch.setattr(providers, "find_head", find_head)
@@ -144,8 +144,8 @@ def test_what_is_called_off_is_remembered_for_as_long_as_a_cloud_may_hide_it() -
     kind = MachineKind(NEAR.type, 1.0, 2, markets=(Market.SPOT,))
     target = ClusterTarget((RegionTarget("near", "near", 2.0, (kind,), floor=0),))
     policy = AutoscalePolicy(config, "demo")
-    stocks = {NEAR: Stock(NEAR, 0.3)}
-    seen = Observed(1000.0, (), stocks=stocks, left_s=5000.0)
+    availabilities = {NEAR: Availability(NEAR, 0.3)}
+    seen = Observed(1000.0, (), availabilities=availabilities, left_s=5000.0)
     decided = policy.decide(target, AutoscalerMemory(epoch=1), seen)
     (asked,) = decided.memory.pending_launches
     over = replace(seen, now_unix_s=1010.0, left_s=0.0, is_released=True)
@@ -162,12 +162,12 @@ def test_down_ends_what_it_can_where_nobody_knows_whether_the_head_lives(
     scene = Scene(tmp_path, monkeypatch, 3.0)
     scene.mine.launch(LaunchRequest("two", scene.record.name, NEAR, 3))
     home = scene.record.head.pool
-    scene.cloud.silent = {home.region}
+    scene.cloud.unreachable = {home.region}
     said: list[str] = []
-    with pytest.raises(RegionsSilentError, match=home.region):
+    with pytest.raises(RegionsUnreachableError, match=home.region):
         down.end_cluster(scene.state, said.append)
     assert [each.machine.pool for each in scene.cloud.alive()] == [home]
     assert any("the head tells nothing" in text for text in said)
-    scene.cloud.silent = set()
+    scene.cloud.unreachable = set()
     down.end_cluster(scene.state, said.append)
     assert not scene.cloud.alive()
