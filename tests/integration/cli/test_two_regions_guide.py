@@ -83,7 +83,9 @@ def test_the_guide_works_to_the_letter(tmp_path: Path, monkeypatch: pytest.Monke
         for command in body.replace("\\\n", " ").splitlines():
             shown = run(shlex.split(command))
             printed += [" ".join(line.split()) for line in shown.splitlines()]
-    probabilities = [float(line.split()[-1]) for line in printed if line.startswith("probability of churn:")]
+    probabilities = [
+        float(line.split()[-1]) for line in printed if line.startswith("probability of churn:")
+    ]
     assert len(probabilities) == 3
     assert probabilities[0] > 0.8
     assert probabilities[1] < 0.2
