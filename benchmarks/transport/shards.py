@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import support
-from geo_ray.base.threads import Together, in_turn
+from geo_ray.base.threads import ParallelCalls, in_turn
 from geo_ray.base.types import StepReport
 from geo_ray.runtime.exchange.messages import read_answer, report_meta
 from geo_ray.runtime.primary_shard import PrimaryShard
@@ -134,18 +134,18 @@ def serve(parent: Connection, num_params: int, count: int, index: int, key: byte
         parent.recv()
         lan.close()
         return
-    together = Together(count, "shards")
-    hello: dict[str, Any] = {"peer": "here/lead", "role": "lead"}
+    together = ParallelCalls(count, "shards")
+    hello: dict[str, Any] = {"peer": "here/primary", "role": "primary"}
     clients = [LanClient(address, key, hello) for address in parent.recv()]
     ports = [shard, *[RemoteShard(client, TIMEOUT_S) for client in clients]]
     plan = ServerPlan("here", num_workers=2, batch_size=1, steps=NEVER, mode="async")
     server = Server.over(ports, num_params, plan, WirePlan(), together)
-    lead = PrimaryShard(server, held, (), None, EventBuffer("here", time.time()), TIMEOUT_S)
-    lan = LanServer("127.0.0.1", key, lead.handle, on_close=lead.on_close)
+    shard = PrimaryShard(server, held, (), None, EventBuffer("here", time.time()), TIMEOUT_S)
+    lan = LanServer("127.0.0.1", key, shard.handle, on_close=shard.on_close)
     parent.send(lan.address)
     parent.recv()
     lan.close()
-    lead.close()
+    shard.close()
     for client in clients:
         client.close()
     together.close()
@@ -161,7 +161,7 @@ class Worker:
         assert all((client.shared is not None) == shared for client in clients)
         _, grad_P, links = links_over(clients, num_params, TIMEOUT_S)
         grad_P.fill_(1e-6)
-        self._together = Together(len(links), "links")
+        self._together = ParallelCalls(len(links), "links")
         self._links = ShardLinks(links, rank, self._together)
         self._one_by_one = ShardLinks(links, rank, in_turn)
         self._rank = rank

@@ -279,7 +279,7 @@ class ShardServer:
 
     def handle(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Packed:
         """One request; only the one that writes a checkpoint's part takes long."""
-        if fields.text(meta, "op") == _WRITE.name and conn.hello.get("role") == "lead":
+        if fields.text(meta, "op") == _WRITE.name and conn.hello.get("role") == "primary":
             (_, read), (write, _) = _WRITE.request, _WRITE.result
             return write(_WRITE.run(self._held, *read(meta, payload)))  # beside all others
         with self._lock:
@@ -292,7 +292,7 @@ class ShardServer:
             if name == "fetch":
                 pull = read_pull(self._admit(conn), meta)
                 return {}, slice_for(conn, shard.fetch(pull))
-            if conn.hello.get("role") != "lead":
+            if conn.hello.get("role") != "primary":
                 raise InvariantError(f"'{name}' is for the primary shard of '{region}'")
             operation = _BY_NAME.get(name)
             if operation is None:
@@ -382,14 +382,14 @@ class ShardLinks:
     Args:
         links: primary first.
         rank: of the worker.
-        together: uses them all; the owner of its threads ends them.
+        parallel: uses them all; the owner of its threads ends them.
     """
 
-    def __init__(self, links: Sequence[ShardLink], rank: int, together: Concurrently) -> None:
+    def __init__(self, links: Sequence[ShardLink], rank: int, parallel: Concurrently) -> None:
         self.primary = links[0]
         self._links = links
         self._rank = rank
-        self._together = together
+        self._parallel = parallel
 
     def ask(self, meta: Meta, *, push: bool, share: int | None = None) -> Meta:
         """One request that may push the gradient, and always brings the parameters.
@@ -402,10 +402,10 @@ class ShardLinks:
         if len(self._links) == 1:
             return self.primary.exchange(meta, push=push)
         if push:  # the primary shard may apply it at once, so all have it before
-            self._together([partial(link.put, share) for link in self._links])
+            self._parallel([partial(link.put, share) for link in self._links])
         told, _ = self.primary.request(meta, push=False)
         pull = read_pull(self._rank, told)
-        self._together([partial(link.fetch, pull) for link in self._links])
+        self._parallel([partial(link.fetch, pull) for link in self._links])
         return told
 
     def pull(self, *, judged: bool) -> None:

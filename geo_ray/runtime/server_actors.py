@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.memory import give_back_memory
-from geo_ray.base.threads import Together
+from geo_ray.base.threads import ParallelCalls
 from geo_ray.data.tasks.load import load_task
 from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
 from geo_ray.runs.build import ModelStart, build_server, build_shard, model_start, use_cpus
@@ -23,7 +23,7 @@ from geo_ray.runtime.actor import PartActor
 from geo_ray.runtime.primary_shard import PrimaryShard
 from geo_ray.runtime.remote_shard import RemoteShard, ShardServer
 from geo_ray.runtime.spec import RunSpec
-from geo_ray.runtime.state_transfer import PIECES_AHEAD, CarriedParts, answer_of
+from geo_ray.runtime.state_transfer import PIECES_AHEAD, StreamedParts, answer_of
 from geo_ray.storage.manifest import PartInfo, shard_part_name
 from geo_ray.storage.parts import read_part, write_part
 from geo_ray.telemetry.event_buffer import EventBuffer
@@ -96,7 +96,7 @@ def _begin_as(spec: RunSpec, held: HeldShard, handed: Handed, bridge: Any) -> di
         return partial(answer_of, bridge.fetch_piece.remote(handed.giver, file, offset, num_bytes))
 
     ahead = max(1, PIECES_AHEAD // len(handed.parts))
-    tensors, meta = read_part(CarriedParts(f"region '{handed.giver}'", fetch, ahead), part)
+    tensors, meta = read_part(StreamedParts(f"region '{handed.giver}'", fetch, ahead), part)
     counters = cast(dict[str, float], meta["counters"])
     held.shard.restore(*shard_state((dict(tensors), counters), spec.experiment.strategy.traits))
     if "control" not in meta:
@@ -115,7 +115,7 @@ class _ServingPrimary:
         event_buffer: what happens in the region.
         shard: carries out the effects of the region's server.
         lan: where workers connect.
-        together: uses all shards of the region at the same time.
+        parallel: uses all shards of the region at the same time.
         final: vectors of the final model, once they are asked for.
     """
 
@@ -123,7 +123,7 @@ class _ServingPrimary:
     event_buffer: EventBuffer
     shard: PrimaryShard
     lan: LanServer
-    together: Together
+    parallel: ParallelCalls
     final: dict[str, Tensor] = field(default_factory=dict)
 
     def final_model(self) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class _ServingPrimary:
         """Close its sockets."""
         self.shard.close()
         self.lan.close()
-        self.together.close()
+        self.parallel.close()
 
 
 S = TypeVar("S")
@@ -212,25 +212,25 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         timeout_s = operation_s(experiment.train, spec.num_params)
         event_buffer = EventBuffer(self._region, origin_unix_s)
         remotes = [RemoteShard(self._dial(key, address), timeout_s) for address in others]
-        together = Together(1 + len(others), "shards")
+        parallel = ParallelCalls(1 + len(others), "shards")
         server = build_server(
             experiment,
             spec.region(self._region),
             [loaded.held.shard, *remotes],
             spec.num_params,
             spec.attempt,
-            together,
+            parallel,
             loaded.start,
         )
         if loaded.restored:
             server.restore(loaded.restored["control"], loaded.restored["wire"])
             loaded.restored = {}  # it may hold a payload as large as the model
-        uplink = None if bridge is None else self._dial_bridge(key, bridge)
+        bridge_client = None if bridge is None else self._dial_bridge(key, bridge)
         writers = [RemoteShard(self._dial(key, address), timeout_s) for address in others]
         limit_s = wait_limit_s(experiment.train)
-        shard = PrimaryShard(server, loaded.held, writers, uplink, event_buffer, limit_s)
+        shard = PrimaryShard(server, loaded.held, writers, bridge_client, event_buffer, limit_s)
         lan = LanServer(_host(), key, shard.handle, on_close=shard.on_close, config=experiment.lan)
-        self._serve(_ServingPrimary(key, event_buffer, shard, lan, together))
+        self._serve(_ServingPrimary(key, event_buffer, shard, lan, parallel))
         return lan.address
 
     def pause(self, is_paused: bool) -> None:
@@ -251,7 +251,7 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         return self._dial(key, bridge, shared_bytes=4 * self._spec.num_params)
 
     def _dial(self, key: bytes, address: Address, *, shared_bytes: int = 0) -> LanClient:
-        hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
+        hello: Meta = {"peer": f"{self._region}/primary", "role": "primary"}
         config = self._spec.experiment.lan
         client = LanClient(address, key, hello, shared_bytes=shared_bytes, config=config)
         self._clients.append(client)

@@ -25,7 +25,7 @@ from typing import IO, Any, Final, Literal, Protocol
 from geo_ray.base.errors import CheckpointConflictError, CheckpointCorruptError, RunDirectoryError
 from geo_ray.base.files import (
     Failpoint,
-    Passing,
+    PageCacheDropper,
     make_directory,
     no_failpoint,
     save_chunks,
@@ -279,11 +279,11 @@ class _Passed(io.FileIO):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
-        self._passing = Passing(self.fileno())
+        self._cache = PageCacheDropper(self.fileno())
 
     def readinto(self, buffer: Any) -> int:
         size = super().readinto(buffer) or 0
-        self._passing.note(size)
+        self._cache.note(size)
         return size
 
 

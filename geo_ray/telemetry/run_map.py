@@ -54,10 +54,10 @@ def places_of(view: MapView) -> dict[str, Place]:
     """
     names = [region.name for region in view.regions]
     middle = (_WIDTH / 2, _height(len(names)) / 2)
-    hub = _hub(view)
-    ring = [name for name in names if name != hub]
+    center = _center(view)
+    ring = [name for name in names if name != center]
     ring_x, ring_y = middle[0] - 150, middle[1] - 56
-    places = {} if hub is None else {hub: middle}
+    places = {} if center is None else {center: middle}
     for number, name in enumerate(ring):
         angle = math.pi + 2 * math.pi * number / len(ring)
         x, y = middle[0] + ring_x * math.cos(angle), middle[1] + ring_y * math.sin(angle)
@@ -65,7 +65,7 @@ def places_of(view: MapView) -> dict[str, Place]:
     return places
 
 
-def _hub(view: MapView) -> str | None:
+def _center(view: MapView) -> str | None:
     """The region that is linked with most others, if these are few links for so many regions."""
     count = len(view.regions)
     if count == 1:
@@ -78,8 +78,8 @@ def _hub(view: MapView) -> str | None:
     if not degrees:
         return home
     names = {region.name for region in view.regions}
-    hub, degree = max(degrees.items(), key=lambda item: (item[1], item[0] == home, item[0]))
-    return hub if degree > count / 2 and hub in names else None
+    center, degree = max(degrees.items(), key=lambda item: (item[1], item[0] == home, item[0]))
+    return center if degree > count / 2 and center in names else None
 
 
 def map_figure(view: MapView, *, now: bool) -> str:

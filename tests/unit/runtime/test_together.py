@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
-from geo_ray.base.threads import Together, in_turn
+from geo_ray.base.threads import ParallelCalls, in_turn
 
 WAIT_S = 20.0
 
 
 def test_calls_run_at_the_same_time() -> None:
     meet = threading.Barrier(3, timeout=WAIT_S)  # nobody passes it before all three are there
-    together = Together(3, "test")
+    together = ParallelCalls(3, "test")
     try:
         assert sorted(together([meet.wait] * 3)) == [0, 1, 2]
         assert together([lambda: "a", lambda: "b"]) == ["a", "b"]
@@ -34,7 +34,7 @@ def test_all_have_ended_before_an_error_is_raised() -> None:
         gate.set()
         raise ValueError("first")
 
-    together = Together(2, "test")
+    together = ParallelCalls(2, "test")
     try:
         with pytest.raises(ValueError, match="first"):
             together([fails, late])
@@ -47,7 +47,7 @@ def test_all_have_ended_before_an_error_is_raised() -> None:
 
 
 def test_closing_leaves_no_thread_behind() -> None:
-    together = Together(4, "leaves-nothing")
+    together = ParallelCalls(4, "leaves-nothing")
     together([lambda: None] * 4)
     together.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("leaves-nothing")]
