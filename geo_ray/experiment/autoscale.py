@@ -141,8 +141,8 @@ class AutoscaleConfig(StrictModel):
     )
     floor: Floor = Field(
         "servers",
-        description="machines that are never spot: those of all parameter servers (a worker's machine "
-        "where the server has none), those of the averager's region, or none",
+        description="machines that are never spot: those of all parameter servers (a worker's "
+        "machine where the server has none), those of the averager's region, or none",
     )
     zones: dict[str, Zones] = Field(
         default_factory=dict,
@@ -151,8 +151,8 @@ class AutoscaleConfig(StrictModel):
     )
     substitutes: bool = Field(
         False,
-        description="whether types outside the plan may replace planned ones; not allowed where the "
-        "run's `nodes` name types, as with `geo-ray train --plan`",
+        description="whether types outside the plan may replace planned ones; not allowed where "
+        "the run's `nodes` name types, as with `geo-ray train --plan`",
     )
     machine_resources: dict[str, Amounts] = Field(
         default_factory=dict,
