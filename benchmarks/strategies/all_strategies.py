@@ -64,7 +64,7 @@ strategy: {{kind: bsp}}
 optimizer: {{kind: sgd, lr: 0.1}}
 train:
   steps: {steps}
-  count: together
+  count: total
   eval_every: 8
   target: {{metric: accuracy, value: 0.93, direction: at_least}}
 emulate:

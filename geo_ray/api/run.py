@@ -16,7 +16,7 @@ from torch import nn
 from geo_ray.api.config import FilePath
 from geo_ray.api.display import Table
 from geo_ray.api.status import directory_of, not_begun
-from geo_ray.base.errors import ConfigDriftError, ConfigError, RunDirectoryError
+from geo_ray.base.errors import ConfigChangedError, ConfigError, RunDirectoryError
 from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import bytes_text, duration_text, metrics_text, nearest_word, number_text
 from geo_ray.cloud.autoscaler.journal import JournalMachines
@@ -172,7 +172,7 @@ class Run:
         self._check_best(checkpoint, best=best)
         try:
             rundir.has_moved(self.directory, self.experiment)
-        except ConfigDriftError as error:
+        except ConfigChangedError as error:
             _log.warning("%s", error.message)
         rundir.check_files(self.directory, self.experiment)
         task = load_task(self.experiment.task, self.directory.base_dir)
@@ -290,7 +290,7 @@ def open_run(path: FilePath | Run, *, base_dir: FilePath | None = None) -> Run:
 
 def _opened(store: CheckpointStore, id: int) -> Checkpoint:
     """A checkpoint; what lies far is verified where it is read, and not all of it before."""
-    return store.look(id) if store.far else store.open(id)
+    return store.look(id) if store.is_remote else store.open(id)
 
 
 def _so_far(experiment: Experiment, events: Iterable[Event]) -> Summary:

@@ -39,8 +39,8 @@ from geo_ray.telemetry.status import MembersFold
 from geo_ray.telemetry.status import RunStatus as RunStatus
 from geo_ray.telemetry.totals import RunTotals
 
-_LOOK_EVERY_S = 0.25
-_LOOK_FAR_EVERY_S = 2.0  # each look is paid for
+_POLL_EVERY_S = 0.25
+_REMOTE_POLL_S = 2.0  # each look is paid for
 _MOST_EVENTS = 1_000_000
 
 
@@ -67,7 +67,7 @@ def status(run: FilePath) -> RunStatus:
     """
     reader, clock = StatusReader(directory_of(run)), SystemClock()
     while (found := reader.read()).is_going is None and found.driver is not None:
-        clock.sleep_s(_LOOK_EVERY_S)
+        clock.sleep_s(_POLL_EVERY_S)
     return found
 
 
@@ -162,7 +162,7 @@ def change_members(
     clock = SystemClock()
     until_s = clock.now_s() + (wait_s if found.waits_s is None else 0.0)
     while id not in answers and clock.now_s() < until_s:
-        clock.sleep_s(_LOOK_FAR_EVERY_S if reader.is_far else _LOOK_EVERY_S)
+        clock.sleep_s(_REMOTE_POLL_S if reader.is_remote else _POLL_EVERY_S)
         reader.feed(_MOST_EVENTS)
     answer = answers.get(id)
     if answer is not None and answer.kind == "members_refused":
@@ -202,7 +202,7 @@ def checkpoints(run: FilePath | OpenedRun) -> Table:
                 "bytes": sum(part.bytes for part in manifest.parts),
                 "regions": ", ".join(regions),
             }
-            _ = store.look(number) if store.far else store.open(number)
+            _ = store.look(number) if store.is_remote else store.open(number)
             row["state"] = "healthy" if manifest.healthy else "diverged"
         except CheckpointError as error:
             row["state"] = error.message

@@ -44,7 +44,7 @@ from geo_ray.runs.lease import LeaseSeeker, driving, seeker_of
 from geo_ray.runs.remote import RunObjects, copied_from, copy_path, driven_copy, is_ahead
 from geo_ray.runs.report import reported
 from geo_ray.runs.resume import check_resumable
-from geo_ray.runs.uploader import mirrored
+from geo_ray.runs.uploader import uploading
 from geo_ray.runtime.run_client import RunRequest, drive, may_be_running, watch_running
 from geo_ray.runtime.run_context import Reporting
 from geo_ray.runtime.run_order import Resumption
@@ -208,7 +208,7 @@ def resumed_run(
 
     Raises:
         RunDirectoryError: there is no run.
-        ConfigDriftError: the configuration differs; or its codecs do, which no run outlives.
+        ConfigChangedError: the configuration differs; or its codecs do, which no run outlives.
         CheckpointMissingError: it never saved, or was simulated.
         RunFinishedError: nothing would come of it.
         ConfigError, PlanError: as for `new_run`.
@@ -241,7 +241,7 @@ def resumed_run(
             may_change=allowed,
         )
         named = (*allowed, *(item.partition("=")[0].strip() for item in overrides))
-        changes = directory.check_drift(experiment, wanted, named)
+        changes = directory.check_changes(experiment, wanted, named)
         notes += [f"changed: {key}: {change}" for key, change in changes.items()]
         notes += _schedule_notes(experiment, wanted)
     has_moved = directory.has_moved(run, wanted, allowed)
@@ -431,9 +431,9 @@ def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
     """Copy to its bucket the end of a finished run that was driven on this machine.
 
     Raises:
-        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `mirrored`.
+        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `uploading`.
     """
-    with driving(seeker) as held, mirrored(address, path, held.epoch, held.check):
+    with driving(seeker) as held, uploading(address, path, held.epoch, held.check):
         pass
 
 
@@ -499,7 +499,7 @@ def simulate(
             ready = new_run(source, override_items(overrides), followed, watch.tell, emulated=True)
         with (
             _tidied(ready.run, watch, is_new=True),
-            mirrored(ready.run.address, ready.run.path, 1, lambda: None),
+            uploading(ready.run.address, ready.run.path, 1, lambda: None),
             reported(ready.run.path),
             watch.over(ready.experiment, ready.note) as watched,
         ):

@@ -117,7 +117,7 @@ def load_tree(
 
     Raises:
         ConfigError: naming the file and every key that is wrong; nothing else escapes.
-        ConfigDriftError: a class of the user's has changed since the file was written.
+        ConfigChangedError: a class of the user's has changed since the file was written.
     """
     where = context(
         path.parent if base_dir is None else base_dir,

@@ -37,7 +37,7 @@ from pydantic import (
     create_model,
 )
 
-from geo_ray.base.errors import ConfigDriftError, ConfigError, GeoRayError, OwnCodeError
+from geo_ray.base.errors import ConfigChangedError, ConfigError, GeoRayError, OwnCodeError
 from geo_ray.base.model import StrictModel
 from geo_ray.base.user_code import (
     UserClass,
@@ -159,7 +159,7 @@ class OwnLoader:
         Raises:
             ValueError: an option is wrong; names it.
             ConfigError: the class cannot be found, or lacks something.
-            ConfigDriftError: the file is not the one that the section was made with.
+            ConfigChangedError: the file is not the one that the section was made with.
         """
         if isinstance(value, StrictModel) and not isinstance(value, OwnClass):
             return value
@@ -180,7 +180,7 @@ class OwnLoader:
                 if self.may_drift
                 else ", or begin a new run."
             )
-            raise ConfigDriftError(
+            raise ConfigChangedError(
                 f"{self.wanted.what} {section.use}: the file is not the one that the "
                 "configuration was made with",
                 fix=f"Restore the file here and on every node{otherwise}",

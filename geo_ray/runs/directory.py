@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from geo_ray.base.errors import ConfigDriftError, ConfigError, RunDirectoryError, RunHeldError
+from geo_ray.base.errors import ConfigChangedError, ConfigError, RunDirectoryError, RunHeldError
 from geo_ray.base.files import make_directory, save_text
 from geo_ray.base.load import changes, dump_yaml, load_tree
 from geo_ray.experiment.recorded import RecordedConfig
@@ -234,7 +234,7 @@ def reopen(
         RunDirectoryError: if ``path`` is no run directory.
         ConfigError: if its configuration cannot be read, or a file that it names is not found or
             lies in the run.
-        ConfigDriftError: if a file with the user's task, strategy or codec has changed since.
+        ConfigChangedError: if a file with the user's task, strategy or codec has changed since.
     """
     from geo_ray.experiment.experiment import Experiment
 
@@ -451,13 +451,13 @@ def has_moved(run: RunDirectory, experiment: Experiment, named: Collection[str] 
         named: files of the user's that may have changed.
 
     Raises:
-        ConfigDriftError: the task's file has changed, and nobody has named it.
+        ConfigChangedError: the task's file has changed, and nobody has named it.
     """
     origin = _read_origin(run.path)
     task = _file_of(experiment.task.use)
     digest = None if task is None else _sha256(run.base_dir / task)
     if task is not None and task not in named and origin.task_sha256 not in (None, digest):
-        raise ConfigDriftError(
+        raise ConfigChangedError(
             f"task {experiment.task.use}: {run.base_dir / task} is not the file that the run was "
             "made with",
             fix=f"Restore the file; or, if the change is meant, name it: --allow-change {task}.",
@@ -465,7 +465,7 @@ def has_moved(run: RunDirectory, experiment: Experiment, named: Collection[str] 
     return (origin.base_dir, origin.task_sha256) != (run.base_dir, digest)
 
 
-def check_drift(saved: Experiment, wanted: Experiment, named: Collection[str]) -> dict[str, str]:
+def check_changes(saved: Experiment, wanted: Experiment, named: Collection[str]) -> dict[str, str]:
     """Refuse to resume with a change that nobody has named.
 
     Keys that only say where and how a run is executed may change without being named.
@@ -479,7 +479,7 @@ def check_drift(saved: Experiment, wanted: Experiment, named: Collection[str]) -
         What changes: dotted keys, each with ``old -> new``.
 
     Raises:
-        ConfigDriftError: listing the changes that nobody has named.
+        ConfigChangedError: listing the changes that nobody has named.
     """
     found = changes(saved, wanted)
     may = (*named, *_EXECUTION)
@@ -491,7 +491,7 @@ def check_drift(saved: Experiment, wanted: Experiment, named: Collection[str]) -
     if unnamed:
         lines = "\n    ".join(f"{key}: {change}" for key, change in unnamed.items())
         allow = " ".join(f"--allow-change {key}" for key in unnamed)
-        raise ConfigDriftError(
+        raise ConfigChangedError(
             f"the configuration differs from that of the run:\n    {lines}",
             fix=f"Leave CONFIG out to go on as the run was. If it is meant, name it: {allow}.",
         )

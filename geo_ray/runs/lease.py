@@ -468,8 +468,8 @@ class LeaseKeeper:
                 told.warning("renew", f"{self._name}: its lease is not renewed: {error.message}")
 
 
-LIVES_S: Final = 10.0
-_LOOK_EVERY_S: Final = 0.25
+LEASE_S: Final = 10.0
+_POLL_EVERY_S: Final = 0.25
 
 
 class LeaseSeeker:
@@ -490,7 +490,7 @@ class LeaseSeeker:
         name: str,
         tell: Callable[[str], None],
         *,
-        lives_s: float = LIVES_S,
+        lives_s: float = LEASE_S,
         clock: Clock | None = None,
     ) -> None:
         self._store, self._name, self._tell = store, name, tell
@@ -566,7 +566,7 @@ class LeaseSeeker:
                 f"{self._name} is driven by {what.record.owner.text}: looking for up to "
                 f"{what.left_s:.0f} s whether that lives"
             )
-        self._clock.sleep_s(min(what.left_s, _LOOK_EVERY_S))
+        self._clock.sleep_s(min(what.left_s, _POLL_EVERY_S))
 
 
 def _held(name: str, record: LeaseRecord) -> RunHeldError:
@@ -579,22 +579,22 @@ def _held(name: str, record: LeaseRecord) -> RunHeldError:
     )
 
 
-FAR_LIVES_S: Final = 30.0
+REMOTE_LEASE_S: Final = 30.0
 """Of a lease in a bucket: each renewal is paid for."""
 
 
 def seeker_of(
-    run_dir: Path, tell: Callable[[str], None], far: ConditionalStore | None = None
+    run_dir: Path, tell: Callable[[str], None], remote_store: ConditionalStore | None = None
 ) -> LeaseSeeker:
     """What seeks the lease of a run.
 
     Args:
         run_dir: its directory.
         tell: told why it takes a while.
-        far: where the lease lies, if that is not in the directory.
+        remote_store: where the lease lies, if that is not in the directory.
     """
-    if far is not None:
-        return LeaseSeeker(far, str(far), tell, lives_s=FAR_LIVES_S)
+    if remote_store is not None:
+        return LeaseSeeker(remote_store, str(remote_store), tell, lives_s=REMOTE_LEASE_S)
     path = run_dir.absolute()
     near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return LeaseSeeker(LocalConditionalStore(path), str(near), tell)

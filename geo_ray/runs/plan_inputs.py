@@ -526,7 +526,7 @@ def check_strategy(experiment: Experiment) -> None:
     Raises:
         ConfigError: regions take unequal numbers of steps until all have seen enough rows.
     """
-    if len(experiment.regions) > 1 and experiment.strategy.traits.region.ends_together:
+    if len(experiment.regions) > 1 and experiment.strategy.traits.region.ends_by_total_rows:
         raise ConfigError(
             f"strategy {experiment.strategy.kind} cannot be planned: its regions take unequal "
             "numbers of steps, and a plan's model gives all of them the same",

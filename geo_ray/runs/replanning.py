@@ -433,7 +433,7 @@ def can_follow(experiment: Experiment) -> bool:
     is told before that it is the last one, by the rows of the round before, to pay what codecs owe.
     """
     follows = experiment.members.follow_plan and experiment.train.keep_best is None
-    is_told = experiment.counts_together and wire_plan(experiment).owes
+    is_told = experiment.counts_total_rows and wire_plan(experiment).owes
     return follows and not is_told and experiment.strategy.traits.exchange.paced
 
 

@@ -37,13 +37,13 @@ from geo_ray.telemetry.event_log import EVENTS_FILE
 
 _EVERY_S: Final = 2.0
 _MOST_BYTES: Final = 8 << 20  # of one piece of the log
-_TOGETHER: Final = 64
+_MERGE_AT: Final = 64
 _MOST_PAUSE_S: Final = 30.0
-_APART: Final = ("checkpoints", "data", REQUESTS, EVENTS_FILE)
+_EXCLUDED: Final = ("checkpoints", "data", REQUESTS, EVENTS_FILE)
 _log = logging.getLogger(__name__)
 
 
-class Mirror:
+class Uploader:
     """See the module's docstring.
 
     Args:
@@ -65,7 +65,7 @@ class Mirror:
         self._own: list[Segment] = []  # not put together yet
         self._failing_s: float | None = None  # since when the bucket takes nothing
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="uploader", daemon=True)
 
     def start(self) -> None:
         """Begin.
@@ -153,7 +153,7 @@ class Mirror:
                 return  # who writes next is told
             except (GeoRayError, OSError) as error:
                 self._failing_s = self._failing_s or time.monotonic()
-                told.warning("mirror", f"{self._objects.name} is not up to date: {error}")
+                told.warning("uploader", f"{self._objects.name} is not up to date: {error}")
 
     def _send_events(self) -> None:
         log = self._path / EVENTS_FILE
@@ -165,10 +165,10 @@ class Mirror:
                 self._own.append(self._objects.put_segment(self._epoch, self._sent, data))
                 self._sent += len(data)
                 file.seek(self._sent)
-        if len(self._own) >= _TOGETHER:
-            self._put_together()
+        if len(self._own) >= _MERGE_AT:
+            self._merge_segments()
 
-    def _put_together(self) -> None:
+    def _merge_segments(self) -> None:
         few = self._own
         with (self._path / EVENTS_FILE).open("rb") as file:
             file.seek(few[0].start)
@@ -180,8 +180,10 @@ class Mirror:
     def _send_files(self) -> None:
         for path in sorted(self._path.rglob("*")):
             name = path.relative_to(self._path)
-            is_apart = name.parts[0] in _APART or any(part.startswith(".") for part in name.parts)
-            if is_apart or not path.is_file():
+            is_excluded = name.parts[0] in _EXCLUDED or any(
+                part.startswith(".") for part in name.parts
+            )
+            if is_excluded or not path.is_file():
                 continue
             with suppress(FileNotFoundError):  # it was removed, or renamed, since
                 about = path.stat()
@@ -201,7 +203,7 @@ class Mirror:
 
 
 @contextmanager
-def mirrored(
+def uploading(
     address: str | None,
     path: Path,
     epoch: int,
@@ -217,26 +219,26 @@ def mirrored(
         path: of its directory on this machine.
         epoch: of its lease.
         check: raises if the lease is not held.
-        retry_s: as for `Mirror.close`, if the block ends well.
-        tell: as for `Mirror.close`.
+        retry_s: as for `Uploader.close`, if the block ends well.
+        tell: as for `Uploader.close`.
 
     Raises:
-        RunHeldError, StoreError: as for `Mirror`.
+        RunHeldError, StoreError: as for `Uploader`.
     """
     if address is None:
         yield
         return
-    mirror = Mirror(RunObjects(address), path, epoch, check)
-    mirror.start()
+    uploader = Uploader(RunObjects(address), path, epoch, check)
+    uploader.start()
     try:
         yield
     except BaseException:
         try:
-            mirror.close()
+            uploader.close()
         except GeoRayError as error:  # what ended the run matters more
             _log.warning("%s", error.message)
         raise
-    mirror.close(retry_s, tell)
+    uploader.close(retry_s, tell)
 
 
 def _whole_lines(data: bytes) -> bytes:

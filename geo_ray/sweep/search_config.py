@@ -224,7 +224,7 @@ class TuningConfig(StrictModel):
     prices: PricesConfig | None = Field(None, description="what trials cost")
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
+    def _check_compatible(self) -> Self:
         if not self.space:
             raise ValueError("`space`: there is nothing to search")
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):

@@ -40,7 +40,13 @@ from geo_ray.telemetry.columns import RegionRecord, RunRecord, record, standing
 from geo_ray.telemetry.event_log import EVENTS_FILE, LOGS_DIRECTORY, Ending, ending_of, read_events
 from geo_ray.telemetry.events import FAULT_KINDS, Event
 from geo_ray.telemetry.html_page import empty_note, html_page, section, write_html
-from geo_ray.telemetry.participation import absences, lanes, members_section, presence_of, timeline
+from geo_ray.telemetry.participation import (
+    absences,
+    lanes,
+    members_section,
+    participation_of,
+    timeline,
+)
 from geo_ray.telemetry.run_map import map_figure, map_of_record
 from geo_ray.telemetry.sections import (
     cost_section,
@@ -188,9 +194,9 @@ _Returns: TypeAlias = Mapping[str, tuple[float, ...]]
 def curve_sections(run: RunRecord) -> str:
     """Draw training loss and evaluations over time, steps, samples, and bytes if there are any."""
     so_far = _SoFar.of(run)
-    bands = presence_of(run.changes).until(run.totals.elapsed_s)
+    ranges = participation_of(run.changes).until(run.totals.elapsed_s)
     returns = {
-        name: tuple(end_s for _, end_s in absences(of_region)) for name, of_region in bands.items()
+        name: tuple(end_s for _, end_s in absences(of_region)) for name, of_region in ranges.items()
     }
     axes = [axis for axis in AXES if axis != WAN_AXIS or so_far.wan_bytes.any()]
     return switched(axes, _loss(run, so_far, axes, returns) + _evals(run, so_far, axes, returns))

@@ -17,7 +17,7 @@ from geo_ray.base.text import bytes_text, number_text
 from geo_ray.telemetry.charts import figure
 from geo_ray.telemetry.columns import RunRecord
 from geo_ray.telemetry.html_page import empty_note
-from geo_ray.telemetry.participation import presence_of
+from geo_ray.telemetry.participation import participation_of
 from geo_ray.telemetry.view import MapLink, MapRegion, MapView
 
 MOST_LINKS: Final = 400
@@ -186,7 +186,7 @@ def _legend(view: MapView) -> str:
 def map_of_record(run: RunRecord) -> MapView:
     """Put regions and links of a run on a map."""
     totals = run.totals
-    bands = presence_of(run.changes).until(totals.elapsed_s)
+    ranges = participation_of(run.changes).until(totals.elapsed_s)
     home = None if totals.started is None else totals.started.fields.get("averager")
     for event in run.changes:
         if event.kind == "averager_moved":
@@ -194,7 +194,7 @@ def map_of_record(run: RunRecord) -> MapView:
     regions = [
         MapRegion(
             name,
-            bands[name][-1].state if bands.get(name) else "member",
+            ranges[name][-1].state if ranges.get(name) else "member",
             name == home and len(totals.regions) > 1,
             f"{region.steps.step:,} steps, loss {number_text(region.steps.end_loss())}",
         )

@@ -198,8 +198,8 @@ def nothing_is_lost_in_the_books(codec: Codec) -> None:
         decoded_P += encoder.encode(x_P, number).sent_P
     if encoder.residual_P is not None:
         decoded_P += encoder.residual_P
-    far = float((handed_P - decoded_P).norm() / handed_P.norm())
-    expect(far <= 1e-4, f"with error feedback {far:.2g} of the sum is missing")
+    gap = float((handed_P - decoded_P).norm() / handed_P.norm())
+    expect(gap <= 1e-4, f"with error feedback {gap:.2g} of the sum is missing")
 
 
 def _decode_or_refuse(codec: Codec, coded: Coded) -> None:

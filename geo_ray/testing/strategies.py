@@ -451,11 +451,11 @@ def rounds_may_be_summed_as_it_says(strategy: Strategy) -> None:
         mean_P = (weights[:, None] * payloads).sum(0) / weights.sum()
         wanted = _round(strategy, plain, dict(zip("abc", payloads, strict=True)), rows)
         found = _round(strategy, summed, dict.fromkeys("abc", mean_P), rows)
-        far = float((wanted[0].payload_P - found[0].payload_P).abs().max())
-        expect(far <= _NEAR, f"the answer to summed updates with rows {rows} is {far:g} off")
+        gap = float((wanted[0].payload_P - found[0].payload_P).abs().max())
+        expect(gap <= _NEAR, f"the answer to summed updates with rows {rows} is {gap:g} off")
         if mean.is_answer:
-            far = float((found[0].payload_P - mean_P).abs().max())
-            expect(far <= _NEAR, f"its answer is not the mean, but {far:g} off")
+            gap = float((found[0].payload_P - mean_P).abs().max())
+            expect(gap <= _NEAR, f"its answer is not the mean, but {gap:g} off")
 
 
 def _round(
@@ -495,8 +495,8 @@ def updates_add_up_as_it_says(strategy: Strategy) -> None:
             if reply.own:
                 models[reply.to] += payloads["ab".index(reply.to)]
         ends.append(torch.stack([models[name] for name in "ac"]))
-    far = float((ends[0] - ends[1]).abs().max())
-    expect(far <= _NEAR, f"a sum of updates leaves regions {far:g} from where the updates do")
+    gap = float((ends[0] - ends[1]).abs().max())
+    expect(gap <= _NEAR, f"a sum of updates leaves regions {gap:g} from where the updates do")
 
 
 def mean_gradients_are_such(strategy: Strategy) -> None:
@@ -510,8 +510,8 @@ def mean_gradients_are_such(strategy: Strategy) -> None:
         expect(same, "its traits say that updates are gradients")
     total = sum(SAMPLES[name] for name in grads)
     mean_P = sum((SAMPLES[n] / total * each[0] for n, each in grads.items()), torch.zeros(()))
-    far = float((fleet.replies[0].payload_P - mean_P).abs().max())
-    expect(far <= _NEAR, "its traits say that answers are the mean by rows")
+    gap = float((fleet.replies[0].payload_P - mean_P).abs().max())
+    expect(gap <= _NEAR, "its traits say that answers are the mean by rows")
 
 
 HONESTY: Final[Checks[Strategy]] = {
@@ -549,9 +549,9 @@ def _is_exact(strategy: Strategy) -> bool:
 def _expect_equal(strategy: Strategy, fleet: Fleet, when: str) -> None:
     first, *others = [region.params_P for region in fleet.regions.values()]
     for other_P in others:
-        far = float((first - other_P).abs().max())
+        gap = float((first - other_P).abs().max())
         near = 0.0 if _is_exact(strategy) else _NEAR
-        expect(far <= near, f"{when} regions are {far:g} apart")
+        expect(gap <= near, f"{when} regions are {gap:g} apart")
 
 
 def the_end_leaves_all_regions_equal(strategy: Strategy) -> None:
@@ -568,7 +568,7 @@ def the_end_leaves_all_regions_equal(strategy: Strategy) -> None:
 def regions_may_end_at_other_times(strategy: Strategy) -> None:
     """Without rounds; where steps are unequal, regions end together."""
     traits, steps = strategy.traits, _steps_of(strategy)
-    if traits.in_rounds or traits.region.ends_together:
+    if traits.in_rounds or traits.region.ends_by_total_rows:
         return
     fleet, grads = Fleet(strategy), gradients(steps)
     fleet.run(grads, range(4))

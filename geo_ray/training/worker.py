@@ -100,7 +100,7 @@ def precise_statistics(
 
 
 @dataclass(slots=True)
-class StatisticsBoard:
+class StatisticsCollector:
     """Puts the regions' statistics of the final parameters together, before they are evaluated.
 
     Every region's first worker makes them over rows of its own; the final evaluation, and the model

@@ -26,7 +26,7 @@ _CLOSE_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
-class ExportPump:
+class ExportQueue:
     """Takes events at once, and keeps no more than ``most`` of them: what does not fit is lost.
 
     What an exporter raises is told once, and it is given the next events all the same; what is
@@ -155,21 +155,21 @@ def open_exporters(configs: Sequence[AnyExport], order: ExportOrder) -> dict[str
 
 
 @contextmanager
-def exporting(configs: Sequence[AnyExport], order: ExportOrder) -> Iterator[ExportPump]:
+def exporting(configs: Sequence[AnyExport], order: ExportOrder) -> Iterator[ExportQueue]:
     """Hand events on during a block; of an error that ends it, that it has failed.
 
     Raises:
         ConfigError: as for `open_exporters`.
     """
-    pump = ExportPump(open_exporters(configs, order))
+    exports = ExportQueue(open_exporters(configs, order))
     try:
-        yield pump
+        yield exports
     except BaseException as error:
         t_s = time.time() - order.origin_unix_s
-        pump.feed(Event("run_failed", t_s, failure_fields(error)))
+        exports.feed(Event("run_failed", t_s, failure_fields(error)))
         raise
     finally:
-        pump.close()
+        exports.close()
 
 
 def _class_of(kind: str) -> type:

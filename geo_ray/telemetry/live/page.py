@@ -1,7 +1,7 @@
 """Content of the live page: its state, its poller, and its sections as HTML or terminal lines.
 
-`Board` holds the newest version of every section; there is no queue per client, and a slow
-client skips versions. `Looking` polls a run or a queue and backs off while no client is
+`PageState` holds the newest version of every section; there is no queue per client, and a slow
+client skips versions. `PagePoller` polls a run or a queue and backs off while no client is
 connected.
 """
 
@@ -44,7 +44,7 @@ class _Section:
     html: str
 
 
-class Board:
+class PageState:
     """Sections with versions; may be shared by threads."""
 
     def __init__(self) -> None:
@@ -252,9 +252,9 @@ def _money(view: RunView) -> str:
 
 
 def _members(view: MembersView) -> str:
-    if view.end_s <= 0 or not view.bands:
+    if view.end_s <= 0 or not view.ranges:
         return ""
-    drawn = members_figure(view.bands, view.marks, view.end_s)
+    drawn = members_figure(view.ranges, view.marks, view.end_s)
     return section("Members over time", drawn, MEMBERS_NOTE)
 
 
@@ -297,7 +297,7 @@ class ViewReader(Protocol[V]):
     """What is looked at; `geo_ray.runs` has the readers of a run and of a queue."""
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether a look costs requests to a bucket."""
 
     def read(self, most_events: int) -> float:
@@ -307,15 +307,15 @@ class ViewReader(Protocol[V]):
         """Give what is shown."""
 
 
-class Looking(Generic[S]):
+class PagePoller(Generic[S]):
     """A thread that looks, until `close`.
 
     Args:
         run: what the user called the run.
         reader: reads it.
-        board: where it is shown.
+        page_state: where it is shown.
         watchers: how many watch at this moment.
-        on_change: called after a change of the board.
+        on_change: called after a change of the page state.
         every_s: seconds between two looks.
         draw: what is read, as sections of the page.
     """
@@ -324,7 +324,7 @@ class Looking(Generic[S]):
         self,
         run: str,
         reader: ViewReader[S],
-        board: Board,
+        page_state: PageState,
         watchers: Callable[[], int],
         on_change: Callable[[], None],
         every_s: float = 1.0,
@@ -332,7 +332,7 @@ class Looking(Generic[S]):
         draw: Callable[[S], dict[str, str]],
     ) -> None:
         self._draw = draw
-        self._run, self._reader, self._board = run, reader, board
+        self._run, self._reader, self._page_state = run, reader, page_state
         self._watchers, self._on_change = watchers, on_change
         self._every_s = every_s
         self._is_drawn = False
@@ -364,7 +364,7 @@ class Looking(Generic[S]):
             self._wake.wait(self._pause_s())
 
     def _pause_s(self) -> float:
-        pause_s = self._every_s * (5 if self._reader.is_far else 1)
+        pause_s = self._every_s * (5 if self._reader.is_remote else 1)
         return pause_s if self._watchers() else 10 * pause_s
 
     def _look(self) -> None:
@@ -376,7 +376,7 @@ class Looking(Generic[S]):
             self._put(self._draw(self._reader.view()))
 
     def _put(self, sections: dict[str, str]) -> None:
-        if self._board.put(sections):
+        if self._page_state.put(sections):
             self._on_change()
 
 

@@ -36,7 +36,7 @@ def world(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CloudWorld]:
     as_caller(monkeypatch, tmp_path)
-    monkeypatch.setattr("geo_ray.cloud.cluster.state._FAR_LOOK_S", 0.3)
+    monkeypatch.setattr("geo_ray.cloud.cluster.state._REMOTE_POLL_S", 0.3)
     monkeypatch.setattr(ClusterState, "_store", near_store(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     with WORLDS[request.param](tmp_path) as made:

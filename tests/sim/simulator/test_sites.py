@@ -152,7 +152,7 @@ def test_a_bound_keeps_regions_together(simulated, kind):
     def most_ahead(**options) -> int:
         sections = of_kind(kind, **UNEVEN)
         sections["strategy"] = sections["strategy"] | {"interval": 1} | options
-        sections["train"] = UNEVEN["train"] | {"count": "together", "steps": 20}
+        sections["train"] = UNEVEN["train"] | {"count": "total", "steps": 20}
         run = simulated(**sections)
         done, worst = dict.fromkeys(SPEEDS, 0), 0
         for event in run.of("exchange")[: -len(SPEEDS) * 2]:

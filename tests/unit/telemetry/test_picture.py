@@ -113,7 +113,7 @@ def test_everything_over_time_stays_bounded() -> None:
     assert len(history.losses[0].t_s) <= 600
     assert history.usd is not None and len(history.usd.t_s) <= 201
     assert len(history.notes) == 50
-    assert max(map(len, history.members.bands.values())) <= 202
+    assert max(map(len, history.members.ranges.values())) <= 202
     assert all(len(each.steps.rows) <= 50 for each in totals.regions.values())
     assert totals.samples == 100 * 300 * 32, "sums stay"
     assert len(totals.rounds) == 50
