@@ -363,7 +363,7 @@ def _from_files(
     resolved = resolve(preparation, task.columns, _statistics(files.stats), finder)
     notes = resolved.notes if files.heldout else (*resolved.notes, _NOTHING_HELD_OUT)
     for note in notes:
-        RunWatch(progress).tell(note)
+        RunWatch(progress).notify(note)
     found = find_files(source, files.read)
     hint = f"geo-ray data inspect {shlex.quote(source)} --task {shlex.quote(named.use)}"
     complaint = Complaint(
@@ -560,13 +560,13 @@ class WantedStatistics:
             raise ConfigError(
                 f"{self.prepare} needs no statistics", fix="Leave this step and --stats out."
             )
-        if silent := [name for name in needs.words if name not in self.words]:
+        if missing := [name for name in needs.words if name not in self.words]:
             raise ConfigError(
-                f"{self.prepare} needs the words of {', '.join(silent)}, which are data of this "
+                f"{self.prepare} needs the words of {', '.join(missing)}, which are data of this "
                 "region",
-                fix=f"If they may leave it, add --values {','.join(silent)}; words that fewer rows "
-                "have than --at-least stay here. Otherwise use vocabulary: {hash: N} or "
-                "{file: FILE}.",
+                fix="If they may leave the region, add --values "
+                f"{','.join(missing)}; words in fewer rows than --at-least stay here. Otherwise "
+                "use vocabulary: {hash: N} or {file: FILE}.",
             )
         return tuple(dict.fromkeys((*needs.columns, *self.words)))
 

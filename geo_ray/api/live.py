@@ -53,7 +53,7 @@ def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
     parts = [each if isinstance(each, str) else json.dumps(dict(each)) for each in to]
     text = "export: [" + ", ".join(parts) + "]"
     config = load_text(text, [], ObserveConfig, "observe")
-    directory, _ = rundir.look(directory_of(run))
+    directory, _ = rundir.recorded_run(directory_of(run))
     log = directory.path / EVENTS_FILE
     if not has_begun(directory.path):
         raise not_begun(directory)

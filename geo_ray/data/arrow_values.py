@@ -177,7 +177,7 @@ def other_marks(decimal: str, thousands: str | None) -> tuple[Marks, ...]:
     return found if decimal == "." else tuple(marks for marks in found if marks[0] == decimal)
 
 
-def fitting_marks(
+def matching_marks(
     words: Iterable[str], among: Iterable[Marks] = tuple(NUMBER_MARKS)
 ) -> tuple[Marks, ...]:
     """The marks with which all words are numbers."""
@@ -185,7 +185,7 @@ def fitting_marks(
     return tuple(m for m in among if all(NUMBER_MARKS[m].fullmatch(word) for word in words))
 
 
-def fitting_formats(
+def matching_formats(
     words: Iterable[str], among: Iterable[TimeFormat] = TIME_FORMATS
 ) -> tuple[TimeFormat, ...]:
     """The formats with which all words are times."""

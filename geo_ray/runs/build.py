@@ -438,16 +438,16 @@ def with_shapes(experiment: Experiment, task: Task) -> Experiment:
         ConfigError: if a codec was given shapes of another model.
     """
     both = {"up": experiment.codec.up, "down": experiment.codec.down}
-    told = {
+    rules = {
         direction: codec.traits.with_shapes
         for direction, codec in both.items()
         if codec is not None and codec.traits.with_shapes is not None
     }
-    if not told:
+    if not rules:
         return experiment
     shapes = parameter_shapes(outlined_model(task, experiment.seed))
     filled = {}
-    for direction, with_shapes_of in told.items():
+    for direction, with_shapes_of in rules.items():
         try:
             filled[direction] = with_shapes_of(shapes)
         except ValueError as error:

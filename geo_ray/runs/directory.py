@@ -210,7 +210,7 @@ def reopen(
     path: Path,
     *,
     allowed: Collection[str] = (),
-    to_look_at: bool = False,
+    read_only: bool = False,
     near: Path | None = None,
 ) -> tuple[RunDirectory, Experiment]:
     """Open the directory of an earlier run.
@@ -223,7 +223,7 @@ def reopen(
     Args:
         path: the directory.
         allowed: files of the user's, as the configuration names them, that may have changed since.
-        to_look_at: only read the run: import nothing that its configuration names. Nothing can be
+        read_only: only read the run: import nothing that its configuration names. Nothing can be
             run with the configuration then.
         near: where to look for files before all other places.
 
@@ -241,10 +241,10 @@ def reopen(
     path = _existing(path)
     origin, address = _read_origin(path), copied_from(path)
     file = path / CONFIG_FILE
-    saved = load_tree(file, [], Experiment, base_dir=origin.base_dir, to_look_at=True)
+    saved = load_tree(file, [], Experiment, base_dir=origin.base_dir, read_only=True)
     base_dir = _find_base_dir(path, origin, _named_files(saved, origin.task_sha256), near)
     run = RunDirectory(path, base_dir.absolute(), address)
-    if to_look_at:
+    if read_only:
         return run, saved
     files = own_files(saved)
     missing = [name for name in files if not (run.base_dir / name).is_file()]
@@ -277,7 +277,7 @@ def check_files(run: RunDirectory, experiment: Experiment) -> None:
             )
 
 
-def look(path: Path) -> tuple[RunDirectory, RecordedConfig]:
+def recorded_run(path: Path) -> tuple[RunDirectory, RecordedConfig]:
     """Open the directory of a run to read it; imports neither PyTorch nor code of the user.
 
     Args:

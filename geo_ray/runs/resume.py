@@ -324,7 +324,7 @@ def lost_before(manifest: CheckpointManifest, experiment: Experiment) -> tuple[s
     return tuple(name for name in names if name in lost and name in absent and name not in there)
 
 
-def kept_rows(found: Checkpoint, left: Collection[str]) -> dict[str, Mapping[str, object]]:
+def saved_rows(found: Checkpoint, left: Collection[str]) -> dict[str, Mapping[str, object]]:
     """The books of rows of regions that a run goes on without, by region, for when they come back.
 
     Args:
@@ -335,10 +335,10 @@ def kept_rows(found: Checkpoint, left: Collection[str]) -> dict[str, Mapping[str
         CheckpointCorruptError: a part of it changed since it was opened.
         StoreError: its store does not answer or refuses.
     """
-    told = found.manifest.extra.get(ROWS)
+    recorded = found.manifest.extra.get(ROWS)
     rows: dict[str, Mapping[str, object]] = {}
-    if isinstance(told, dict):
-        rows = {name: dict(each) for name, each in told.items() if isinstance(each, dict)}
+    if isinstance(recorded, dict):
+        rows = {name: dict(each) for name, each in recorded.items() if isinstance(each, dict)}
     for name in left:
         control = found.meta(shard_part_name(name, 0)).get("control")
         rows[name] = rows_of(control if isinstance(control, dict) else {})
@@ -350,5 +350,5 @@ def _names(manifest: CheckpointManifest) -> set[str]:
 
 
 def _lost(manifest: CheckpointManifest) -> Sequence[str]:
-    told = manifest.extra.get(LOST)
-    return [str(name) for name in told] if isinstance(told, list) else []
+    recorded = manifest.extra.get(LOST)
+    return [str(name) for name in recorded] if isinstance(recorded, list) else []

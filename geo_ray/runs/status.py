@@ -84,7 +84,7 @@ class StatusReader:
         clock: Clock | None = None,
         beside: Callable[[], Beside] = _nobody,
     ) -> None:
-        self._run, self._config = directory.look(path)
+        self._run, self._config = directory.recorded_run(path)
         self._shown = self._run.shown if self._run.address is not None else str(path)
         self._copy: Copy | None = None
         self._leases: ConditionalStore = LocalConditionalStore(self._run.path)
@@ -137,7 +137,7 @@ class StatusReader:
         return self._tail.read_bytes
 
     @property
-    def read_share(self) -> float:
+    def read_fraction(self) -> float:
         """Which part of the log was read; a torn last line counts as read."""
         read_bytes, left_bytes = self._tail.read_bytes, self._tail.left_bytes
         return 1.0 if self._caught_up else read_bytes / max(1, read_bytes + left_bytes)

@@ -102,13 +102,13 @@ class Uploader:
         self._send_events()
         self._send_files()
 
-    def close(self, retry_s: float = 0.0, tell: Callable[[str], None] = _log.warning) -> None:
+    def close(self, retry_s: float = 0.0, notify: Callable[[str], None] = _log.warning) -> None:
         """Copy the rest.
 
         Args:
             retry_s: for so long a bucket that takes nothing is tried again, counted from when it
                 began to.
-            tell: told that it is.
+            notify: told that it is.
 
         Raises:
             LeaseLostError: the run is another's.
@@ -118,7 +118,7 @@ class Uploader:
         self._thread.join()
         began_s, pause_s = self._failing_s or time.monotonic(), 1.0
         try:
-            while not self._is_copied(began_s + retry_s, tell):
+            while not self._is_copied(began_s + retry_s, notify):
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         except (StoreError, RunDirectoryError, KeyboardInterrupt) as error:
@@ -131,7 +131,7 @@ class Uploader:
                 "machine, which copies it.",
             ) from error
 
-    def _is_copied(self, until_s: float, tell: Callable[[str], None]) -> bool:
+    def _is_copied(self, until_s: float, notify: Callable[[str], None]) -> bool:
         """Copy the rest; False: that is to be tried again."""
         try:
             self.tick()
@@ -139,12 +139,12 @@ class Uploader:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise
-            tell(f"copying the run is tried again for {left_s:.0f} s: {error.message}")
+            notify(f"copying the run is tried again for {left_s:.0f} s: {error.message}")
             return False
         return True
 
     def _run(self) -> None:
-        told = RateLimitedLog(_log, 30.0)
+        limited_log = RateLimitedLog(_log, 30.0)
         while not self._ended.wait(_EVERY_S):
             try:
                 self.tick()
@@ -153,7 +153,7 @@ class Uploader:
                 return  # who writes next is told
             except (GeoRayError, OSError) as error:
                 self._failing_s = self._failing_s or time.monotonic()
-                told.warning("uploader", f"{self._objects.name} is not up to date: {error}")
+                limited_log.warning("uploader", f"{self._objects.name} is not up to date: {error}")
 
     def _send_events(self) -> None:
         log = self._path / EVENTS_FILE
@@ -210,7 +210,7 @@ def uploading(
     check: Callable[[], None],
     *,
     retry_s: float = 0.0,
-    tell: Callable[[str], None] = _log.warning,
+    notify: Callable[[str], None] = _log.warning,
 ) -> Iterator[None]:
     """Copy a run to its bucket while the block runs, and once more behind it.
 
@@ -220,7 +220,7 @@ def uploading(
         epoch: of its lease.
         check: raises if the lease is not held.
         retry_s: as for `Uploader.close`, if the block ends well.
-        tell: as for `Uploader.close`.
+        notify: as for `Uploader.close`.
 
     Raises:
         RunHeldError, StoreError: as for `Uploader`.
@@ -238,7 +238,7 @@ def uploading(
         except GeoRayError as error:  # what ended the run matters more
             _log.warning("%s", error.message)
         raise
-    uploader.close(retry_s, tell)
+    uploader.close(retry_s, notify)
 
 
 def _whole_lines(data: bytes) -> bytes:

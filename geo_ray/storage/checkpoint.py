@@ -248,7 +248,7 @@ class CheckpointStore:
             verify_part(folder, part)
         return Checkpoint(folder, manifest)
 
-    def look(self, id: int) -> Checkpoint:
+    def peek(self, id: int) -> Checkpoint:
         """Open one checkpoint and verify its manifest, and the sizes of its parts.
 
         Raises:
@@ -356,13 +356,13 @@ class CheckpointStore:
 
         A failure here is logged only: the save itself has succeeded.
         """
-        kept, has_healthy = 0, False
+        retained, has_healthy = 0, False
         for id in reversed(self.ids()):
             found = None if id in self._known_bad else self._seen(id)
             is_first_healthy = found is not None and not has_healthy and found.manifest.healthy
             has_healthy |= is_first_healthy
-            if kept < self._keep or is_first_healthy:
-                kept += found is not None
+            if retained < self._keep or is_first_healthy:
+                retained += found is not None
                 continue
             folder = self._root.folder(id)
             try:
@@ -377,7 +377,7 @@ class CheckpointStore:
     def _seen(self, id: int) -> Checkpoint | None:
         """A checkpoint that looks whole; hashing old ones at each save costs much."""
         try:
-            return self.look(id)
+            return self.peek(id)
         except CheckpointError:
             return None
 

@@ -158,7 +158,12 @@ class PbtSchedule(StrictModel):
 
     kind: Literal["pbt"]
     every: int = Field(2, ge=1, description="evaluations between two such moments")
-    share: float = Field(0.25, gt=0, le=0.5, description="that is worst, and that is copied from")
+    quantile: float = Field(
+        0.25,
+        gt=0,
+        le=0.5,
+        description="fraction of the trials replaced by copies of as many of the best trials",
+    )
 
 
 ScheduleConfig = Annotated[WholeSchedule | AshaSchedule | PbtSchedule, Field(discriminator="kind")]

@@ -295,8 +295,8 @@ class Spans:
 
     def before(self, end_s: float) -> Spans:
         """Give those that begin before ``end_s``, cut off there."""
-        kept = self.start < end_s
-        return Spans(self.start[kept], np.minimum(self.end[kept], end_s))
+        is_shown = self.start < end_s
+        return Spans(self.start[is_shown], np.minimum(self.end[is_shown], end_s))
 
 
 Lanes = Mapping[str, Mapping[str, Spans]]  # region -> kind -> spans

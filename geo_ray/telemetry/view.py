@@ -78,13 +78,13 @@ class MapRegion:
         name: of the region.
         state: as in `RegionStatus`; ``member`` where no more is known.
         is_home: whether the averager lives there.
-        told: more about it, in words.
+        detail: more about it, in words.
     """
 
     name: str
     state: str
     is_home: bool = False
-    told: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class MapLink:
     limit_mbps: float | None = None
 
     @property
-    def share(self) -> float | None:
+    def fraction(self) -> float | None:
         """Its load as a part of what it can carry; None where that is not known."""
         return None if self.limit_mbps is None else self.mbps / self.limit_mbps
 
@@ -409,7 +409,7 @@ class HistoryFold:
 def map_of(status: RunStatus, links: tuple[MapLink, ...]) -> MapView:
     """Put the regions of a status on a map."""
     regions = tuple(
-        MapRegion(each.name, each.state, each.name == status.averager, _told(each))
+        MapRegion(each.name, each.state, each.name == status.averager, _detail(each))
         for each in status.regions
     )
     return MapView(regions, links)
@@ -425,7 +425,7 @@ def note_text(event: Event) -> str:
     return ": ".join([parts[0], ", ".join(parts[1:])]) if len(parts) > 1 else parts[0]
 
 
-def _told(region: RegionStatus) -> str:
+def _detail(region: RegionStatus) -> str:
     return (
         f"step {region.step:,}, loss {number_text(region.loss)}, "
         f"{number_text(round(region.samples_per_s, 1))} samples/s"

@@ -314,21 +314,21 @@ def _sent(fleet: Fleet, name: str) -> list[UpdateMessage]:
 def exchanges_are_as_many_as_it_says(strategy: Strategy) -> None:
     """After every step, and after the end; off by one where `every` is not whole."""
     exchange = strategy.traits.exchange
-    room = 0 if float(exchange.every).is_integer() else 1
+    tolerance = 0 if float(exchange.every).is_integer() else 1
     steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments)) + 1
     fleet, grads = Fleet(strategy, lag=1), gradients(steps)
     for t in range(steps):
         fleet.run(grads, range(t, t + 1))
-        _expect_count(fleet, exchange.within, room)
+        _expect_count(fleet, exchange.within, tolerance)
     fleet.finish()
-    _expect_count(fleet, exchange.count, room)
+    _expect_count(fleet, exchange.count, tolerance)
 
 
-def _expect_count(fleet: Fleet, told: Callable[[int], int], room: int) -> None:
+def _expect_count(fleet: Fleet, expected: Callable[[int], int], tolerance: int) -> None:
     for name, region in fleet.regions.items():
-        found, wanted = len(_sent(fleet, name)), told(region.steps)
+        found, wanted = len(_sent(fleet, name)), expected(region.steps)
         expect(
-            abs(wanted - found) <= room,
+            abs(wanted - found) <= tolerance,
             f"in {region.steps} steps region {name} spoke {found} times; its traits say {wanted}",
         )
 
@@ -347,8 +347,11 @@ def payloads_are_as_large_as_it_says(strategy: Strategy) -> None:
             expect(whole, "the last exchange is not of the whole model")
         full = len(ordinary) // exchange.fragments * exchange.fragments
         sent = 4 * sum(update.payload_P.numel() for update in ordinary[:full])
-        told = full * exchange.payload_bytes(NUM_PARAMS)
-        expect(abs(sent - told) < 1, f"{full} exchanges sent {sent} bytes; its traits say {told}")
+        expected = full * exchange.payload_bytes(NUM_PARAMS)
+        expect(
+            abs(sent - expected) < 1,
+            f"{full} exchanges sent {sent} bytes; its traits say {expected}",
+        )
     sizes = {(reply.to, reply.seq): reply.payload_P.numel() for reply in fleet.replies}
     asked = {(update.region, update.seq): update.payload_P.numel() for update in fleet.updates}
     expect(sizes == {key: asked[key] for key in sizes}, "an answer is not as long as its update")
@@ -356,16 +359,18 @@ def payloads_are_as_large_as_it_says(strategy: Strategy) -> None:
 
 def regions_stand_still_as_it_says(strategy: Strategy) -> None:
     """For every exchange, for those that are late, or for none."""
-    told = strategy.traits.exchange.stands_still
+    expected = strategy.traits.exchange.stands_still
     fleet = Fleet(strategy, lag=3)
     exchange = strategy.traits.exchange
     steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments))
     fleet.run(gradients(steps), range(steps)).finish()
-    if told == "always":
+    if expected == "always":
         expect(all(fleet.stood_still), "a region trains on while its request is open")
     else:
-        expect(not any(fleet.stood_still), f"a region stands still at once; its traits say {told}")
-    if told == "never":
+        expect(
+            not any(fleet.stood_still), f"a region stands still at once; its traits say {expected}"
+        )
+    if expected == "never":
         expect(not fleet.waits, "a region stands still for a late answer; its traits say never")
 
 
@@ -591,7 +596,7 @@ def messages_are_the_carriers_once_answered(strategy: Strategy) -> None:
 
 def everything_lies_in_the_states(strategy: Strategy) -> None:
     """Two runs side by side with one object do not disturb each other, nor chance."""
-    steps, seen = _steps_of(strategy), []
+    steps, found = _steps_of(strategy), []
     torch.manual_seed(1)
     before = torch.get_rng_state()
     alone = [whole_run(strategy, seed) for seed in (1, 2)]
@@ -601,9 +606,9 @@ def everything_lies_in_the_states(strategy: Strategy) -> None:
             fleet.run(each, range(t, t + 1))
     for fleet in fleets:
         fleet.finish()
-        seen.append(fleet.digests())
+        found.append(fleet.digests())
     expect(torch.equal(torch.get_rng_state(), before), "the program's random numbers moved")
-    expect(seen == alone, "it remembers something outside of the states that it is given")
+    expect(found == alone, "it remembers something outside of the states that it is given")
 
 
 def whole_run(strategy: Strategy, seed: int) -> list[str]:

@@ -578,7 +578,7 @@ class Server:
         step = self.version + 1
         norms = self.noise.norms(step, contributions, reports)
         if self.carry is not None:
-            self.carry.apply(contributions, in_parallel=self.plan.mode == "sync")
+            self.carry.apply(contributions, synchronous=self.plan.mode == "sync")
         mean_sq = self.model.apply(
             contributions,
             measure=len(norms) > 1,

@@ -46,7 +46,7 @@ class RowFile:
                 for name in self._types
             }
         except OSError as error:
-            raise _no_room(error) from error
+            raise _disk_full(error) from error
 
     def __len__(self) -> int:
         return self._rows
@@ -58,7 +58,7 @@ class RowFile:
                 array = np.ascontiguousarray(columns[name], dtype=kind.dtype)
                 self._files[name].write(array.data if array.size else b"")
         except OSError as error:
-            raise _no_room(error) from error
+            raise _disk_full(error) from error
         self._rows += len(columns[next(iter(self._types))])
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -71,7 +71,7 @@ class RowFile:
             try:
                 self._files[name].flush()
             except OSError as error:
-                raise _no_room(error) from error
+                raise _disk_full(error) from error
             found[name] = np.memmap(
                 self._files[name], dtype=kind.dtype, mode="r", shape=kind.shape(self._rows)
             )
@@ -95,7 +95,7 @@ def pick(columns: Columns, types: Mapping[str, ColumnType], rows_N: Any) -> Colu
     return picked
 
 
-def _no_room(error: OSError) -> StoreError:
+def _disk_full(error: OSError) -> StoreError:
     return StoreError(
         f"rows cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}",
         fix="Free space, or set TMPDIR to a folder on a larger disk.",

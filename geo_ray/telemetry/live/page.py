@@ -122,32 +122,32 @@ def page_sections(view: RunView) -> dict[str, str]:
     }
 
 
-def waiting_sections(run: str, told: str, fix: str) -> dict[str, str]:
+def waiting_sections(run: str, reason: str, fix: str) -> dict[str, str]:
     """Draw the page of a run of which there is nothing yet.
 
     Args:
         run: what the user called it.
-        told: why there is nothing.
+        reason: why there is nothing.
         fix: what to do about it.
     """
     head = (
         f'<h1>{escape(run)} <span class="tag">awaited</span></h1>'
-        f'<div class="ended going"><p class="cause">{escape(told)}</p><p>{escape(fix)} '
+        f'<div class="ended going"><p class="cause">{escape(reason)}</p><p>{escape(fix)} '
         "This page shows the run as soon as it is there.</p></div>"
     )
     return {**dict.fromkeys(SECTIONS, ""), "head": head}
 
 
-def reading_sections(run: str, share: float) -> dict[str, str]:
+def reading_sections(run: str, fraction: float) -> dict[str, str]:
     """Draw the page of a run whose log is long and not read to its end yet.
 
     Args:
         run: what the user called it.
-        share: of the log that was read, 0 to 1.
+        fraction: of the log that was read, 0 to 1.
     """
     head = (
         f'<h1>{escape(run)} <span class="tag">reading</span></h1>'
-        f'<div class="ended going"><p class="cause">Reading the log: {share:.0%}</p></div>'
+        f'<div class="ended going"><p class="cause">Reading the log: {fraction:.0%}</p></div>'
     )
     return {"head": head}
 
@@ -160,20 +160,20 @@ def _head(view: RunView) -> str:
     sub = [part for part in (status.strategy, _averager(status)) if part]
     if status.is_going and status.left_s is not None:
         sub.append(f"about {coarse_text(status.left_s)} left")
-    box = ""
+    ended = ""
     if status.message is not None or status.fix is not None:
         code = f"{status.code}: " if status.code else ""
         cause = f'<p class="cause">{escape(code + status.message)}</p>' if status.message else ""
         fix = f"<p>{escape(status.fix)}</p>" if status.fix else ""
-        box = f'<div class="ended">{cause}{fix}</div>'
+        ended = f'<div class="ended">{cause}{fix}</div>'
     for problem in view.problems:
-        box += f'<p class="warn">{escape(problem)}</p>'
+        ended += f'<p class="warn">{escape(problem)}</p>'
     driver = status.driver
     who = "" if driver is None else f"driven by process {driver.pid} on {driver.host}: {driver.how}"
     about = (", ".join(sub), who, status.run)
     return (
         f'<h1>{escape(_name(status.run))} <span class="tag{tag}">{escape(status.phase)}</span></h1>'
-        f'<p class="sub">{"<br>".join(escape(text) for text in about if text)}</p>{box}'
+        f'<p class="sub">{"<br>".join(escape(text) for text in about if text)}</p>{ended}'
     )
 
 
@@ -368,8 +368,8 @@ class PagePoller(Generic[S]):
         return pause_s if self._watchers() else 10 * pause_s
 
     def _look(self) -> None:
-        while (share := self._reader.read(_SLICE_EVENTS)) < 1.0 and not self._ends:
-            self._put(reading_sections(self._run, share))
+        while (fraction := self._reader.read(_SLICE_EVENTS)) < 1.0 and not self._ends:
+            self._put(reading_sections(self._run, fraction))
             threading.Event().wait(_AT_ONCE_S)
         if self._watchers() or not self._is_drawn:  # who comes first finds something
             self._is_drawn = True

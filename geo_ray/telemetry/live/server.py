@@ -245,13 +245,13 @@ class PageServer:
         return answer
 
     async def _stream(self, answer: web.StreamResponse) -> None:
-        seen = 0
+        version = 0
         while not self._ends:
             changed = self._changed
-            newest, data = self._page_state.since(seen)
-            if newest > seen:
+            newest, data = self._page_state.since(version)
+            if newest > version:
                 await asyncio.wait_for(answer.write(b"data: " + data + b"\n\n"), _TAKE_S)
-                seen = newest
+                version = newest
                 continue
             if changed is None:
                 return

@@ -133,7 +133,7 @@ def test_no_lease_is_taken_where_a_server_ignores_conditions(tiny: TinyServer) -
     seekers = [LeaseSeeker(lease_at(address_of(tiny)), "run", print) for _ in range(2)]
     for seeker in seekers:
         with pytest.raises(RunDirectoryError, match="writes over objects"):
-            seeker.look()
+            seeker.try_acquire()
 
 
 def test_no_run_takes_a_name_where_a_server_ignores_conditions(tiny: TinyServer) -> None:

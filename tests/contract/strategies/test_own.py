@@ -335,7 +335,7 @@ def test_what_only_reads_a_run_imports_nothing_of_it(spied, monkeypatch):
 
 def test_a_read_only_configuration_is_that_of_the_run(place):
     run = directory.create(of(place), place)
-    read, loaded = directory.reopen(run.path, to_look_at=True)[1], directory.reopen(run.path)[1]
+    read, loaded = directory.reopen(run.path, read_only=True)[1], directory.reopen(run.path)[1]
     assert digest(read) == digest(loaded) and diff(read, loaded) == []
     with pytest.raises(ConfigError, match="was not imported"):
         _ = read.strategy.traits

@@ -26,7 +26,7 @@ from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import places_of
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.lease import LEASE_KEY, decode_record
-from geo_ray.runs.remote import Copy, RunObjects, copy_path, driven_copy, seen_copy
+from geo_ray.runs.remote import Copy, RunObjects, copy_path, driven_copy, view_copy
 from geo_ray.runs.requests import take_member_requests
 from geo_ray.runs.uploader import Uploader, uploading
 from geo_ray.storage.uri import join, parse_s3
@@ -113,7 +113,7 @@ def test_a_copy_has_what_the_driver_has_written(uri: str, tmp_path: Path) -> Non
 
 
 def test_a_run_that_has_written_nothing_yet_has_an_empty_log(uri: str) -> None:
-    assert said(seen_copy(uri)) == said(driven_copy(uri)) == []
+    assert said(view_copy(uri)) == said(driven_copy(uri)) == []
 
 
 def test_a_reader_of_events_also_has_the_configuration(
@@ -129,7 +129,7 @@ def test_a_reader_of_events_also_has_the_configuration(
         written = [r.path for r in proxy.seen if r.method == "PUT"]
     first = [next(n for n, path in enumerate(written) if part in path) for part in FIRST_WRITTEN]
     assert first == sorted(first)
-    assert (seen_copy(uri) / "config.lock.yaml").read_text() == "{}"
+    assert (view_copy(uri) / "config.lock.yaml").read_text() == "{}"
 
 
 def test_a_version_that_was_replaced_meanwhile_is_missing_and_no_full_disk(
@@ -158,7 +158,7 @@ def test_many_small_pieces_are_put_together(uri: str, tmp_path: Path) -> None:
             copy.pull(models=False)
     assert len(RunObjects(uri).segments()) < 70
     copy.pull(models=False)
-    assert said(copy.path) == said(seen_copy(uri)) == texts
+    assert said(copy.path) == said(view_copy(uri)) == texts
 
 
 def test_what_is_written_after_the_run_was_taken_over_counts_for_nothing(
@@ -182,7 +182,7 @@ def test_what_is_written_after_the_run_was_taken_over_counts_for_nothing(
     assert said(copy.path) == ["one", "two", "taken over"]
     (second.path / "summary.json").write_text("of the second")
     second.uploader.close()
-    for path in (seen_copy(uri), driven_copy(uri)):
+    for path in (view_copy(uri), driven_copy(uri)):
         assert said(path) == ["one", "two", "taken over"]
         assert (path / "summary.json").read_text() == "of the second"
     first.holds = False
@@ -220,7 +220,7 @@ def test_what_the_bucket_lacks_is_copied_by_the_next_driver_on_the_machine(uri: 
     assert driven_copy(uri) == path and said(path) == ["one", "two"]
     with uploading(uri, path, 2, lambda: None):
         pass
-    assert said(seen_copy(uri)) == ["one", "two"]
+    assert said(view_copy(uri)) == ["one", "two"]
 
 
 def test_requests_reach_the_driver_once(uri: str, tmp_path: Path) -> None:
@@ -253,10 +253,10 @@ def test_a_bucket_that_is_out_of_reach_is_caught_up_with(
         eventually(lambda: "is not up to date" in caplog.text, "a warning")
         proxy.trouble = lambda request: "lost" if request.method == "PUT" else None
         driver.write("three")
-        eventually(lambda: said(seen_copy(uri)) == ["one", "two", "three"], "it catches up")
+        eventually(lambda: said(view_copy(uri)) == ["one", "two", "three"], "it catches up")
         proxy.trouble = lambda request: None
         driver.uploader.close()
-    assert (seen_copy(uri) / "summary.json").read_text() == "{}"
+    assert (view_copy(uri) / "summary.json").read_text() == "{}"
 
 
 def test_a_piece_whose_answer_got_lost_may_be_written_again(uri: str, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_piece_whose_answer_got_lost_may_be_written_again(uri: str, tmp_path: 
     assert objects.segments() == [there]
     (tmp_path / EVENTS_FILE).write_bytes(line * 2)
     uploader.tick()
-    assert (seen_copy(uri) / EVENTS_FILE).read_bytes() == line * 2
+    assert (view_copy(uri) / EVENTS_FILE).read_bytes() == line * 2
 
 
 def test_a_damaged_object_is_told(uri: str, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_damaged_object_is_told(uri: str, tmp_path: Path) -> None:
     (segment,) = objects.segments()
     objects._bucket.put(f"{objects._prefix}events/{segment.name}", b"something else")
     with pytest.raises(StoreError, match="cannot be read whole"):
-        seen_copy(uri)
+        view_copy(uri)
 
 
 def test_a_run_that_is_not_there_is_told(uri: str) -> None:
@@ -292,10 +292,10 @@ def test_a_run_that_was_removed_is_told_although_there_is_a_copy(uri: str, tmp_p
     driver = Driver(uri, tmp_path / "driver", 1)
     (driver.path / "summary.json").write_text("{}")
     driver.uploader.tick()
-    assert (seen_copy(uri) / "summary.json").exists()
+    assert (view_copy(uri) / "summary.json").exists()
     RunObjects(uri).discard()
     with pytest.raises(RunDirectoryError, match="there is no run"):
-        seen_copy(uri)
+        view_copy(uri)
     assert not copy_path(uri, "seen").exists()
 
 

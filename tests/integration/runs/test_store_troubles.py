@@ -12,7 +12,7 @@ from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import LeaseLostError, RunDirectoryError, StoreError
 from geo_ray.runs import remote, uploader
 from geo_ray.runs.lease import LEASE_KEY, LeaseKeeper, LeaseSeeker, decode_record
-from geo_ray.runs.remote import RunObjects, driven_copy, is_ahead, seen_copy
+from geo_ray.runs.remote import RunObjects, driven_copy, is_ahead, view_copy
 from geo_ray.runs.uploader import Uploader, uploading
 from geo_ray.storage.bucket import Bucket, RequestLimits
 from geo_ray.storage.conditional_store import S3ConditionalStore
@@ -81,16 +81,16 @@ class Drivers:
         return LeaseSeeker(store, "run", lambda _: None, lives_s=LEASE_S, clock=self.clock)
 
     def take(self, store: S3ConditionalStore) -> LeaseKeeper:
-        found = self.seeker(store).look()
+        found = self.seeker(store).try_acquire()
         assert isinstance(found, LeaseKeeper)
         return found
 
     def overtake(self, monkeypatch: pytest.MonkeyPatch) -> LeaseKeeper:
         """The second takes it, for whom the first is silent for long enough."""
         monkeypatch.setattr("geo_ray.runs.lease.has_ended", lambda owner: None)
-        self._other.look()
+        self._other.try_acquire()
         self.clock.sleep_s(1.5 * LEASE_S)
-        found = self._other.look()
+        found = self._other.try_acquire()
         assert isinstance(found, LeaseKeeper) and found.epoch == 2
         return found
 
@@ -205,7 +205,7 @@ def test_trouble_for_a_while_costs_a_run_nothing(
     uploader.start()
     with EventLog(path / EVENTS_FILE) as log:
         log.write("stop_requested", 0.0, cause="before")
-        eventually(lambda: "before" in (seen_copy(uri) / EVENTS_FILE).read_text(), "a copy")
+        eventually(lambda: "before" in (view_copy(uri) / EVENTS_FILE).read_text(), "a copy")
         asked = len(proxy.seen)
         proxy.trouble = lambda request: kind if request.method == "PUT" or kind == "slow" else None
         log.write("stop_requested", 0.0, cause="meanwhile")
@@ -214,10 +214,10 @@ def test_trouble_for_a_while_costs_a_run_nothing(
         proxy.trouble = lambda _: None
         log.write("stop_requested", 0.0, cause="after")
     uploader.close()
-    assert [e["cause"] for e in read_events(seen_copy(uri) / EVENTS_FILE)] == [
+    assert [e["cause"] for e in read_events(view_copy(uri) / EVENTS_FILE)] == [
         "before", "meanwhile", "after"
     ]  # fmt: skip
-    assert (seen_copy(uri) / "summary.json").read_text() == "{}"
+    assert (view_copy(uri) / "summary.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("kind", FAILS)
@@ -239,7 +239,7 @@ def test_trouble_to_the_end_is_told_and_nothing_is_lost(
     again = Uploader(RunObjects(through(proxy, uri)), path, 2, lambda: None)
     again.start()
     again.close()
-    assert "said late" in (seen_copy(uri) / EVENTS_FILE).read_text()
+    assert "said late" in (view_copy(uri) / EVENTS_FILE).read_text()
 
 
 def test_the_end_is_copied_as_soon_as_the_bucket_is_back(
@@ -254,13 +254,13 @@ def test_the_end_is_copied_as_soon_as_the_bucket_is_back(
     with EventLog(path / EVENTS_FILE) as log:
         log.write("stop_requested", 0.0, cause="said late")
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         told.append(text)
         proxy.trouble = lambda _: None
 
-    uploader.close(600.0, tell)
+    uploader.close(600.0, notify)
     assert "tried again for" in told[0]
-    assert "said late" in (seen_copy(uri) / EVENTS_FILE).read_text()
+    assert "said late" in (view_copy(uri) / EVENTS_FILE).read_text()
 
 
 def test_a_model_that_did_not_reach_the_bucket_is_kept_and_sent_later(
@@ -283,7 +283,7 @@ def test_a_model_that_did_not_reach_the_bucket_is_kept_and_sent_later(
     proxy.trouble = lambda _: None
     with uploading(uri, path, 2, lambda: None):
         pass
-    assert (seen_copy(uri, models=True) / "model.safetensors").read_bytes() == b"weights"
+    assert (view_copy(uri, models=True) / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_pieces_that_could_not_be_put_together_are_later(
@@ -316,4 +316,4 @@ def test_pieces_that_could_not_be_put_together_are_later(
     proxy.trouble = lambda _: None
     write(1)
     assert len(objects.segments()) == 1
-    assert (seen_copy(uri) / EVENTS_FILE).read_bytes() == line * (uploader._MERGE_AT + 1)
+    assert (view_copy(uri) / EVENTS_FILE).read_bytes() == line * (uploader._MERGE_AT + 1)

@@ -136,7 +136,7 @@ class Drivers(RuleBasedStateMachine):
 
     def look(self, driver: Driver) -> None:
         try:
-            found = driver.seeker.look()
+            found = driver.seeker.try_acquire()
         except RunHeldError:
             driver.is_over = True
         except RunDirectoryError:

@@ -74,7 +74,10 @@ def test_all_events_come_in_order_and_the_end_waits_for_them() -> None:
 def test_one_that_hangs_holds_nobody_up() -> None:
     gate, told = threading.Event(), []
     exports = ExportQueue(
-        {"slow": Kept(lambda event: gate.wait(30) and None)}, most=5, close_s=0.1, tell=told.append
+        {"slow": Kept(lambda event: gate.wait(30) and None)},
+        most=5,
+        close_s=0.1,
+        notify=told.append,
     )
     for event in EVENTS * 20:
         exports.feed(event)  # returns, whatever the other does
@@ -93,7 +96,7 @@ def test_errors_are_told_once_and_others_go_on() -> None:
         raise OSError("no route\nto host")
 
     good, told = Kept(), []
-    exports = ExportQueue({"bad": Kept(fails), "good": good}, tell=told.append)
+    exports = ExportQueue({"bad": Kept(fails), "good": good}, notify=told.append)
     for event in EVENTS:
         exports.feed(event)
     exports.close()
@@ -112,7 +115,7 @@ def test_what_failed_for_a_while_is_given_the_next_events() -> None:
             raise ConnectionError("not yet")
 
     kept = Kept(fails_at_first)
-    exports = ExportQueue({"kept": kept}, tell=lambda text: None)
+    exports = ExportQueue({"kept": kept}, notify=lambda text: None)
     for event in EVENTS:
         exports.feed(event)
     exports.close()
