@@ -117,7 +117,7 @@ def test_an_evaluation_that_another_driver_has_noted_is_put_together_and_not_not
 
     collector = EvalCollector(TASK, 2)
     known = frozenset({(50, "a", False), (100, "a", False), (100, None, False), (100, "b", False)})
-    notes = EvalNotes(collector, emit, told=known)
+    notes = EvalNotes(collector, emit, reports=known)
     for step in (50, 100):
         for name in ("a", "b"):
             notes.take(collector.add(name, step, stats(3, 10), 10), 1.0, "a")
