@@ -52,7 +52,7 @@ exchanges = []
 def watch(event: geo_ray.Event) -> None:
     """Keep what went over the network."""
     if event.kind == "exchange":
-        exchanges.append(event["bytes_out"])
+        exchanges.append(event["bytes_sent"])
 
 
 strategy = {"kind": fastest.label.split(":")[0], **{key: int(n) for key, n in parts.items()}}

@@ -1,6 +1,7 @@
 """geo_ray: train one PyTorch model on data that must stay in several cloud regions.
 
-The names listed here are the public interface; docs/python.md describes them and the modules of
+The names listed here are the public interface; docs/guides/python.md describes them and the
+modules of
 `geo_ray.api` with the rest. Each name is imported on first use, so that ``import geo_ray`` stays
 fast. ``__init__.pyi`` declares the same names for type checkers.
 """

@@ -4,7 +4,7 @@ Three regions of AWS with three zones each, three types of machines with acceler
 demand for all; prices within the ranges of the shipped snapshot, all else made up from a seed
 (`geo_ray/cloud/backtest/markets.py`). Work of 8 to 14 hours, a deadline of 1.1 to 1.6 times that.
 Nothing is rented: money is that of a simulated cloud that bills by the second. The figures do not
-carry over to recorded markets (docs/results/2026-11-24-autoscale.md).
+carry over to recorded markets (docs/results/archive/2026-11-24-autoscale.md).
 
   saving_over_on_demand       share of the bill that is saved against static on demand, median
   saving_over_on_demand_worst the least of them
@@ -39,10 +39,10 @@ DAYS = {
     "calm": DayKind(
         hourly_move=0.01,
         jumps_per_day=0.3,
-        least_shortages_per_day=0.02,
-        most_shortages_per_day=0.2,
+        least_sold_out_per_day=0.02,
+        most_sold_out_per_day=0.2,
     ),
-    "rough": DayKind(jumps_per_day=4, least_shortages_per_day=3, most_shortages_per_day=15),
+    "rough": DayKind(jumps_per_day=4, least_sold_out_per_day=3, most_sold_out_per_day=15),
 }
 Markets = Mapping[Pool, MarketTrace]
 

@@ -238,7 +238,9 @@ def _trains(run: Path, region: str) -> bool:
 def _is_full(made: UpCluster, without: str = "") -> bool:
     report = cluster_status(made.state.uri)
     is_gone = without not in {row.id for row in report.machines}
-    return is_gone and all(post.ready == post.planned for post in report.posts)
+    return is_gone and all(
+        node_group.ready == node_group.planned for node_group in report.node_groups
+    )
 
 
 def _machine_in(made: UpCluster, region: str) -> str:

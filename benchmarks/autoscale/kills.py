@@ -29,7 +29,7 @@ from geo_ray.cloud.backtest.simulated_cloud import (
     SimWorld,
     forever,
 )
-from geo_ray.cloud.provider import LaunchFailure, LaunchRequest, Machine, Market, Pool, Stock
+from geo_ray.cloud.provider import Availability, LaunchFailure, LaunchRequest, Machine, Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig, CalmConfig, RetryConfig
 from geo_ray.runs.lease import Unfenced
 from geo_ray.storage.conditional_store import StoredValue
@@ -147,10 +147,10 @@ class MortalProvider:
         with self.reaper.around():
             return self.inner.poll_failures(cluster)
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
-        """See `MachineProvider.stock`."""
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
+        """See `MachineProvider.availability`."""
         with self.reaper.around():
-            return self.inner.stock(pools)
+            return self.inner.availability(pools)
 
 
 @dataclass(slots=True)
@@ -318,7 +318,7 @@ def random_kills(
         job was over; and the most that ever ran at once beyond those wanted.
     """
     rng = random.Random(seed)
-    temper = SimTemper(30.0, 60.0, unlisted_s=90.0, silence=0.1, refusal=0.1)
+    temper = SimTemper(30.0, 60.0, unlisted_s=90.0, outage=0.1, refusal=0.1)
     cluster = MortalCluster.made(temper, seed)
     most = 0
     while cluster.reaper.kills < kills:

@@ -49,13 +49,13 @@ from geo_ray.cloud.backtest.simulated_cloud import SimJob, SimTemper, SimulatedC
 from geo_ray.cloud.cluster.local_program import RayMachineProgram
 from geo_ray.cloud.local import LocalCatalog, LocalProvider
 from geo_ray.cloud.provider import (
+    Availability,
     LaunchFailure,
     LaunchRequest,
     Machine,
     MachineState,
     Market,
     Pool,
-    Stock,
 )
 from geo_ray.experiment.autoscale import AutoscaleConfig, CalmConfig, RetryConfig
 from geo_ray.experiment.cluster import LocalClusterConfig
@@ -104,7 +104,7 @@ def squeezed_day(seed: int, start_s: float) -> Day:
     markets = {
         pool: MarketTrace(
             tuple((at / TIMES, usd * TIMES) for at, usd in market.prices),
-            tuple((at / TIMES, stock) for at, stock in market.stocks),
+            tuple((at / TIMES, availability) for at, availability in market.availabilities),
         )
         for pool, market in wide.items()
     }
@@ -118,7 +118,7 @@ def squeezed_day(seed: int, start_s: float) -> Day:
         every_s=EVERY_S,
         start_s=start_s,
         drain_s=NOTICE_S,
-        hazard_weight_h=20.0 / TIMES,
+        preemption_weight_h=20.0 / TIMES,
         calm=CalmConfig(dwell_s=1800 / TIMES, horizon_s=4 * 3600 / TIMES, idle_s=2.0),
         retry=RetryConfig(first_s=2.0, longest_s=20.0, resend_s=20.0, give_up_s=90.0, join_s=90.0),
     )
@@ -171,7 +171,7 @@ def simulated(day: Day, start_s: float, end_s: float) -> tuple[float, float, int
 def _later(market: MarketTrace, by_s: float) -> MarketTrace:
     return MarketTrace(
         tuple((at + by_s, usd) for at, usd in market.prices),
-        tuple((at + by_s, stock) for at, stock in market.stocks),
+        tuple((at + by_s, availability) for at, availability in market.availabilities),
     )
 
 
@@ -214,9 +214,11 @@ class ReticentCloud:
         """See `MachineProvider.poll_failures`."""
         return self.inner.poll_failures(cluster)
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
-        """See `MachineProvider.stock`."""
-        return [Stock(each.pool, each.usd_per_hour) for each in self.inner.stock(pools)]
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
+        """See `MachineProvider.availability`."""
+        return [
+            Availability(each.pool, each.usd_per_hour) for each in self.inner.availability(pools)
+        ]
 
 
 def trial(cloud: LocalProvider, pool: Pool, number: int) -> tuple[float, float]:

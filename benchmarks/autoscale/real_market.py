@@ -96,11 +96,11 @@ class PlayedMarket:
                 elif machine.pool.market is Market.SPOT:
                     there.setdefault(machine.pool, []).append(machine)
             for pool, machines in there.items():
-                self._take_back(cloud, machines, self.markets[pool].stock_at(day_s))
+                self._take_back(cloud, machines, self.markets[pool].available_at(day_s))
 
-    def _take_back(self, cloud: LocalProvider, there: list[Machine], stock: int) -> None:
+    def _take_back(self, cloud: LocalProvider, there: list[Machine], availability: int) -> None:
         free = [machine for machine in there if machine.id not in self.taken]
-        excess = len(free) - stock
+        excess = len(free) - availability
         for machine in sorted(free, key=lambda each: each.id)[: max(0, excess)]:
             self.taken.add(machine.id)
             cloud.preempt(machine.id, self.notice_s)
@@ -113,7 +113,7 @@ class PlayedMarket:
                 type=pool.type,
                 market=pool.market,
                 usd_per_hour=market.usd_at(day_s),
-                capacity=market.stock_at(day_s),
+                capacity=market.available_at(day_s),
             )
             for pool, market in self.markets.items()
         )
@@ -121,7 +121,7 @@ class PlayedMarket:
 
 
 def _moves(market: MarketTrace, before_s: float, now_s: float) -> bool:
-    return (market.usd_at(before_s), market.stock_at(before_s)) != (
+    return (market.usd_at(before_s), market.available_at(before_s)) != (
         market.usd_at(now_s),
-        market.stock_at(now_s),
+        market.available_at(now_s),
     )

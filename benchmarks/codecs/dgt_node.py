@@ -90,7 +90,7 @@ class Region:
             timeout_s,
         )
         self.lan = LanServer("127.0.0.1", key, self.lead.handle, on_close=self.lead.on_close)
-        hello_worker: Meta = {"peer": f"{name}/0", "role": "worker", "worker": 0, "epoch": 1}
+        hello_worker: Meta = {"peer": f"{name}/0", "role": "worker", "worker": 0, "attempt": 1}
         clients = dial_shards([self.lan.address], key, hello_worker, num_params)
         self.clients = [uplink, *clients]
         flat_P, grad_P, links = links_over(clients, num_params, timeout_s)

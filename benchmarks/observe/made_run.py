@@ -140,7 +140,7 @@ class MadeRun:
 
     def _exchange(self, region: str, start_s: float) -> dict[str, Any]:
         numbers = {"seq": self.round, "round": self.round, "staleness": 0}
-        sizes = {"bytes_out": 1000, "bytes_in": 1200}
+        sizes = {"bytes_sent": 1000, "bytes_received": 1200}
         return {
             "region": region,
             "start_s": start_s,

@@ -216,15 +216,15 @@ class Bridges:
         local = bridge.path._local if isinstance(bridge.path, DirectPath) else None
         if local is None:
             return  # it has a standby; nobody asks then
-        carry_out = local.carry_out
+        execute = local.execute
 
         def noting(op: Op) -> LogOutcome:
-            outcome = carry_out(op)
+            outcome = execute(op)
             now_s = time.monotonic()
             self.taken_s |= {(reply.to, reply.seq): now_s for reply in outcome.replies}
             return outcome
 
-        local.carry_out = noting  # type: ignore[method-assign]
+        local.execute = noting  # type: ignore[method-assign]
 
     def exchange(self, name: str, seq: int) -> float:
         """One update of a region, to its answer; when it was ready."""

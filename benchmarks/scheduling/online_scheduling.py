@@ -1,6 +1,7 @@
 """Utility of online scheduling: PD-ORS beside FIFO, DRF, Dorm, OASiS and Optimus.
 
-Made-up loads with the ranges of the papers' evaluations (docs/scheduling.md); every schedule is
+Made-up loads with the ranges of the papers' evaluations (docs/reference/scheduling-policies.md);
+every schedule is
 held against the validator. Utility is summed over jobs; of each size, means over seeds. The other
 policies know neither worth nor deadline: a greedy policy that does beats pd_ors under load.
 

@@ -1,4 +1,4 @@
-"""Every strategy on one workload: the measured row of each in docs/strategies.md.
+"""Every strategy on one workload: the measured row of each in docs/reference/strategies.md.
 
 Three regions, the third's steps three times as long; 30 k parameters (120 kB), of which a link of
 10 Mbit/s and 50 ms carries one copy in 1.5 of the first regions' steps. Every strategy sees the

@@ -28,7 +28,8 @@ the inner optimizer is SGD.
   cpu_share_...       of the machine's two cores while training; above 0.8 the figure is that of
                       the machine. The relay, which would not be there, is in it.
   finished_10         whether the trainings at 10 Mbit/s ended with a model
-  late_share_...      packets that the relay handled too late for the link (docs/lab.md); a run
+  late_share_...      packets that the relay handled too late for the link
+  (docs/guides/wan-lab.md); a run
                       that is rejected for it is repeated alone
 """
 
@@ -230,7 +231,7 @@ def timed_of(run: Run, interval: int, meter: CpuMeter, late_share: float) -> Tim
         rounds_s=rounds_s,
         exchanges_s=[e["t_s"] - e["start_s"] for e in of_far],
         last_s=[e["t_s"] - e["start_s"] for e in last if e["region"] == FAR],
-        mb_per_round=sum(e["bytes_out"] for e in of_far) / 1e6 / len(rounds_s),
+        mb_per_round=sum(e["bytes_sent"] for e in of_far) / 1e6 / len(rounds_s),
         cpu_share=meter.share(
             run.origin_unix_s + min(site.began_s for site in sites),
             run.origin_unix_s + max(site.ended_s for site in sites),

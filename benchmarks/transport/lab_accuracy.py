@@ -8,7 +8,8 @@
   load      share of one core that the relay uses, what its writes cost the receiving TCP included:
             one flow of 100 Mbit/s; 200 Mbit/s both ways; nine regions that send 20 Mbit/s each, a
             flow to each of the eight others
-  late      share of late packets (docs/lab.md has the rule), the worst of goodput and load
+  late      share of late packets (docs/guides/wan-lab.md has the rule), the worst of goodput and
+            load
   stolen    the same flow of 100 Mbit/s, the relay kept on one core, while processes of a higher
             priority take about 8 % of every core, in turns of 2.5 ms on average, as a host does
             that runs others: share of late packets and mean lateness over what is allowed, by round

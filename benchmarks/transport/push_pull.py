@@ -140,7 +140,7 @@ class Worker:
     def __init__(
         self, address: tuple[str, int], key: bytes, config: LanConfig, num_params: int
     ) -> None:
-        hello = {"peer": "here/0", "role": "worker", "worker": 0, "epoch": 1}
+        hello = {"peer": "here/0", "role": "worker", "worker": 0, "attempt": 1}
         client = LanClient(
             address, key, hello, shared_bytes=shared_bytes(num_params), config=config
         )

@@ -156,7 +156,7 @@ class Worker:
 
     def __init__(self, region: Region, key: bytes, num_params: int, *, shared: bool) -> None:
         rank = 0 if shared else 1
-        hello = {"peer": f"here/{rank}", "role": "worker", "worker": rank, "epoch": 1}
+        hello = {"peer": f"here/{rank}", "role": "worker", "worker": rank, "attempt": 1}
         clients = dial_shards(region.addresses, key, hello, num_params, shared=shared)
         assert all((client.shared is not None) == shared for client in clients)
         _, grad_P, links = links_over(clients, num_params, TIMEOUT_S)

@@ -90,7 +90,7 @@ class Node:
             "streams": stats["streams"],
             "encrypted": stats["encrypted"],
             "rtt_min_s": stats["rtt_min_s"],
-            "resend_bytes": stats["bytes_out"].get("resend", 0),
+            "resend_bytes": stats["bytes_sent"].get("resend", 0),
             "reconnects": stats["reconnects"],
         }
 

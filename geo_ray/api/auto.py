@@ -213,8 +213,8 @@ class ChoiceTrial:
             except NonFiniteError:
                 return math.inf
         home = short.averager_region
-        carried_B = result.carried_B[home]
-        parts = [] if carried_B is None else [carried_B.view(torch.float32)]
+        buffers_B = result.buffers_B[home]
+        parts = [] if buffers_B is None else [buffers_B.view(torch.float32)]
         return self._loss_of(torch.cat([*parts, result.params_P[home]]))
 
     def _loss_of(self, buffer: torch.Tensor) -> float:
@@ -297,7 +297,7 @@ def _step_s(experiment: Experiment, task: Task) -> float:
 
 
 def _worker(experiment: Experiment, task: Task, buffer: torch.Tensor) -> Worker:
-    """A worker with what a buffer holds: carried values, then parameters."""
+    """A worker with what a buffer holds: model buffers, then parameters."""
     return Worker(
         task,
         buffer,

@@ -560,13 +560,13 @@ class WantedStatistics:
             raise ConfigError(
                 f"{self.prepare} needs no statistics", fix="Leave this step and --stats out."
             )
-        if missing := [name for name in needs.words if name not in self.words]:
+        if absent := [name for name in needs.words if name not in self.words]:
             raise ConfigError(
-                f"{self.prepare} needs the words of {', '.join(missing)}, which are data of this "
+                f"{self.prepare} needs the words of {', '.join(absent)}, which are data of this "
                 "region",
-                fix="If they may leave the region, add --values "
-                f"{','.join(missing)}; words in fewer rows than --at-least stay here. Otherwise "
-                "use vocabulary: {hash: N} or {file: FILE}.",
+                fix=f"If they may leave it, add --values {','.join(absent)}; words that fewer rows "
+                "have than --at-least stay here. Otherwise use vocabulary: {hash: N} or "
+                "{file: FILE}.",
             )
         return tuple(dict.fromkeys((*needs.columns, *self.words)))
 

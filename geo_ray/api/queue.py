@@ -218,7 +218,7 @@ def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float)
     if state.config is None:
         raise QueueMissingError(f"the queue in {place.shown} was never served")
     _check_known(state.config, user)
-    inbox.post(store, user.tenant, inbox.signed(request, state.queue_id, user.token))
+    inbox.submit(store, user.tenant, inbox.signed(request, state.queue_id, user.token))
     deadline_s = time.monotonic() + wait_s
     while True:
         state.feed(journal.read())
@@ -250,7 +250,7 @@ def _raise_refused(answer: RequestAnswer) -> None:
         raise from_code(answer.code or "", answer.refused, None)
 
 
-_ADVICE = "docs/queue.md describes the file of a queue."
+_ADVICE = "docs/operations/queue.md describes the file of a queue."
 
 
 def load_queue(config: FilePath | QueueConfig, overrides: Overrides = ()) -> QueueConfig:

@@ -39,7 +39,7 @@ from geo_ray.telemetry.report import REPORT_FILE, load_record
 from geo_ray.telemetry.summary import Summary, Summing, load_summary
 from geo_ray.telemetry.totals import LinkTotals
 from geo_ray.training.checkpoint_parts import wire_tensors
-from geo_ray.training.model_buffers import carried_in
+from geo_ray.training.model_buffers import stored_buffers
 
 _log = logging.getLogger(__name__)
 
@@ -187,8 +187,8 @@ class Run:
         parts = [
             saved.read(shard_part_name(region.name, index))[0] for index in range(region.ps_shards)
         ]
-        carried_B = carried_in(wire_tensors(parts[0]))
-        return module_with(task, seed, [part["params"] for part in parts], carried_B)
+        buffers_B = stored_buffers(wire_tensors(parts[0]))
+        return module_with(task, seed, [part["params"] for part in parts], buffers_B)
 
     def export(self, out: FilePath, checkpoint: int | None = None, *, best: bool = False) -> Path:
         """Write the trained parameters for plain PyTorch.
@@ -242,7 +242,16 @@ class Run:
         return f"<Run {self.name}: {summary.strategy}, {', '.join(facts)}>"
 
     def _repr_html_(self) -> str:
-        headings = ("region", "steps", "samples", "loss", "compute", "waiting", "WAN out", "in")
+        headings = (
+            "region",
+            "steps",
+            "samples",
+            "loss",
+            "compute",
+            "waiting",
+            "WAN sent",
+            "received",
+        )
         rows = [
             (
                 row["region"],
@@ -251,8 +260,8 @@ class Run:
                 number_text(row["loss"]),
                 duration_text(row["compute_s"]),
                 duration_text(row["wait_s"]),
-                bytes_text(row["wan_out_bytes"]),
-                bytes_text(row["wan_in_bytes"]),
+                bytes_text(row["wan_bytes_sent"]),
+                bytes_text(row["wan_bytes_received"]),
             )
             for row in self.table().to_pylist()
         ]
@@ -369,8 +378,8 @@ def regions_table(record: RunRecord) -> Table:
             "loss": region.steps.end_loss(),
             "compute_s": region.compute_s,
             "wait_s": region.wait_s,
-            "wan_out_bytes": totals.wan.out_bytes(name),
-            "wan_in_bytes": totals.wan.in_bytes(name),
+            "wan_bytes_sent": totals.wan.bytes_sent(name),
+            "wan_bytes_received": totals.wan.bytes_received(name),
         }
         for name, region in totals.regions.items()
     ]

@@ -176,7 +176,7 @@ def plan_of(
     return SearchPlan(tuning, space, directory_of(tuning, start, named), tried)
 
 
-_ADVICE = "Correct what is named; docs/tuning.md describes the file."
+_ADVICE = "Correct what is named; docs/guides/tuning.md describes the file."
 
 
 def _source_of(config: SearchFile, base_dir: FilePath | None) -> ConfigSource:

@@ -1,7 +1,8 @@
 """The error hierarchy of geo_ray.
 
 Every error has a stable code, a process exit code, and advice on how to fix it. Each class
-carries everything that `docs/errors.md` says about it; `geo_ray.testing.errors_page` generates
+carries everything that `docs/reference/generated/errors.md` says about it;
+`geo_ray.testing.errors_page` generates
 that page. All classes live in this module, so that `from_code` finds an error by its code.
 """
 
@@ -22,10 +23,11 @@ class GeoRayError(Exception):
     Attributes:
         code: the name that stays the same in every release.
         exit_code: what the process ends with.
-        chapter: heading of its section in `docs/errors.md`.
+        chapter: heading of its section in `docs/reference/generated/errors.md`.
         causes: what usually leads to it.
         advice: what to do about it; shown where the message comes without a fix of its own.
-        more: what else is worth knowing when mending it; in `docs/errors.md` only.
+        more: what else is worth knowing when mending it; in `docs/reference/generated/errors.md`
+        only.
     """
 
     code: ClassVar[str] = "GEO_RAY"
@@ -242,7 +244,7 @@ class TaskLoadError(TaskError):
         "A misspelt file, module, class or option, an import that fails on this machine, a missing "
         "method, columns of an unknown type."
     )
-    advice = "Mend what the message names; docs/tasks.md says what a task must define."
+    advice = "Mend what the message names; docs/guides/tasks.md says what a task must define."
     more = (
         "The message names the nearest valid name. For a wrong option it lists the options of the "
         "task with their types and defaults; for a file that fails while it is imported it names "
@@ -261,7 +263,10 @@ class TaskOutputError(TaskError):
         "exception in a method."
     )
     advice = "Mend what the message names; the loss is a scalar that depends on the parameters."
-    more = "`evaluate` returns sums over the rows of a batch; docs/tasks.md has an example of each."
+    more = (
+        "`evaluate` returns sums over the rows of a batch; docs/guides/tasks.md "
+        "has an example of each."
+    )
 
 
 class TaskStateError(TaskError):
@@ -270,12 +275,14 @@ class TaskStateError(TaskError):
     code = "TASK_STATE"
     causes = (
         "A moving average of the weights, a queue, a codebook or spectral normalisation that the "
-        "task does not declare; a pattern of `carry` or `groups` that fits nothing; a frozen part "
-        "that is read from different files on different machines; carried values where updates are "
-        "summed on their way; a loss that computes with other parameters than those that are "
-        "trained; `requires_grad` switched in the first steps."
+        "task does not declare; a pattern of `model_buffers` or `groups` that fits nothing; a "
+        "frozen part that is read from different files on different machines; model buffers where "
+        "updates are summed on their way; a loss that computes with other parameters than those "
+        "that are trained; `requires_grad` switched in the first steps."
     )
-    advice = "Declare what changes in the task's `carry`; docs/tasks.md has the rules."
+    advice = (
+        "Declare what changes in the task's `model_buffers`; docs/guides/tasks.md has the rules."
+    )
     more = (
         "What changes in the forward pass without a gradient is exchanged between regions, saved "
         "in checkpoints and in the model only if the task names it. The message names it."
@@ -291,7 +298,10 @@ class OwnCodeError(TaskError):
         "not there, tensors of two shapes, a case that was not thought of."
     )
     advice = "Mend the named line; `geo-ray check FILE.py:CLASS` shows most such mistakes."
-    more = "The message names the class, the method and the line; docs/own.md says what each does."
+    more = (
+        "The message names the class, the method and the line; "
+        "docs/guides/custom-strategies.md says what each does."
+    )
 
 
 class NonFiniteError(TaskError):
@@ -536,7 +546,7 @@ class CheckpointError(GeoRayError):
     exit_code = 7
     chapter = "Checkpoint"
     causes = "A save that broke the store's rules, such as a part with a name that is not allowed."
-    advice = "Save as docs/checkpoints.md describes: it has the files and the rules."
+    advice = "Save as docs/guides/checkpoints.md describes: it has the files and the rules."
 
 
 class CheckpointCorruptError(CheckpointError):
@@ -739,7 +749,7 @@ class MembersRefusedError(RunError):
         "end; overlays, transfers or `dgt`, whose regions must all be there."
     )
     advice = "See who takes part with `geo-ray members RUN`."
-    more = "The message has the reason; docs/membership.md has the rules."
+    more = "The message has the reason; docs/guides/membership.md has the rules."
 
 
 class LeaseLostError(RunError):
@@ -835,7 +845,9 @@ class LabDownError(LabError):
 
 
 class LabLateError(LabError):
-    """Packets were forwarded later than the links' round trips allow (docs/lab.md has the rule).
+    """Packets were forwarded later than the links' round trips allow.
+
+    docs/guides/wan-lab.md has the rule.
 
     What was measured meanwhile says more about the machine than about the links, and is
     rejected.
@@ -844,7 +856,8 @@ class LabLateError(LabError):
     code = "LAB_LATE"
     causes = (
         "Too few cores for the relay and what runs in the lab, a host that gives the machine's "
-        "cores to others (stolen time), or rates beyond what the relay carries (docs/lab.md). "
+        "cores to others (stolen time), or rates beyond what the relay carries "
+        "(docs/guides/wan-lab.md). "
         "The message says what the relay did itself and what the kernel counted."
     )
     advice = (
@@ -871,7 +884,7 @@ class PriceBookError(PlanError):
         "A negative or missing amount, a unit that does not fit the item, tiers that do not rise, "
         "an edit by hand."
     )
-    advice = "Correct what is named; docs/planning.md describes the file."
+    advice = "Correct what is named; docs/guides/planning.md describes the file."
 
 
 class PriceUnknownError(PlanError):
@@ -893,7 +906,7 @@ class CurrencyError(PlanError):
 
     code = "CURRENCY_UNKNOWN"
     causes = "Prices of several clouds, and no rate in your file: rates change, so none is shipped."
-    advice = "Add a dated exchange rate to your file of prices; docs/planning.md shows one."
+    advice = "Add a dated exchange rate to your file of prices; docs/guides/planning.md shows one."
 
 
 class PlanInfeasibleError(PlanError):
@@ -979,7 +992,10 @@ class ProviderRefusedError(CloudError):
     causes = (
         "Wrong or expired credentials, a missing permission, a machine image that is not there."
     )
-    advice = "Give the account the permission that the message names; docs/providers.md lists all."
+    advice = (
+        "Give the account the permission that the message names; "
+        "docs/operations/cloud-accounts.md lists all."
+    )
 
 
 class ProviderUnreachableError(CloudUnreachableError):
@@ -990,21 +1006,19 @@ class ProviderUnreachableError(CloudUnreachableError):
     advice = "Ask again with the same request id, which is safe; look at what the cloud lists."
 
 
-class RegionsSilentError(ProviderUnreachableError):
-    """Some of several regions did not answer; what the others said comes with it."""
+class RegionsUnreachableError(ProviderUnreachableError):
+    """Some regions did not answer; the error carries the answers of the others."""
 
     found: tuple[Any, ...] = ()
-    """What the others said."""
+    """Answers of the reachable regions."""
 
-    silent: Mapping[str, str] = MappingProxyType({})
-    """Why each of the rest said nothing."""
+    unreachable: Mapping[str, str] = MappingProxyType({})
+    """Reason by region, for the regions without an answer."""
 
-    code = "REGIONS_SILENT"
-    causes = (
-        "A cloud or one of its regions that is down, no way to it, credentials that have ended."
-    )
-    advice = "See whether the region is up and its credentials are right, then ask again."
-    more = "The autoscaler leaves such a region as it is, and goes on with all others."
+    code = "REGIONS_UNREACHABLE"
+    causes = "A cloud or a region is down, the network path is broken, or credentials have expired."
+    advice = "Check that the region is up and that its credentials are valid, then retry."
+    more = "The autoscaler makes no changes in such a region and continues with all others."
 
 
 class TerraformOutputsError(CloudError):
@@ -1074,7 +1088,10 @@ class SchedulingError(GeoRayError):
     exit_code = 14
     chapter = "Scheduling"
     causes = "See the codes of this chapter."
-    advice = "Correct what is named; docs/scheduling.md describes jobs, clusters and policies."
+    advice = (
+        "Correct what is named; docs/reference/scheduling-policies.md describes "
+        "jobs, clusters and policies."
+    )
 
 
 class ScheduleInputError(SchedulingError):
@@ -1098,7 +1115,7 @@ class TraceError(SchedulingError):
     )
     advice = (
         "Correct the file where it says, or name its format with --format (by default philly); "
-        "docs/scheduling.md lists the columns of each."
+        "docs/reference/scheduling-policies.md lists the columns of each."
     )
 
 
@@ -1205,7 +1222,7 @@ class ProgramError(GeoRayError):
     exit_code = 16
     chapter = "Programs"
     causes = "See the codes of this chapter."
-    advice = "Correct what is named; docs/program.md describes programs and their nodes."
+    advice = "Correct what is named; docs/guides/programs.md describes programs and their nodes."
 
 
 class ProgramInvalidError(ProgramError):

@@ -12,7 +12,8 @@
     self._state = DOOR.after(self._state, "close")
 
 A table holds no data: the object that owns the state keeps what belongs to it, and its transition
-function returns the actions. `docs/states.md` shows all tables; `geo_ray.testing.states_page`
+function returns the actions. `docs/reference/generated/states.md` shows all tables;
+`geo_ray.testing.states_page`
 lists them and writes the page.
 """
 

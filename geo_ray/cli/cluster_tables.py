@@ -74,15 +74,17 @@ def plan_lines(plan: Plan) -> list[str]:
 
 def _why_not(other: OfferedMachines, offer: ClusterOffer) -> str:
     """Why none of a pool would be rented, where the pool itself gives no reason."""
-    post = (other.region, other.role)
-    rented = [m.usd_per_million_rows for m in offer.machines if m.count and _post(m) == post]
+    node_group = (other.region, other.role)
+    rented = [
+        m.usd_per_million_rows for m in offer.machines if m.count and _node_group(m) == node_group
+    ]
     score = other.usd_per_million_rows
     if score is not None and all(each is not None and score < each for each in rented):
         return "cheaper, and may be taken back (autoscale.floor)"
     return "dearer"
 
 
-def _post(machines: OfferedMachines) -> tuple[str, str]:
+def _node_group(machines: OfferedMachines) -> tuple[str, str]:
     return machines.region, machines.role
 
 
@@ -113,12 +115,16 @@ def report_lines(report: ClusterReport) -> list[str]:
     if report.address is not None:
         lines.append(f"head     {report.address}, job server {report.job_server}")
         lines += _tunnel(report)
-    for post in report.posts:
-        extra = [f"{post.coming} coming"] if post.coming else []
-        extra += [f"{post.leaving} leaving"] if post.leaving else []
+    for node_group in report.node_groups:
+        extra = [f"{node_group.coming} coming"] if node_group.coming else []
+        extra += [f"{node_group.leaving} leaving"] if node_group.leaving else []
         more = f" ({', '.join(extra)})" if extra else ""
-        name = f"{post.region}/{post.role}" if post.role != "worker" else post.region
-        lines.append(f"plan     {name}: {post.ready} of {post.planned} machines{more}")
+        name = (
+            f"{node_group.region}/{node_group.role}"
+            if node_group.role != "worker"
+            else node_group.region
+        )
+        lines.append(f"plan     {name}: {node_group.ready} of {node_group.planned} machines{more}")
     lines.append(f"cost     {report.usd_per_hour:.4g} USD/h, {report.spent_usd:.4g} USD so far")
     if report.budget_usd is not None:
         used = (

@@ -165,7 +165,7 @@ def check_search(path: Path, overrides: Sequence[str]) -> TuningConfig:
     from geo_ray.base.load import load_tree
     from geo_ray.sweep.search_config import TuningConfig
 
-    advice = "docs/tuning.md describes the file of a search."
+    advice = "docs/guides/tuning.md describes the file of a search."
     return load_tree(path, overrides, TuningConfig, advice)
 
 

@@ -130,7 +130,7 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(["optimal", "cloudless", "everything", "fixed"]),
     default="optimal",
     show_default=True,
-    help="Who decides: docs/planning.md.",
+    help="Who decides: docs/guides/planning.md.",
 )
 @click.option(
     "--prices",
@@ -185,7 +185,7 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--out-tfvars",
     type=_out_type,
-    help="Write its machines as variables of Terraform: docs/terraform.md.",
+    help="Write its machines as variables of Terraform: docs/operations/terraform.md.",
 )
 @click.option("--pareto", type=_out_type, help="Write a page that plots time against USD.")
 @click.pass_context

@@ -62,8 +62,8 @@ def _price(record: PriceRecord) -> str:
 def _remarks(record: PriceRecord, now_unix_s: float) -> Iterator[str]:
     if record.is_stale(now_unix_s):
         yield "STALE"
-    if record.stock is not None:
-        yield "sold out" if record.stock == "none" else f"stock {record.stock}"
+    if record.availability is not None:
+        yield "sold out" if record.availability == "none" else f"availability {record.availability}"
     for age in record.age_tiers:
         yield f"x{age.factor:.3g} after {age.after_h:g} h"
     for volume in record.volume_tiers:

@@ -136,7 +136,7 @@ def profile(
     """Measure the job of CONFIG by short runs of itself, for `geo-ray plan`.
 
     What an earlier profile of the same model has is not measured again. With --loss, short
-    simulated runs measure what longer intervals and codecs cost in loss: docs/planning.md.
+    simulated runs measure what longer intervals and codecs cost in loss: docs/guides/planning.md.
     """
     if loss:
         _refuse("--loss", machines=machines, workers=workers, batch_sizes=batch_sizes, full=full)

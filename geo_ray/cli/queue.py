@@ -177,7 +177,7 @@ _urgency = click.option(
 def queue() -> None:
     """Jobs on a shared cluster, in a queue that decides who has what when.
 
-    QUEUE is the queue's folder, an s3:// address, or its configuration. docs/queue.md.
+    QUEUE is the queue's folder, an s3:// address, or its configuration. docs/operations/queue.md.
     """
 
 

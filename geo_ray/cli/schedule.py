@@ -124,7 +124,8 @@ def schedule(
 ) -> None:
     """Replay the jobs of TRACE on a made-up cluster, under each policy of a list.
 
-    Nothing is started: seconds, utility and USD are those of the model of docs/scheduling.md.
+    Nothing is started: seconds, utility and USD are those of the model of
+    docs/reference/scheduling-policies.md.
     """
     if (trace is None) != generate:
         raise click.UsageError("name a TRACE, or --generate jobs")

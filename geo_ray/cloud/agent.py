@@ -2,7 +2,7 @@
 
 ``python -m geo_ray.cloud.agent`` runs beside the node. Ray starts nothing more on a node that
 is drained; the driver asks for such nodes every few seconds and lets their workers leave in order
-(docs/workers.md). The agent is small until it hears something: only then it loads Ray.
+(docs/guides/workers.md). The agent is small until it hears something: only then it loads Ray.
 """
 
 from __future__ import annotations

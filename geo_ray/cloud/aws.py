@@ -16,14 +16,14 @@ from geo_ray.base.errors import CloudError, CloudUnreachableError, ProviderRefus
 from geo_ray.cloud.boot_script import boot_script, is_head, needed_join
 from geo_ray.cloud.provider import (
     CLUSTER_TAG,
+    Availability,
     LaunchFailure,
+    LaunchFailureKind,
     LaunchRequest,
     Machine,
     MachineState,
     Market,
     Pool,
-    Shortage,
-    Stock,
     as_provider_errors,
     failure,
     read_tags,
@@ -112,16 +112,16 @@ class AwsProvider:
             try:
                 reply = self._aws.call("ec2", request.pool.region, "run_instances", **arguments)
             except CloudError as error:
-                shortage = _shortage_of(error)
-                if shortage is None:
+                failure_kind = _failure_kind(error)
+                if failure_kind is None:
                     raise
-                return [failure(request, request.count, shortage, error.message)]
+                return [failure(request, request.count, failure_kind, error.message)]
             with making_sense("aws ec2 run_instances"):
                 came = len(reply["Instances"])
         if came >= request.count:
             return []
         why = f"aws gave {came} of {request.count} machines"
-        return [failure(request, request.count - came, Shortage.SOLD_OUT, why)]
+        return [failure(request, request.count - came, LaunchFailureKind.SOLD_OUT, why)]
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
         """End machines of whatever region."""
@@ -144,21 +144,21 @@ class AwsProvider:
         for machine, item in self._listed(cluster):
             why = item.get("StateReason") or {}
             code = str(why.get("Code", "")).rpartition(".")[2]
-            shortage = (
-                Shortage.SOLD_OUT
+            failure_kind = (
+                LaunchFailureKind.SOLD_OUT
                 if code in _SOLD_OUT
-                else Shortage.QUOTA
+                else LaunchFailureKind.QUOTA
                 if code in _QUOTA
                 else None
             )
-            if shortage is not None and machine.request_id is not None:
+            if failure_kind is not None and machine.request_id is not None:
                 reason = f"{code}: {why.get('Message', '')}"
-                found.append(unstarted(machine, machine.request_id, shortage, reason))
+                found.append(unstarted(machine, machine.request_id, failure_kind, reason))
         return found
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
-        """Return prices, at most 5 minutes old; EC2 tells nobody its stock."""
-        return [Stock(pool, self._price(pool)) for pool in pools]
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
+        """Return prices, at most 5 minutes old; EC2 does not publish capacity."""
+        return [Availability(pool, self._price(pool)) for pool in pools]
 
     # ------------------------------------------------------------------ parts
 
@@ -278,15 +278,15 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
     )
 
 
-def _shortage_of(error: CloudError) -> Shortage | None:
+def _failure_kind(error: CloudError) -> LaunchFailureKind | None:
     """Return how a launch failed, if it is known that nothing came and may be tried elsewhere."""
     if error.said in SLOW_DOWN:
-        return Shortage.THROTTLED
+        return LaunchFailureKind.THROTTLED
     if isinstance(error, CloudUnreachableError):
         return None
     if error.said in _SOLD_OUT:
-        return Shortage.SOLD_OUT
-    return Shortage.QUOTA if error.said in _QUOTA else None
+        return LaunchFailureKind.SOLD_OUT
+    return LaunchFailureKind.QUOTA if error.said in _QUOTA else None
 
 
 def _is_denied(code: str) -> bool:

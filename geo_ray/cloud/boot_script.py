@@ -1,7 +1,8 @@
 """The first-boot script of a machine, passed as user data.
 
 The script holds no secret: it only names secrets, which the machine's own role lets it read.
-The machine image carries geo_ray (docs/providers.md has its recipe), so this takes seconds. The
+The machine image carries geo_ray (docs/operations/cloud-accounts.md has its recipe), so this takes
+seconds. The
 same request always gives the same bytes, as idempotent launches require.
 """
 

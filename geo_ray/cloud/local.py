@@ -32,14 +32,14 @@ from geo_ray.base.model import StrictModel
 from geo_ray.cloud import local_machine
 from geo_ray.cloud.local_machine import born
 from geo_ray.cloud.provider import (
+    Availability,
     LaunchFailure,
+    LaunchFailureKind,
     LaunchRequest,
     Machine,
     MachineState,
     Market,
     Pool,
-    Shortage,
-    Stock,
 )
 
 _NAME: Final = "catalog.json"
@@ -299,20 +299,20 @@ class LocalProvider:
             answered = self._root / "requests" / f"{_digest(request.request_id)}.json"
             if answered.exists():
                 granted = int(json.loads(answered.read_text())["granted"])
-                shortage = json.loads(answered.read_text())["shortage"]
+                kind = json.loads(answered.read_text())["kind"]
             else:
-                granted, shortage = self._grant(request, catalog)
+                granted, kind = self._grant(request, catalog)
                 answered.parent.mkdir(mode=0o700, exist_ok=True)
                 told: dict[str, Any] = {
                     "granted": granted,
-                    "shortage": shortage,
+                    "kind": kind,
                     "cluster": request.cluster,
                 }
                 told |= {"request": asdict(request), "at_unix_s": time.time()}
                 put(answered, told)
             for number in range(granted):
                 self._make(request, number, catalog)
-        return _failures(request, granted, shortage)
+        return _failures(request, granted, kind)
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
         """End machines politely."""
@@ -328,13 +328,13 @@ class LocalProvider:
             if told["cluster"] == cluster and told["at_unix_s"] >= since:
                 asked = told["request"]
                 request = LaunchRequest(**{**asked, "pool": Pool(**asked["pool"])})
-                found += _failures(request, told["granted"], told["shortage"])
+                found += _failures(request, told["granted"], told["kind"])
         return found
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
         """Return what the catalog has."""
         catalog, living = read_catalog(self._root), self._living()
-        return [self._stock(pool, catalog, living) for pool in pools]
+        return [self._availability(pool, catalog, living) for pool in pools]
 
     # ------------------------------------------------------------------ for demos and fault tests
 
@@ -362,24 +362,26 @@ class LocalProvider:
     # ------------------------------------------------------------------ parts
 
     def _grant(self, request: LaunchRequest, catalog: LocalCatalog) -> tuple[int, str | None]:
-        stock = self._stock(request.pool, catalog, self._living())
-        if stock.usd_per_hour is None:
-            return 0, Shortage.SOLD_OUT
-        granted, shortage = request.count, None
-        if stock.available is not None and stock.available < granted:
-            granted, shortage = stock.available, Shortage.SOLD_OUT
-        if stock.quota_left is not None and stock.quota_left < granted:
-            granted, shortage = stock.quota_left, Shortage.QUOTA
-        return granted, shortage
+        availability = self._availability(request.pool, catalog, self._living())
+        if availability.usd_per_hour is None:
+            return 0, LaunchFailureKind.SOLD_OUT
+        granted, kind = request.count, None
+        if availability.available is not None and availability.available < granted:
+            granted, kind = availability.available, LaunchFailureKind.SOLD_OUT
+        if availability.quota_left is not None and availability.quota_left < granted:
+            granted, kind = availability.quota_left, LaunchFailureKind.QUOTA
+        return granted, kind
 
-    def _stock(self, pool: Pool, catalog: LocalCatalog, living: Sequence[Machine]) -> Stock:
+    def _availability(
+        self, pool: Pool, catalog: LocalCatalog, living: Sequence[Machine]
+    ) -> Availability:
         offer = next((one for one in catalog.offers if one.pool == pool), None)
         if offer is None:
-            return Stock(pool, None)
+            return Availability(pool, None)
         taken = sum(machine.pool == pool for machine in living)
         quota = catalog.quota.get(pool.region)
         used = sum(machine.pool.region == pool.region for machine in living)
-        return Stock(
+        return Availability(
             pool,
             offer.usd_per_hour,
             available=None if offer.capacity is None else max(0, offer.capacity - taken),
@@ -470,15 +472,15 @@ class LocalProvider:
             yield
 
 
-def _failures(request: LaunchRequest, granted: int, shortage: str | None) -> list[LaunchFailure]:
-    if shortage is None:
+def _failures(request: LaunchRequest, granted: int, kind: str | None) -> list[LaunchFailure]:
+    if kind is None:
         return []
     why = {
-        Shortage.SOLD_OUT: f"the pool has no more than {granted} machines left",
-        Shortage.QUOTA: f"the quota of {request.pool.region} leaves {granted} machines",
-    }[Shortage(shortage)]
+        LaunchFailureKind.SOLD_OUT: f"the pool has no more than {granted} machines left",
+        LaunchFailureKind.QUOTA: f"the quota of {request.pool.region} leaves {granted} machines",
+    }[LaunchFailureKind(kind)]
     missing = request.count - granted
-    return [LaunchFailure(request.request_id, request.pool, missing, Shortage(shortage), why)]
+    return [LaunchFailure(request.request_id, request.pool, missing, LaunchFailureKind(kind), why)]
 
 
 def _digest(text: str) -> str:

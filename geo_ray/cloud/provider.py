@@ -109,7 +109,7 @@ class Machine:
     cluster_id: str = ""
 
 
-class Shortage(StrEnum):
+class LaunchFailureKind(StrEnum):
     """Why machines did not come, as far as it changes what to do next."""
 
     SOLD_OUT = "sold_out"  # another pool, this one later
@@ -126,7 +126,7 @@ class LaunchFailure:
         request_id: of the launch.
         pool: that was asked.
         missing: how many.
-        shortage: what kind of failure.
+        kind: what kind of failure.
         reason: the cloud's code and words, without secrets.
         machine_id: of the one machine that was accepted and could not start; None: they were never
             made.
@@ -135,13 +135,13 @@ class LaunchFailure:
     request_id: str
     pool: Pool
     missing: int
-    shortage: Shortage
+    kind: LaunchFailureKind
     reason: str
     machine_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class Availability:
     """What a pool could give now.
 
     Attributes:
@@ -184,8 +184,8 @@ class MachineProvider(Protocol):
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
         """Return launches that failed after they were accepted, each of them once or more."""
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
-        """Return price, stock and quota of pools, in their order."""
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
+        """Return price, availability and quota of pools, in their order."""
 
 
 CLUSTER_TAG: Final = "geo-ray:cluster"
@@ -281,18 +281,25 @@ def as_provider_errors(permission: str, denied: Callable[[str], bool]) -> Iterat
         named = next(filter(None, found.groups())) if found else permission
         raise ProviderRefusedError(
             f"{error.message} (missing: {named})",
-            fix=f"Give the account or role the permission {named}; docs/providers.md lists all.",
+            fix=(
+                f"Give the account or role the permission {named}; "
+                f"docs/operations/cloud-accounts.md lists all."
+            ),
         ) from None
 
 
-def failure(request: LaunchRequest, missing: int, shortage: Shortage, reason: str) -> LaunchFailure:
+def failure(
+    request: LaunchRequest, missing: int, kind: LaunchFailureKind, reason: str
+) -> LaunchFailure:
     """Return what a request lacks."""
-    return LaunchFailure(request.request_id, request.pool, missing, shortage, reason)
+    return LaunchFailure(request.request_id, request.pool, missing, kind, reason)
 
 
-def unstarted(machine: Machine, request_id: str, shortage: Shortage, reason: str) -> LaunchFailure:
+def unstarted(
+    machine: Machine, request_id: str, kind: LaunchFailureKind, reason: str
+) -> LaunchFailure:
     """Return that a machine of a request was accepted and could not start."""
-    return LaunchFailure(request_id, machine.pool, 1, shortage, reason, machine.id)
+    return LaunchFailure(request_id, machine.pool, 1, kind, reason, machine.id)
 
 
 ROLE_LABEL: Final = "geo-ray/role"  # also in cloud/autoscaler/target.py, which is above

@@ -17,14 +17,14 @@ from geo_ray.base.errors import CloudError, CloudUnreachableError, ProviderRefus
 from geo_ray.cloud.boot_script import boot_script, is_head, needed_join
 from geo_ray.cloud.provider import (
     CLUSTER_TAG,
+    Availability,
     LaunchFailure,
+    LaunchFailureKind,
     LaunchRequest,
     Machine,
     MachineState,
     Market,
     Pool,
-    Shortage,
-    Stock,
     as_provider_errors,
     failure,
     read_tags,
@@ -107,16 +107,16 @@ class TencentProvider:
             try:
                 reply = self._tencent.call(region, "RunInstances", asked)
             except CloudError as error:
-                shortage = _shortage_of(error)
-                if shortage is None:
+                kind = _failure_kind(error)
+                if kind is None:
                     raise
-                return [failure(request, request.count, shortage, error.message)]
+                return [failure(request, request.count, kind, error.message)]
             with making_sense(f"tencent RunInstances in {region}"):
                 came = len(reply["InstanceIdSet"])
         if came >= request.count:
             return []
         why = f"tencent gave {came} of {request.count} machines"
-        return [failure(request, request.count - came, Shortage.SOLD_OUT, why)]
+        return [failure(request, request.count - came, LaunchFailureKind.SOLD_OUT, why)]
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
         """End machines of whatever region."""
@@ -144,13 +144,13 @@ class TencentProvider:
         for machine, item in self._listed(cluster):
             if item["InstanceState"] == "LAUNCH_FAILED" and machine.request_id is not None:
                 said = str(item.get("LatestOperationErrorMsg") or "the launch failed")
-                shortage = _kind_of(said) or Shortage.SOLD_OUT
-                found.append(unstarted(machine, machine.request_id, shortage, said))
+                kind = _kind_of(said) or LaunchFailureKind.SOLD_OUT
+                found.append(unstarted(machine, machine.request_id, kind, said))
         return found
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
         """Return prices and what is sold out, at most a minute old."""
-        return [self._stock(pool) for pool in pools]
+        return [self._availability(pool) for pool in pools]
 
     # ------------------------------------------------------------------ parts
 
@@ -188,7 +188,7 @@ class TencentProvider:
                 if len(found) >= total or not page:
                     return found
 
-    def _stock(self, pool: Pool) -> Stock:
+    def _availability(self, pool: Pool) -> Availability:
         key = (pool.region, pool.type)
         known = self._prices.get(key)
         if known is None or time.monotonic() - known[0] > _PRICES_S:
@@ -203,11 +203,11 @@ class TencentProvider:
             if record.market == pool.market.value and pool.zone in (None, record.zone)
         ]
         if not fitting:
-            return Stock(pool, None)
-        there = [record for record in fitting if record.stock != "none"]
+            return Availability(pool, None)
+        there = [record for record in fitting if record.availability != "none"]
         cheapest = min(there or fitting, key=attrgetter("amount"))
         usd = cheapest.amount * usd_per_unit(cheapest.currency, self._config.rates)
-        return Stock(pool, usd, available=None if there else 0)
+        return Availability(pool, usd, available=None if there else 0)
 
 
 def _run_instances(
@@ -271,17 +271,17 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
     )
 
 
-def _shortage_of(error: CloudError) -> Shortage | None:
+def _failure_kind(error: CloudError) -> LaunchFailureKind | None:
     """Return how a launch failed, if it is known that nothing came and may be tried elsewhere."""
     if error.said.startswith(SLOW_DOWN):
-        return Shortage.THROTTLED
+        return LaunchFailureKind.THROTTLED
     return None if isinstance(error, CloudUnreachableError) else _kind_of(error.said)
 
 
-def _kind_of(code: str) -> Shortage | None:
+def _kind_of(code: str) -> LaunchFailureKind | None:
     if code.startswith(_SOLD_OUT) or code == _SPOT_PRICE:
-        return Shortage.SOLD_OUT
-    return Shortage.QUOTA if code.startswith(_QUOTA) else None
+        return LaunchFailureKind.SOLD_OUT
+    return LaunchFailureKind.QUOTA if code.startswith(_QUOTA) else None
 
 
 def _is_denied(code: str) -> bool:

@@ -18,7 +18,7 @@ values in the order of the blocks. A lossy block is decoded on its own:
     int4   fp32 scale, E codes of 4 bit, two per byte, low half first; value = (code - 8) * scale
 
 When: slow links and models with many more bytes than seconds of computing, whose changes add up
-(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/codecs.md.
+(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/reference/codecs.md.
 
 Source: DGT (Zhou et al., FGCS 121, 2021), reconstructed from its abstract and its released code.
 Blocks of the whole vector instead of single tensors, the way back of what did not arrive, and

@@ -352,7 +352,7 @@ class ReadAhead:
         self._last: Span | None = None
         self._stride = 0
         self._threads = Workers()
-        self._threads.start("read-ahead", self._carry_out)
+        self._threads.start("read-ahead", self._execute)
 
     def take(self, spans: Sequence[Span]) -> list[Columns]:
         """The rows of an assignment; those of the next one are being read when it returns.
@@ -387,7 +387,7 @@ class ReadAhead:
         self._jobs.put((span, future))
         return future
 
-    def _carry_out(self) -> None:
+    def _execute(self) -> None:
         while (job := self._jobs.get()) is not None:
             span, future = job
             if not future.set_running_or_notify_cancel():

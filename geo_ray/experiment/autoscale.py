@@ -142,7 +142,7 @@ class AutoscaleConfig(StrictModel):
     most_speed: float = Field(
         1.5, ge=1, description="times the plan's machines at most, to catch up with a deadline"
     )
-    hazard_weight_h: float = Field(
+    preemption_weight_h: float = Field(
         20.0, gt=0, description="machine hours that the assumed preemptions of `plan.spot` weigh"
     )
     life_h: float = Field(

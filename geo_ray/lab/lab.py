@@ -332,7 +332,10 @@ class Lab:
         except ValidationError as error:
             raise ConfigError(
                 "; ".join(explain(error, LinkConfig, {})),
-                fix="Correct what the message names; docs/lab.md lists the keys of a link.",
+                fix=(
+                    "Correct what the message names; docs/guides/wan-lab.md lists the keys of a "
+                    "link."
+                ),
             ) from error
         self._client.ask("set", src=src, dst=dst, changes=checked)
 

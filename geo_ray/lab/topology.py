@@ -190,7 +190,7 @@ class Topology(StrictModel):
 
 PRESETS: Final = Path(__file__).with_name("presets")
 _SUFFIXES: Final = (".yaml", ".yml")
-_ADVICE = "Correct what the message names; docs/lab.md lists the keys of a lab."
+_ADVICE = "Correct what the message names; docs/guides/wan-lab.md lists the keys of a lab."
 
 
 def preset_names() -> list[str]:

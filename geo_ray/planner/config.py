@@ -81,7 +81,7 @@ class MachineConfig(StrictModel):
     """A type of machine that a region could rent."""
 
     type: str = Field(min_length=1, description="instance type, as the price has it")
-    cap: int = Field(ge=0, description="most of them: quota or stock")
+    cap: int = Field(ge=0, description="maximum count, by quota or availability")
     rows_per_s: float | None = Field(
         None, gt=0, description="rows that one trains on per second; null: as profiled"
     )
@@ -207,7 +207,7 @@ def no_plan_section(regions: Sequence[str]) -> ConfigError:
     example = "\n         ".join(lines)
     return ConfigError(
         "the configuration has no section 'plan'",
-        fix="Say there what could be rented where (docs/planning.md has every key), such as\n"
+        fix="List there what can be rented where (docs/guides/planning.md has every key), such as\n"
         f"         {example}",
     )
 

@@ -89,7 +89,7 @@ def outer_of(
 
     An outer momentum of 0.9 goes seven times as far as the regions' mean, and momentum in the inner
     optimizer ten times as far as a gradient. Together, over rounds of 16 to 64 steps, they take a
-    model to chance that either alone trains (docs/strategies.md has the measurements).
+    model to chance that either alone trains (docs/reference/strategies.md has the measurements).
 
     Args:
         traits: of the strategy.

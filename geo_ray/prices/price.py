@@ -127,7 +127,7 @@ def _check_rising(name: str, edges: Sequence[Any]) -> None:
 Item = Literal["instance", "disk", "egress"]
 Market = Literal["on_demand", "spot", "reserved"]
 Unit = Literal["hour", "GB", "GB-month", "Mbps-month"]
-Stock = Literal["enough", "normal", "under", "none"]
+Availability = Literal["enough", "normal", "under", "none"]
 
 UNITS: Final[dict[Item, tuple[Unit, ...]]] = {
     "instance": ("hour",),
@@ -164,7 +164,9 @@ class PriceRecord(StrictModel):
         None, description="of what day the source is, if that is not when it was read"
     )
     valid_for_s: float = Field(gt=0, description="how long it is to be believed, from then on")
-    stock: Stock | None = Field(None, description="what the cloud says of its stock; null: nothing")
+    availability: Availability | None = Field(
+        None, description="reported availability; null: not reported"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

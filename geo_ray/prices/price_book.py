@@ -178,7 +178,7 @@ def _zones(record: PriceRecord) -> tuple[str | None, ...]:
 
 def _last_choice(record: PriceRecord) -> tuple[bool, float]:
     """Orders prices of a region's zones: one that has machines first, then the highest."""
-    return record.stock == "none", -record.amount
+    return record.availability == "none", -record.amount
 
 
 def _texts(key: tuple[str | None, ...]) -> tuple[str, ...]:

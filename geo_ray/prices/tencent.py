@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
 from geo_ray.base.errors import CloudError, CloudUnreachableError
-from geo_ray.prices.price import INTERNET, AgeTier, Market, PriceRecord, Stock
+from geo_ray.prices.price import INTERNET, AgeTier, Availability, Market, PriceRecord
 from geo_ray.prices.query import Query, amount_of, making_sense, quoted
 
 METADATA_VARIABLE: Final = "GEO_RAY_TENCENT_METADATA"
@@ -189,7 +189,7 @@ MARKETS: Final[dict[str, Market]] = {"POSTPAID_BY_HOUR": "on_demand", "SPOTPAID"
 _PRICE_ACTION: Final = "DescribeZoneInstanceConfigInfos"
 _MOST_VALUES: Final = 100
 _STEPS: Final = ((96.0, "SecondStep"), (360.0, "ThirdStep"))
-_STOCKS: Final[dict[str, Stock]] = {
+_AVAILABILITY: Final[dict[str, Availability]] = {
     "EnoughStock": "enough",
     "NormalStock": "normal",
     "UnderStock": "under",
@@ -258,7 +258,7 @@ def _records(item: Mapping[str, Any], region: str, currency: str) -> Iterator[Pr
         source=f"Tencent Cloud {_PRICE_ACTION}",
         fetched_at=datetime.now(UTC),
         valid_for_s=INSTANCE_VALID_FOR_S,
-        stock=_stock(item),
+        availability=_availability(item),
     )
 
 
@@ -269,10 +269,10 @@ def _age_tiers(price: Mapping[str, Any], amount: float) -> Iterator[AgeTier]:
             yield AgeTier(after_h=after_h, factor=later / amount)
 
 
-def _stock(item: Mapping[str, Any]) -> Stock | None:
+def _availability(item: Mapping[str, Any]) -> Availability | None:
     if item.get("Status") == "SOLD_OUT":
         return "none"
-    return _STOCKS.get(str(item.get("StatusCategory")))
+    return _AVAILABILITY.get(str(item.get("StatusCategory")))
 
 
 EGRESS_VALID_FOR_S: Final = 30 * 86400.0
@@ -291,7 +291,7 @@ def fetch_egress(
     sold = [
         record
         for record in fetch_instances(tencent, region, types, currency)
-        if record.market == "on_demand" and record.stock != "none"
+        if record.market == "on_demand" and record.availability != "none"
     ]
     if not sold:
         raise CloudError(

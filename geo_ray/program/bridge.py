@@ -100,10 +100,10 @@ class NodeBridge:
         self._region = identity.region
         self._clock = RealClock()
         self._peers = NodePeers(f"bridge of {identity.region}", identity.region, key)
-        self._numbers = itertools.count(identity.epoch * _CALLS)
+        self._numbers = itertools.count(identity.attempt * _CALLS)
         self._lock = threading.Lock()
         self._open: dict[int, tuple[str, Future[bytes]]] = {}
-        self._epochs: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
         self._ended = threading.Event()
         self._endpoint = Endpoint(
             identity,
@@ -140,7 +140,7 @@ class NodeBridge:
     def wan_bytes(self) -> dict[str, int]:
         """Bytes sent by region, headers and all."""
         stats = self._endpoint.stats()
-        return {peer: sum(each["bytes_out"].values()) for peer, each in stats.items()}
+        return {peer: sum(each["bytes_sent"].values()) for peer, each in stats.items()}
 
     def close(self) -> None:
         """End all links; calls under way get no answer."""
@@ -174,11 +174,11 @@ class NodeBridge:
             raise
         return {}, answer.result()
 
-    def _on_peer(self, region: str, epoch: int, connected: bool) -> None:
+    def _on_peer(self, region: str, attempt: int, connected: bool) -> None:
         with self._lock:
-            before = self._epochs.setdefault(region, epoch)
-            self._epochs[region] = max(before, epoch)
-            lost = [n for n, (to, _) in self._open.items() if to == region and epoch > before]
+            before = self._attempts.setdefault(region, attempt)
+            self._attempts[region] = max(before, attempt)
+            lost = [n for n, (to, _) in self._open.items() if to == region and attempt > before]
             futures = [self._open.pop(number)[1] for number in lost]
         for future in futures:
             future.set_exception(

@@ -178,7 +178,7 @@ class OutgoingCalls:
         request = _request(target, method, given, named)  # now: the caller may change them later
         future: Future[Any] = Future()
 
-        def carry_out() -> None:
+        def execute() -> None:
             try:
                 future.set_result(self._exchange(target, method, request))
             except NodeStopped:
@@ -187,7 +187,7 @@ class OutgoingCalls:
                 future.set_exception(error)
 
         try:
-            self._clock.start(carry_out)
+            self._clock.start(execute)
         except NodeStopped:
             check_in_node()
             raise
@@ -304,7 +304,7 @@ class CallBatch:
         batch_size: calls that are enough.
         timeout_s: how long the first one waits.
         clock: where they wait.
-        carry_out: answers them; as many results as requests.
+        execute: answers them; as many results as requests.
     """
 
     def __init__(
@@ -312,10 +312,10 @@ class CallBatch:
         batch_size: int,
         timeout_s: float,
         clock: ProgramClock,
-        carry_out: Callable[[list[Any]], Any],
+        execute: Callable[[list[Any]], Any],
     ) -> None:
         self._size, self._timeout_s, self._clock = batch_size, timeout_s, clock
-        self._carry_out = carry_out
+        self._execute = execute
         self._lock = threading.Lock()
         self._waiting: list[tuple[Any, Future[Any]]] = []
         self._full: Future[None] = Future()
@@ -347,7 +347,7 @@ class CallBatch:
 
     def _answer_all(self, batch: list[tuple[Any, Future[Any]]]) -> None:
         try:
-            answers = self._carry_out([request for request, _ in batch])
+            answers = self._execute([request for request, _ in batch])
             if not isinstance(answers, list | tuple) or len(answers) != len(batch):
                 raise TypeError(f"a batched handler was given {len(batch)} requests and returned "
                                 f"{answers!r:.100} instead of a list of as many")  # fmt: skip

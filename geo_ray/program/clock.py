@@ -252,7 +252,7 @@ class VirtualThreads:
         virtual = _VirtualThread()
         virtual.is_waiting = True
         thread = threading.Thread(
-            target=self._carry_out, args=(virtual, work), name="virtual", daemon=True
+            target=self._execute, args=(virtual, work), name="virtual", daemon=True
         )
         thread.start()
         self._threads = [known for known in self._threads if known.is_alive()]
@@ -268,7 +268,7 @@ class VirtualThreads:
         """
         outcome: Future[T] = Future()
 
-        def carry_out() -> None:
+        def execute() -> None:
             try:
                 outcome.set_result(main())
             except NodeStopped:
@@ -279,7 +279,7 @@ class VirtualThreads:
                 self._ended = True
 
         try:
-            self.start(carry_out)
+            self.start(execute)
             self._scheduler.run()
             if not outcome.done():
                 nodes = sorted({each.node for each in self._living} - {""})
@@ -336,7 +336,7 @@ class VirtualThreads:
         virtual.turn.release()
         self._back.acquire()
 
-    def _carry_out(self, virtual: _VirtualThread, work: Callable[[], None]) -> None:
+    def _execute(self, virtual: _VirtualThread, work: Callable[[], None]) -> None:
         self._mine.thread = virtual
         virtual.turn.acquire()
         try:

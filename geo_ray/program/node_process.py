@@ -67,7 +67,7 @@ class HeldPart:
         specs = {(a, b): LinkSpec.model_validate(spec) for a, b, spec in order["links"]}
         models = build_links(specs, order["seed"])
         shaping = {dst: model for (src, dst), model in models.items() if src == region}
-        identity = EndpointIdentity(order["run_id"], region, order["epoch"], wan_key)
+        identity = EndpointIdentity(order["run_id"], region, order["attempt"], wan_key)
         bridge = NodeBridge(identity, host, key, shaping, certificate)
         self._held, self.addresses = bridge, bridge.addresses
 

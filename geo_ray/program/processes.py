@@ -206,9 +206,9 @@ class ApartCrew:
 
     # ------------------------------------------------------------------ bridges
 
-    def _bridge(self, region: str, epoch: int) -> NodeProcess:
+    def _bridge(self, region: str, attempt: int) -> NodeProcess:
         links = [[a, b, spec.model_dump()] for (a, b), spec in self._program.both_ways.items()]
-        order = {"region": region, "epoch": epoch, "links": links, "seed": self._program.seed}
+        order = {"region": region, "attempt": attempt, "links": links, "seed": self._program.seed}
         return self._launcher.start(f"bridge of {region}", region, order)
 
     def _link(self, region: str, others: Iterable[str]) -> None:
@@ -218,7 +218,7 @@ class ApartCrew:
             self._bridges[region].ask("connect", other, self._bridges[other].addresses[0])
 
     def _watch_bridge(self, region: str, alarm: Callable[[BaseException], None]) -> None:
-        epoch, restarts, cause = 1, Restarts(*_BRIDGE_RESTARTS, "its restarts"), ""
+        attempt, restarts, cause = 1, Restarts(*_BRIDGE_RESTARTS, "its restarts"), ""
         while not self._is_ending:
             try:
                 self._bridges[region].ask("attend", forever=True)
@@ -231,11 +231,11 @@ class ApartCrew:
                 alarm(NodeFailedError(f"the bridge of {region} ended: {cause}\n({restarts})"))
                 return
             _LOGGER.warning("the bridge of %s has ended; another one is started", region)
-            epoch += 1
+            attempt += 1
             try:
                 with suppress(GeoRayError):
                     self._bridges[region].end()
-                bridge = self._bridge(region, epoch)
+                bridge = self._bridge(region, attempt)
                 with self._lock:
                     self._bridges[region] = bridge
                 self._link_anew(region)

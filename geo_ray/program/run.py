@@ -1,6 +1,6 @@
 """Runs a program in threads, in subprocesses, on Ray or on virtual time.
 
-`ProgramPolicy` decides restarts (pure); `carry_out` starts, restarts and ends the instances;
+`ProgramPolicy` decides restarts (pure); `execute` starts, restarts and ends the instances;
 `LocalCrew` runs them in threads.
 """
 
@@ -182,7 +182,7 @@ class _Inbox:
             self.clock.wait(news)
 
 
-def carry_out(program: Program, crew: NodeCrew, clock: ProgramClock, on: str) -> ProgramResult:
+def execute(program: Program, crew: NodeCrew, clock: ProgramClock, on: str) -> ProgramResult:
     """Run a program to its end; nothing of it is left afterwards, however it ends.
 
     Raises:
@@ -353,15 +353,15 @@ def run_program(
     check_not_importing()
     if on == "threads":
         real = RealClock()
-        return real.run(partial(carry_out, program, LocalCrew(program, real, on), real, on))
+        return real.run(partial(execute, program, LocalCrew(program, real, on), real, on))
     if on == "virtual":
         virtual = VirtualThreads()
         crew = LocalCrew(program, virtual, on)
-        return virtual.run(partial(carry_out, program, crew, virtual, on))
+        return virtual.run(partial(execute, program, crew, virtual, on))
     if on in ("processes", "ray"):
         real = RealClock()
         apart = ApartCrew(program, _launcher(program, on, cluster, logs), real)
-        return real.run(partial(carry_out, program, apart, real, on))
+        return real.run(partial(execute, program, apart, real, on))
     raise ProgramError(f"a program cannot run on {on!r}{or_meant(on, WAYS)}")
 
 

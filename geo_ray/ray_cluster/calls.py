@@ -451,7 +451,7 @@ class Polls:
         self._open = kept
         return answers, lost
 
-    def silent_s(self) -> dict[Key, float]:
+    def unresponsive_s(self) -> dict[Key, float]:
         """For how many seconds who is asked has not answered, by (role, region)."""
         now_s = self.clock.now_s()
         return {key: now_s - question.asked_s for key, question in self._open.items()}

@@ -210,10 +210,10 @@ class HeadWatch:
         if answers or self._answered_s is None:
             self._answered_s = now_s
             return HeadState.THERE
-        silent_s = now_s - self._answered_s
-        if silent_s >= self.stops_after_s:
+        unresponsive_s = now_s - self._answered_s
+        if unresponsive_s >= self.stops_after_s:
             return HeadState.GONE
-        return HeadState.SILENT if silent_s >= _TOLD_AFTER_S else HeadState.THERE
+        return HeadState.SILENT if unresponsive_s >= _TOLD_AFTER_S else HeadState.THERE
 
 
 def patience_s(environ: Mapping[str, str] | None = None) -> float:
@@ -252,8 +252,12 @@ def watched_head(address: str, lost: Callable[[HeadLostError], None]) -> Iterato
                     watch.stops_after_s,
                 )
             else:
-                silent_s = f"{watch.stops_after_s:.0f} s"
-                lost(HeadLostError(f"the Ray head at {address} has not answered for {silent_s}"))
+                unresponsive_s = f"{watch.stops_after_s:.0f} s"
+                lost(
+                    HeadLostError(
+                        f"the Ray head at {address} has not answered for {unresponsive_s}"
+                    )
+                )
 
     thread = threading.Thread(target=keep_watch, name="head", daemon=True)
     thread.start()

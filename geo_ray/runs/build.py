@@ -24,11 +24,11 @@ from geo_ray.strategies.state import AveragerState
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
 from geo_ray.training.config import why_fixed, why_nobody_joins
-from geo_ray.training.messages import nothing_carried
-from geo_ray.training.model_buffers import AveragerCarry, RegionCarry
+from geo_ray.training.messages import no_buffers
+from geo_ray.training.model_buffers import AveragerBuffers, RegionBuffers
 from geo_ray.training.optimizers import lasting
 from geo_ray.training.parameters import (
-    CarryLayout,
+    BufferLayout,
     check_module,
     count_parameters,
     parameter_shapes,
@@ -53,14 +53,14 @@ class ModelStart:
     Attributes:
         params_P: the parameters, fp32 (P,).
         layout: of what the model carries beside them.
-        carried_B: that, uint8 (B,).
+        buffers_B: that, uint8 (B,).
         constants: digests of all that is not trained.
         groups: of parameters that have rates or decays of their own; empty if all are alike.
     """
 
     params_P: Tensor
-    layout: CarryLayout = field(default_factory=partial(CarryLayout, ()))
-    carried_B: Tensor = field(default_factory=nothing_carried)
+    layout: BufferLayout = field(default_factory=partial(BufferLayout, ()))
+    buffers_B: Tensor = field(default_factory=no_buffers)
     constants: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[GroupRun, ...] = ()
 
@@ -69,8 +69,8 @@ class ModelStart:
         return replace(self, params_P=torch.empty(0))
 
     def buffer(self) -> Tensor:
-        """A worker's buffer: a copy of what is carried, then of the parameters, fp32."""
-        return torch.cat([self.carried_B.view(torch.float32), self.params_P])
+        """A worker's buffer: a copy of the model buffers, then of the parameters, fp32."""
+        return torch.cat([self.buffers_B.view(torch.float32), self.params_P])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ModelOutline:
     """
 
     num_params: int
-    layout: CarryLayout
+    layout: BufferLayout
     constants: Mapping[str, str]
     groups: tuple[GroupRun, ...]
 
@@ -93,7 +93,7 @@ class ModelOutline:
     def of(cls, task: Task, module: nn.Module) -> Self:
         """The outline of a task's module."""
         check_module(module)
-        layout, groups = CarryLayout.of(task, module), group_runs(task, module)
+        layout, groups = BufferLayout.of(task, module), group_runs(task, module)
         return cls(count_parameters(module), layout, constants_of(module), groups)
 
 
@@ -105,7 +105,7 @@ def model_outline(task: Task, seed: int) -> ModelOutline:
 
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
-        TaskStateError: if the task's `carry` or `groups` do not fit its model.
+        TaskStateError: if the task's `model_buffers` or `groups` do not fit its model.
     """
     module = outlined_model(task, seed)
     if any(tensor.is_meta for tensor in state_of(module).values()):
@@ -118,11 +118,11 @@ def model_start(task: Task, seed: int) -> ModelStart:
 
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
-        TaskStateError: if the task's `carry` or `groups` do not fit its model.
+        TaskStateError: if the task's `model_buffers` or `groups` do not fit its model.
     """
     module = checked_model(task, seed)
     check_module(module)
-    layout = CarryLayout.of(task, module)
+    layout = BufferLayout.of(task, module)
     constants = constants_of(module)
     params_P, groups = read_parameters(module), group_runs(task, module)
     return ModelStart(params_P, layout, layout.read(module), constants, groups)
@@ -150,7 +150,7 @@ def parameter_count(task: Task, seed: int) -> int:
     return count_parameters(module)
 
 
-def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> ServerPlan:
+def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> ServerPlan:
     """What the parameter server of ``region`` is to do."""
     train, traits = experiment.train, experiment.strategy.traits
     return ServerPlan(
@@ -163,7 +163,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> Se
         eval_every=train.eval_every,
         eval_rows=experiment.eval_rows,
         max_refused=train.max_refused_steps,
-        epoch=epoch,
+        attempt=attempt,
         alone=len(experiment.regions) == 1,
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
@@ -212,7 +212,7 @@ def build_server(
     region: RegionConfig,
     shards: Sequence[ShardPort],
     num_params: int,
-    epoch: int = 1,
+    attempt: int = 1,
     together: Concurrently = in_turn,
     start: ModelStart | None = None,
 ) -> Server:
@@ -223,15 +223,15 @@ def build_server(
         region: which region.
         shards: in order.
         num_params: P.
-        epoch: incarnation of this server.
+        attempt: incarnation of this server.
         together: asks shards at the same time.
-        start: where the model may carry something beside its parameters.
+        start: parameters and model buffers at the start.
     """
-    plan = _server_plan(experiment, region, epoch)
-    carry = None
+    plan = _server_plan(experiment, region, attempt)
+    model_buffers = None
     if start is not None and start.layout.entries:
-        carry = RegionCarry(start.layout, start.carried_B, region.workers, plan.alone)
-    return Server.over(shards, num_params, plan, wire_plan(experiment), together, carry)
+        model_buffers = RegionBuffers(start.layout, start.buffers_B, region.workers, plan.alone)
+    return Server.over(shards, num_params, plan, wire_plan(experiment), together, model_buffers)
 
 
 def build_worker(
@@ -242,7 +242,7 @@ def build_worker(
     grad_P: Tensor,
     module: nn.Module | None = None,
 ) -> Worker | LocalStepsWorker:
-    """A worker of ``region`` over its buffers, fp32 each: what is carried, then (P,).
+    """A worker of ``region`` over its buffers, fp32 each: model buffers, then (P,).
 
     Its replica is ``module``, fresh from the task, or made now.
     """
@@ -269,7 +269,7 @@ def build_averager(
     experiment: Experiment,
     num_params: int,
     data_rows: Mapping[str, float],
-    layout: CarryLayout | None = None,
+    layout: BufferLayout | None = None,
 ) -> Averager:
     """The averager over the regions that are there.
 
@@ -284,9 +284,15 @@ def build_averager(
     enough = experiment.rows if experiment.counts_total_rows else None
     reused, goal = ReusedMemory(), _goal(experiment)  # an answer lies where the one before lay
     state = AveragerState(members, room=reused.tensor, data_rows=dict(data_rows))
-    carry = AveragerCarry() if layout is None else AveragerCarry(layout)
+    model_buffers = AveragerBuffers() if layout is None else AveragerBuffers(layout)
     return Averager(
-        experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal, carry=carry
+        experiment.strategy,
+        num_params,
+        state,
+        wire=wire,
+        enough=enough,
+        goal=goal,
+        model_buffers=model_buffers,
     )
 
 
@@ -316,8 +322,8 @@ def check_absent(experiment: Experiment) -> None:
 def check_start(experiment: Experiment, start: ModelStart | ModelOutline) -> None:
     """Refuse what a model asks for where it cannot be had.
 
-    Values are not carried where updates are summed on their way, or rows are coded; and there are
-    no groups where the averager trains, which knows none.
+    Model buffers cannot be exchanged where updates are summed on their way, or rows are coded; and
+    there are no groups where the averager trains, which knows none.
 
     Raises:
         TaskStateError: naming the key.
@@ -341,9 +347,9 @@ def check_start(experiment: Experiment, start: ModelStart | ModelOutline) -> Non
     for key, refused in keys.items():
         if refused:
             raise TaskStateError(
-                f"{key} does not go with a model that carries {layout.entries[0].name!r}: sums of "
-                "several workers' or regions' values are not what they carry",
-                fix="Leave the key out, or give everything in the task's `carry` the rule region.",
+                f"{key} does not support a model with the buffer {layout.entries[0].name!r}: "
+                "model buffers have no sum over workers or regions",
+                fix="Remove the key, or give all of the task's `model_buffers` the rule region.",
             )
 
 

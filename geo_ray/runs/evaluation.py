@@ -239,7 +239,7 @@ class Candidates:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def note(
-        self, region: str, step: int, params_P: Tensor, carried_B: Tensor, final: bool
+        self, region: str, step: int, params_P: Tensor, buffers_B: Tensor, final: bool
     ) -> str | None:
         """Write evaluated parameters down, where they may be kept.
 
@@ -249,7 +249,7 @@ class Candidates:
             region: whose.
             step: of the evaluation.
             params_P: fp32 (P,), exactly as they were evaluated.
-            carried_B: what the model carried beside them, uint8 (B,); empty if nothing.
+            buffers_B: model buffers, uint8 (B,); empty if the model has none.
             final: whether it is the last one.
 
         Returns:
@@ -260,8 +260,8 @@ class Candidates:
             temporary = path.with_suffix(TEMPORARY_SUFFIX)
             try:
                 tensors = {"params": params_P.detach()}
-                if carried_B.numel():
-                    tensors["carried"] = carried_B.clone()
+                if buffers_B.numel():
+                    tensors["model_buffers"] = buffers_B.clone()
                 save_file(tensors, temporary)
                 temporary.replace(path)
             except (OSError, SafetensorError) as error:
@@ -271,7 +271,7 @@ class Candidates:
         return digest(params_P) if self.together else None
 
     def take(self, region: str, step: int, *, final: bool) -> tuple[Tensor, Tensor | None]:
-        """The parameters of an evaluation, fp32 (P,), and what was carried beside them.
+        """The parameters of an evaluation, fp32 (P,), and the model buffers.
 
         Raises:
             RunDirectoryError: they were not written, or cannot be read.
@@ -279,7 +279,7 @@ class Candidates:
         path = self._path(region, step, final=final)
         try:
             found = load_file(path)
-            return found["params"], found.get("carried")
+            return found["params"], found.get("model_buffers")
         except (OSError, SafetensorError, KeyError) as error:
             raise RunDirectoryError(
                 f"the parameters that region '{region}' evaluated at step {step} cannot be read "
@@ -423,10 +423,10 @@ class BestKeeper:
             samples=done.samples,
             metrics=dict(done.metrics),
         )
-        params_P, carried_B = self.candidates.take(home, done.steps[home], final=done.final)
+        params_P, buffers_B = self.candidates.take(home, done.steps[home], final=done.final)
         about = about_model(self._experiment, best.step, best.metrics)
         about[_ABOUT] = best.model_dump_json()
-        save_trained(self._task, self._experiment.seed, params_P, self._path, about, carried_B)
+        save_trained(self._task, self._experiment.seed, params_P, self._path, about, buffers_B)
         self.best = best
         return best
 

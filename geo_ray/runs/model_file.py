@@ -21,7 +21,7 @@ from geo_ray.base.files import TEMPORARY_SUFFIX, sync_directory, unwritable, wri
 from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import checked_model
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.training.parameters import CarryLayout, write_parameters
+from geo_ray.training.parameters import BufferLayout, write_parameters
 
 _DIGEST = "data_sha256"
 """Key of a file's metadata: the SHA-256 of all its tensors' bytes."""
@@ -53,7 +53,7 @@ def save_trained(
     params_P: Tensor,
     path: Path,
     about: Mapping[str, str] | None = None,
-    carried_B: Tensor | None = None,
+    buffers_B: Tensor | None = None,
 ) -> None:
     """Write the parameters as a state dictionary of the task's module.
 
@@ -65,12 +65,12 @@ def save_trained(
         params_P: fp32 (P,).
         path: the file.
         about: its metadata, as `about_model` gives it.
-        carried_B: what the model carries beside them, uint8 (B,); None: as at the start.
+        buffers_B: what the model carries beside them, uint8 (B,); None: as at the start.
 
     Raises:
         RunDirectoryError: if it cannot be written.
     """
-    _save(module_with(task, seed, [params_P], carried_B), path, about or {})
+    _save(module_with(task, seed, [params_P], buffers_B), path, about or {})
 
 
 def keep_longer(path: Path, step: int) -> Path | None:
@@ -105,7 +105,7 @@ def keep_longer(path: Path, step: int) -> Path | None:
 
 
 def module_with(
-    task: Task, seed: int, slices: Sequence[Tensor], carried_B: Tensor | None = None
+    task: Task, seed: int, slices: Sequence[Tensor], buffers_B: Tensor | None = None
 ) -> nn.Module:
     """The task's module with these parameters.
 
@@ -113,15 +113,15 @@ def module_with(
         task: gives the module.
         seed: of the run.
         slices: fp32, together (P,), in the order of the flat vector.
-        carried_B: what the model carries beside them, uint8 (B,); None: as at the start.
+        buffers_B: what the model carries beside them, uint8 (B,); None: as at the start.
 
     Raises:
         TaskOutputError: the module has another number of parameters.
     """
     module = checked_model(task, seed)
     write_parameters(module, torch.cat(list(slices)) if len(slices) > 1 else slices[0])
-    if carried_B is not None:
-        CarryLayout.of(task, module).write(carried_B, module)
+    if buffers_B is not None:
+        BufferLayout.of(task, module).write(buffers_B, module)
     return module
 
 

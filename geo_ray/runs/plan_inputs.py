@@ -269,7 +269,7 @@ def site_of(
                     market,
                     _hourly(book, record),
                     _speed(name, machine, measured),
-                    0 if record.stock == "none" or not capacity or lacks else machine.cap,
+                    0 if record.availability == "none" or not capacity or lacks else machine.cap,
                     min(lost, 0.9),
                     _lan_s(experiment, has, measured, footprint),
                     max(1, has.accelerators or 0),

@@ -38,22 +38,24 @@ RESTART_S: Final = 60.0
 """A run whose driver is not back by then has lost its supervisor, and its processes with it."""
 
 
-def waits_s(cluster: ClusterConfig, totals: RunTotals, silent_s: float | None) -> float | None:
+def waits_s(
+    cluster: ClusterConfig, totals: RunTotals, unresponsive_s: float | None
+) -> float | None:
     """Return how long the processes of a run may still train on while its driver is restarted.
 
     Args:
         cluster: where they are; a local cluster has usually ended with the run's driver.
         totals: the fold over its events.
-        silent_s: since its driver was last heard; None if not known.
+        unresponsive_s: since its driver was last heard; None if not known.
 
     Returns:
         Seconds from now; None if they do not: they have ended, end, or never trained.
     """
-    if cluster.kind == "local" or silent_s is None or totals.started is None:
+    if cluster.kind == "local" or unresponsive_s is None or totals.started is None:
         return None
     if totals.finished is not None or totals.failed is not None or totals.stop_cause is not None:
         return None
-    left_s = RESTART_S - silent_s
+    left_s = RESTART_S - unresponsive_s
     return left_s if left_s > 0 else None
 
 

@@ -133,7 +133,7 @@ class GroupWorker:
     Attributes:
         region: its region.
         rank: its number there.
-        epoch: its incarnation, from 1.
+        attempt: its incarnation, from 1.
         handle: the actor.
         ref: the end of its work; None before it begins, and while it is not replaced.
         steps: steps it computed, once it has come home.
@@ -142,7 +142,7 @@ class GroupWorker:
 
     region: str
     rank: int
-    epoch: int
+    attempt: int
     handle: Handle
     ref: Ref = None
     steps: int | None = None
@@ -229,13 +229,13 @@ class ActorGroup:
     standby: str | None = field(init=False)
     former_homes: set[str] = field(default_factory=set)
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
-    _newest_epoch: int = field(init=False)
+    _newest_attempt: int = field(init=False)
     _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
-    _epochs: dict[tuple[str, int], int] = field(default_factory=dict)  # of workers made before
+    _attempts: dict[tuple[str, int], int] = field(default_factory=dict)  # of workers made before
     _noted: HandoffRecord | None = None
 
     def __post_init__(self) -> None:
-        self._newest_epoch = self.spec.epoch
+        self._newest_attempt = self.spec.attempt
         self.home = AveragerHome(self.spec.experiment.averager_region)
         self.standby = self.spec.experiment.first_standby
 
@@ -261,26 +261,26 @@ class ActorGroup:
             )
             for rank in range(region.workers):
                 if (region.name, rank) not in self.workers:
-                    self._create_worker(region.name, rank, epoch=1)
+                    self._create_worker(region.name, rank, attempt=1)
 
-    def create_bridge(self, region: str, epoch: int | None = None) -> Handle:
+    def create_bridge(self, region: str, attempt: int | None = None) -> Handle:
         """Begin to start the bridge of a region.
 
         Args:
             region: which.
-            epoch: of one that is to take the place of a bridge that died; None for the first one.
+            attempt: of one that is to take the place of a bridge that died; None for the first one.
         """
         spec = self.spec
-        if epoch is not None:
-            spec = replace(spec, resume=None, epoch=epoch)
-        arguments = spec, region, epoch is not None
-        process = self._server("bridge", "bridge", 0, spec.region(region), arguments, spec.epoch)
+        if attempt is not None:
+            spec = replace(spec, resume=None, attempt=attempt)
+        arguments = spec, region, attempt is not None
+        process = self._server("bridge", "bridge", 0, spec.region(region), arguments, spec.attempt)
         return self.launcher.make([process])[0]
 
-    def next_epoch(self) -> int:
+    def next_attempt(self) -> int:
         """Of processes that are started now: later than all before in this run."""
-        self._newest_epoch += 1
-        return self._newest_epoch
+        self._newest_attempt += 1
+        return self._newest_attempt
 
     def await_ready(self, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Wait until every actor is built.
@@ -373,7 +373,7 @@ class ActorGroup:
     def replace_worker(self, worker: GroupWorker) -> GroupWorker:
         """Start a new incarnation of a lost worker in its place."""
         kill(worker.handle)
-        newest = max(worker.epoch, self._epochs.get((worker.region, worker.rank), 0))
+        newest = max(worker.attempt, self._attempts.get((worker.region, worker.rank), 0))
         fresh = self._create_worker(worker.region, worker.rank, newest + 1)
         self._begin(fresh)
         return fresh
@@ -381,7 +381,7 @@ class ActorGroup:
     def tell_lost(self, worker: GroupWorker) -> None:
         """Let its server know, whose connection to it may be the last to notice."""
         if self.spec.experiment.train.elastic is not None:
-            self.primaries[worker.region].lose_worker.remote(worker.rank, worker.epoch)
+            self.primaries[worker.region].lose_worker.remote(worker.rank, worker.attempt)
 
     def send_away(self, worker: GroupWorker) -> None:
         """Let it come home with what it has computed."""
@@ -468,7 +468,7 @@ class ActorGroup:
                 if worker.ref is not None and not ray.wait([worker.ref], timeout=wait_s)[0]:
                     raise ray.exceptions.GetTimeoutError
                 ray.get(worker.handle.process_id.remote(), timeout=wait_s)
-                found.append(GroupWorker(region, worker.rank, worker.epoch, worker.handle))
+                found.append(GroupWorker(region, worker.rank, worker.attempt, worker.handle))
             except ray.exceptions.RayError:  # it is dead, or busy with what nobody waits for
                 kill(worker.handle)
         return found
@@ -502,7 +502,7 @@ class ActorGroup:
             self.spec,
             origin_unix_s,
             self.servers(),
-            {place: (worker.epoch, worker.handle) for place, worker in self.workers.items()},
+            {place: (worker.attempt, worker.handle) for place, worker in self.workers.items()},
             dict(self.placed),
             RunEndpoints(*homes, shards, dict(self.bridge_addresses)),
             gone,
@@ -528,16 +528,16 @@ class ActorGroup:
         for region in self.primaries:
             shards = range(1, self.spec.region(region).ps_shards)
             self.shard_servers[region] = [record.servers[f"ps {i}", region] for i in shards]
-        for (region, rank), (epoch, handle) in record.workers.items():
+        for (region, rank), (attempt, handle) in record.workers.items():
             outcome = handle.outcome.remote(self.driver)
             node = handle.node_id.remote()
-            worker = GroupWorker(region, rank, epoch, handle, outcome, node=node)
+            worker = GroupWorker(region, rank, attempt, handle, outcome, node=node)
             self.workers[region, rank] = worker
         self.shard_addresses = {name: list(each) for name, each in record.where.shards.items()}
         self.bridge_addresses = dict(record.where.bridges)
         self.home, self.standby = record.where.home, record.where.standby
         self.former_homes = set(record.where.former_homes)
-        self._epochs, self._newest_epoch = dict(handoff.epochs), handoff.newest_epoch
+        self._attempts, self._newest_attempt = dict(handoff.attempts), handoff.newest_attempt
 
     def end_calls(self) -> None:
         """End the threads that call Ray; those that wait for a head that is gone are left."""
@@ -580,25 +580,25 @@ class ActorGroup:
         index: int,
         region: RegionConfig,
         arguments: tuple[object, ...],
-        epoch: int = 0,
+        attempt: int = 0,
     ) -> ProcessSpec:
         strategy = self.placed[region.name].strategy(role, index)
         cpus = region.cpus_per_server
-        return ProcessSpec(kind, arguments, cpus, 0.0, strategy, None, epoch or self.spec.epoch)
+        return ProcessSpec(kind, arguments, cpus, 0.0, strategy, None, attempt or self.spec.attempt)
 
-    def _create_worker(self, region: str, rank: int, epoch: int) -> GroupWorker:
+    def _create_worker(self, region: str, rank: int, attempt: int) -> GroupWorker:
         config = self.spec.region(region)
         process = ProcessSpec(
             "worker",
-            (self.spec, region, rank, epoch),
+            (self.spec, region, rank, attempt),
             config.cpus_per_worker,
             config.gpus_per_worker,
             self.placed[region].strategy("worker", rank),
             (region, rank),
-            epoch,
+            attempt,
         )
         handle = self.launcher.make([process])[0]
-        worker = GroupWorker(region, rank, epoch, handle)
+        worker = GroupWorker(region, rank, attempt, handle)
         self.workers[region, rank] = worker
         return worker
 

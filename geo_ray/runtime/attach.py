@@ -273,8 +273,8 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
         experiment.checkpoint.keep,
         writing=lease.writing,
     )
-    epoch = actors.next_epoch()
-    saver = Saver(store, experiment, digest(experiment), epoch, _health(store), lease.epoch)
+    attempt = actors.next_attempt()
+    saver = Saver(store, experiment, digest(experiment), attempt, _health(store), lease.epoch)
     task = load_task(experiment.task, run.base_dir)
     context = RunContext(actors, experiment, run, task, saver, reporting, lease)
     shards = {region.name: range(region.ps_shards) for region in experiment.regions}
@@ -303,8 +303,10 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
             controller.members.go_on(gone, unhurried=experiment.members.absent)
             for region in sorted(set(away).intersection(actors.primaries)):
                 requests.request_member_change(run.path, MemberRequest(verb="drain", region=region))
-            silent_s = max(0.0, now_s - found.last_s)
-            recorder.emit("driver_attached", now_s, epoch=lease.epoch, silent_s=silent_s)
+            unresponsive_s = max(0.0, now_s - found.last_s)
+            recorder.emit(
+                "driver_attached", now_s, epoch=lease.epoch, unresponsive_s=unresponsive_s
+            )
             reporting.status("")
             yield Training(context, controller, found.startup_s)
     except (LeaseLostError, BrokenError):

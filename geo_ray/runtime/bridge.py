@@ -279,7 +279,7 @@ class Uplink:
         meta = {"op": "update", **update_meta(update)}
         if self.lies_there(update.payload_P):
             placed: Meta = {_PLACED: as_bytes(update.payload_P).nbytes}
-            answer, found = self.request(meta | placed, timeout_s, _carried(update))
+            answer, found = self.request(meta | placed, timeout_s, _model_buffers(update))
         else:
             answer, found = self.request(meta, timeout_s, payload_bytes(update))
         return Told(read_reply(answer, found), _PLACED in answer)
@@ -322,7 +322,7 @@ class AskedOnce:
             update: the region has no other one open.
             exchange: brings it to the averager; what it raises is not remembered.
         """
-        number = update.epoch, update.seq
+        number = update.attempt, update.seq
         with self._lock:
             answer, is_known = self._answer, number == self._newest
             if not is_known:
@@ -369,7 +369,7 @@ class PlacedReplies:
             return reply_meta(reply), payload_bytes(reply)
         self._waiting[conn] = reply
         size_bytes = as_bytes(reply.payload_P).nbytes
-        return {**reply_meta(reply), _PLACED: size_bytes}, _carried(reply)
+        return {**reply_meta(reply), _PLACED: size_bytes}, _model_buffers(reply)
 
     def fetch(self, conn: LanConnection, meta: Meta) -> tuple[Meta, memoryview | None]:
         """The payload that waits.
@@ -391,8 +391,8 @@ class PlacedReplies:
         self._waiting.pop(conn, None)
 
 
-def _carried(message: UpdateMessage | ReplyMessage) -> memoryview | None:
-    return as_bytes(message.carried_E) if message.carried_E.numel() else None
+def _model_buffers(message: UpdateMessage | ReplyMessage) -> memoryview | None:
+    return as_bytes(message.buffers_E) if message.buffers_E.numel() else None
 
 
 _DIAL_S: Final = 1.0  # longest attempt, and least time between two

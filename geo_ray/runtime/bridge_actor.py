@@ -141,7 +141,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
             self._make,
         )
         wan_key, lan_key = loaded.secrets.wan_key(keys), loaded.secrets.lan_key(keys)
-        identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, wan_key)
+        identity = EndpointIdentity(spec.run_id, self._region, spec.attempt, wan_key)
         certificate = loaded.secrets.certificate(keys.signed)
         bridge = open_bridge(identity, setting, host, certificate=certificate)
         handle, on_close = bridge.handle, bridge.on_close

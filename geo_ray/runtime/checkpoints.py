@@ -45,7 +45,7 @@ class Saver:
         store: where checkpoints go.
         experiment: names the parts that belong to a checkpoint.
         config_digest: of the configuration.
-        epoch: incarnation of the run, kept so that a resume takes the next.
+        attempt: incarnation of the run, kept so that a resume takes the next.
         health: follows the loss; it is judged when a checkpoint begins.
         lease_epoch: number of the holder of the run's lease that saves; kept for people.
 
@@ -58,7 +58,7 @@ class Saver:
         store: CheckpointStore,
         experiment: Experiment,
         config_digest: str,
-        epoch: int,
+        attempt: int,
         health: LossHealth,
         lease_epoch: int = 1,
     ) -> None:
@@ -66,7 +66,7 @@ class Saver:
         self._expected = part_names(experiment)
         self._config_digest = config_digest
         self._extra: dict[str, JsonValue] = {
-            "epoch": epoch,
+            "attempt": attempt,
             "lease_epoch": lease_epoch,
             "codecs": codecs_of(experiment),
         }
@@ -100,15 +100,15 @@ class Saver:
         self._expected = parts | (self._expected & {AVERAGER_PART})
         self._newest = max(self._newest, newest)
 
-    def expect(self, parts: set[str], epoch: int) -> None:
+    def expect(self, parts: set[str], attempt: int) -> None:
         """A region has joined, which writes ``parts`` of every checkpoint from now on.
 
         Args:
             parts: their names.
-            epoch: of the newcomer; a resume takes a later one than that of any.
+            attempt: of the newcomer; a resume takes a later one than that of any.
         """
         self._expected = self._expected | parts
-        self._extra["epoch"] = max(int(str(self._extra["epoch"])), epoch)
+        self._extra["attempt"] = max(int(str(self._extra["attempt"])), attempt)
 
     def note_lost(self, regions: Sequence[str], rows: Mapping[str, Mapping[str, object]]) -> None:
         """What a resume must know of regions that take no part.

@@ -223,8 +223,10 @@ class Controller:
         if self.quorum.is_paused:
             return
         statuses = {r: a["status"] for (role, r), a in answers.items() if role == "ps"}
-        silent_s = {(_named(role), r): s for (role, r), s in self._polls.silent_s().items()}
-        for worker, cause in self.hang_watch.look(statuses, silent_s):
+        unresponsive_s = {
+            (_named(role), r): s for (role, r), s in self._polls.unresponsive_s().items()
+        }
+        for worker, cause in self.hang_watch.look(statuses, unresponsive_s):
             self.workers.replace_hung(worker, cause)
 
     def close(self) -> None:
@@ -293,14 +295,16 @@ class Controller:
         """
         self.recorder.check()  # whose are lost may be another's by now
         servers = self.actors.servers()
-        answers, silent = self._polls.ask(servers, wait_s)
-        if silent and not self.actors.launcher.is_ours():
+        answers, unresponsive = self._polls.ask(servers, wait_s)
+        if unresponsive and not self.actors.launcher.is_ours():
             raise RegionLostError(
                 "the process that owns the run's processes was ended, and they ended with it"
             )
         lost: dict[str, str] = {}
-        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent, answers)}
-        for (role, region), cause in silent.items():
+        replaced = (
+            set() if self.policy.is_halting else {*self.bridges.replaced(unresponsive, answers)}
+        )
+        for (role, region), cause in unresponsive.items():
             if region in replaced:
                 continue
             lost.setdefault(region, f"the {_named(role)} of region '{region}' is lost: {cause}")
@@ -340,10 +344,10 @@ class Controller:
         self._note_evals(self.evals.collector.forget(region), self.now_s())
         self._share_statistics()
 
-    def admit_region(self, region: str, step: int, epoch: int) -> None:
+    def admit_region(self, region: str, step: int, attempt: int) -> None:
         """See `RunServices.admit_region`."""
         shards = self.actors.spec.region(region).ps_shards
-        self.saver.expect({shard_part_name(region, index) for index in range(shards)}, epoch)
+        self.saver.expect({shard_part_name(region, index) for index in range(shards)}, attempt)
         self.evals.collector.admit(region, step)
 
     def _follow_averager(self, answers: Answers) -> None:
@@ -418,7 +422,7 @@ class Controller:
                 self.status(f"paused: {missing}")
             else:
                 self.status("")
-                self.emit("run_went_on")
+                self.emit("run_resumed")
         why = None if missing is None else quorum.overdue(missing, now_s)
         if why is not None and self.policy.halt(why, now_s):
             self._share_statistics()
@@ -445,7 +449,7 @@ class Controller:
         elif kind == "parts":
             self.checkpoints.add(event)
         elif kind == "precise":
-            told = bytearray(event["carried"])
+            told = bytearray(event["model_buffers"])
             self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
             self._share_statistics()
         elif kind == "handed":
@@ -481,8 +485,8 @@ class Controller:
         found = (
             collector.give_up() if self.policy.is_halting else collector.take(self.actors.primaries)
         )
-        for region, carried_B in found.items():
-            self.actors.primaries[region].use_statistics.remote(carried_B.numpy().tobytes())
+        for region, buffers_B in found.items():
+            self.actors.primaries[region].use_statistics.remote(buffers_B.numpy().tobytes())
 
     def _note_evals(self, finished: list[Evaluation], t_s: float) -> None:
         cause = self.evals.take(finished, t_s, self.actors.home.region)

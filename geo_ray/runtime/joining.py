@@ -41,7 +41,7 @@ class Joining:
 
     Attributes:
         region: its name.
-        epoch: of its processes, later than that of any before in this run.
+        attempt: of its processes, later than that of any before in this run.
         actors: those of the run.
         origin_unix_s: when the run's clock was 0.
         asked_s: when it was asked for.
@@ -50,7 +50,7 @@ class Joining:
     """
 
     region: str
-    epoch: int
+    attempt: int
     actors: ActorGroup
     origin_unix_s: float
     asked_s: float = field(default_factory=time.monotonic)
@@ -140,7 +140,7 @@ class Joining:
             actors.launcher.place([demand], _PLACE_S) if placed is None else {self.region: placed}
         )
         own = where if placed is None else {}  # is given back if nothing comes of it
-        spec = replace(actors.spec, resume=None, epoch=self.epoch, home=actors.home)
+        spec = replace(actors.spec, resume=None, attempt=self.attempt, home=actors.home)
         group = ActorGroup(spec, where, actors.keys, actors.launcher, actors.driver, actors.desk)
         for worker in actors.take_idle(self.region, _IDLE_S):
             group.workers[self.region, worker.rank] = worker
@@ -256,14 +256,14 @@ class HasJoined:
 
     Attributes:
         region: its name.
-        epoch: of its processes.
+        attempt: of its processes.
         group: its actors.
         step: the steps behind it.
         event: further fields of the event that says so.
     """
 
     region: str
-    epoch: int
+    attempt: int
     group: ActorGroup
     step: int
     event: Mapping[str, Any]
@@ -329,7 +329,7 @@ class Newcomers:
 
     def begin(self, region: str) -> None:
         """Begin to start the processes of a region."""
-        joining = Joining(region, self.actors.next_epoch(), self.actors, self.origin_unix_s)
+        joining = Joining(region, self.actors.next_attempt(), self.actors, self.origin_unix_s)
         spec = self.actors.spec
         demand = demand_of(spec.experiment, spec.region(region))
         joining.bring_up(self.actors.placed.get(region), demand)
@@ -467,7 +467,7 @@ class Newcomers:
         took_s = time.monotonic() - copy.at_s
         event = {"view": view.epoch, "round": copy.round, "bytes": size_bytes, "took_s": took_s}
         self._forget(joining)
-        return HasJoined(region, joining.epoch, joining.group, copy.step, event)
+        return HasJoined(region, joining.attempt, joining.group, copy.step, event)
 
     def _await_copy(self, region: str, view: View) -> None:
         """Give up waiting for a region that was to hand its state over and may be lost."""

@@ -74,7 +74,7 @@ class HandoffRecord:
         spec: what the run's processes were given at its start.
         origin_unix_s: time of day at which the run's clock was 0.
         servers: servers and bridges, by (role, region).
-        workers: epoch and handle, by region and rank.
+        workers: attempt and handle, by region and rank.
         placed: reserved places by region.
         where: where all that listens.
         gone: regions that take no part.
@@ -104,13 +104,13 @@ class Handoff:
 
     Attributes:
         record: what the driver before has noted last; None: it had not begun to train.
-        epochs: the newest incarnation that was made of each worker, by region and rank.
-        newest_epoch: of bridges and servers.
+        attempts: the newest incarnation that was made of each worker, by region and rank.
+        newest_attempt: of bridges and servers.
     """
 
     record: HandoffRecord | None
-    epochs: Mapping[tuple[str, int], int]
-    newest_epoch: int
+    attempts: Mapping[tuple[str, int], int]
+    newest_attempt: int
 
 
 ProcessKind = Literal["bridge", "primary", "shard", "worker"]
@@ -148,7 +148,7 @@ class ProcessSpec:
         gpus: that it asks for.
         strategy: its place.
         place: region and number, of a worker; others have none.
-        epoch: its incarnation.
+        attempt: its incarnation.
     """
 
     kind: ProcessKind
@@ -157,7 +157,7 @@ class ProcessSpec:
     gpus: float
     strategy: PlacementGroupSchedulingStrategy
     place: tuple[str, int] | None
-    epoch: int
+    attempt: int
 
 
 class ProcessLauncher(Protocol):

@@ -267,9 +267,9 @@ class Members:
                     loop.emit("region_started", region=region, took_s=took_s)
                 case Enter(regions):
                     self._ask_change(regions, ())
-                case HasJoined(region, epoch, group, step, event):
+                case HasJoined(region, attempt, group, step, event):
                     self.actors.adopt(group)
-                    loop.admit_region(region, step, epoch)
+                    loop.admit_region(region, step, attempt)
                     loop.ask_averager("begun", region)
                     loop.show("")  # no longer on its way; the event says the rest
                     loop.emit("region_joined", region=region, step=step, **event)

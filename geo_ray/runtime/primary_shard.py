@@ -97,7 +97,7 @@ class RegionLog:
             num_params: of what was exchanged.
         """
         if reply.dropped:
-            self._buffer.add("update_dropped", seq=reply.seq, bytes_out=0)
+            self._buffer.add("update_dropped", seq=reply.seq, bytes_sent=0)
             return
         event = send.event(send.update, reply, began_s, 4 * num_params)
         self._buffer.add("exchange", **event)
@@ -202,7 +202,7 @@ class PrimaryShard:
         self._coding = threading.Lock()
         self._times, self._times_lock = WorkTimes(), threading.Lock()
         self._answers: dict[int, Assignment] = {}
-        self._epochs: dict[int, int] = {}
+        self._attempts: dict[int, int] = {}
         # What is carried beside the version that a worker was told to fetch.
         self._told_B: dict[int, Tensor | None] = {}
         self._sends: SimpleQueue[bool] = SimpleQueue()  # whether there is an open request
@@ -211,7 +211,7 @@ class PrimaryShard:
         self._asking = False  # a request is at the bridge, not being coded or merged
         self._status: dict[str, Any] = {}
         with self._changed:
-            self._carry_out(server.resume())
+            self._execute(server.resume())
         self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
         self._exchanger.start()
 
@@ -237,20 +237,20 @@ class PrimaryShard:
         with self._changed:
             self.server.stop()
 
-    def lose(self, worker: int, epoch: int) -> None:
+    def lose(self, worker: int, attempt: int) -> None:
         """A worker's process has ended, though its connection may not have told."""
         with self._changed:
-            if self._epochs.get(worker, 0) <= epoch:
-                self._epochs[worker] = epoch + 1  # what it still sends is refused
+            if self._attempts.get(worker, 0) <= attempt:
+                self._attempts[worker] = attempt + 1  # what it still sends is refused
                 with self._times_lock:
                     self._times.forget(worker)
                 self.server.model.pulls.heard(worker)
-                self._carry_out(self.server.leave(worker))
+                self._execute(self.server.leave(worker))
 
     def dismiss(self, worker: int) -> None:
         """A worker is to go home between two steps."""
         with self._changed:
-            self._carry_out(self.server.dismiss(worker))
+            self._execute(self.server.dismiss(worker))
 
     def pause(self, is_paused: bool) -> None:
         """Let workers begin no more steps, or again."""
@@ -274,11 +274,11 @@ class PrimaryShard:
             snapshots = self._cut(checkpoint, halt=halt)
         self._writer.write_apart(snapshots)
 
-    def use_statistics(self, carried: bytes) -> None:
+    def use_statistics(self, model_buffers: bytes) -> None:
         """What the final model carries, with statistics over all regions."""
         with self._changed:
-            if self.server.carry is not None:
-                self.server.carry.note_precise(carried)
+            if self.server.model_buffers is not None:
+                self.server.model_buffers.note_precise(model_buffers)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -331,7 +331,7 @@ class PrimaryShard:
             self.server.model.pulls.heard(worker)
             if operation == "join":
                 self._answers.pop(worker, None)
-                self._carry_out(self.server.join(worker))
+                self._execute(self.server.join(worker))
             else:
                 self._admit(conn, worker)
                 if operation == "put" or not self.server.model.is_cut:
@@ -339,7 +339,7 @@ class PrimaryShard:
                 if operation == "put":
                     return {}, None
                 # Kept by no name: an update in there would be held until the worker's answer.
-                self._carry_out(self.server.push(worker, read_report(meta)))
+                self._execute(self.server.push(worker, read_report(meta)))
         return self._await_answer(conn, worker, payload)
 
     def _note_time(self, worker: int, operation: str) -> None:
@@ -356,11 +356,11 @@ class PrimaryShard:
         """A worker's connection ended; only the newest incarnation of a rank counts."""
         worker = fields.count(conn.hello, "worker")
         with self._changed:
-            if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
+            if self._attempts.get(worker) == fields.count(conn.hello, "attempt"):
                 with self._times_lock:
                     self._times.forget(worker)
                 self.server.model.pulls.heard(worker)
-                self._carry_out(self.server.leave(worker))
+                self._execute(self.server.leave(worker))
 
     def _pulled(
         self, conn: LanConnection, worker: int, meta: Meta, payload: memoryview | None
@@ -374,19 +374,19 @@ class PrimaryShard:
         if model.is_cut:
             return self._tell(worker, judged=judged), None
         found_S = self._shard.eval_params_S if judged else self._shard.params_S
-        return {}, parameters_for(conn, found_S, payload, self._carried(judged=judged))
+        return {}, parameters_for(conn, found_S, payload, self._model_buffers(judged=judged))
 
     def _admit(self, conn: LanConnection, worker: int, *, joins: bool = False) -> None:
         """Refuse an incarnation that was replaced; it may only have been cut off for a while."""
-        epoch = fields.count(conn.hello, "epoch")
-        newest = self._epochs.get(worker, 0)
-        if epoch < newest or (epoch > newest and not joins):
+        attempt = fields.count(conn.hello, "attempt")
+        newest = self._attempts.get(worker, 0)
+        if attempt < newest or (attempt > newest and not joins):
             raise LinkDownError(
-                f"worker {worker} of region '{self.server.plan.region}' in epoch {epoch} was "
-                f"replaced: epoch {newest} is the present one"
+                f"worker {worker} of region '{self.server.plan.region}' in attempt {attempt} was "
+                f"replaced: attempt {newest} is the present one"
             )
-        if epoch > newest:
-            self._epochs[worker] = epoch
+        if attempt > newest:
+            self._attempts[worker] = attempt
             self._changed.notify_all()  # who waits in the name of the old one must not take answers
 
     def _await_answer(
@@ -414,60 +414,60 @@ class PrimaryShard:
             if self.server.model.is_cut:
                 return answer_meta(answer) | self._tell(worker, judged=False), None
             # The gradient is used by now: its buffer takes the parameters, and no new pages.
-            carried_B = self._carried(judged=False)
+            buffers_B = self._model_buffers(judged=False)
             return answer_meta(answer), parameters_for(
-                conn, self._shard.params_S, payload, carried_B
+                conn, self._shard.params_S, payload, buffers_B
             )
 
     def _begin_time(self, conn: LanConnection, worker: int, answer: Assignment) -> None:
-        epoch, now_s = fields.count(conn.hello, "epoch"), time.monotonic()
+        attempt, now_s = fields.count(conn.hello, "attempt"), time.monotonic()
         with self._times_lock:
             if answer.span is not None:
-                self._times.begin(worker, epoch, now_s, evaluates=answer.evaluate)
+                self._times.begin(worker, attempt, now_s, evaluates=answer.evaluate)
 
     def _await_statistics(self, own: bytes) -> memoryview:
-        """The final model's carried values, once all regions have told their statistics."""
-        carry = self.server.carry
-        if carry is None:
+        """The final model buffers, once all regions have reported their statistics."""
+        model_buffers = self.server.model_buffers
+        if model_buffers is None:
             raise InvariantError(f"the model of '{self.server.plan.region}' carries nothing")
         with self._changed:
-            if carry.precise_B is None:
-                self._event_buffer.add("precise", carried=own)
-            while carry.precise_B is None:
+            if model_buffers.precise_B is None:
+                self._event_buffer.add("precise", model_buffers=own)
+            while model_buffers.precise_B is None:
                 if self._failure is not None:
                     raise self._failure
                 self._changed.wait(_LOOK_S)
-            return as_bytes(carry.precise_B)
+            return as_bytes(model_buffers.precise_B)
 
     def _put(self, worker: int, conn: LanConnection, payload: memoryview | None) -> None:
-        """Hold what a worker pushed: what its step left of what is carried, then the gradient."""
-        carry, count = self.server.carry, self._shard.params_S.numel()
+        """Hold what a worker pushed: the model buffers after its step, then the gradient."""
+        model_buffers, count = self.server.model_buffers, self._shard.params_S.numel()
         share = self.server.share_of(worker)
-        before = 0 if carry is None else carry.layout.size_floats
+        before = 0 if model_buffers is None else model_buffers.layout.size_floats
         pushed = pushed_gradient(conn, payload, before + count)
-        if carry is not None:
-            carry.put(share, pushed[:before].view(torch.uint8))
+        if model_buffers is not None:
+            model_buffers.put(share, pushed[:before].view(torch.uint8))
         self._shard.put(share, pushed[before:])
 
     def _tell(self, worker: int, *, judged: bool) -> Meta:
-        """Let a worker fetch the present version, and what is carried beside it now."""
-        self._told_B[worker] = self._carried(judged=judged)
+        """Let a worker fetch the present version, and its model buffers."""
+        self._told_B[worker] = self._model_buffers(judged=judged)
         return pull_meta(self.server.model.pulls.tell(worker, judged=judged))
 
-    def _carried(self, *, judged: bool) -> Tensor | None:
+    def _model_buffers(self, *, judged: bool) -> Tensor | None:
         """What a worker gets before the parameters: the live values, or those all regions know."""
-        carry = self.server.carry
-        if carry is None:
+        model_buffers = self.server.model_buffers
+        if model_buffers is None:
             return None
-        return carry.agreed_B if judged else carry.present_B
+        return model_buffers.agreed_B if judged else model_buffers.present_B
 
     # -------------------------------------------------------------- effects
 
     def _cut(self, checkpoint: int, *, halt: bool) -> list[Written]:
         with self._changed:
-            return self._carry_out(self.server.cut(checkpoint, halt=halt))
+            return self._execute(self.server.cut(checkpoint, halt=halt))
 
-    def _carry_out(self, effects: list[Effect]) -> list[Written]:
+    def _execute(self, effects: list[Effect]) -> list[Written]:
         """Under the lock: everything but writing, which is returned for after."""
         snapshots: list[Written] = []
         for effect in effects:
@@ -505,7 +505,7 @@ class PrimaryShard:
             "exhausted": self._exhausted,
             "applied": self.server.work.ledger.applied,
             "rows": self.server.work.ledger.export(),
-            "here": {w: self._epochs.get(w, 1) for w in sorted(self.server.work.team.joined)},
+            "here": {w: self._attempts.get(w, 1) for w in sorted(self.server.work.team.joined)},
             "judged": self.server.work.evals.last == "told",
             "failure": self._failure,
         }
@@ -571,14 +571,14 @@ class PrimaryShard:
         decoded = self.server.wire.decode(reply)
         took_s = self._event_buffer.now_s() - began_s
         with self._changed:
-            return self._carry_out(self.server.on_reply(decoded, took_s))
+            return self._execute(self.server.on_reply(decoded, took_s))
 
     def _on_its_way(self, uplink: Uplink, send: SendUpdate, update: UpdateMessage) -> SendUpdate:
         """The open request as it goes on its way, where the bridge reads it if it can."""
         self._unread.secure()
         update = uplink.place(update)
         with self._changed:
-            self.server.carried(update)
+            self.server.record_encoded(update)
         return replace(send, update=update)
 
     def _room(self, count: int) -> Tensor:

@@ -141,9 +141,9 @@ class WorkerWatch:
             if self.actors.workers.get(place) is not worker or worker.ref is None:
                 del self._coming[place]
                 continue
-            about = {"region": region, "worker": rank, "epoch": worker.epoch}
+            about = {"region": region, "worker": rank, "attempt": worker.attempt}
             took_s = now_s - coming.asked_s
-            joined = self._status.get(region, {}).get("here", {}).get(rank) == worker.epoch
+            joined = self._status.get(region, {}).get("here", {}).get(rank) == worker.attempt
             works = joined or worker.steps is not None
             if not coming.has_started and (works or worker.has_begun):
                 coming.has_started = True
@@ -156,7 +156,7 @@ class WorkerWatch:
         """Whether it has not begun before its region was through: nobody waits for it."""
         status = self._status.get(worker.region, {})
         phase = status.get("phase")
-        if (worker.epoch == 1 and worker.is_out) or phase not in {"done", "halted"}:
+        if (worker.attempt == 1 and worker.is_out) or phase not in {"done", "halted"}:
             return False
         judged = phase == "halted" or bool(status.get("judged"))
         return judged and worker.rank not in status.get("here", ())
@@ -219,7 +219,7 @@ class WorkerWatch:
         fresh = self.actors.replace_worker(worker)
         place = worker.region, worker.rank
         self._coming[place] = _Coming(fresh)
-        self.loop.emit("worker_requested", region=place[0], worker=place[1], epoch=fresh.epoch)
+        self.loop.emit("worker_requested", region=place[0], worker=place[1], attempt=fresh.attempt)
 
     def _heed(self, now_s: float) -> None:
         """Send away, with nothing lost, whoever is on a machine that will be gone."""
@@ -297,13 +297,13 @@ class HangWatch:
     def look(
         self,
         statuses: Mapping[str, Mapping[str, Any]],
-        silent_s: Mapping[tuple[str, str], float],
+        unresponsive_s: Mapping[tuple[str, str], float],
     ) -> list[tuple[GroupWorker, str]]:
         """Look at all processes.
 
         Args:
             statuses: what parameter servers told of themselves just now, by region.
-            silent_s: for how long servers and bridges have not answered, by (process, region).
+            unresponsive_s: seconds since servers and bridges last answered, by (process, region).
 
         Returns:
             Workers to replace, with the cause.
@@ -311,16 +311,16 @@ class HangWatch:
         now_s, hung = time.monotonic(), []
         late = {
             (region, process): f"the {process} of region '{region}' has not answered for {s:.0f} s"
-            for (process, region), s in silent_s.items()
+            for (process, region), s in unresponsive_s.items()
             if s >= NAMED_S
         }
-        seconds = {(region, process): s for (process, region), s in silent_s.items()}
+        seconds = {(region, process): s for (process, region), s in unresponsive_s.items()}
         for region, status in statuses.items():
             usual_s = status.get("usual_s")
             for rank, computing in status.get("computing", {}).items():
                 place = region, rank
                 worker = self.actors.workers.get(place)
-                if worker is None or worker.epoch != computing.epoch or not worker.is_out:
+                if worker is None or worker.attempt != computing.attempt or not worker.is_out:
                     continue
                 is_late = self.hangs.judge(computing, usual_s, None) != "fine"
                 if not is_late:
@@ -337,7 +337,7 @@ class HangWatch:
                     continue
                 late[region, f"worker {rank}"] = f"worker {region}/{rank}: {cause}"
                 seconds[region, f"worker {rank}"] = computing.for_s
-        # A region whose server is silent says nothing of its workers: what was named stays so.
+        # An unresponsive server reports no workers: those already named stay named.
         gone = {key for key in self._named - late.keys() if key[0] not in statuses}
         self._name(late, seconds, gone, now_s)
         return hung
@@ -352,10 +352,10 @@ class HangWatch:
         fresh = late.keys() - self._named
         for region, process in sorted(fresh):
             self.loop.emit(
-                "process_silent",
+                "process_unresponsive",
                 region=region,
                 process=process,
-                silent_s=seconds[region, process],
+                unresponsive_s=seconds[region, process],
             )
         had_any, self._named = bool(self._named), {*late, *unknown}
         if late and (fresh or now_s - self._told_s >= _TELL_AGAIN_S):
@@ -426,7 +426,7 @@ class BridgeWatch:
 
     Idea: a bridge holds nothing of training that its region's server, or the averager's standby,
         does
-    not have. So its successor takes over place and identity, with a later epoch, and the server
+    not have. So its successor takes over place and identity, with a later attempt, and the server
     says its open request again: the averager knows by the number whether it has had it, and what it
     said. Nothing is lost, and no other region notices more than a late update.
 
@@ -454,7 +454,7 @@ class BridgeWatch:
 
     def replaced(
         self,
-        silent: Mapping[tuple[str, str], str],
+        unresponsive: Mapping[tuple[str, str], str],
         answers: Mapping[tuple[str, str], Mapping[str, Any]],
     ) -> Iterator[str]:
         """Begin to replace the bridges that are lost alone, as far as that can be done.
@@ -463,18 +463,18 @@ class BridgeWatch:
         cannot be replaced is waited for: the server dials it on and on.
 
         Args:
-            silent: why servers and bridges are lost, by (role, region).
+            unresponsive: why servers and bridges are lost, by (role, region).
             answers: of the others.
 
         Yields:
             Their regions, which go on.
         """
-        lost = {region for _, region in silent}
+        lost = {region for _, region in unresponsive}
         for (role, region), answer in answers.items():
             if role == "ps" and region not in lost:
                 self._judge(region, answer["status"].get("bridge_away_s"))
-        for (role, region), cause in silent.items():
-            others = any(name == region and other != "bridge" for other, name in silent)
+        for (role, region), cause in unresponsive.items():
+            others = any(name == region and other != "bridge" for other, name in unresponsive)
             if role == "bridge" and not others and self._replace(region, cause):
                 yield region
 
@@ -544,14 +544,14 @@ class BridgeWatch:
             actors.standby = None
             actors.bridges[actors.home.region].report_dead.remote(region, True)
         primary, host = actors.primaries[region], actors.home.region
-        bring_up = partial(self._bring_up, region, primary, host, actors.next_epoch())
+        bring_up = partial(self._bring_up, region, primary, host, actors.next_attempt())
         fresh = actors.threads.submit(f"bridge-{region}", bring_up)
         self._open[region] = _Replacing(cause, primary, host, fresh)
         return True
 
-    def _bring_up(self, region: str, primary: Handle, host: str, epoch: int) -> _Fresh:
+    def _bring_up(self, region: str, primary: Handle, host: str, attempt: int) -> _Fresh:
         actors = self.actors
-        bridge = actors.create_bridge(region, epoch)
+        bridge = actors.create_bridge(region, attempt)
         try:
             actors.admit({region: bridge}, _START_S)
             _await(bridge.ready.remote())

@@ -70,14 +70,14 @@ def parameters_for(
     conn: LanConnection,
     params_S: Tensor,
     room: memoryview | None = None,
-    carried_B: Tensor | None = None,
+    buffers_B: Tensor | None = None,
 ) -> memoryview | None:
     """A copy of a slice's parameters, fp32 (S,), for the answer; None if it is in shared memory.
 
     ``room`` is a buffer of that size that is not in use any more; None allocates one. What the
     model carries, uint8 (B,), goes before them.
     """
-    before = 0 if carried_B is None else carried_B.numel() // 4
+    before = 0 if buffers_B is None else buffers_B.numel() // 4
     count = before + params_S.numel()
     if conn.shared is not None:
         into, answer = shared_parameters(conn.shared, count), None
@@ -86,20 +86,20 @@ def parameters_for(
         answer = as_bytes(into)
     else:
         into, answer = as_tensor(room, count), room
-    if carried_B is not None:
-        into[:before].view(torch.uint8).copy_(carried_B)
+    if buffers_B is not None:
+        into[:before].view(torch.uint8).copy_(buffers_B)
     into[before:].copy_(params_S)
     return answer
 
 
 def slice_for(
-    conn: LanConnection, params_S: Tensor, carried_B: Tensor | None = None
+    conn: LanConnection, params_S: Tensor, buffers_B: Tensor | None = None
 ) -> memoryview | None:
     """The same for a worker whose gradient was used: the buffer that it came in takes them."""
-    before_bytes = 0 if carried_B is None else carried_B.numel()
+    before_bytes = 0 if buffers_B is None else buffers_B.numel()
     shared = conn.shared is not None
     room = None if shared else conn.room(before_bytes + 4 * params_S.numel())
-    return parameters_for(conn, params_S, room, carried_B)
+    return parameters_for(conn, params_S, room, buffers_B)
 
 
 def _offset_bytes(count: int) -> int:
@@ -275,7 +275,7 @@ class ShardServer:
     def __init__(self, held: HeldShard) -> None:
         self._held = held
         self._lock = threading.Lock()
-        self._epochs: dict[int, int] = {}  # of workers
+        self._attempts: dict[int, int] = {}  # of workers
 
     def handle(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Packed:
         """One request; only the one that writes a checkpoint's part takes long."""
@@ -303,12 +303,12 @@ class ShardServer:
 
     def _admit(self, conn: LanConnection) -> int:
         """The rank of a worker, of which a newer incarnation must not have been here."""
-        worker, epoch = fields.count(conn.hello, "worker"), fields.count(conn.hello, "epoch")
-        newest = self._epochs[worker] = max(epoch, self._epochs.get(worker, 0))
-        if epoch < newest:
+        worker, attempt = fields.count(conn.hello, "worker"), fields.count(conn.hello, "attempt")
+        newest = self._attempts[worker] = max(attempt, self._attempts.get(worker, 0))
+        if attempt < newest:
             raise LinkDownError(
-                f"worker {worker} of region '{self._held.region}' in epoch {epoch} was replaced: "
-                f"epoch {newest} is the present one"
+                f"worker {worker} of region '{self._held.region}' in attempt {attempt} was "
+                f"replaced: attempt {newest} is the present one"
             )
         return worker
 
@@ -349,11 +349,11 @@ class ShardLink:
         """Fetch the slice of the version that the primary shard told."""
         self.exchange({"op": "fetch", **pull_meta(pull)}, push=False)
 
-    def share_statistics(self, carried_B: Tensor) -> None:
+    def share_statistics(self, buffers_B: Tensor) -> None:
         """Put statistics over all regions to the region's own, once all have told theirs."""
         asked: Meta = {"op": "precise"}
-        _, payload = self.client.request(asked, as_bytes(carried_B), timeout_s=self._timeout_s)
-        carried_B.copy_(torch.frombuffer(bytearray(payload or b""), dtype=torch.uint8))
+        _, payload = self.client.request(asked, as_bytes(buffers_B), timeout_s=self._timeout_s)
+        buffers_B.copy_(torch.frombuffer(bytearray(payload or b""), dtype=torch.uint8))
 
     def request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
         """One request, which may push the gradient; the answer and what it brings."""
@@ -420,7 +420,7 @@ def dial_shards(
     num_params: int,
     *,
     shared: bool = True,
-    carried: int = 0,
+    buffer_floats: int = 0,
     config: LanConfig | None = None,
 ) -> list[LanClient]:
     """Connect one worker to all shards, primary first.
@@ -431,10 +431,10 @@ def dial_shards(
         hello: who the worker is.
         num_params: P.
         shared: offers memory of both ends.
-        carried: what goes to and from the primary shard before its slice, as so many fp32.
+        buffer_floats: model buffers before the primary shard's slice, counted as fp32 values.
         config: of the connections; None for the defaults.
     """
-    pieces = _pieces(num_params, len(addresses), carried)
+    pieces = _pieces(num_params, len(addresses), buffer_floats)
     sizes = [shared_bytes(stop - start) if shared else 0 for start, stop in pieces]
     return [
         LanClient(address, key, hello, shared_bytes=size, config=config)
@@ -442,27 +442,30 @@ def dial_shards(
     ]
 
 
-def _pieces(num_params: int, shards: int, carried: int) -> list[tuple[int, int]]:
+def _pieces(num_params: int, shards: int, buffer_floats: int) -> list[tuple[int, int]]:
     """Where the shards' parts lie in a worker's buffers."""
-    slices = [(start + carried, stop + carried) for start, stop in split_sizes(num_params, shards)]
+    slices = [
+        (start + buffer_floats, stop + buffer_floats)
+        for start, stop in split_sizes(num_params, shards)
+    ]
     return [(0, slices[0][1]), *slices[1:]]
 
 
 def links_over(
-    clients: Sequence[LanClient], num_params: int, timeout_s: float, carried: int = 0
+    clients: Sequence[LanClient], num_params: int, timeout_s: float, buffer_floats: int = 0
 ) -> tuple[Tensor, Tensor, list[ShardLink]]:
     """One worker's parameters and gradient, fp32 (P,) each, and its links to all shards.
 
-    The vectors are the shared memory itself if there is one shard. What is carried, as so many
+    The vectors are the shared memory itself if there is one shard. Model buffers, as so many
     fp32, stands before both.
     """
-    shared, length = clients[0].shared if len(clients) == 1 else None, carried + num_params
+    shared, length = clients[0].shared if len(clients) == 1 else None, buffer_floats + num_params
     if shared is None:
         params_P, grad_P = torch.zeros(length), torch.zeros(length)
     else:
         params_P = shared_parameters(shared, length)
         grad_P = shared_gradient(shared, length)
-    pieces = _pieces(num_params, len(clients), carried)
+    pieces = _pieces(num_params, len(clients), buffer_floats)
     links = [
         ShardLink(client, params_P[start:stop], grad_P[start:stop], timeout_s)
         for client, (start, stop) in zip(clients, pieces, strict=True)

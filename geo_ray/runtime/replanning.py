@@ -275,7 +275,7 @@ class LinkNotes:
         traffic = []
         for region, links in told.items():
             for peer, link in links.items():
-                by_class = {k: int(v) for k, v in link["bytes_out"].items()}
+                by_class = {k: int(v) for k, v in link["bytes_sent"].items()}
                 traffic.append(LinkTraffic(region, peer, self._sum(region, peer, by_class)))
             self.note(region, links)
         self.save(wait=force)

@@ -64,13 +64,13 @@ class RunServices(Protocol):
         """Take in the news of all servers and bridges."""
         ...
 
-    def admit_region(self, region: str, step: int, epoch: int) -> None:
+    def admit_region(self, region: str, step: int, attempt: int) -> None:
         """Count a region as a member.
 
         Args:
             region: its name.
             step: the steps behind it.
-            epoch: of its processes.
+            attempt: of its processes.
         """
         ...
 

@@ -117,8 +117,8 @@ def finish(training: Training) -> Summary:
     aside = retrying.until_done("the model", lambda: keep_longer(run.model, summary.steps))
 
     def save() -> None:
-        params_P, carried_B = tensors["params"], tensors.get("carried")
-        save_trained(context.task, experiment.seed, params_P, run.model, about, carried_B)
+        params_P, buffers_B = tensors["params"], tensors.get("model_buffers")
+        save_trained(context.task, experiment.seed, params_P, run.model, about, buffers_B)
         save_summary(summary, run.path)
 
     retrying.until_done("writing the model", save)

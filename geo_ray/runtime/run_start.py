@@ -116,7 +116,7 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
             run_dir=str(run.path),
             places=places,
             num_params=outline.num_params,
-            epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
+            attempt=1 if found is None else int(str(found.manifest.extra["attempt"])) + 1,
             resume=None if found is None else _parts_of(found, places, experiment),
             data_rows=data_rows(experiment, manifest),
             layout=outline.layout,
@@ -127,7 +127,7 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
             write_run_marker(run.path, spec.run_id)
         group = ActorGroup(spec, placed, launcher, launcher, lease.epoch, desk)
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
-        saver = Saver(store, experiment, digest(experiment), spec.epoch, health, lease.epoch)
+        saver = Saver(store, experiment, digest(experiment), spec.attempt, health, lease.epoch)
         context = RunContext(group, experiment, run, task, saver, reporting, lease)
         step = None if found is None else found.manifest.step
         with _training(context, gone, resume, step) as training:

@@ -131,8 +131,8 @@ class _ServingPrimary:
         if not self.final:
             server = self.shard.server
             self.final = {"params": server.model.whole_params()}
-            if server.carry is not None:
-                self.final["carried"] = server.carry.final_B
+            if server.model_buffers is not None:
+                self.final["model_buffers"] = server.model_buffers.final_B
         return self.final
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
             spec.region(self._region),
             [loaded.held.shard, *remotes],
             spec.num_params,
-            spec.epoch,
+            spec.attempt,
             pool,
             loaded.start,
         )
@@ -284,9 +284,9 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         """Finish after the present step; for a region that is alone."""
         self._serving.shard.stop()
 
-    def lose_worker(self, worker: int, epoch: int) -> None:
+    def lose_worker(self, worker: int, attempt: int) -> None:
         """Forget an incarnation of a worker that has ended; its connection may still be open."""
-        self._serving.shard.lose(worker, epoch)
+        self._serving.shard.lose(worker, attempt)
 
     def dismiss_worker(self, worker: int) -> None:
         """Release a worker between two steps."""
@@ -296,9 +296,9 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         """Copy the region's state for a checkpoint that has begun."""
         self._serving.shard.cut(checkpoint, halt=halt)
 
-    def use_statistics(self, carried: bytes) -> None:
+    def use_statistics(self, model_buffers: bytes) -> None:
         """Take the final model's buffers, with statistics over all regions."""
-        self._serving.shard.use_statistics(carried)
+        self._serving.shard.use_statistics(model_buffers)
 
     def write_model(self, whole: bool) -> tuple[PartInfo | None, str]:
         """Write the region's parameters as one vector, and the model's buffers; for the run's end.

@@ -22,7 +22,7 @@ from geo_ray.storage.parts import read_part
 from geo_ray.storage.places import CheckpointPlaces, PartPlaces
 from geo_ray.storage.uri import is_s3
 from geo_ray.training.membership import AveragerHome
-from geo_ray.training.parameters import CarryLayout
+from geo_ray.training.parameters import BufferLayout
 
 
 class DriverFence:
@@ -135,7 +135,7 @@ class RunSpec:
         run_dir: the run's directory.
         places: where checkpoints go.
         num_params: size of the model.
-        epoch: incarnation of the run; grows with every resume.
+        attempt: incarnation of the run; grows with every resume.
         resume: where to start from, or None.
         data_rows: rows of each region's training data.
         layout: of what the model carries beside its parameters.
@@ -151,10 +151,10 @@ class RunSpec:
     run_dir: str = ""
     places: PartPlaces = field(default_factory=partial(CheckpointPlaces, ""))
     num_params: int = 0
-    epoch: int = 1
+    attempt: int = 1
     resume: Resume | None = None
     data_rows: dict[str, float] = field(default_factory=dict)
-    layout: CarryLayout = field(default_factory=partial(CarryLayout, ()))
+    layout: BufferLayout = field(default_factory=partial(BufferLayout, ()))
     constants: dict[str, str] = field(default_factory=dict)
     home: AveragerHome | None = None
 

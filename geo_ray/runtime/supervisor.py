@@ -198,8 +198,8 @@ class Supervisor:
         self._made: dict[str, Handle] = {}  # by actor id
         self._placed: dict[str, PlacedRegion] = {}
         self._record: HandoffRecord | None = None
-        self._epochs: dict[tuple[str, int], int] = {}
-        self._newest_epoch = 0
+        self._attempts: dict[tuple[str, int], int] = {}
+        self._newest_attempt = 0
         # The run actor.
         self._attempt = -1
         self._has_trained = False
@@ -299,7 +299,7 @@ class Supervisor:
         with self._lock:
             self._check(driver)
             self._driver = driver
-            return Handoff(self._record, dict(self._epochs), self._newest_epoch)
+            return Handoff(self._record, dict(self._attempts), self._newest_attempt)
 
     def confirm(self, driver: int) -> None:
         """Return if this is the run's driver."""
@@ -341,10 +341,10 @@ class Supervisor:
             if driver == self._driver:
                 self._made |= {actor_id(handle): handle for handle in made}
                 for spec in specs:
-                    self._newest_epoch = max(self._newest_epoch, spec.epoch)
+                    self._newest_attempt = max(self._newest_attempt, spec.attempt)
                     if spec.place is not None:
-                        newest = max(self._epochs.get(spec.place, 0), spec.epoch)
-                        self._epochs[spec.place] = newest
+                        newest = max(self._attempts.get(spec.place, 0), spec.attempt)
+                        self._attempts[spec.place] = newest
                 return made
         for handle in made:
             kill(handle)

@@ -64,13 +64,13 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         spec: the run.
         region: this region.
         rank: its number in the region.
-        epoch: its incarnation.
+        attempt: its incarnation.
     """
 
-    def __init__(self, spec: RunSpec, region: str, rank: int, epoch: int) -> None:
+    def __init__(self, spec: RunSpec, region: str, rank: int, attempt: int) -> None:
         super().__init__(spec, region)
         self._rank = rank
-        self._epoch = epoch
+        self._attempt = attempt
         self._receiver = SecretReceiver()
         self._outcome: Future[int] = Future()
 
@@ -88,7 +88,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         experiment, task = self._spec.experiment, self._load_task()
         # Servers make theirs at the same time.
         self._load(_Loaded(task, checked_model(task, experiment.seed)))
-        if self._rank > 0 or self._epoch > 1 or experiment.data.generate is not None:
+        if self._rank > 0 or self._attempt > 1 or experiment.data.generate is not None:
             return None
         manifest = load_manifest(self._spec.manifest_address)
         _, heldout = open_readers(experiment, manifest, self._region, self._here(manifest))
@@ -161,10 +161,12 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
 
     def _dial(self, shards: list[Address], lan_key: bytes) -> list[LanClient]:
         spec, key = self._spec, self._receiver.open(lan_key, LAN_KEY)
-        about: Meta = {"role": "worker", "worker": self._rank, "epoch": self._epoch}
+        about: Meta = {"role": "worker", "worker": self._rank, "attempt": self._attempt}
         hello: Meta = {"peer": f"{self._region}/{self._rank}", **about}
-        config, carried = spec.experiment.lan, spec.layout.size_floats
-        return dial_shards(shards, key, hello, spec.num_params, config=config, carried=carried)
+        config, buffer_floats = spec.experiment.lan, spec.layout.size_floats
+        return dial_shards(
+            shards, key, hello, spec.num_params, config=config, buffer_floats=buffer_floats
+        )
 
     def _loop(
         self, clients: Sequence[LanClient], train: RegionReader, heldout: RegionReader

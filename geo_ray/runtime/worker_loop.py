@@ -114,14 +114,14 @@ class WorkerLoop:
         worker, evals, model = self._worker, self._evals, None
         if work.eval_params:
             self._links.pull(judged=True)
-        before_B = worker.carried_B.clone()
+        before_B = worker.buffers_B.clone()
         if work.done and evals.statistics and worker.has_statistics:
             worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
-            self._links.primary.share_statistics(worker.carried_B)
+            self._links.primary.share_statistics(worker.buffers_B)
         stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
         if evals.note is not None:
-            model = evals.note(work.version, worker.params_P, worker.carried_B, work.done)
-        worker.carried_B.copy_(before_B)
+            model = evals.note(work.version, worker.params_P, worker.buffers_B, work.done)
+        worker.buffers_B.copy_(before_B)
         if work.eval_params:
             self._links.pull(judged=False)
         meta, payload = stats_message(work.version, stats, rows, final=work.done, model=model)

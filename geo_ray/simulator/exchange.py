@@ -67,7 +67,7 @@ class ExchangeHost(Protocol):
     def deliver(self, reply: ReplyMessage) -> None:
         """Hand a region its answer."""
 
-    def skip(self, region: str, epoch: int, seq: int) -> None:
+    def skip(self, region: str, attempt: int, seq: int) -> None:
         """Let the averager answer an update without taking it in."""
 
     def version(self) -> int:
@@ -209,7 +209,7 @@ class SimLossy:
         for first, last in runs:
             ids = lossy.ids_L[first:last].tolist()
             blocks = [row.tobytes() for row in lossy.blocks_LK[first:last].numpy()]
-            new += books.on_blocks(update.epoch, update.seq, first, ids, blocks)
+            new += books.on_blocks(update.attempt, update.seq, first, ids, blocks)
         held = self._held.get(name)
         if held is not None and held.update.seq == update.seq:
             held.missing -= new
@@ -281,7 +281,7 @@ class SimTurns:
         norm = float(update.payload_P.norm()) if update.coded is None else 0.0
         return UploadRequest(
             update.region,
-            update.epoch,
+            update.attempt,
             update.seq,
             update.size_bytes,
             update.base_version,
@@ -296,7 +296,7 @@ class SimTurns:
                     self._host.take_in(self._updates[ask.region])
                     self._note_gate(ask.region)
                 case Drop(ask):
-                    self._host.skip(ask.region, ask.epoch, ask.seq)
+                    self._host.skip(ask.region, ask.attempt, ask.seq)
                     self._note_gate(ask.region)
                 case Grant(ask):
                     back_s = self._network.delay_s(self._averager_region, ask.region)

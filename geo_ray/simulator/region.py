@@ -38,7 +38,7 @@ from geo_ray.training.effects import (
     TeamChanged,
 )
 from geo_ray.training.membership import ShardState, region_state, shard_state
-from geo_ray.training.messages import ReplyMessage, nothing_carried
+from geo_ray.training.messages import ReplyMessage, no_buffers
 from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.state_guard import StateChange
 from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
@@ -190,7 +190,7 @@ def _stacked(batches: Sequence[Batch]) -> Any:
     raise TypeError(f"a batch of {type(first).__name__} cannot be stacked")
 
 
-_Values = tuple[Tensor, Tensor]  # parameters, fp32 (P,), and what is carried, uint8 (B,)
+_Values = tuple[Tensor, Tensor]  # parameters, fp32 (P,), and model buffers, uint8 (B,)
 _Found = Callable[[], tuple[StepResult, Tensor]]  # gives a step's result and gradient, fp32 (P,)
 
 
@@ -223,7 +223,7 @@ class RegionHost(Protocol):
     def handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
         """The copy of a region's state that joining regions begin with is there."""
 
-    def precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
+    def precise(self, name: str, buffers_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
         """Collect model buffers with statistics of the final parameters over a region's rows.
 
         ``go_on`` is called with those over all regions' rows, once they are there.
@@ -312,16 +312,16 @@ class SimRegion:
         return torch.cat([shard.params_S for shard in self._shards])
 
     @property
-    def carried_B(self) -> Tensor | None:
+    def buffers_B(self) -> Tensor | None:
         """What the final model carries, uint8 (B,); None if nothing."""
-        carry = self.server.carry
-        return None if carry is None else carry.final_B.clone()
+        model_buffers = self.server.model_buffers
+        return None if model_buffers is None else model_buffers.final_B.clone()
 
     def start(self) -> None:
         """All workers join at the present time; a restored region repeats its open request."""
-        self._carry_out(self.server.resume())
+        self._execute(self.server.resume())
         for rank in range(len(self._workers)):
-            self._carry_out(self.server.join(rank))
+            self._execute(self.server.join(rank))
 
     def restore(self, saved: Snapshot, shards: list[ShardState]) -> None:
         """Become, before the start, what was saved."""
@@ -341,19 +341,19 @@ class SimRegion:
         """A worker's process ends: what it computes comes to nothing."""
         self._lives[rank] += 1
         if not self.is_dead:
-            self._carry_out(self.server.leave(rank))
+            self._execute(self.server.leave(rank))
 
     def dismiss_worker(self, rank: int) -> None:
         """A worker is told that its machine will be gone: it leaves between two steps."""
         if not self.is_dead:
-            self._carry_out(self.server.dismiss(rank))
+            self._execute(self.server.dismiss(rank))
 
     def replace_worker(self, rank: int) -> int:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
         self._lives[rank] += 1
         self._workers[rank] = self._new_worker()
         if not self.is_dead:
-            self._carry_out(self.server.join(rank))
+            self._execute(self.server.join(rank))
         return self._lives[rank]
 
     @property
@@ -389,15 +389,15 @@ class SimRegion:
             return
         if reply.checkpoint is not None:
             self.cut(reply.checkpoint, halt=reply.halt)
-        self._carry_out(self.server.on_reply(self.server.wire.decode(reply), took_s))
+        self._execute(self.server.on_reply(self.server.wire.decode(reply), took_s))
 
     def cut(self, checkpoint: int, *, halt: bool = False) -> None:
         """A checkpoint has begun."""
         if self.is_dead:
             return
-        self._carry_out(self.server.cut(checkpoint, halt=halt))
+        self._execute(self.server.cut(checkpoint, halt=halt))
 
-    def _carry_out(self, effects: list[Effect]) -> None:
+    def _execute(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Assignment):
                 self._assign(effect)
@@ -415,12 +415,12 @@ class SimRegion:
                 self._host.saved(self.name, effect, parts)
 
     def _assign(self, answer: Assignment) -> None:
-        carry = self.server.carry
-        carried_B = nothing_carried() if carry is None else carry.present_B.clone()
-        live = (self.params_P, carried_B)  # as of now, whatever happens until it arrives
+        model_buffers = self.server.model_buffers
+        buffers_B = no_buffers() if model_buffers is None else model_buffers.present_B.clone()
+        live = (self.params_P, buffers_B)  # as of now, whatever happens until it arrives
         judged = live
         if answer.eval_params:
-            agreed_B = carried_B if carry is None else carry.agreed_B.clone()
+            agreed_B = buffers_B if model_buffers is None else model_buffers.agreed_B.clone()
             judged = torch.cat([shard.eval_params_S for shard in self._shards]), agreed_B
         life = self._lives[answer.worker]
         self._scheduler.after(self._lan_s, partial(self._work, answer, life, live, judged))
@@ -481,11 +481,11 @@ class SimRegion:
         share = self.server.share_of(rank)
         self._tell_changed(self._workers[rank])
         report = StepReport(span, result.loss, push_s, result.refused, result.grad_sq)
-        if self.server.carry is not None:
-            self.server.carry.put(share, self._workers[rank].left_B)
+        if self.server.model_buffers is not None:
+            self.server.model_buffers.put(share, self._workers[rank].left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(share, grad_P[start:stop])
-        self._carry_out(self.server.push(rank, report))
+        self._execute(self.server.push(rank, report))
 
     def _evaluate(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:
         spans = self._experiment.statistics_spans if worker.has_statistics else ()
@@ -494,21 +494,21 @@ class SimRegion:
             return
         worker.make_precise([self._read(span) for span in spans])
 
-        def go_on(carried_B: Tensor) -> None:
-            worker.carried_B.copy_(carried_B)
-            if self.server.carry is not None:
-                self.server.carry.precise_B = carried_B
+        def go_on(buffers_B: Tensor) -> None:
+            worker.buffers_B.copy_(buffers_B)
+            if self.server.model_buffers is not None:
+                self.server.model_buffers.precise_B = buffers_B
             self._judge(worker, answer)
 
-        self._host.precise(self.name, worker.carried_B.clone(), go_on)
+        self._host.precise(self.name, worker.buffers_B.clone(), go_on)
 
     def _judge(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
         self._tell_changed(worker)
         step, last, model = answer.version, answer.done, None
         if self._candidates is not None:
-            carried_B = worker.carried_B
-            model = self._candidates.note(self.name, step, worker.params_P, carried_B, last)
+            buffers_B = worker.buffers_B
+            model = self._candidates.note(self.name, step, worker.params_P, buffers_B, last)
         self.server.work.evals.told(final=last)
         self._host.evaluated(self.name, step, totals, rows, last, model)
 
@@ -524,4 +524,4 @@ class SimRegion:
 
 def _give(worker: Worker | LocalStepsWorker, values: _Values) -> None:
     worker.params_P.copy_(values[0])
-    worker.carried_B.copy_(values[1])
+    worker.buffers_B.copy_(values[1])

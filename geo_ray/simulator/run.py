@@ -126,7 +126,7 @@ def simulate(
             digests={name: digest(params_P) for name, params_P in result.params_P.items()},
         )
     about = about_model(experiment, summary.steps, summary.eval)
-    carried_B = result.carried_B[experiment.averager_region]
-    save_trained(task, experiment.seed, final_P, run.model, about, carried_B)
+    buffers_B = result.buffers_B[experiment.averager_region]
+    save_trained(task, experiment.seed, final_P, run.model, about, buffers_B)
     save_summary(summary, run.path)
     return summary

@@ -278,8 +278,8 @@ class SimWorkers:
                 self._emit("worker_left", now_s, cause="its machine will be gone", **about)
                 region.dismiss_worker(rank)
             else:
-                epoch = region.replace_worker(rank)
-                self._emit("worker_replaced", now_s, epoch=epoch, **about)
+                attempt = region.replace_worker(rank)
+                self._emit("worker_replaced", now_s, attempt=attempt, **about)
         stands = region is not None and region.lacks_workers and self._coming[name] > 0
         if stands and name not in self._standing:
             self._standing.add(name)
@@ -302,14 +302,14 @@ class SimResult:
         params_P: every region's final parameters by name.
         sent_bytes: bytes by (source, destination) and class.
         rounds: commits of the averager.
-        carried_B: what each region's final model carries, uint8 (B,); None if nothing.
+        buffers_B: what each region's final model carries, uint8 (B,); None if nothing.
     """
 
     seconds: float
     params_P: dict[str, Tensor]
     sent_bytes: dict[tuple[str, str], dict[str, int]]
     rounds: int
-    carried_B: dict[str, Tensor | None]
+    buffers_B: dict[str, Tensor | None]
 
 
 class World:
@@ -413,7 +413,7 @@ class World:
             {name: region.params_P for name, region in self.regions.items()},
             self._notes.sent(),
             self.averager.state.version,
-            {name: region.carried_B for name, region in self.regions.items()},
+            {name: region.buffers_B for name, region in self.regions.items()},
         )
 
     def checkpoint_at(self, when_s: float, checkpoint: int) -> None:
@@ -619,9 +619,9 @@ class World:
         else:
             self._lossy.depart(name, update)
 
-    def skip(self, region: str, epoch: int, seq: int) -> None:
+    def skip(self, region: str, attempt: int, seq: int) -> None:
         """See `ExchangeHost`."""
-        self._answered(self.averager.on_skip(region, epoch, seq))
+        self._answered(self.averager.on_skip(region, attempt, seq))
 
     def version(self) -> int:
         """See `ExchangeHost`."""
@@ -702,7 +702,7 @@ class World:
             return  # after a resume a request is said again, and may be answered twice
         (began_s, send), now_s = self._open.pop(reply.to), self._scheduler.now_s
         if reply.dropped:
-            self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_out=0)
+            self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_sent=0)
         else:
             self._notes.exchange(send, reply, began_s, self.regions[reply.to].server.wire)
         self.regions[reply.to].on_reply(reply, now_s - began_s)
@@ -729,9 +729,9 @@ class World:
         if cause is not None:
             self._stop(cause)
 
-    def precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
+    def precise(self, name: str, buffers_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
         """See `RegionHost`."""
-        self._statistics.add(name, carried_B)
+        self._statistics.add(name, buffers_B)
         self._go_on[name] = go_on
         self._share_statistics()
 

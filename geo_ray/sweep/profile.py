@@ -130,12 +130,12 @@ def exchange_point(
             there, back = links.get(region, averager), links.get(averager, region)
         except LinkUnknownError:
             continue
-        sent_s = 8e-6 * event["bytes_out"] / there.goodput_mbps
-        sent_s += 8e-6 * event["bytes_in"] / back.goodput_mbps + there.rtt_s
+        sent_s = 8e-6 * event["bytes_sent"] / there.goodput_mbps
+        sent_s += 8e-6 * event["bytes_received"] / back.goodput_mbps + there.rtt_s
         held_s = event.fields.get("held_s") or 0.0
         over_s[region].append(event.t_s - event.number("start_s") - held_s - sent_s)
-        up.append(event["bytes_out"])
-        down.append(event["bytes_in"])
+        up.append(event["bytes_sent"])
+        down.append(event["bytes_received"])
     if not up:
         return None
     slowest_s = max(statistics.median(values) for values in over_s.values())

@@ -15,7 +15,7 @@ from geo_ray.telemetry.totals import RunTotals
 
 Floats = NDArray[np.float64]
 STEP = ("step", "samples", "loss", "start_s", "compute_s", "wait_s")
-EXCHANGE = ("start_s", "bytes_out", "bytes_in", "blocking", "staleness")
+EXCHANGE = ("start_s", "bytes_sent", "bytes_received", "blocking", "staleness")
 
 
 INCIDENTS = ("stop_requested", "checkpoint_failed", "run_failed")

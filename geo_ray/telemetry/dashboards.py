@@ -145,7 +145,7 @@ ALERTS: Final = (
         "5m",
         "warning",
         "Updates of region {{ $labels.region }} of {{ $labels.run }} are more than 20 behind.",
-        "Its link or its machines are slower than the others': see docs/strategies.md.",
+        "Its link or its machines are slower than the others': see docs/reference/strategies.md.",
     ),
     AlertSpec(
         "GeoRayNotSaved",

@@ -172,13 +172,13 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "region": _text,
         "seq": _whole,
         "start_s": _number,
-        "bytes_out": _whole,
-        "bytes_in": _whole,
+        "bytes_sent": _whole,
+        "bytes_received": _whole,
         "blocking": _flag,
         "staleness": _number,
         "round": _or_null(_whole),
     },
-    "update_dropped": {"region": _text, "seq": _whole, "bytes_out": _whole},
+    "update_dropped": {"region": _text, "seq": _whole, "bytes_sent": _whole},
     "eval": {
         "step": _whole,
         "region": _or_null(_text),
@@ -198,10 +198,10 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "checkpoint": {"id": _name, "step": _whole, "bytes": _whole},
     "checkpoint_failed": {"cause": _text},
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},
-    "worker_requested": {"region": _text, "worker": _name, "epoch": _whole},  # a replacement
-    "worker_started": {"region": _text, "worker": _name, "epoch": _whole},  # its process runs
-    "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},  # it works
-    "process_silent": {"region": _text, "process": _text, "silent_s": _number},
+    "worker_requested": {"region": _text, "worker": _name, "attempt": _whole},  # a replacement
+    "worker_started": {"region": _text, "worker": _name, "attempt": _whole},  # its process runs
+    "worker_replaced": {"region": _text, "worker": _name, "attempt": _whole},  # it works
+    "process_unresponsive": {"region": _text, "process": _text, "unresponsive_s": _number},
     "worker_left": {"region": _text, "worker": _name, "cause": _text},
     "team": {  # who takes part, in regions that go on while workers are missing
         "region": _text,
@@ -222,10 +222,13 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     },
     "region_lost": {"region": _text, "cause": _text},
     "run_paused": {"cause": _text},
-    "run_went_on": {},
+    "run_resumed": {},
     "bridge_requested": {"region": _text, "cause": _text},
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
-    "driver_attached": {"epoch": _whole, "silent_s": _number},  # holder of the lease; since then
+    "driver_attached": {
+        "epoch": _whole,
+        "unresponsive_s": _number,  # since the last driver was heard
+    },
     "region_drained": {"region": _text, "cause": _text},  # "asked" or "notice"
     "members_accepted": {"verb": _text, "region": _text, "request": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
@@ -303,7 +306,7 @@ MEMBER_KINDS = (  # what tells who took part when
     "run_finished",
     "run_failed",
     "run_paused",
-    "run_went_on",
+    "run_resumed",
     "region_lost",
     "region_drained",
     "region_joined",

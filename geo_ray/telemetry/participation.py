@@ -84,14 +84,14 @@ class Participation:
             self._end(t_s)
         elif kind == "run_paused":
             self._enter(RUN, "paused", t_s)
-        elif kind == "run_went_on":
+        elif kind == "run_resumed":
             self._leave(RUN, t_s)
         elif kind == "averager_moved":
             self.marks.append((t_s, f"the averager moves to {event['region']}"))
         elif kind == "bridge_replaced":
             self.marks.append((t_s, f"another bridge in {event['region']}: {event['cause']}"))
         elif kind == "driver_attached":
-            self.marks.append((t_s, f"another driver, after {event['silent_s']:.1f} s"))
+            self.marks.append((t_s, f"another driver, after {event['unresponsive_s']:.1f} s"))
         elif kind == "join_failed":
             self.marks.append((t_s, f"{event['region']} does not join: {event['cause']}"))
         else:

@@ -40,7 +40,7 @@ _TOLD = (
     "region_drained",
     "averager_moved",
     "standby_ready",
-    "run_went_on",
+    "run_resumed",
     "stop_requested",
     "checkpoint",
     "checkpoint_failed",
@@ -357,13 +357,13 @@ class Progress:
             case "worker_lost":
                 self._say(f"[yellow]worker lost[/]: {who}: {cause}")
             case "worker_replaced":
-                self._say(f"[green]worker replaced[/]: {who}, epoch {event['epoch']}")
+                self._say(f"[green]worker replaced[/]: {who}, attempt {event['attempt']}")
             case "bridge_replaced":
                 region, took_s = escape(event["region"]), event["took_s"]
                 self._say(f"[green]bridge replaced[/]: {region} after {took_s:.1f} s: {cause}")
             case "driver_attached":
-                silent_s = event["silent_s"]
-                self._say(f"[green]driver attached[/]: nobody drove for {silent_s:.1f} s")
+                unresponsive_s = event["unresponsive_s"]
+                self._say(f"[green]driver attached[/]: nobody drove for {unresponsive_s:.1f} s")
             case "worker_left":
                 self._say(f"[yellow]worker leaves[/]: {who}: {cause}")
             case "team":
@@ -393,7 +393,7 @@ class Progress:
                 self._say(f"[yellow]the averager moved[/] to {escape(event['region'])}")
             case "standby_ready":
                 self._say(f"{escape(event['name'])} stands by for the averager")
-            case "run_went_on":
+            case "run_resumed":
                 self._say("[green]going on[/]")
             case "stop_requested":
                 self._say(f"[yellow]stopping[/]: {cause}")

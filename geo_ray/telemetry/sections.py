@@ -42,14 +42,14 @@ def regions_section(run: RunRecord) -> str:
                 duration_text(region.compute_s),
                 duration_text(region.wait_s),
                 f"{region.wait_s / busy_s:.0%}" if busy_s > 0 else "-",
-                bytes_text(run.totals.wan.out_bytes(name)),
-                bytes_text(run.totals.wan.in_bytes(name)),
+                bytes_text(run.totals.wan.bytes_sent(name)),
+                bytes_text(run.totals.wan.bytes_received(name)),
                 f"{region.fault_count:,}",
             ]
         )
     headings = ["region", "steps", "samples", "loss at the end", "compute", "waiting"]
     return section(
-        "Regions", table([*headings, "share waiting", "WAN out", "WAN in", "faults"], rows)
+        "Regions", table([*headings, "share waiting", "WAN sent", "WAN received", "faults"], rows)
     )
 
 
@@ -99,8 +99,8 @@ def _exchange_row(name: str, region: RegionRecord) -> list[str]:
         f"{np.mean(columns['blocking']):.0%}",
         duration_text(float(np.mean(took_s)) if len(took_s) else None),
         duration_text(float(np.percentile(took_s, 95)) if len(took_s) else None),
-        bytes_text(float(np.mean(columns["bytes_out"]))),
-        bytes_text(float(np.mean(columns["bytes_in"]))),
+        bytes_text(float(np.mean(columns["bytes_sent"]))),
+        bytes_text(float(np.mean(columns["bytes_received"]))),
         number_text(round(float(np.mean(stale)), 2) if len(stale) else None),
         histogram(stale),
     ]
@@ -151,7 +151,7 @@ def _incident(event: Event) -> str:
 def _details(event: Event) -> str:
     if event.kind == "run_failed":
         return f"{event['code']}: {event['message']}"
-    names = ("worker", "step", "epoch", "cause")
+    names = ("worker", "step", "attempt", "cause")
     return ", ".join(f"{name} {event[name]}" for name in names if name in event.fields)
 
 

@@ -366,12 +366,21 @@ def final_table(summary: Summary, totals: RunTotals) -> FittedTable:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for heading in ("region", "steps", "samples", "loss", "compute", "waiting", "WAN out", "in"):
+    for heading in (
+        "region",
+        "steps",
+        "samples",
+        "loss",
+        "compute",
+        "waiting",
+        "WAN sent",
+        "received",
+    ):
         table.add_column(
             heading, justify="left" if heading == "region" else "right", overflow="fold"
         )
     for name, region in totals.regions.items():
-        sent, received = totals.wan.out_bytes(name), totals.wan.in_bytes(name)
+        sent, received = totals.wan.bytes_sent(name), totals.wan.bytes_received(name)
         table.add_row(name, *_cells(region, sent, received))
     wan_bytes = bytes_text(sum(summary.wan_bytes.values()))
     table.add_section()

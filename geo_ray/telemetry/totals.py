@@ -67,11 +67,11 @@ class LinkTotals:
             total[link] += count
         return dict(total)
 
-    def out_bytes(self, region: str) -> int:
+    def bytes_sent(self, region: str) -> int:
         """Give what ``region`` sent to other regions, in bytes."""
         return sum(count for ((src, _), _), count in self.links().items() if src == region)
 
-    def in_bytes(self, region: str) -> int:
+    def bytes_received(self, region: str) -> int:
         """Give what ``region`` received from other regions, in bytes."""
         return sum(count for ((_, dst), _), count in self.links().items() if dst == region)
 
@@ -234,7 +234,7 @@ class RunTotals:
                 if event["blocking"] and event["start_s"] is not None:
                     region.stood_still(event["start_s"], event.t_s)
                 region.staleness = event["staleness"] or 0.0
-                sent = event["bytes_out"] + event["bytes_in"]
+                sent = event["bytes_sent"] + event["bytes_received"]
                 before = event.fields.get("bytes_before")
                 if event["region"] != self._home:  # what the averager's region says stays there
                     self.payload_after += sent

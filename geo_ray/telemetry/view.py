@@ -269,7 +269,7 @@ _LOAD_S: Final = 15.0  # over which the load of a link looks back
 _NOTED: Final = (
     *FAULT_KINDS,
     *("worker_left", "checkpoint_failed", "stop_requested", "run_failed", "run_paused"),
-    *("run_went_on", "region_drained", "region_joined", "join_failed", "members_refused"),
+    *("run_resumed", "region_drained", "region_joined", "join_failed", "members_refused"),
     *("averager_moved", "replanned", "interval_changed", "averager_moves", "best_failed"),
 )
 

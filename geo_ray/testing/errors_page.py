@@ -1,6 +1,7 @@
-"""The page `docs/errors.md`, made from the error classes.
+"""The page `docs/reference/generated/errors.md`, made from the error classes.
 
-``python -m geo_ray.testing.errors_page docs/errors.md`` writes it; a test holds the file against
+``python -m geo_ray.testing.errors_page docs/reference/generated/errors.md`` writes it; a test
+holds the file against
 `page`.
 """
 

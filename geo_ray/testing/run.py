@@ -47,7 +47,7 @@ from geo_ray.testing import codecs, strategies
 from geo_ray.testing.checks import BrokenPromiseError, Checks, Finding, expect, run_checks
 from geo_ray.testing.codecs import gauss, heavy
 from geo_ray.testing.strategies import whole_run
-from geo_ray.training.parameters import CarryLayout, digest, read_parameters
+from geo_ray.training.parameters import BufferLayout, digest, read_parameters
 from geo_ray.training.state_guard import WATCHED_STEPS
 from geo_ray.training.worker import Worker
 
@@ -182,7 +182,10 @@ def _built(
     overrides: list[str],
     name: str,
     base_dir: Path,
-    fix: str = "Correct the class, or what --option says; docs/own.md says what a class needs.",
+    fix: str = (
+        "Correct the class, or what --option says; "
+        "docs/guides/custom-strategies.md says what a class needs."
+    ),
 ) -> Subject:
     text, where = json.dumps({"option": section}), context(base_dir)
     if what == "codec":
@@ -209,7 +212,10 @@ def _what_is(name: str, kind: type) -> What:
         wants = "; ".join(f"a {what} has {', '.join(keys)}" for what, keys in lacks.items())
         raise ConfigError(
             f"{name} is no strategy, codec or task: {wants}",
-            fix="Look at docs/own.md and docs/tasks.md, which have a whole one of each.",
+            fix=(
+                "Look at docs/guides/custom-strategies.md and docs/guides/tasks.md, which "
+                "have a whole one of each."
+            ),
         )
     whole = [what for what in begun if not lacks[what]]
     if len(whole) == 1:
@@ -274,8 +280,8 @@ def _rows(task: Task) -> Columns:
 
 def _worker(task: Task) -> Worker:
     module = checked_model(task, _SEED)
-    carried_B = CarryLayout.of(task, module).read(module)
-    buffer = torch.cat([carried_B.view(torch.float32), read_parameters(module)])
+    buffers_B = BufferLayout.of(task, module).read(module)
+    buffer = torch.cat([buffers_B.view(torch.float32), read_parameters(module)])
     return Worker(task, buffer, torch.zeros_like(buffer), region="here", seed=_SEED)
 
 
@@ -289,7 +295,7 @@ def _steps(task: Task) -> None:
     worker, rows = _worker(task), _rows(task)
     for i in range(WATCHED_STEPS):
         worker.step(rows, Span(i * _ROWS, num_rows(rows)))
-        worker.carried_B.copy_(worker.left_B)
+        worker.buffers_B.copy_(worker.left_B)
         # As training does: what follows the parameters stands still while they do.
         worker.params_P.sub_(worker.grad_P, alpha=_RATE)
 
@@ -307,7 +313,7 @@ def _again(task: Task) -> None:
         "a step from the same values gives another gradient: something that changes is not a "
         "buffer or parameter of the model, or has the rule scratch although it is used again",
     )
-    expect(torch.equal(left_B, other_B), "a step from the same values leaves other carried values")
+    expect(torch.equal(left_B, other_B), "a step from the same values leaves other model buffers")
 
 
 def _gradient(task: Task) -> None:
@@ -333,14 +339,14 @@ def _gradient(task: Task) -> None:
     )
 
 
-def _carry(task: Task) -> None:
+def _model_buffers(task: Task) -> None:
     module = checked_model(task, _SEED)
-    layout = CarryLayout.of(task, module)
+    layout = BufferLayout.of(task, module)
     vector_B = layout.read(module)
     layout.write(vector_B, checked_model(task, _SEED + 1))
     expect(
-        layout == CarryLayout.of(task, checked_model(task, _SEED + 1)),
-        "what is carried depends on the seed",
+        layout == BufferLayout.of(task, checked_model(task, _SEED + 1)),
+        "the model buffers depend on the seed",
     )
 
 
@@ -363,8 +369,8 @@ def _sums(task: Task) -> None:
 
 TASK_CHECKS: Final[Mapping[str, Callable[[Task], None]]] = {
     "a seed gives one model": _same_model,
-    "what it carries can be carried": _carry,
-    "what a step changes is trained or carried": _steps,
+    "its model buffers can be exchanged": _model_buffers,
+    "a step changes only parameters and declared model buffers": _steps,
     "a step that is done again gives the same bits": _again,
     "a step gives the gradient that PyTorch gives": _gradient,
     "its groups are of its parameters": _groups,

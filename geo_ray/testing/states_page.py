@@ -1,6 +1,7 @@
-"""The page `docs/states.md`, made from the state tables.
+"""The page `docs/reference/generated/states.md`, made from the state tables.
 
-``python -m geo_ray.testing.states_page docs/states.md`` writes it; a test holds the file against
+``python -m geo_ray.testing.states_page docs/reference/generated/states.md`` writes it; a test
+holds the file against
 `page`.
 """
 

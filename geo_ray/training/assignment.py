@@ -40,7 +40,7 @@ class ServerPlan:
         eval_every: steps between evaluations by worker 0; 0 for none but the last.
         eval_rows: instead, rows of all regions together between evaluations.
         max_refused: steps refused in a row that end the run.
-        epoch: incarnation of this server.
+        attempt: incarnation of this server.
         alone: no other region waits for this one, so it may stand still when it is exhausted.
         batches_per_push: batches that a worker takes for one push.
         stragglers: what to do about workers that are late.
@@ -68,7 +68,7 @@ class ServerPlan:
     eval_every: int = 0
     eval_rows: int | None = None
     max_refused: int = 3
-    epoch: int = 1
+    attempt: int = 1
     alone: bool = False
     batches_per_push: int = 1
     stragglers: BackupWorkers | GradientCoding | None = None

@@ -35,8 +35,8 @@ from geo_ray.training.checkpoint_parts import (
 from geo_ray.training.lazy_copy import Unread
 from geo_ray.training.membership import MemberChange, View, follow, gathers
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.model_buffers import PREFIX as _CARRIED
-from geo_ray.training.model_buffers import AveragerCarry
+from geo_ray.training.model_buffers import AVERAGER_PREFIX as _BUFFERS
+from geo_ray.training.model_buffers import AveragerBuffers
 from geo_ray.training.noise import AveragerNoise
 from geo_ray.training.parameters import fragment_cuts
 from geo_ray.training.payload_encoding import AveragerWire, check_payload
@@ -130,12 +130,12 @@ OPEN: Final = "open/"
 class AveragerBooks:
     """The requests that the averager has taken in, its answers, and which regions have ended.
 
-    Requests are numbered by (region, epoch, seq), and a region has one open at most. So the newest
-    number of each region says whether a request is a repetition, and its newest answer is all that
-    a repetition may ask for.
+    Requests are numbered by (region, attempt, seq), and a region has one open at most. So the
+    newest number of each region says whether a request is a repetition, and its newest answer is
+    all that a repetition may ask for.
 
     Attributes:
-        last: epoch and number of every region's newest request that was taken in or given up.
+        last: attempt and number of every region's newest request that was taken in or given up.
         answers: the newest answer to each region, as it was sent.
         finals: final updates that wait for those of all others.
     """
@@ -145,12 +145,12 @@ class AveragerBooks:
     finals: dict[str, UpdateMessage] = field(default_factory=dict)
 
     def newest(self, region: str) -> tuple[int, int]:
-        """Epoch and number of the newest request of ``region``; zeros if there was none."""
+        """Attempt and number of the newest request of ``region``; zeros if there was none."""
         return self.last.get(region, (0, 0))
 
     def is_known(self, update: UpdateMessage) -> bool:
         """Whether ``update`` is a repetition."""
-        return (update.epoch, update.seq) <= self.newest(update.region)
+        return (update.attempt, update.seq) <= self.newest(update.region)
 
     def has_finals(self, members: Sequence[str]) -> bool:
         """Whether all have said their last word."""
@@ -158,7 +158,7 @@ class AveragerBooks:
 
     def take(self, update: UpdateMessage) -> None:
         """``update`` is taken in, or given up; what was answered before is over."""
-        self.last[update.region] = (update.epoch, update.seq)
+        self.last[update.region] = (update.attempt, update.seq)
 
     def unanswered(self, members: Sequence[str]) -> dict[str, int]:
         """The numbers of the requests that were taken in and not answered yet, by region."""
@@ -172,8 +172,8 @@ class AveragerBooks:
     def join(self, region: str, giver: str) -> None:
         """A region begins as a copy of another one: with its numbers, and no answer.
 
-        Epochs are a region's own. The giver's may be later than the newcomer's, where both came up
-        side by side, and all that the newcomer says would pass for a repetition.
+        Attempts are a region's own. The giver's may be later than the newcomer's, where both came
+        up side by side, and all that the newcomer says would pass for a repetition.
         """
         self.answers.pop(region, None)
         self.last[region] = (self.newest(region)[0], self.newest(giver)[1])
@@ -362,7 +362,7 @@ class Averager:
       request, and the averager has it, or has answered it, or takes it in;
     - codecs: a strategy sees vectors only; what is coded is decoded after the check for repetitions
       and before anything else, and an answer that is given again is the same to the byte;
-    - what models carry beside their parameters goes past strategy and codec (`AveragerCarry`);
+    - model buffers go past strategy and codec (`AveragerBuffers`);
     - the end: final updates are held until every region's is in. If some region was told to finish
       before a resume with another goal, all come to that end first;
     - an end with a reason: what is raised while the state changes leaves it torn. It becomes
@@ -379,7 +379,7 @@ class Averager:
         goal, enough: see `AveragerEnding`.
         noise: what the regions' gradients say about each other.
         failure: what ended it; None while it works.
-        carry: what their models carry.
+        model_buffers: mean of their model buffers.
         view: who takes part; the strategy's list of members follows it.
     """
 
@@ -391,7 +391,7 @@ class Averager:
     enough: InitVar[int | None] = None
     goal: InitVar[str] = ""
     noise: AveragerNoise = field(default_factory=AveragerNoise)
-    carry: AveragerCarry = field(default_factory=AveragerCarry)
+    model_buffers: AveragerBuffers = field(default_factory=AveragerBuffers)
     failure: GeoRayError | None = None
     view: View = field(init=False)
     _books: AveragerBooks = field(default_factory=AveragerBooks)
@@ -463,14 +463,14 @@ class Averager:
         if is_known:
             return self._repeat(update)
         with self._changing(may_refuse=True):
-            self.carry.check(update)
+            self.model_buffers.check(update)
             update = self._opened(update)
         with self._changing():
             return self._take_in(update)
 
     def _take_in(self, update: UpdateMessage) -> list[ReplyMessage]:
         self.begun(update.region)
-        self.carry.take(update)
+        self.model_buffers.take(update)
         self._books.take(update)
         self._books.answers.pop(update.region, None)
         self._ending.count(update.num_samples)
@@ -509,11 +509,11 @@ class Averager:
             answers = additive.relay_sum(self.state, contents, total_P, combine)
             return replies + self._publish(answers, own=True)
 
-    def on_skip(self, region: str, epoch: int, seq: int) -> list[ReplyMessage]:
+    def on_skip(self, region: str, attempt: int, seq: int) -> list[ReplyMessage]:
         """Answer an update that is too stale without taking it in."""
         self._check_works()
         self.view.check(region)
-        skipped = UpdateMessage(region, epoch, seq, 0, 0, torch.empty(0))
+        skipped = UpdateMessage(region, attempt, seq, 0, 0, torch.empty(0))
         if self._books.is_known(skipped):
             return self._repeat(skipped)
         self._unread.secure()
@@ -525,7 +525,7 @@ class Averager:
             return replies + self._publish([answer])
 
     def last(self, region: str) -> tuple[int, int]:
-        """Epoch and number of the newest update of ``region`` that was taken in or given up."""
+        """Attempt and number of the newest update of ``region`` that was taken in or given up."""
         return self._books.newest(region)
 
     @property
@@ -588,7 +588,7 @@ class Averager:
             return replies
 
     def _enter(self, view: View, giver: str = "") -> None:
-        parts = (self.wire, self.carry, self._books, self._marks)
+        parts = (self.wire, self.model_buffers, self._books, self._marks)
         follow(self.state, parts, view, giver)
         self.view = view
 
@@ -650,11 +650,11 @@ class Averager:
         """
         state = self.state
         wire_tensors, wire = self.wire.export()
-        carried, carried_rows = self.carry.export()
+        buffers, buffer_rows = self.model_buffers.export()
         waiting, waiting_rows = save_messages(OPEN + "waiting", list(state.waiting.values()))
         finals, answers, exchanges = self._books.live()
         changing = state.memory | waiting | finals
-        fixed = {_WIRE + k: v for k, v in wire_tensors.items()} | carried | answers
+        fixed = {_WIRE + k: v for k, v in wire_tensors.items()} | buffers | answers
         control: dict[str, object] = {
             "version": state.version,
             "numbers": dict(state.numbers),
@@ -667,7 +667,7 @@ class Averager:
             "wake_s": state.wake_s,
         }
         control |= self._ending.export(self._books)
-        control |= {"carried_rows": carried_rows} if carried else {}
+        control |= {"buffer_rows": buffer_rows} if buffers else {}
         control |= {"view": self.view.export()} if self.view.epoch > 1 else {}
         return changing, fixed, control
 
@@ -684,10 +684,10 @@ class Averager:
         if not all(isinstance(book, Mapping) for book in books):
             raise InvariantError("checkpoint without the averager's books")
         last, wire, numbers, exchanges = (dict(cast(Mapping[str, Any], book)) for book in books)
-        apart = {k: v for k, v in tensors.items() if k.startswith((_WIRE, OPEN, _CARRIED))}
+        apart = {k: v for k, v in tensors.items() if k.startswith((_WIRE, OPEN, _BUFFERS))}
         on_wire = {k.removeprefix(_WIRE): v for k, v in apart.items() if k.startswith(_WIRE)}
         self.wire.restore(on_wire, wire)
-        self.carry.restore(apart, control.get("carried_rows"))
+        self.model_buffers.restore(apart, control.get("buffer_rows"))
         state = self.state
         state.memory.clear()
         state.memory.update({k: v.clone() for k, v in tensors.items() if k not in apart})
@@ -733,7 +733,7 @@ class Averager:
 
     def _repeat(self, update: UpdateMessage) -> list[ReplyMessage]:
         books = self._books
-        newest = books.newest(update.region) == (update.epoch, update.seq)
+        newest = books.newest(update.region) == (update.attempt, update.seq)
         answer, final = books.answers.get(update.region), books.finals.get(update.region)
         if newest and final is not None and not update.final:
             with self._changing():
@@ -802,7 +802,9 @@ class Averager:
             )
             for answer in answers
         ]
-        replies = [self._marked(reply) for reply in self.carry.beside(self.wire.encode(messages))]
+        replies = [
+            self._marked(reply) for reply in self.model_buffers.beside(self.wire.encode(messages))
+        ]
         for reply in replies:
             self._books.answers[reply.to] = reply
         return replies

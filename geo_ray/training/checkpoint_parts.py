@@ -3,7 +3,7 @@
 A checkpoint is a consistent snapshot that blocks nobody: the averager copies its state when it
 begins and marks the next answer to every region, which copies its own state before it merges a
 marked answer. Messages are saved as plain values and tensors named ``PREFIX/payload``, or
-``PREFIX/data`` (with ``ids`` and ``blocks``) where coded; model buffers as ``PREFIX/carried``.
+``PREFIX/data`` (with ``ids`` and ``blocks``) where coded; model buffers as ``PREFIX/buffers``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ M = TypeVar("M", Update, UpdateMessage, ReplyMessage)
 
 # Fields that are no plain values, and those that no checkpoint has: none is made while members
 # change, and all who take part at a resume begin it together.
-_APART: Final = ("payload_P", "coded", "lossy", "carried_E", "gather", "border", "view")
+_APART: Final = ("payload_P", "coded", "lossy", "buffers_E", "gather", "border", "view")
 
 
 def save_messages(
@@ -58,9 +58,9 @@ def save_messages(
         place = places.setdefault(id(body), f"{prefix}/{number}")
         row = {f.name: getattr(message, f.name) for f in fields(message) if f.name not in _APART}
         row["place"] = place
-        if not isinstance(message, Update) and message.carried_E.numel():
-            row["carried"] = places.setdefault(id(message.carried_E), f"{prefix}/{number}")
-            tensors[f"{row['carried']}/carried"] = message.carried_E
+        if not isinstance(message, Update) and message.buffers_E.numel():
+            row["buffers"] = places.setdefault(id(message.buffers_E), f"{prefix}/{number}")
+            tensors[f"{row['buffers']}/buffers"] = message.buffers_E
         if message.payload_P.is_meta:  # of what was merged already only the header is kept
             row["merged"] = message.payload_P.numel()
         elif coded is None:
@@ -123,7 +123,7 @@ def _save_coded(coded: Coded, place: str, tensors: dict[str, Tensor]) -> dict[st
 
 def _load(kind: type[M], tensors: Mapping[str, Tensor], row: dict[str, Any]) -> M:
     place, coded, lossy = str(row.pop("place")), row.pop("coded", None), row.pop("lossy", None)
-    merged, carried = row.pop("merged", None), row.pop("carried", None)
+    merged, buffers = row.pop("merged", None), row.pop("buffers", None)
     known = {f.name for f in fields(kind)}
     if unknown := sorted(row.keys() - known):
         raise KeyError(f"unknown values {unknown}")
@@ -133,8 +133,8 @@ def _load(kind: type[M], tensors: Mapping[str, Tensor], row: dict[str, Any]) -> 
         row["payload_P"] = tensors[f"{place}/payload"]
     else:
         row |= {"payload_P": torch.empty(0), "coded": load_coded(tensors, coded, place)}
-    if carried is not None:
-        row["carried_E"] = tensors[f"{carried}/carried"]
+    if buffers is not None:
+        row["buffers_E"] = tensors[f"{buffers}/buffers"]
     if lossy is not None:
         now, late_seq, late = lossy
         row["lossy"] = LossyReport(bytes.fromhex(now), late_seq, bytes.fromhex(late))

@@ -43,7 +43,7 @@ class Skip:
     """Answer an update without taking it in."""
 
     region: str
-    epoch: int
+    attempt: int
     seq: int
 
 
@@ -145,13 +145,13 @@ class LogOutcome:
     error: GeoRayError | None = None
 
 
-def carry_out_entry(averager: Averager, entry: LogEntry) -> LogOutcome:
+def execute_entry(averager: Averager, entry: LogEntry) -> LogOutcome:
     """Do what a line of the log says, at its time."""
     averager.state.now_s = entry.now_s
-    return carry_out(averager, entry.op)
+    return execute(averager, entry.op)
 
 
-def carry_out(averager: Averager, op: Op) -> LogOutcome:
+def execute(averager: Averager, op: Op) -> LogOutcome:
     """Do what an entry says; an error is an outcome like others, the same for everybody."""
     try:
         match op:
@@ -160,8 +160,8 @@ def carry_out(averager: Averager, op: Op) -> LogOutcome:
             case TakeSum(parts, total_P):
                 replies = averager.on_sum(parts, total_P)
                 return LogOutcome(replies or [], replies is not None)
-            case Skip(region, epoch, seq):
-                return LogOutcome(averager.on_skip(region, epoch, seq))
+            case Skip(region, attempt, seq):
+                return LogOutcome(averager.on_skip(region, attempt, seq))
             case BeginCheckpoint(number, halt):
                 return LogOutcome([], averager.begin_checkpoint(number, halt=halt))
             case Leave(region):

@@ -57,8 +57,8 @@ class SendUpdate:
         return {
             "seq": reply.seq,
             "start_s": start_s,
-            "bytes_out": sent.size_bytes,
-            "bytes_in": reply.size_bytes,
+            "bytes_sent": sent.size_bytes,
+            "bytes_received": reply.size_bytes,
             "bytes_before": bytes_before,
             "blocking": self.blocking,
             "held_s": reply.held_s,

@@ -176,7 +176,7 @@ class _Kept:
     def op(self) -> TakeIn | Skip:
         """What makes the averager do it again; what was given up must not be taken in now."""
         update = self.update
-        return Skip(update.region, update.epoch, update.seq) if self.dropped else TakeIn(update)
+        return Skip(update.region, update.attempt, update.seq) if self.dropped else TakeIn(update)
 
 
 @dataclass(slots=True)
@@ -200,11 +200,11 @@ class Caller:
         """The request that is not answered yet."""
         return self._open
 
-    def find(self, epoch: int, seq: int) -> UpdateMessage | None:
+    def find(self, attempt: int, seq: int) -> UpdateMessage | None:
         """An update that is open, or was answered before the standby had it."""
         kept = [k.update for k in (*self._kept.values(), *self._repeated.values())]
         mine = kept if self._open is None else [self._open, *kept]
-        return next((u for u in mine if (u.epoch, u.seq) == (epoch, seq)), None)
+        return next((u for u in mine if (u.attempt, u.seq) == (attempt, seq)), None)
 
     def submit(self, update: UpdateMessage) -> list[TakeIn]:
         """The region has a new request; there is none open.
@@ -219,7 +219,7 @@ class Caller:
         """The averager has a new home.
 
         Args:
-            last: epoch and number of this region's newest update that is known there.
+            last: attempt and number of this region's newest update that is known there.
 
         Returns:
             What to ask there, in order. The open request waits for the answers to those that are
@@ -228,7 +228,7 @@ class Caller:
         self._repeated = {
             seq: kept
             for seq, kept in sorted((self._kept | self._repeated).items())
-            if (kept.update.epoch, kept.update.seq) > last
+            if (kept.update.attempt, kept.update.seq) > last
         }
         self._kept = {}
         asked: list[TakeIn | Skip] = [kept.op for kept in self._repeated.values()]

@@ -219,7 +219,7 @@ class LossyReceiver:
 
     def on_blocks(
         self,
-        epoch: int,
+        attempt: int,
         seq: int,
         first_rank: int,
         ids: Sequence[int],
@@ -228,7 +228,7 @@ class LossyReceiver:
         """Some lossy blocks of an update have arrived, in any order, perhaps once more.
 
         Args:
-            epoch: of the sender.
+            attempt: of the sender.
             seq: the update's number.
             first_rank: rank of the first block; the others follow.
             ids: their numbers within the vector.
@@ -237,10 +237,10 @@ class LossyReceiver:
         Returns:
             How many of them are news.
         """
-        if not self._expects(epoch, seq):
+        if not self._expects(attempt, seq):
             self.counts.refused += len(ids)
             return 0
-        page = self._page_of(epoch, seq)
+        page = self._page_of(attempt, seq)
         if page is None:
             self.counts.too_late += len(ids)
             return 0
@@ -267,8 +267,8 @@ class LossyReceiver:
         coded = update.coded
         if coded is None or coded.lossy is not None or self._is_old(update):
             return 0
-        self._open(update.epoch, update.seq)
-        self._begun = (update.epoch, update.seq)
+        self._open(update.attempt, update.seq)
+        self._begun = (update.attempt, update.seq)
         page = self._pages.setdefault(update.seq, _Page(self.blocks))
         return DgtHeader(coded).lossy - len(page.waiting)
 
@@ -282,15 +282,15 @@ class LossyReceiver:
         """
         if self._is_old(update):
             return update
-        epoch, seq = update.epoch, update.seq
-        self._open(epoch, seq)
+        attempt, seq = update.attempt, update.seq
+        self._open(attempt, seq)
         payload_P, page = self._own(update)
         late_P, late_seq, late = self._late(update)
         if late_P is not None:
             payload_P = payload_P + late_P
         if page.limit:
             self._pages[seq] = page
-        self._done = (epoch, seq)
+        self._done = (attempt, seq)
         self._pages.pop(seq + 1, None)
         self._reports = {seq: LossyReport(pack_ranks(page.taken), late_seq, pack_ranks(late))}
         return replace(update, payload_P=payload_P, coded=None, against=None)
@@ -306,7 +306,7 @@ class LossyReceiver:
         it would count twice.
 
         Args:
-            last: epoch and number of the newest update that the averager has taken in.
+            last: attempt and number of the newest update that the averager has taken in.
         """
         if self._done != last:  # what was completed since then is sent again
             return None
@@ -316,8 +316,8 @@ class LossyReceiver:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Become what `export` saved."""
-        epoch, seq = saved["done"]
-        self._done = (int(epoch), int(seq))
+        attempt, seq = saved["done"]
+        self._done = (int(attempt), int(seq))
         if saved["report"] is not None:
             now, late_seq, late = saved["report"]
             report = LossyReport(bytes.fromhex(now), late_seq, bytes.fromhex(late))
@@ -328,38 +328,38 @@ class LossyReceiver:
         self._pages.pop(seq, None)
         self._reports.pop(seq, None)
 
-    def _open(self, epoch: int, seq: int) -> None:
+    def _open(self, attempt: int, seq: int) -> None:
         """The first update of an incarnation of the sender: forget what was of another one."""
-        if (epoch, seq) == self._begun or (self._done is not None and self._done[0] == epoch):
+        if (attempt, seq) == self._begun or (self._done is not None and self._done[0] == attempt):
             return
         self._pages.clear()
         self._done = None
-        if self._ahead == (epoch, seq):
+        if self._ahead == (attempt, seq):
             self._pages[seq] = self._page_ahead
         self._ahead = None
 
-    def _expects(self, epoch: int, seq: int) -> bool:
+    def _expects(self, attempt: int, seq: int) -> bool:
         """Whether blocks of this update may come, be it too late."""
-        if (epoch, seq) == self._begun or self._done is None or epoch > self._done[0]:
+        if (attempt, seq) == self._begun or self._done is None or attempt > self._done[0]:
             return True
-        return epoch == self._done[0] and seq <= self._done[1] + 1
+        return attempt == self._done[0] and seq <= self._done[1] + 1
 
-    def _page_of(self, epoch: int, seq: int) -> _Page | None:
+    def _page_of(self, attempt: int, seq: int) -> _Page | None:
         """Where an expected update's blocks are kept; None if they are too late.
 
         Datagrams may outrun the reliable part. Those of a sender's first update are kept apart, one
         update's at most: what number it has is known only once it is here.
         """
-        if (epoch, seq) != self._begun and (self._done is None or epoch > self._done[0]):
-            if self._ahead != (epoch, seq):
-                self._ahead, self._page_ahead = (epoch, seq), _Page(self.blocks)
+        if (attempt, seq) != self._begun and (self._done is None or attempt > self._done[0]):
+            if self._ahead != (attempt, seq):
+                self._ahead, self._page_ahead = (attempt, seq), _Page(self.blocks)
             return self._page_ahead
         if seq not in self._pages and self._done is not None and seq > self._done[1]:
             self._pages[seq] = _Page(self.blocks)
         return self._pages.get(seq)
 
     def _is_old(self, update: UpdateMessage) -> bool:
-        return self._done is not None and (update.epoch, update.seq) <= self._done
+        return self._done is not None and (update.attempt, update.seq) <= self._done
 
     def _own(self, update: UpdateMessage) -> tuple[Tensor, _Page]:
         """The update's vector with its own blocks, and its page from now on."""

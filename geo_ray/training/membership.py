@@ -20,7 +20,7 @@ from geo_ray.strategies.state import AveragerState
 from geo_ray.strategies.traits import Traits
 from geo_ray.training.assignment import Ledger
 from geo_ray.training.messages import Border, ReplyMessage
-from geo_ray.training.model_buffers import CARRIED
+from geo_ray.training.model_buffers import REGION_PREFIX
 from geo_ray.training.payload_encoding import REFERENCE
 
 
@@ -298,7 +298,7 @@ def region_state(
     for worker in list(ledger.in_flight):
         ledger.take_back(worker)
     own: dict[str, object] = {"ledger": ledger.export(), "noise": None, "times_s": None}
-    kept = {k: v for k, v in tensors.items() if k == REFERENCE or k.startswith(CARRIED)}
+    kept = {k: v for k, v in tensors.items() if k == REFERENCE or k.startswith(REGION_PREFIX)}
     return {**control, **own}, kept
 
 

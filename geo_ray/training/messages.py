@@ -21,8 +21,8 @@ from geo_ray.strategies.state import Reply, Update
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
-def nothing_carried() -> Tensor:
-    """No carried values, uint8 (0,)."""
+def no_buffers() -> Tensor:
+    """No model buffers, uint8 (0,)."""
     return _NOTHING  # one and the same, so that messages without any are equal
 
 
@@ -32,8 +32,8 @@ class UpdateMessage:
 
     Attributes:
         region: the sender.
-        epoch: incarnation of the sender; grows when it is restarted.
-        seq: number of the request within the epoch, from 1.
+        attempt: incarnation of the sender; grows when it is restarted.
+        seq: number of the request within the attempt, from 1.
         base_version: the averager's version that the sender had merged when it spoke.
         num_samples: rows behind this update; its weight in a mean by samples.
         payload_P: fp32 vector; its meaning is the strategy's.
@@ -49,13 +49,13 @@ class UpdateMessage:
             averager held it; 0 if there was none.
         grad_sq: squared 2-norm of the payload as a vector, of strategies that average gradients;
             None where that is not measured.
-        carried_E: what the region's model carries beside its parameters, uint8 (E,), at the moment
+        buffers_E: what the region's model carries beside its parameters, uint8 (E,), at the moment
             of the update; no strategy or codec sees it.
         view: epoch of the newest view that the sender has heard of; 0: of none but the first.
     """
 
     region: str
-    epoch: int
+    attempt: int
     seq: int
     base_version: int
     num_samples: int
@@ -69,13 +69,13 @@ class UpdateMessage:
     step_s: float = 0.0
     exchange_s: float = 0.0
     grad_sq: float | None = None
-    carried_E: Tensor = field(default_factory=nothing_carried)
+    buffers_E: Tensor = field(default_factory=no_buffers)
     view: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the payload on the wire, without headers."""
-        return _size_bytes(self.payload_P, self.coded) + self.carried_E.numel()
+        return _size_bytes(self.payload_P, self.coded) + self.buffers_E.numel()
 
     def content(self, version: int) -> Update:
         """What the strategy receives.
@@ -142,8 +142,8 @@ class ReplyMessage:
         reliable: share of the blocks of the receiver's next update that are to travel reliably, for
             differential transmission; None: as configured.
         held_s: how long the averager had the update before it answered; told by its shell.
-        carried_E: the regions' mean of what their models carry, uint8 (E,).
-        carried_share: the receiver's weight in it.
+        buffers_E: the regions' mean of the model buffers, uint8 (E,).
+        buffers_weight: the receiver's weight in it.
         closing: the receiver's next update is its last word: the run ends with that round.
         gather: say the last word after the step that is being computed, as at the end of a run:
             once all have, members change, and then training goes on.
@@ -171,8 +171,8 @@ class ReplyMessage:
     seen: int = 0
     reliable: float | None = None
     held_s: float = 0.0
-    carried_E: Tensor = field(default_factory=nothing_carried)
-    carried_share: float = 0.0
+    buffers_E: Tensor = field(default_factory=no_buffers)
+    buffers_weight: float = 0.0
     closing: bool = False
     gather: bool = False
     border: Border | None = None
@@ -181,7 +181,7 @@ class ReplyMessage:
     @property
     def size_bytes(self) -> int:
         """Bytes of the payload on the wire, without headers."""
-        return _size_bytes(self.payload_P, self.coded) + self.carried_E.numel()
+        return _size_bytes(self.payload_P, self.coded) + self.buffers_E.numel()
 
     @classmethod
     def sending(cls, reply: Reply, *, seq: int, version: int, own: bool = False) -> ReplyMessage:

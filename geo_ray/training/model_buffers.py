@@ -19,15 +19,15 @@ from torch import Tensor
 
 from geo_ray.base.errors import CheckpointCorruptError, InvariantError, NonFiniteError
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.parameters import CarryLayout
+from geo_ray.training.parameters import BufferLayout
 from geo_ray.training.shard import Contribution
 
-CARRIED: Final = "carry/"
-"""Of carried values among a region's tensors."""
+REGION_PREFIX: Final = "buffers/"
+"""Of model buffers among a region's tensors."""
 
 
 @dataclass(slots=True)
-class RegionCarry:
+class RegionBuffers:
     """What a region's model carries beside its parameters: its workers' values become the region's.
 
     It is one vector, beside the primary shard, whatever the number of shards. It goes with an
@@ -45,7 +45,7 @@ class RegionCarry:
         precise_B: the same with statistics of the final parameters, if they were made.
     """
 
-    layout: CarryLayout
+    layout: BufferLayout
     present_B: Tensor
     num_workers: int = 1
     alone: bool = False
@@ -66,7 +66,7 @@ class RegionCarry:
         """
         if left_B.shape != self.present_B.shape:
             raise InvariantError(
-                f"worker {worker} pushed {left_B.numel()} carried bytes, not "
+                f"worker {worker} pushed {left_B.numel()} bytes of model buffers, not "
                 f"{self.present_B.numel()}"
             )
         self._pushed[worker] = left_B
@@ -105,7 +105,9 @@ class RegionCarry:
             InvariantError: if it has another size.
         """
         if len(found) != self.present_B.numel():
-            raise InvariantError(f"{len(found)} carried bytes came, not {self.present_B.numel()}")
+            raise InvariantError(
+                f"{len(found)} bytes of model buffers came, not {self.present_B.numel()}"
+            )
         self.precise_B = torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
     @property
@@ -120,9 +122,9 @@ class RegionCarry:
 
     def filled(self, update: UpdateMessage) -> UpdateMessage:
         """A saved request; one from before the task declared anything gets the present values."""
-        if update.carried_E.numel():
+        if update.buffers_E.numel():
             return update
-        return replace(update, carried_E=self.outgoing())
+        return replace(update, buffers_E=self.outgoing())
 
     def merge(self, reply: ReplyMessage) -> None:
         """Take in the mean that came with an answer.
@@ -134,16 +136,16 @@ class RegionCarry:
         self.agreed_B = self.present_B.clone()
         if size == 0 or self._sent_E is None:
             return
-        if not reply.carried_E.numel():  # of a checkpoint made before the task declared anything
+        if not reply.buffers_E.numel():  # of a checkpoint made before the task declared anything
             self._sent_E = None
             return
-        if reply.carried_E.shape != (size,):
+        if reply.buffers_E.shape != (size,):
             raise InvariantError(
-                f"an answer has {reply.carried_E.numel()} carried bytes, not {size}"
+                f"an answer has {reply.buffers_E.numel()} bytes of model buffers, not {size}"
             )
-        self.agreed_B[:size] = reply.carried_E
+        self.agreed_B[:size] = reply.buffers_E
         self.present_B = self.layout.renewed(
-            reply.carried_E, reply.carried_share, self._sent_E, self.present_B
+            reply.buffers_E, reply.buffers_weight, self._sent_E, self.present_B
         )
         self._sent_E = None
 
@@ -152,7 +154,7 @@ class RegionCarry:
         found = {"present": self.present_B.clone(), "agreed": self.agreed_B.clone()}
         if self._sent_E is not None:
             found["sent"] = self._sent_E.clone()
-        return {CARRIED + name: value for name, value in found.items()}
+        return {REGION_PREFIX + name: value for name, value in found.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Become what `tensors` gave; an old checkpoint leaves the values of the start.
@@ -160,31 +162,31 @@ class RegionCarry:
         Raises:
             CheckpointCorruptError: they have another size.
         """
-        present_B = carried_in(tensors)
+        present_B = stored_buffers(tensors)
         if present_B is None:
             return
         if present_B.shape != self.present_B.shape:
             raise CheckpointCorruptError(
-                f"the checkpoint has {present_B.numel()} carried bytes, the model has "
+                f"the checkpoint has {present_B.numel()} bytes of model buffers, the model has "
                 f"{self.present_B.numel()}"
             )
         self.present_B = present_B.clone()
-        self.agreed_B = self.present_B if self.alone else tensors[CARRIED + "agreed"].clone()
-        sent_E = tensors.get(CARRIED + "sent")
+        self.agreed_B = self.present_B if self.alone else tensors[REGION_PREFIX + "agreed"].clone()
+        sent_E = tensors.get(REGION_PREFIX + "sent")
         self._sent_E = None if sent_E is None else sent_E.clone()
 
 
-def carried_in(tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """A region's carried values among the tensors of its part of a checkpoint; None without any."""
-    return tensors.get(CARRIED + "present")
+def stored_buffers(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """A region's model buffers among the tensors of its part of a checkpoint; None without any."""
+    return tensors.get(REGION_PREFIX + "present")
 
 
-PREFIX = "carried/"
+AVERAGER_PREFIX: Final = "buffers/"
 """Of tensors in the averager's part of a checkpoint."""
 
 
 @dataclass(slots=True)
-class AveragerCarry:
+class AveragerBuffers:
     """The model buffers of all regions, in the averager: their mean over regions.
 
     The averager keeps the newest values of every region and answers with their mean by rows. In a
@@ -197,7 +199,7 @@ class AveragerCarry:
         layout: of the vectors; an empty one carries nothing.
     """
 
-    layout: CarryLayout = field(default_factory=partial(CarryLayout, ()))
+    layout: BufferLayout = field(default_factory=partial(BufferLayout, ()))
     _newest: dict[str, Tensor] = field(default_factory=dict)
     _rows: dict[str, float] = field(default_factory=dict)
 
@@ -214,18 +216,19 @@ class AveragerCarry:
             NonFiniteError: it has NaN or infinity.
         """
         what = f"update {update.seq} of region '{update.region}'"
-        if update.carried_E.shape != (self.size_bytes,):
+        if update.buffers_E.shape != (self.size_bytes,):
             raise InvariantError(
-                f"{what} has {update.carried_E.numel()} carried bytes, not {self.size_bytes}"
+                f"{what} has {update.buffers_E.numel()} bytes of model buffers, not "
+                f"{self.size_bytes}"
             )
-        if self.size_bytes and not self.layout.is_finite(update.carried_E):
+        if self.size_bytes and not self.layout.is_finite(update.buffers_E):
             raise NonFiniteError(f"what {what} carries is not finite; refused")
 
     def take(self, update: UpdateMessage) -> None:
         """Take in what came with an update."""
         if not self.size_bytes:
             return
-        self._newest[update.region] = update.carried_E.clone()
+        self._newest[update.region] = update.buffers_E.clone()
         if update.num_samples:
             self._rows[update.region] = float(update.num_samples)
 
@@ -250,18 +253,20 @@ class AveragerCarry:
         weights = [self._rows.get(name, least) for name in names]
         mean_E = self.layout.combine([self._newest[name] for name in names], weights)
         shares = {n: w / sum(weights) for n, w in zip(names, weights, strict=True)}
-        return [replace(r, carried_E=mean_E, carried_share=shares.get(r.to, 0.0)) for r in replies]
+        return [replace(r, buffers_E=mean_E, buffers_weight=shares.get(r.to, 0.0)) for r in replies]
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Tensors and plain values for a checkpoint; the tensors never change."""
-        return {PREFIX + name: value for name, value in self._newest.items()}, dict(self._rows)
+        return {AVERAGER_PREFIX + name: value for name, value in self._newest.items()}, dict(
+            self._rows
+        )
 
     def restore(self, tensors: Mapping[str, Tensor], rows: object) -> None:
         """Become what `export` saved."""
         self._newest = {
-            name.removeprefix(PREFIX): value.clone()
+            name.removeprefix(AVERAGER_PREFIX): value.clone()
             for name, value in tensors.items()
-            if name.startswith(PREFIX)
+            if name.startswith(AVERAGER_PREFIX)
         }
         known = rows if isinstance(rows, Mapping) else {}
         self._rows = {str(name): float(value) for name, value in known.items()}

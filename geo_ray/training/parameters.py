@@ -1,7 +1,7 @@
 """A model's parameters as one flat fp32 vector, and its model buffers as one vector of bytes.
 
 Strategies, codecs and servers only see vectors. `pieces_of` cuts a shard's slice at parameter
-boundaries, so parameter groups get the same bits as torch's own optimizers. `CarryLayout` places
+boundaries, so parameter groups get the same bits as torch's own optimizers. `BufferLayout` places
 model buffers (running statistics, counters): floats are averaged by rows, variances by the law of
 total variance, integers take the largest.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from geo_ray.base.errors import TaskOutputError, TaskStateError
 from geo_ray.data.tasks.groups import GroupRun
-from geo_ray.data.tasks.model_buffers import FLOATS, CarriedEntry, carried_entries, state_of
+from geo_ray.data.tasks.model_buffers import FLOATS, BufferEntry, buffer_entries, state_of
 
 _VECTOR = 16  # floats in the widest register, 512 bits
 _PIECE = 2**14  # elements whose squares fp32 sums up exactly enough
@@ -219,8 +219,8 @@ _INTEGER_BYTES = 8
 
 
 @dataclass(frozen=True)
-class CarryLayout:
-    """Where carried values lie in a vector of bytes, and how several such vectors become one.
+class BufferLayout:
+    """Layout of model buffers in a byte vector, and the rules that average several such vectors.
 
         | means of variances | those variances | other floats | integers | what a region keeps |
           fp32                 fp32              fp32           int64      raw
@@ -233,22 +233,22 @@ class CarryLayout:
     Shape legend: B = bytes of the whole vector; E = of what is exchanged; F = floats.
 
     Attributes:
-        entries: what is carried.
+        entries: the model buffers.
     """
 
-    entries: tuple[CarriedEntry, ...]
+    entries: tuple[BufferEntry, ...]
 
     @classmethod
-    def of(cls, task: object, module: nn.Module) -> CarryLayout:
+    def of(cls, task: object, module: nn.Module) -> BufferLayout:
         """The layout of a task's model; empty if it carries nothing.
 
         Raises:
-            TaskStateError: see `carried_entries`.
+            TaskStateError: see `buffer_entries`.
         """
-        return cls(carried_entries(task, module))
+        return cls(buffer_entries(task, module))
 
     @cached_property
-    def _variances(self) -> tuple[CarriedEntry, ...]:
+    def _variances(self) -> tuple[BufferEntry, ...]:
         return tuple(entry for entry in self.entries if entry.variance_of is not None)
 
     @cached_property
@@ -392,7 +392,7 @@ class CarryLayout:
                 raise TaskStateError(
                     f"the model's {entry.name!r} was {entry.dtype}{list(entry.shape)} and is "
                     f"{found} now",
-                    fix="Keep shape and type of what `carry` names.",
+                    fix="Keep shape and type of what `model_buffers` names.",
                 )
             flat = vector_B[start:stop].view(self._dtype(entry))
             flat.copy_(tensor.detach().reshape(-1))
@@ -419,11 +419,11 @@ class CarryLayout:
             theirs = other[start : self.exchanged_bytes].view(torch.int64)
             largest.copy_(torch.maximum(largest, theirs))
 
-    def _with_places(self, rule: str | None = None) -> list[tuple[CarriedEntry, tuple[int, int]]]:
+    def _with_places(self, rule: str | None = None) -> list[tuple[BufferEntry, tuple[int, int]]]:
         wanted = [entry for entry in self.entries if rule in (None, entry.rule)]
         return [(entry, self._places[entry.name]) for entry in wanted]
 
-    def _dtype(self, entry: CarriedEntry) -> torch.dtype:
+    def _dtype(self, entry: BufferEntry) -> torch.dtype:
         if entry.rule == "region":
             return entry.torch_dtype
         return torch.float32 if entry.torch_dtype in FLOATS else torch.int64

@@ -174,7 +174,7 @@ class RegionWire:
         One that is open already, after a resume, stays as it was coded.
         """
         known = self._open
-        if known is not None and (known.epoch, known.seq) == (update.epoch, update.seq):
+        if known is not None and (known.attempt, known.seq) == (update.attempt, update.seq):
             return known
         plan, payload_P = self.plan, update.payload_P
         encoder = self._encoder_of(update.fragment)

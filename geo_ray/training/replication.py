@@ -33,8 +33,8 @@ from geo_ray.training.command_log import (
     TakeIn,
     TakeSum,
     Wake,
-    carry_out_entry,
     distance,
+    execute_entry,
     twin_of,
 )
 from geo_ray.training.messages import UpdateMessage
@@ -193,7 +193,7 @@ class ReplicatedAverager:
         return committed
 
     def _committed(self, entry: LogEntry) -> EntryCommitted:
-        outcome = carry_out_entry(self.averager, entry)
+        outcome = execute_entry(self.averager, entry)
         return EntryCommitted(entry.op, outcome, entry.number, self.stable)
 
     def _may_commit(self, line: _Line) -> bool:
@@ -249,7 +249,7 @@ class ShadowAverager:
         while (known := self._early.pop(self.number + 1, None)) is not None:
             self.number = known.number
             self.is_appointed |= isinstance(known.op, Appoint)
-            carry_out_entry(self.averager, known)
+            execute_entry(self.averager, known)
             self.averager.snapshots.clear()  # the one at home writes them
             self.averager.noise.news()  # and tells these
         return self.number
@@ -263,20 +263,20 @@ def _copied(op: Op) -> Op:
 
 def copied_update(update: UpdateMessage) -> UpdateMessage:
     """The update with a payload of its own."""
-    carried_E = update.carried_E.clone() if update.carried_E.numel() else update.carried_E
+    buffers_E = update.buffers_E.clone() if update.buffers_E.numel() else update.buffers_E
     if update.coded is None:
-        return replace(update, payload_P=update.payload_P.clone(), carried_E=carried_E)
+        return replace(update, payload_P=update.payload_P.clone(), buffers_E=buffers_E)
     coded = replace(update.coded, data_B=update.coded.data_B.clone())
-    return replace(update, coded=coded, carried_E=carried_E)
+    return replace(update, coded=coded, buffers_E=buffers_E)
 
 
 def _name(op: TakeIn | Skip) -> tuple[str, tuple[int, int]]:
     if isinstance(op, TakeIn):
-        return op.update.region, (op.update.epoch, op.update.seq)
-    return op.region, (op.epoch, op.seq)
+        return op.update.region, (op.update.attempt, op.update.seq)
+    return op.region, (op.attempt, op.seq)
 
 
 def _names(op: Op) -> list[tuple[str, tuple[int, int]]]:
     if isinstance(op, TakeSum):
-        return [(part.region, (part.epoch, part.seq)) for part in op.parts]
+        return [(part.region, (part.attempt, part.seq)) for part in op.parts]
     return [_name(op)] if isinstance(op, TakeIn | Skip) else []

@@ -24,8 +24,8 @@ from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.assignment import Ledger, Phase, RegionWork, ServerPlan
 from geo_ray.training.checkpoint_parts import load_messages, save_messages
 from geo_ray.training.effects import HANDED, Effect, HandOver, SendUpdate, Snapshot, StepDone
-from geo_ray.training.messages import Border, ReplyMessage, UpdateMessage, nothing_carried
-from geo_ray.training.model_buffers import RegionCarry
+from geo_ray.training.messages import Border, ReplyMessage, UpdateMessage, no_buffers
+from geo_ray.training.model_buffers import RegionBuffers
 from geo_ray.training.noise import NoiseReading, RegionNoise
 from geo_ray.training.payload_encoding import RegionWire, WirePlan
 from geo_ray.training.shard import Concurrently, Contribution, RegionModel, ShardPort
@@ -107,7 +107,7 @@ class RegionRequests:
         self.is_open, self.request = False, None
         self.exchange_s = max(0.0, took_s)
 
-    def carried(self, update: UpdateMessage) -> bool:
+    def record_encoded(self, update: UpdateMessage) -> bool:
         """The open request goes on its way like this; whether it is that one."""
         if self.request is None or self.request.update.seq != update.seq:
             return False
@@ -328,7 +328,7 @@ class Server:
         model: the region's shards.
         wire: encodes updates and decodes replies. The shell does both, and needs no lock for it: a
             region has one request open, so only who carries that one is in there.
-        carry: what the model carries beside its parameters; None if it does not.
+        model_buffers: the model's buffers; None if it has none.
         version: steps applied.
         phase: what the region is waiting for, if anything.
         refused_in_a_row: steps without a usable gradient.
@@ -341,7 +341,7 @@ class Server:
     plan: ServerPlan
     model: RegionModel
     wire: RegionWire
-    carry: RegionCarry | None = None
+    model_buffers: RegionBuffers | None = None
     version: int = 0
     phase: Phase = "training"
     refused_in_a_row: int = 0
@@ -368,11 +368,11 @@ class Server:
         plan: ServerPlan,
         codecs: WirePlan,
         in_parallel: Concurrently = in_turn,
-        carry: RegionCarry | None = None,
+        model_buffers: RegionBuffers | None = None,
     ) -> Server:
         """The server of a region of ``num_params`` parameters over its shards in order."""
         model = RegionModel(shards, num_params, codecs.fragments, in_parallel)
-        return cls(plan, model, RegionWire(codecs, plan.region, num_params), carry)
+        return cls(plan, model, RegionWire(codecs, plan.region, num_params), model_buffers)
 
     # -------------------------------------------------------------- events
 
@@ -414,9 +414,9 @@ class Server:
         if reply.seq != self.seq or not self.link_busy:
             raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
         self.requests.answered(took_s - reply.held_s, dropped=reply.dropped)
-        if self.carry is not None:
-            self.carry.merge(reply)
-        self.model.merge(replace(reply, carried_E=nothing_carried()))
+        if self.model_buffers is not None:
+            self.model_buffers.merge(reply)
+        self.model.merge(replace(reply, buffers_E=no_buffers()))
         self.averager_version, self._seen = reply.version, reply.seen
         self.requests.view = max(self.requests.view, reply.view)
         told = reply.stop or self._ending.closing
@@ -501,9 +501,9 @@ class Server:
         """The number of the newest request."""
         return self.requests.seq
 
-    def carried(self, update: UpdateMessage) -> None:
+    def record_encoded(self, update: UpdateMessage) -> None:
         """The open request goes on its way like this: nobody needs its uncoded payload any more."""
-        if self.requests.carried(update):
+        if self.requests.record_encoded(update):
             self.wire.reopen(update)
 
     @property
@@ -541,8 +541,8 @@ class Server:
         changed = self.work.news(self.version)
         if changed is not None:
             effects.append(changed)
-            if self.carry is not None:
-                self.carry.num_workers = max(1, len(changed.ranks))
+            if self.model_buffers is not None:
+                self.model_buffers.num_workers = max(1, len(changed.ranks))
         stands = self.phase != "training" or (self.exhausted and self.plan.alone)
         return effects if stands else [*effects, *self.work.assign(self.version, self._seen)]
 
@@ -577,8 +577,8 @@ class Server:
     ) -> NoiseReading | None:
         step = self.version + 1
         norms = self.noise.norms(step, contributions, reports)
-        if self.carry is not None:
-            self.carry.apply(contributions, synchronous=self.plan.mode == "sync")
+        if self.model_buffers is not None:
+            self.model_buffers.apply(contributions, synchronous=self.plan.mode == "sync")
         mean_sq = self.model.apply(
             contributions,
             measure=len(norms) > 1,
@@ -589,8 +589,8 @@ class Server:
 
     def _keep(self, share: int) -> None:
         self.model.keep(share)
-        if self.carry is not None:
-            self.carry.keep(share)
+        if self.model_buffers is not None:
+            self.model_buffers.keep(share)
 
     def _outgoing(self) -> list[Effect]:
         requests = self.requests
@@ -631,7 +631,7 @@ class Server:
         samples = self.requests.samples
         update = UpdateMessage(
             region=self.plan.region,
-            epoch=self.plan.epoch,
+            attempt=self.plan.attempt,
             seq=0,
             base_version=self.averager_version,
             num_samples=samples,
@@ -640,7 +640,7 @@ class Server:
             fragment=out.fragment,
             loss=self.loss,
             grad_sq=self.noise.mean_sq(samples) if self.plan.tells_norms else None,
-            carried_E=nothing_carried() if self.carry is None else self.carry.outgoing(),
+            buffers_E=no_buffers() if self.model_buffers is None else self.model_buffers.outgoing(),
         )
         return self.requests.send(update, version=self.version, blocking=out.wait)
 
@@ -679,8 +679,8 @@ class Server:
         if not isinstance(ledger, dict) or not isinstance(wire, dict):
             raise InvariantError("checkpoint without sample books")
         self.wire.restore(tensors or {}, wire)
-        if self.carry is not None:
-            self.carry.restore(tensors or {})
+        if self.model_buffers is not None:
+            self.model_buffers.restore(tensors or {})
         self.version = int(str(data["version"]))
         self.averager_version = int(str(data["averager_version"]))
         self.requests.restore(data, self.version)
@@ -690,8 +690,8 @@ class Server:
 
     def _tensors(self) -> dict[str, Tensor]:
         found = self.wire.tensors()
-        if self.carry is not None:
-            found |= self.carry.tensors()
+        if self.model_buffers is not None:
+            found |= self.model_buffers.tensors()
         return found | self.requests.export_request(self.wire.open_update)[0]
 
     def _reopen(self, data: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
@@ -714,7 +714,7 @@ class Server:
             self.phase = "waiting" if has_more else "finishing"
         if update.final and has_more:
             update = replace(update, final=False)
-        update = update if self.carry is None else self.carry.filled(update)
+        update = update if self.model_buffers is None else self.model_buffers.filled(update)
         if request["is_coded"]:
             self.wire.reopen(update)
         self.requests.reopen(update, blocking=bool(request["blocking"]))

@@ -1,13 +1,13 @@
 """Finds values of a model that change although nobody said so, and such that differ elsewhere.
 
-What is neither trained nor carried must stay as it is: it is in no exchange and no checkpoint. Its
-digests are compared at the start with those of other processes, and after a worker's steps: the
-first ones, where a change ends a run that has just begun before it has cost anything, then those
-whose number is a power of two, and before every evaluation. What begins to change late (an average
-from step 100 on, a queue that fills at an epoch's end), or is found by a worker that came late
-(after a resume, as a replacement), is told once and ends nothing: the run of hours before it
-stands. A look reads all of that state once, so a run of N steps pays for log2(N) looks and one per
-evaluation.
+What is neither trained nor a declared model buffer must stay as it is: it is in no exchange and no
+checkpoint. Its digests are compared at the start with those of other processes, and after a
+worker's steps: the first ones, where a change ends a run that has just begun before it has cost
+anything, then those whose number is a power of two, and before every evaluation. What begins to
+change late (an average from step 100 on, a queue that fills at an epoch's end), or is found by a
+worker that came late (after a resume, as a replacement), is told once and ends nothing: the run of
+hours before it stands. A look reads all of that state once, so a run of N steps pays for log2(N)
+looks and one per evaluation.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ChangeKind: TypeAlias = Literal["changed", "unfrozen", "frozen"]
 CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = get_args(ChangeKind)
 
 _MEANING: Final[Mapping[ChangeKind, str]] = {
-    "changed": "changes {names}, which is neither trained nor carried: it would be in no exchange "
-    "and in no checkpoint",
+    "changed": "changes {names}, which is neither trained nor a declared model buffer: it would be "
+    "in no exchange and in no checkpoint",
     "unfrozen": "needs gradients of {names}, which is not trained: it was frozen, or not there, "
     "when the run started",
     "frozen": "switches requires_grad of {names} off, which was on when the run started: weight "
@@ -43,11 +43,11 @@ _MEANING: Final[Mapping[ChangeKind, str]] = {
 }
 _FIX: Final[Mapping[ChangeKind, str]] = {
     "changed": 'Declare it in the task, for example carry = {{"{first}": "mean"}}; '
-    "docs/tasks.md has the rules.",
+    "docs/guides/tasks.md has the rules.",
     "unfrozen": "Leave requires_grad on in model(seed), and detach its output in the loss for as "
-    "long as it must not train; docs/tasks.md has an example of gradual unfreezing.",
+    "long as it must not train; docs/guides/tasks.md has an example of gradual unfreezing.",
     "frozen": "Switch it off in model(seed); or leave it on, and detach its output in the loss "
-    "once it must not train; docs/tasks.md has an example.",
+    "once it must not train; docs/guides/tasks.md has an example.",
 }
 
 

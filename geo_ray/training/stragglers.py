@@ -161,19 +161,19 @@ class Computing:
     """What one worker is doing.
 
     Attributes:
-        epoch: its incarnation.
+        attempt: its incarnation.
         for_s: seconds since it was given rows.
         is_usual: whether its step is to take the usual time.
     """
 
-    epoch: int
+    attempt: int
     for_s: float
     is_usual: bool
 
 
 @dataclass(slots=True)
 class _Work:
-    epoch: int
+    attempt: int
     began_s: float
     is_usual: bool
     evaluates: bool
@@ -189,34 +189,34 @@ class WorkTimes:
 
     def __init__(self) -> None:
         self._open: dict[int, _Work] = {}
-        self._epochs: dict[int, int] = {}  # of workers that have made a step
+        self._attempts: dict[int, int] = {}  # of workers that have made a step
         self._took_s: deque[float] = deque(maxlen=_NEWEST)
 
-    def begin(self, worker: int, epoch: int, now_s: float, *, evaluates: bool) -> None:
+    def begin(self, worker: int, attempt: int, now_s: float, *, evaluates: bool) -> None:
         """A worker was given rows.
 
         Args:
             worker: its rank.
-            epoch: its incarnation.
+            attempt: its incarnation.
             now_s: the present time.
             evaluates: whether it evaluates first.
         """
-        is_first = self._epochs.get(worker) != epoch
-        self._open[worker] = _Work(epoch, now_s, not (is_first or evaluates), evaluates)
+        is_first = self._attempts.get(worker) != attempt
+        self._open[worker] = _Work(attempt, now_s, not (is_first or evaluates), evaluates)
 
     def evaluated(self, worker: int, now_s: float) -> None:
         """It has evaluated; its step begins now."""
         work = self._open.get(worker)
         if work is not None and work.evaluates:
             work.began_s, work.evaluates = now_s, False
-            work.is_usual = self._epochs.get(worker) == work.epoch
+            work.is_usual = self._attempts.get(worker) == work.attempt
 
     def end(self, worker: int, now_s: float) -> None:
         """It has pushed what it computed."""
         work = self._open.pop(worker, None)
         if work is None:
             return
-        self._epochs[worker] = work.epoch
+        self._attempts[worker] = work.attempt
         if work.is_usual:
             self._took_s.append(now_s - work.began_s)
 
@@ -232,6 +232,6 @@ class WorkTimes:
     def computing(self, now_s: float) -> Mapping[int, Computing]:
         """The workers that compute, by rank."""
         return {
-            worker: Computing(work.epoch, now_s - work.began_s, work.is_usual)
+            worker: Computing(work.attempt, now_s - work.began_s, work.is_usual)
             for worker, work in self._open.items()
         }

@@ -41,7 +41,7 @@ from geo_ray.data.tasks.checked_calls import (
 from geo_ray.data.tasks.groups import GroupRun
 from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer
 from geo_ray.training.parameters import (
-    CarryLayout,
+    BufferLayout,
     check_module,
     count_parameters,
     other_size,
@@ -61,9 +61,9 @@ def has_statistics(module: nn.Module) -> bool:
 
 
 def precise_statistics(
-    task: Task, module: nn.Module, layout: CarryLayout, batches: Sequence[Batch], into_B: Tensor
+    task: Task, module: nn.Module, layout: BufferLayout, batches: Sequence[Batch], into_B: Tensor
 ) -> None:
-    """Leave the statistics over ``batches`` in a vector of carried values.
+    """Leave the statistics over ``batches`` in a vector of model buffers.
 
     Each batch counts the same; variances by the law of total variance. All else in the vector stays
     as it is.
@@ -111,13 +111,13 @@ class StatisticsCollector:
         rows: of each region's training data, its weight.
     """
 
-    layout: CarryLayout
+    layout: BufferLayout
     rows: Mapping[str, float]
     _told: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, region: str, carried_B: Tensor) -> None:
-        """A region's carried values, uint8 (B,), with statistics over its own rows."""
-        self._told[region] = carried_B
+    def add(self, region: str, buffers_B: Tensor) -> None:
+        """A region's model buffers, uint8 (B,), with statistics over its own rows."""
+        self._told[region] = buffers_B
 
     def take(self, members: Collection[str]) -> dict[str, Tensor]:
         """Each member's own values with statistics over all, once all have told theirs."""
@@ -165,13 +165,13 @@ class Worker:
     Attributes:
         params_P: where the parameters are read from.
         grad_P: where the gradient is left.
-        carried_B: where carried values are read from, uint8 (B,); empty if there are none.
+        buffers_B: where model buffers are read from, uint8 (B,); empty if there are none.
         left_B: where they are left.
 
     Args:
         task: model, loss and evaluation.
         params_P: fp32 buffer that the parameter server fills: what the model carries, if it does
-            (`CarryLayout.size_floats`), then the parameters.
+            (`BufferLayout.size_floats`), then the parameters.
         grad_P: fp32 buffer for the same after a step; may be shared memory.
         region: for the seed of random numbers.
         seed: the run's seed.
@@ -195,9 +195,9 @@ class Worker:
         self._task = task
         self._device = torch.device(device)
         module = checked_model(task, seed) if module is None else module
-        self.layout = CarryLayout.of(task, module)
+        self.layout = BufferLayout.of(task, module)
         before = self.layout.size_floats
-        self.carried_B, self.left_B = (v[:before].view(torch.uint8) for v in (params_P, grad_P))
+        self.buffers_B, self.left_B = (v[:before].view(torch.uint8) for v in (params_P, grad_P))
         self.params_P = params_P = params_P[before:]
         self.grad_P = grad_P = grad_P[before:]
         self._guard = StateGuard(task, module)
@@ -262,7 +262,7 @@ class Worker:
         if self.layout.entries:
             self.layout.read_into(self.module, self.left_B)
             if not self.layout.is_finite(self.left_B):
-                return StepResult(None, "carried_not_finite")
+                return StepResult(None, "buffers_not_finite")
         grad_sq = square_norm(self._flat.grad_P)
         if not math.isfinite(grad_sq):
             return StepResult(None, "gradient_not_finite")
@@ -302,14 +302,14 @@ class Worker:
     def make_precise(self, batches: Sequence[Columns]) -> None:
         """Put running statistics that the parameters really have over ``batches`` to those given.
 
-        Leaves them in `carried_B`, so that an evaluation uses them, until the next assignment.
+        Leaves them in `buffers_B`, so that an evaluation uses them, until the next assignment.
         """
         self._load()
         self.module.train()
         with torch.no_grad(), generators_restored(self.rng_devices()):
             seed_generators(0, self.rng_devices())
             made = [checked_collate(self._task, columns, self._device) for columns in batches]
-            precise_statistics(self._task, self.module, self.layout, made, self.carried_B)
+            precise_statistics(self._task, self.module, self.layout, made, self.buffers_B)
         self._flat.attach()
 
     def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
@@ -331,7 +331,7 @@ class Worker:
         if self._flat.params_P is not self.params_P:
             self._flat.params_P.copy_(self.params_P)
         if self.layout.entries:
-            self.layout.write(self.carried_B, self.module)
+            self.layout.write(self.buffers_B, self.module)
 
     def _seed_of(self, span: Span) -> int:
         key = f"{self._stream}/{span.start}".encode()
@@ -379,9 +379,9 @@ class LocalStepsWorker:
         return self._worker.grad_P
 
     @property
-    def carried_B(self) -> Tensor:
-        """See `Worker.carried_B`."""
-        return self._worker.carried_B
+    def buffers_B(self) -> Tensor:
+        """See `Worker.buffers_B`."""
+        return self._worker.buffers_B
 
     @property
     def left_B(self) -> Tensor:
@@ -389,7 +389,7 @@ class LocalStepsWorker:
         return self._worker.left_B
 
     @property
-    def layout(self) -> CarryLayout:
+    def layout(self) -> BufferLayout:
         """Of what the model carries."""
         return self._worker.layout
 
@@ -417,7 +417,7 @@ class LocalStepsWorker:
             span: their position in the region's stream.
         """
         params_P = self.params_P
-        before_P, before_B = params_P.clone(), self.carried_B.clone()
+        before_P, before_B = params_P.clone(), self.buffers_B.clone()
         losses = []
         # From the stream, since nobody saves what a worker counts.
         self._optimizer.taken = span.start // self._region_rows
@@ -427,14 +427,14 @@ class LocalStepsWorker:
             result = self._worker.step(part, Span(span.start + first, stop - first))
             if result.loss is None:
                 params_P.copy_(before_P)
-                self.carried_B.copy_(before_B)
+                self.buffers_B.copy_(before_B)
                 return result
             losses.append(result.loss)
-            self.carried_B.copy_(self.left_B)
+            self.buffers_B.copy_(self.left_B)
             self._optimizer.apply(self.grad_P)
         self.grad_P.copy_(before_P).sub_(params_P)
         params_P.copy_(before_P)
-        self.carried_B.copy_(before_B)
+        self.buffers_B.copy_(before_B)
         return StepResult(sum(losses) / len(losses))
 
     def on_work(self, version: int) -> None:

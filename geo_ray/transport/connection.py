@@ -77,14 +77,14 @@ class SessionSide(Protocol):
         """See `Outbox.in_flight_bytes`."""
 
     def place(
-        self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
+        self, attempt: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
     ) -> memoryview:
         """See `Assembly.place`."""
 
     def abandon(self, piece: Piece, divert: Callable[[], None]) -> None:
         """See `Assembly.abandon`."""
 
-    def complete(self, epoch: int, piece: Piece, payload: memoryview) -> bool:
+    def complete(self, attempt: int, piece: Piece, payload: memoryview) -> bool:
         """See `Assembly.complete`; whether the chunk was new."""
 
     def delivered(self) -> list[int]:
@@ -216,15 +216,15 @@ class ChunkReceiver:
 
     Args:
         session: session of the connection.
-        epoch: the peer's incarnation.
+        attempt: the peer's incarnation.
 
     Attributes:
         owes: whether something is not acknowledged yet.
     """
 
-    def __init__(self, session: SessionSide, epoch: int) -> None:
+    def __init__(self, session: SessionSide, attempt: int) -> None:
         self._session = session
-        self._epoch = epoch
+        self._attempt = attempt
         self._placing: dict[Stream, tuple[Piece, Callable[[], None]]] = {}
         self._acks: list[int] = []  # lane, number, offset
         self._told: list[int] = []  # numbers up to which delivery was acknowledged to the peer
@@ -242,13 +242,13 @@ class ChunkReceiver:
             return memoryview(b"")
         piece, divert = read_piece(meta), partial(Stream.divert, stream)
         self._placing[stream] = (piece, divert)
-        return self._session.place(self._epoch, piece, size_bytes, divert)
+        return self._session.place(self._attempt, piece, size_bytes, divert)
 
     def take(self, stream: Stream, frame: Frame, wire_bytes: int) -> None:
         """Hand a complete chunk to the session."""
         piece, _ = self._placing.pop(stream)
         payload = frame.payload if isinstance(frame.payload, memoryview) else memoryview(b"")
-        is_new = self._session.complete(self._epoch, piece, payload)
+        is_new = self._session.complete(self._attempt, piece, payload)
         stream.account_in(piece.traffic if is_new else RESEND, wire_bytes)
         self._acks += [piece.lane, piece.number, piece.offset]
 
@@ -577,7 +577,7 @@ class Connection:
         self._config = config
         self._clock = clock
         self._dial_stream = dial_stream
-        self._chunk_receiver = ChunkReceiver(session, count(control.greeting.hello, "epoch"))
+        self._chunk_receiver = ChunkReceiver(session, count(control.greeting.hello, "attempt"))
         self._chunk_sender = ChunkSender(
             self.greeting.link_id, session, partial(self._guard, work=Stream.write)
         )

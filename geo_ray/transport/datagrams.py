@@ -6,7 +6,7 @@ The first 17 bytes are authenticated as well. Both ends derive the key from the 
 connection and the session number; it is never sent. Numbers start at 1 and never repeat under one
 key, so they serve as the nonce, and a `ReplayWindow` accepts each once. Body, big-endian:
 
-    sent 8 | epoch 4 | seq 8 | first rank 4 | blocks 1 | bytes of a block 2
+    sent 8 | attempt 4 | seq 8 | first rank 4 | blocks 1 | bytes of a block 2
     number of each block 4 | blocks
 
 `sent` is the sender's clock in microseconds. Ranks count an update's lossy blocks in send order.
@@ -80,7 +80,7 @@ class BlockGroup:
     """Some blocks of one update, in one datagram.
 
     Attributes:
-        epoch: epoch of the sender.
+        attempt: attempt of the sender.
         seq: the update's number.
         first_rank: rank of the first block; the others follow in order.
         ids: positions of the blocks within the vector.
@@ -88,7 +88,7 @@ class BlockGroup:
         sent_us: the sender's clock in microseconds when it was sent.
     """
 
-    epoch: int
+    attempt: int
     seq: int
     first_rank: int
     ids: Sequence[int]
@@ -98,7 +98,7 @@ class BlockGroup:
     def pack(self, sent_us: int = 0) -> bytes:
         """Return the body of a datagram that is sent at ``sent_us``."""
         size = len(self.blocks[0])
-        update = self.epoch, self.seq, self.first_rank
+        update = self.attempt, self.seq, self.first_rank
         fixed = _BODY.pack(sent_us, *update, len(self.ids), size)
         return b"".join([fixed, *map(_ID.pack, self.ids), *self.blocks])
 
@@ -111,14 +111,14 @@ class BlockGroup:
         """
         if len(body) < _BODY.size:
             raise FrameError(f"a datagram's body has {len(body)} bytes")
-        sent_us, epoch, seq, first_rank, count, size = _BODY.unpack_from(body)
+        sent_us, attempt, seq, first_rank, count, size = _BODY.unpack_from(body)
         start = _BODY.size + _ID.size * count
         if count == 0 or size == 0 or len(body) != start + count * size:
             raise FrameError(f"a datagram of {count} blocks of {size} has {len(body)} bytes")
         ids = struct.unpack_from(f">{count}I", body, _BODY.size)
         view = memoryview(body)
         blocks = [view[start + i * size : start + (i + 1) * size] for i in range(count)]
-        return cls(epoch, seq, first_rank, ids, blocks, sent_us)
+        return cls(attempt, seq, first_rank, ids, blocks, sent_us)
 
 
 def blocks_per_datagram(block_bytes: int) -> int:

@@ -67,7 +67,7 @@ class Connector:
             "service": _SERVICE,
             "run": identity.run_id,
             "region": identity.region,
-            "epoch": identity.epoch,
+            "attempt": identity.attempt,
             "instance": instance,
         }
         self._config = config
@@ -220,7 +220,7 @@ class Connector:
     def _check(self, theirs: Meta) -> None:
         expect_same("service", theirs.get("service"), _SERVICE)
         expect_same("run", theirs.get("run"), self._identity.run_id)
-        count(theirs, "epoch")
+        count(theirs, "attempt")
         text(theirs, "instance")
         if text(theirs, "region") == self._identity.region:
             # A reflected hello, or two endpoints for one region.

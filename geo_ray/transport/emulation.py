@@ -2,7 +2,7 @@
 
 The model describes one direction of a link and has no clock. The simulator asks it when a message
 arrives; the shapers delay real traffic until then, so both agree. TCP itself (slow start,
-windows, congestion) is not modelled; see docs/transport.md.
+windows, congestion) is not modelled; see docs/design/transport.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 There is one connection per pair of regions, used in both directions and made again when it breaks.
 Between two living endpoints every message arrives exactly once and in order. `connection.py` moves
-the bytes; see docs/transport.md.
+the bytes; see docs/design/transport.md.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Endpoint:
         shaping: link models by destination region, fresh ones (see `build_links`); what is not
             named is not shaped.
         clock: None takes the machine's.
-        on_peer: called with (peer's region, its epoch, whether it is connected), in order with its
-            messages. A higher epoch means that the peer restarted: what it had not acknowledged is
-            dropped.
+        on_peer: called with (peer's region, its attempt, whether it is connected), in order with
+            its messages. A higher attempt means that the peer restarted: what it had not
+            acknowledged is dropped.
         run_start_s: the clock's time at which the link models' time is 0; None takes now.
         certificate: this region's, for TLS; None if it needs none (see ``transport.tls``).
 

@@ -269,7 +269,7 @@ class Callbacks:
 
     Attributes:
         on_message: takes (peer's region, message), in order, each message once.
-        on_peer: takes (peer's region, its epoch, whether it is connected now).
+        on_peer: takes (peer's region, its attempt, whether it is connected now).
     """
 
     on_message: Callable[[str, Message], None]
@@ -278,7 +278,7 @@ class Callbacks:
 
 @dataclass(frozen=True, slots=True)
 class _News:
-    epoch: int
+    attempt: int
     message: Message | None = None
     is_up: bool = False
 
@@ -289,7 +289,7 @@ class Inbox:
     Args:
         peer: the peer's region.
         callbacks: the user's callbacks; an exception from one is logged and ends nothing.
-        on_next: called with (epoch, message) of the message that comes next, before it counts as
+        on_next: called with (attempt, message) of the message that comes next, before it counts as
             received: the peer may have sent another in its place when it does.
         on_taken: called with a message that counts as received, before the user's handler.
     """
@@ -307,7 +307,7 @@ class Inbox:
         self._on_taken = on_taken
         self._changed = threading.Condition()  # guards the rest; not held in a callback
         self._news: deque[_News] = deque()
-        self._epoch = -1
+        self._attempt = -1
         self._delivered = [0] * LANES
         self._closed = False
 
@@ -317,18 +317,18 @@ class Inbox:
         with self._changed:
             return list(self._delivered)
 
-    def begin_anew(self, epoch: int) -> None:
+    def begin_anew(self, attempt: int) -> None:
         """Count from 1 for a new incarnation of the peer, and drop its predecessor's messages."""
         with self._changed:
-            self._epoch, self._delivered = epoch, [0] * LANES
+            self._attempt, self._delivered = attempt, [0] * LANES
 
-    def add(self, epoch: int, messages: list[Message]) -> None:
+    def add(self, attempt: int, messages: list[Message]) -> None:
         """Queue complete messages, in the order of their lane."""
-        self._append([_News(epoch, message) for message in messages])
+        self._append([_News(attempt, message) for message in messages])
 
-    def tell_peer(self, epoch: int, *, is_up: bool) -> None:
+    def tell_peer(self, attempt: int, *, is_up: bool) -> None:
         """Queue the news that the peer is connected or disconnected."""
-        self._append([_News(epoch, is_up=is_up)])
+        self._append([_News(attempt, is_up=is_up)])
 
     def close(self) -> None:
         """End `run` once it has delivered what is queued."""
@@ -344,7 +344,7 @@ class Inbox:
                 if not self._news:
                     return
                 news = self._news.popleft()
-            if news.message is not None and not self._count(news.epoch, news.message):
+            if news.message is not None and not self._count(news.attempt, news.message):
                 del news
                 continue
             try:
@@ -352,17 +352,17 @@ class Inbox:
                     self._on_taken(news.message)
                     self._callbacks.on_message(self._peer, news.message)
                 else:
-                    self._callbacks.on_peer(self._peer, news.epoch, news.is_up)
+                    self._callbacks.on_peer(self._peer, news.attempt, news.is_up)
             except Exception:
                 what = "a change" if news.message is None else f"message {news.message.kind!r}"
                 _LOGGER.exception("the handler failed for %s of region %s", what, self._peer)
             del news  # not held while the next one is awaited: a payload may be a whole model
 
-    def _count(self, epoch: int, message: Message) -> bool:
+    def _count(self, attempt: int, message: Message) -> bool:
         """Count a message as received; return False for one that is not wanted any more."""
-        self._on_next(epoch, message)
+        self._on_next(attempt, message)
         with self._changed:
-            is_wanted = epoch == self._epoch and not self._closed
+            is_wanted = attempt == self._attempt and not self._closed
             if is_wanted:
                 self._delivered[message.lane] += 1
             return is_wanted
@@ -408,11 +408,11 @@ class TrafficCounters:
         for each in received:
             self._received.update(each)
 
-    def bytes_out(self) -> dict[str, int]:
+    def bytes_sent(self) -> dict[str, int]:
         """Bytes sent by class."""
         return self._sum(self._sent, 0)
 
-    def bytes_in(self) -> dict[str, int]:
+    def bytes_received(self) -> dict[str, int]:
         """Bytes received by class."""
         return self._sum(self._received, 1)
 
@@ -431,11 +431,11 @@ class Incarnation:
         peer: the peer's region.
 
     Attributes:
-        epoch: the epoch of that start; -1 before the first.
+        attempt: the attempt of that start; -1 before the first.
     """
 
     def __init__(self, peer: str) -> None:
-        self.epoch = -1
+        self.attempt = -1
         self._peer = peer
         self._instance = ""
 
@@ -444,27 +444,27 @@ class Incarnation:
 
         Raises:
             PeerRefusedError: the hello comes from an older start, or from a second endpoint of the
-                same epoch.
+                same attempt.
             FrameError: the hello is malformed.
         """
-        epoch, instance = count(hello, "epoch"), text(hello, "instance")
-        if epoch < self.epoch:
+        attempt, instance = count(hello, "attempt"), text(hello, "instance")
+        if attempt < self.attempt:
             raise PeerRefusedError(
-                f"region {self._peer} comes with epoch {epoch}, but its epoch {self.epoch} "
+                f"region {self._peer} comes with attempt {attempt}, but its attempt {self.attempt} "
                 "was here already"
             )
-        if epoch == self.epoch and instance != self._instance:
+        if attempt == self.attempt and instance != self._instance:
             raise PeerRefusedError(
-                f"two endpoints claim to be region {self._peer} in epoch {epoch}: "
+                f"two endpoints claim to be region {self._peer} in attempt {attempt}: "
                 f"{instance!r:.100} and {self._instance!r}",
-                fix="Give a restarted endpoint a higher epoch.",
+                fix="Give a restarted endpoint a higher attempt.",
             )
-        return epoch == self.epoch
+        return attempt == self.attempt
 
     def replace(self, hello: Meta) -> bool:
         """Make the hello's sender the present start; return whether there was another before."""
-        had_one = self.epoch >= 0
-        self.epoch, self._instance = count(hello, "epoch"), text(hello, "instance")
+        had_one = self.attempt >= 0
+        self.attempt, self._instance = count(hello, "attempt"), text(hello, "instance")
         return had_one
 
 
@@ -578,9 +578,9 @@ class Session:
             heartbeat = None if connection is None else connection.heartbeat
             return PeerStats(
                 connected=connection is not None,
-                epoch=None if self._incarnation.epoch < 0 else self._incarnation.epoch,
-                bytes_out=counters.bytes_out(),
-                bytes_in=counters.bytes_in(),
+                attempt=None if self._incarnation.attempt < 0 else self._incarnation.attempt,
+                bytes_sent=counters.bytes_sent(),
+                bytes_received=counters.bytes_received(),
                 messages_out=counters.messages_out,
                 messages_in=counters.messages_in,
                 duplicates_in=self._assembly.duplicates,
@@ -680,11 +680,11 @@ class Session:
             self._outbox.rewind(delivered)
             if old is not None:
                 # Told here: the old connection's thread may only get there after the new one's.
-                self.inbox.tell_peer(count(old.greeting.hello, "epoch"), is_up=False)
+                self.inbox.tell_peer(count(old.greeting.hello, "attempt"), is_up=False)
                 old.end("replaced by a newer connection")
             self._connection, self.is_forgotten = connection, False
             self._peer_serials, self.is_revoked = connection.peer_serials, False
-            self.inbox.tell_peer(self._incarnation.epoch, is_up=True)
+            self.inbox.tell_peer(self._incarnation.attempt, is_up=True)
             self._peer_delivered = []
             self._counters.open(connection)
             self._changed.notify_all()
@@ -696,15 +696,16 @@ class Session:
 
     def _begin_anew(self, hello: Meta) -> None:
         had_predecessor = self._incarnation.replace(hello)
-        self.inbox.begin_anew(self._incarnation.epoch)
+        self.inbox.begin_anew(self._incarnation.attempt)
         self._assembly.restart()
         if not had_predecessor:
             return
         dropped = self._outbox.restart()
         self._counters.dropped_out += dropped
         _LOGGER.warning(
-            "region %s restarted with epoch %d; %d messages to its earlier incarnation are dropped",
-            self.peer, self._incarnation.epoch, dropped,
+            "region %s restarted with attempt %d; %d messages to its earlier incarnation are "
+            "dropped",
+            self.peer, self._incarnation.attempt, dropped,
         )  # fmt: skip
 
     def run(self, connection: Connection) -> None:
@@ -750,7 +751,7 @@ class Session:
             if connection is None or connection.stuck_s() <= limit_s:
                 return False
             self._connection = None
-            self.inbox.tell_peer(self._incarnation.epoch, is_up=False)
+            self.inbox.tell_peer(self._incarnation.attempt, is_up=False)
             self._changed.notify_all()
         _LOGGER.error("the loop of the connection to region %s stands still", self.peer)
         connection.end("its loop stands still")
@@ -761,7 +762,7 @@ class Session:
         with self._changed:
             if self._connection is connection:
                 self._connection = None
-                self.inbox.tell_peer(self._incarnation.epoch, is_up=False)
+                self.inbox.tell_peer(self._incarnation.attempt, is_up=False)
             self._counters.last_error = str(connection.cause)
             self._counters.close(connection)
             is_last = self._closed and self._connection is None
@@ -858,11 +859,11 @@ class Session:
         return self._outbox.in_flight_bytes(lanes)
 
     def place(
-        self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
+        self, attempt: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
     ) -> memoryview:
         """See `Assembly.place`."""
         with self._changed:
-            if epoch != self._incarnation.epoch:
+            if attempt != self._incarnation.attempt:
                 raise PeerRefusedError(f"region {self.peer} restarted")
             return self._assembly.place(piece, size_bytes, divert)
 
@@ -871,14 +872,14 @@ class Session:
         with self._changed:
             self._assembly.abandon(piece, divert)
 
-    def complete(self, epoch: int, piece: Piece, payload: memoryview) -> bool:
+    def complete(self, attempt: int, piece: Piece, payload: memoryview) -> bool:
         """See `Assembly.complete`; whether the chunk was new."""
         with self._changed:
-            if epoch != self._incarnation.epoch:
+            if attempt != self._incarnation.attempt:
                 return False
             is_new, messages = self._assembly.complete(piece, payload)
         if messages:
-            self.inbox.add(epoch, messages)
+            self.inbox.add(attempt, messages)
         return is_new
 
     def delivered(self) -> list[int]:
@@ -890,9 +891,9 @@ class Session:
         with self._changed:
             self._changed.notify_all()
 
-    def _let_go(self, epoch: int, message: Message) -> None:
+    def _let_go(self, attempt: int, message: Message) -> None:
         with self._changed:
-            if epoch == self._incarnation.epoch:
+            if attempt == self._incarnation.attempt:
                 self._assembly.delivered(message.lane, view_of(message.payload).nbytes)
 
     def _taken(self, _: Message) -> None:

@@ -55,12 +55,12 @@ class UdpCounts:
 
     Attributes:
         datagrams: count of authentic datagrams, each counted once.
-        bytes_in: bytes of these by peer.
+        bytes_received: bytes of these by peer.
         strange: count of datagrams of no session, altered or malformed.
     """
 
     datagrams: int = 0
-    bytes_in: Counter[str] = field(default_factory=Counter)
+    bytes_received: Counter[str] = field(default_factory=Counter)
     strange: int = 0
 
 
@@ -194,7 +194,7 @@ class UdpChannel:
             _LOGGER.warning("a datagram of region %s: %s", session.peer, error)
             return
         self.counts.datagrams += 1
-        self.counts.bytes_in[session.peer] += len(datagram)
+        self.counts.bytes_received[session.peer] += len(datagram)
         now_s = self._clock.now_s()
         delay_s = now_s - group.sent_us * 1e-6
         if session.report_at_s is None:
@@ -252,7 +252,7 @@ class LossyLoad:
     """The lossy blocks of an update.
 
     Attributes:
-        epoch: epoch of the sender.
+        attempt: attempt of the sender.
         seq: the update's number.
         ids: position of each block within the vector, by rank.
         data: the blocks' bytes, by rank, one after the other.
@@ -260,7 +260,7 @@ class LossyLoad:
         bands: ranges of rank, for marking.
     """
 
-    epoch: int
+    attempt: int
     seq: int
     ids: Sequence[int]
     data: memoryview
@@ -272,7 +272,7 @@ class LossyLoad:
         stop = min(len(self.ids), first_rank + count)
         size = self.block_bytes
         blocks = [self.data[rank * size : (rank + 1) * size] for rank in range(first_rank, stop)]
-        return BlockGroup(self.epoch, self.seq, first_rank, self.ids[first_rank:stop], blocks)
+        return BlockGroup(self.attempt, self.seq, first_rank, self.ids[first_rank:stop], blocks)
 
 
 @dataclass(slots=True)
@@ -281,13 +281,13 @@ class SenderCounts:
 
     Attributes:
         datagrams: count of datagrams.
-        bytes_out: bytes of these datagrams.
+        bytes_sent: bytes of these datagrams.
         blocks: count of lossy blocks in them.
         unsent: count of blocks that were not sent before the next update.
     """
 
     datagrams: int = 0
-    bytes_out: int = 0
+    bytes_sent: int = 0
     blocks: int = 0
     unsent: int = 0
 
@@ -433,6 +433,6 @@ class UdpSender:
             self._next_rank += len(group.ids)
             self._rate.on_sent(len(datagram))
             self.counts.datagrams += 1
-            self.counts.bytes_out += len(datagram)
+            self.counts.bytes_sent += len(datagram)
             self.counts.blocks += len(group.ids)
             return datagram, rank

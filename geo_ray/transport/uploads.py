@@ -108,8 +108,8 @@ class UploadRequest:
 
     Attributes:
         region: its sender; the helper region if it is a sum of several.
-        epoch: incarnation of the sender.
-        seq: its number within the epoch; the group's number if it is a sum.
+        attempt: incarnation of the sender.
+        seq: its number within the attempt; the group's number if it is a sum.
         size_bytes: of its payload.
         base_version: the averager's version that it was computed from; of a sum, the oldest.
         norm: Euclidean norm of the payload; if one must be dropped, it is the smallest.
@@ -120,7 +120,7 @@ class UploadRequest:
     """
 
     region: str
-    epoch: int
+    attempt: int
     seq: int
     size_bytes: int
     base_version: int
@@ -895,7 +895,7 @@ class HelperScheduler:
         number = next(self._numbers)
         total = UploadRequest(
             group.helper,
-            epoch=0,
+            attempt=0,
             seq=number,
             size_bytes=group.asks[0].size_bytes,
             base_version=min(ask.base_version for ask in group.asks),

@@ -80,8 +80,10 @@ def test_every_class_says_itself_what_its_section_needs(kind: type[errors.GeoRay
 
 
 def test_the_page_of_errors_is_what_the_classes_say() -> None:
-    """If this fails: ``python -m geo_ray.testing.errors_page docs/errors.md``."""
-    assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == page()
+    """If this fails, run `geo_ray.testing.errors_page` with the page's path."""
+    assert (ROOT / "docs" / "reference" / "generated" / "errors.md").read_text(
+        encoding="utf-8"
+    ) == page()
 
 
 def test_the_page_has_a_section_for_every_code() -> None:

@@ -1,4 +1,4 @@
-"""docs/own.md has whole examples that run, and names every field that its reader meets."""
+"""The page of custom strategies has examples that run, and names every field of the interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "own.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "custom-strategies.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["own_strategy.py", "own_codec.py"])

@@ -36,7 +36,7 @@ CALLBACKS = {
     "geo_ray.transport.wire.handshake:HandshakeSide.admit",
     "geo_ray.transport.wire.handshake:HandshakeSide.send",
 }
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "design" / "architecture.md"
 
 
 def importers(files: list[Any]) -> dict[str, set[str]]:
@@ -64,7 +64,7 @@ def small_with_one_importer(files: list[Any]) -> set[str]:
 
 
 def listed() -> set[str]:
-    """The modules that docs/architecture.md lists with a reason, by name."""
+    """The modules that docs/design/architecture.md lists with a reason, by name."""
     text = PAGE.read_text()
     table = text[text.index("## Small modules with one importer") :].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| \S.+ \|$", table, flags=re.M)

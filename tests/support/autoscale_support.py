@@ -17,20 +17,20 @@ from geo_ray.cloud.autoscaler.observation import (
     Observed,
     PendingBundle,
     PendingGroup,
-    RegionSilence,
+    RegionOutage,
 )
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy, Decided
 from geo_ray.cloud.autoscaler.state import AutoscalerMemory
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
 from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.cloud.provider import (
+    Availability,
     LaunchFailure,
+    LaunchFailureKind,
     Machine,
     MachineState,
     Market,
     Pool,
-    Shortage,
-    Stock,
 )
 from geo_ray.experiment.autoscale import AutoscaleConfig, CalmConfig, RetryConfig
 from geo_ray.prices.price import AgeTier
@@ -96,7 +96,7 @@ class Scene:
     leaves: dict[str, float] = field(default_factory=dict)  # nodes that are drained, until when
     chosen_zone: str = "r-1c"  # by the cloud, where a request names none
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
-    silent: set[str] = field(default_factory=set)
+    unreachable: set[str] = field(default_factory=set)
     kept: set[str] = field(default_factory=set)  # machines that the cloud does not end
 
     def __post_init__(self) -> None:
@@ -107,8 +107,8 @@ class Scene:
     def look(self, after_s: float = 10.0) -> Decided:
         """Time passes; the policy decides; the cloud does it."""
         self.now_s += after_s
-        stocks = {pool: Stock(pool, usd) for pool, usd in self.usd.items()}
-        listed = [m for m in self.machines.values() if m.pool.region not in self.silent]
+        availabilities = {pool: Availability(pool, usd) for pool, usd in self.usd.items()}
+        listed = [m for m in self.machines.values() if m.pool.region not in self.unreachable]
         nodes = {
             each.id: NodeSeen(
                 True,
@@ -123,11 +123,11 @@ class Scene:
             self.now_s,
             tuple(listed),
             nodes,
-            stocks,
+            availabilities,
             tuple(self.failures),
             self.left_s,
             self.pending,
-            {name: RegionSilence(self.now_s, "no answer") for name in self.silent},
+            {name: RegionOutage(self.now_s, "no answer") for name in self.unreachable},
             is_released=self.is_released,
         )
         self.failures = []
@@ -151,7 +151,11 @@ class Scene:
             case Launch(request=request) if request.pool in self.sold_out:
                 self.failures.append(
                     LaunchFailure(
-                        request.request_id, request.pool, request.count, Shortage.SOLD_OUT, "none"
+                        request.request_id,
+                        request.pool,
+                        request.count,
+                        LaunchFailureKind.SOLD_OUT,
+                        "none",
                     )
                 )
             case Launch(request=request) if request.pool not in self.deaf:
@@ -163,7 +167,13 @@ class Scene:
                     self.left[request.pool] -= granted
                 if granted < request.count:
                     missing = request.count - granted
-                    told = (request.request_id, request.pool, missing, Shortage.SOLD_OUT, "few")
+                    told = (
+                        request.request_id,
+                        request.pool,
+                        missing,
+                        LaunchFailureKind.SOLD_OUT,
+                        "few",
+                    )
                     self.failures.append(LaunchFailure(*told))
                 for number in range(granted):
                     name = f"{request.request_id}.{number}"
@@ -194,7 +204,7 @@ def simulated_bench(tmp_path: Path) -> Iterator[CloudBench]:
     markets = {pool(): forever(1.0), cheap: forever(0.5), rare: forever(1.0, 2)}
     temper = SimTemper(start_s=0.1, unlisted_s=0.1, quota={"south": 1})
     cloud = SimulatedCloud({**markets, south: forever(1.0)}, time.time, temper)
-    yield CloudBench(cloud, cloud, pool(), cheap, rare, south, tells_stock=False)
+    yield CloudBench(cloud, cloud, pool(), cheap, rare, south, reports_availability=False)
 
 
 def waiting(

@@ -16,7 +16,7 @@ from tests.support.observe_support import events, small_run, started, wan
 
 FAULTS = [
     ("worker_lost", 5.0, {"region": "east", "worker": 0, "cause": "x"}),
-    ("worker_replaced", 6.0, {"region": "east", "worker": 0, "epoch": 1}),
+    ("worker_replaced", 6.0, {"region": "east", "worker": 0, "attempt": 1}),
     ("step_refused", 7.0, {"region": "east", "step": 3, "cause": "nan"}),
     ("checkpoint", 8.0, {"id": "1", "step": 4, "bytes": 99}),
 ]

@@ -1,4 +1,4 @@
-"""The model of docs/planning.md ("The model, exactly") by plain enumeration.
+"""The model of docs/guides/planning.md ("The model, exactly") by plain enumeration.
 
 Written from that page alone: nothing here is the planner's. Takes a configuration, prices and links
 as a user writes them and goes through every plan.
@@ -243,7 +243,9 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
             room = room_of(question, place, machine)
             has = machine, speed, room
             kinds += [(record, has, ages_h.count(age_h), age_h) for age_h in set(ages_h)]
-            new = 0 if record.get("stock") == "none" or not room else max(0, cap - len(ages_h))
+            new = (
+                0 if record.get("availability") == "none" or not room else max(0, cap - len(ages_h))
+            )
             kinds.append((record, has, new, None))
     for counts in itertools.product(*(range(cap + 1) for _, _, cap, _ in kinds)):
         number = sum(counts)

@@ -60,7 +60,7 @@ def prices_of(rng: random.Random, names: list[str], tiers: bool) -> list[dict[st
                 if tiers and market == "on_demand":
                     record["age_tiers"] = shared if rng.random() < 0.6 else age_tiers(rng)
                 if rng.random() < 0.05:
-                    record["stock"] = "none"
+                    record["availability"] = "none"
                 found.append(record)
         found.append({**place, "item": "disk", "type": "ssd", "unit": "GB-month", "amount": 0.1})
         out = {**place, "item": "egress", "unit": "GB", "amount": rng.choice([2.0, 9.0])}

@@ -147,7 +147,7 @@ class Plane:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.names = tuple(sorted(setup.workers))
-        self.epoch = 0
+        self.attempt = 0
         self.saves: dict[int, Saved] = {}
         self.next_save = 1
         self.stopped = False
@@ -158,7 +158,7 @@ class Plane:
 
     def _begin(self) -> None:
         """All processes anew; as they were saved, if there is a whole checkpoint."""
-        self.epoch += 1
+        self.attempt += 1
         self.halts: list[int] = []  # checkpoints after which the regions stand still
         self.marks: list[tuple[str, int, bool]] = []  # regions that are told of checkpoints apart
         self.taken.clear()
@@ -207,7 +207,7 @@ class Plane:
             BATCH,
             None if self.setup.rows else self.setup.steps,
             self.setup.mode,
-            epoch=self.epoch,
+            attempt=self.attempt,
             goal=str(self.setup.steps),
             elastic=self.setup.elastic,
             last_round_is_last_word=exchange.last != "always" and self.setup.wire.owes,
@@ -263,17 +263,17 @@ class Plane:
         update = self.updates.pop(at)
         self.old.append(update)
         replies = self.averager.on_update(update)
-        if update.epoch != self.epoch:  # of a life before: perhaps it was answered meanwhile
+        if update.attempt != self.attempt:  # of a life before: perhaps it was answered meanwhile
             replies = [r for r in replies if self.expects(r)]
             replies = [r for r in replies if r.seq not in self._under_way(r.to)]
         self._return(replies)
 
     def skip(self, update: UpdateMessage) -> None:
         """The averager answers an update that it does not take in; its content comes later."""
-        if update.epoch != self.epoch:
+        if update.attempt != self.attempt:
             return  # of a life before: perhaps it was taken in
         self.updates.remove(update)
-        self._return(self.averager.on_skip(update.region, update.epoch, update.seq))
+        self._return(self.averager.on_skip(update.region, update.attempt, update.seq))
 
     def repeat(self, update: UpdateMessage) -> None:
         """A message arrives once more: it changes nothing, and its answer may be given again."""
@@ -378,7 +378,7 @@ class Plane:
             region.server.ledger.check()
             assert bool(torch.isfinite(region.params_P).all())
             open_now = [u for u in self.updates if u.region == name]
-            again = [u for u in open_now if u.epoch != self.epoch]  # perhaps answered meanwhile
+            again = [u for u in open_now if u.attempt != self.attempt]  # perhaps answered meanwhile
             assert len(again) <= 1 and len(self._under_way(name)) <= 1
             assert again or len(open_now) + len(self._under_way(name)) <= 1
             if region.server.phase != "halted":

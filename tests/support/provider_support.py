@@ -85,7 +85,7 @@ class CloudBench:
     unknown_id: str = "i-0123456789abcdef0"
     left: int = 2
     quota_left: int = 1
-    tells_stock: bool = True
+    reports_availability: bool = True
     server: Any = None
 
     def request(self, name: str, pool: Pool | None = None, count: int = 2) -> LaunchRequest:
@@ -231,7 +231,7 @@ def aws_bench(tmp_path: Path) -> Iterator[CloudBench]:
                 lose_answer=lambda: setattr(front, "lose", 1),
                 forbid=lambda: front.denied.add("*") or "ec2:RunInstances",
                 quota_left=0,
-                tells_stock=False,
+                reports_availability=False,
                 server=front,
             )
     finally:

@@ -338,7 +338,7 @@ class SimQueue:
 
     def ask(self, tenant: str, request: AnyRequest, token: str | None = None) -> str:
         signed = inbox.signed(request, self.queue_id, token or TOKENS[tenant])
-        inbox.post(self.store, tenant, signed)
+        inbox.submit(self.store, tenant, signed)
         return request.id
 
     def _new(self) -> dict[str, Any]:

@@ -121,9 +121,9 @@ class Site:
         self.clients: list[LanClient] = []
         self.endpoint: Endpoint | None = None
         self.bridge: Bridge | None = None
-        self._bridge_epoch = 1
+        self._bridge_attempt = 1
         if world.averager is not None:
-            identity = EndpointIdentity("test-run", name, self._bridge_epoch, KEY)
+            identity = EndpointIdentity("test-run", name, self._bridge_attempt, KEY)
             self.bridge = open_bridge(identity, self._path_setting())
             self.endpoint = self.bridge.endpoint
         self.shards = [
@@ -167,8 +167,8 @@ class Site:
         world, name = self.world, self.region.name
         home = home or AveragerHome(world.experiment.averager_region)
         setting = replace(self._path_setting(), averager=None, home=home)
-        self._bridge_epoch += 1
-        identity = EndpointIdentity("test-run", name, self._bridge_epoch, KEY)
+        self._bridge_attempt += 1
+        identity = EndpointIdentity("test-run", name, self._bridge_attempt, KEY)
         self.bridge = open_bridge(identity, setting)
         self.endpoint = self.bridge.endpoint
         self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
@@ -221,27 +221,27 @@ class Site:
     def digest(self) -> str:
         return digest(torch.cat([shard.params_S for shard in self.shards]))
 
-    def join(self, rank: int, epoch: int = 1, *, shared: bool = True) -> list[LanClient]:
+    def join(self, rank: int, attempt: int = 1, *, shared: bool = True) -> list[LanClient]:
         """Connections of one worker to all shards, primary first; nothing is asked yet."""
         hello = {"peer": f"{self.region.name}/{rank}", "role": "worker", "worker": rank}
         num_params = self.world.params_P.numel()
         clients = dial_shards(
             self.addresses,
             KEY,
-            hello | {"epoch": epoch},
+            hello | {"attempt": attempt},
             num_params,
             shared=shared,
-            carried=self.world.start.layout.size_floats,
+            buffer_floats=self.world.start.layout.size_floats,
         )
         self.clients += clients
         return clients
 
-    def loop(self, rank: int, epoch: int = 1, *, shared: bool = True) -> WorkerLoop:
+    def loop(self, rank: int, attempt: int = 1, *, shared: bool = True) -> WorkerLoop:
         world, experiment = self.world, self.world.experiment
-        clients = self.join(rank, epoch, shared=shared)
-        carried = world.start.layout.size_floats
+        clients = self.join(rank, attempt, shared=shared)
+        buffer_floats = world.start.layout.size_floats
         params_P, grad_P, links = links_over(
-            clients, world.params_P.numel(), world.timeout_s, carried
+            clients, world.params_P.numel(), world.timeout_s, buffer_floats
         )
         name = self.region.name
         worker = build_worker(experiment, name, world.task, params_P, grad_P)
@@ -257,8 +257,8 @@ class Site:
             step_s=pace,
         )
 
-    def start(self, rank: int, epoch: int = 1, *, shared: bool = True) -> WorkerThread:
-        thread = WorkerThread(self.loop(rank, epoch, shared=shared))
+    def start(self, rank: int, attempt: int = 1, *, shared: bool = True) -> WorkerThread:
+        thread = WorkerThread(self.loop(rank, attempt, shared=shared))
         thread.start()
         return thread
 

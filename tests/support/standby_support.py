@@ -129,7 +129,7 @@ class Region:
             self.name, 1, self.seq, self.averager_version, max(1, state.samples), payload_P, final
         )
         state.samples = 0
-        self.world.carry_out(self.name, self.world.nodes[self.name].submit(update))
+        self.world.execute(self.name, self.world.nodes[self.name].submit(update))
 
     def give(self, reply: ReplyMessage) -> None:
         assert reply.seq == self.seq and self.state.link_busy
@@ -194,7 +194,7 @@ class World:
     def is_up(self, a: str, b: str) -> bool:
         return not {a, b} & self.dead and frozenset((a, b)) not in self.cut
 
-    def carry_out(self, name: str, effects) -> None:
+    def execute(self, name: str, effects) -> None:
         for effect in effects:
             match effect:
                 case SendMessage(to, message):
@@ -217,14 +217,14 @@ class World:
         node = self.nodes[dst]
         if isinstance(message, AveragerRequest) and self.setup.skips and node.primary is not None:
             message = self._maybe_skip(message)
-        self.carry_out(dst, node.on_message(src, message))
+        self.execute(dst, node.on_message(src, message))
 
     def _maybe_skip(self, request: AveragerRequest) -> AveragerRequest:
         """Now and then an update is too stale."""
         if request.again or request.op.update.final or self.random.random() > 0.3:
             return request
         update = request.op.update
-        return AveragerRequest(Skip(update.region, update.epoch, update.seq))
+        return AveragerRequest(Skip(update.region, update.attempt, update.seq))
 
     # ---------------------------------------------------------------- events
 
@@ -233,7 +233,7 @@ class World:
         for name, node in self.nodes.items():
             if name not in self.dead:
                 peers = [other for other in self.names if other != name and self.is_up(name, other)]
-                self.carry_out(name, node.tick(self.now_s, peers))
+                self.execute(name, node.tick(self.now_s, peers))
 
     def kill(self, name: str, random: Random) -> None:
         """What it had sent may have arrived in part."""
@@ -247,18 +247,18 @@ class World:
                 queue.clear()
                 for message in messages:
                     if dst not in self.dead:
-                        self.carry_out(dst, self.nodes[dst].on_message(src, message))
+                        self.execute(dst, self.nodes[dst].on_message(src, message))
 
     def report_dead(self, name: str) -> None:
         for other, node in self.nodes.items():
             if other not in self.dead:
-                self.carry_out(other, node.on_report_dead(name))
+                self.execute(other, node.on_report_dead(name))
 
     def checkpoint(self) -> None:
         self.checkpoints += 1
         node = self.host()
         if node is not None:
-            self.carry_out(node.region, node.offer(BeginCheckpoint(self.checkpoints, halt=False)))
+            self.execute(node.region, node.offer(BeginCheckpoint(self.checkpoints, halt=False)))
 
     def host(self) -> StandbyNode | None:
         """The averager's home of the highest epoch, if it lives."""

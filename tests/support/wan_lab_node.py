@@ -36,7 +36,7 @@ class Node:
     def __init__(self, hello: dict[str, Any]) -> None:
         self.heard = Heard()
         self.peer: str = hello["peer"]
-        identity = EndpointIdentity("lab", hello["region"], hello["epoch"], b"k" * 32)
+        identity = EndpointIdentity("lab", hello["region"], hello["attempt"], b"k" * 32)
         config = TransportConfig.model_validate(hello["config"])
         self.endpoint = Endpoint(identity, self.on_message, config, on_peer=self.on_peer)
 
@@ -47,9 +47,9 @@ class Node:
             self.heard.damaged.append(n)
         self.heard.messages.append(n)
 
-    def on_peer(self, _: str, epoch: int, up: bool) -> None:
+    def on_peer(self, _: str, attempt: int, up: bool) -> None:
         """Remember that the peer came or went."""
-        self.heard.peers.append((epoch, up))
+        self.heard.peers.append((attempt, up))
 
     def listen(self, host: str) -> dict[str, Any]:
         """Take connections."""

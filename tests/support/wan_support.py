@@ -22,7 +22,7 @@ WAIT_S = 240.0  # never reached when all is well
 class Node:
     """An endpoint, the messages it got, and what it heard of its peers."""
 
-    def __init__(self, region: str, epoch: int = 1, **options: Any) -> None:
+    def __init__(self, region: str, attempt: int = 1, **options: Any) -> None:
         own = {name: options.pop(name) for name in ("certificate", "shaping") if name in options}
         run_id = options.pop("run_id", "run")
         self.region = region
@@ -32,7 +32,7 @@ class Node:
         self._changed = threading.Condition()
         quick = {"heartbeat_s": 0.05, "reconnect_min_s": 0.01, "reconnect_max_s": 0.1} | options
         self.endpoint = Endpoint(
-            EndpointIdentity(run_id, region, epoch, KEY),
+            EndpointIdentity(run_id, region, attempt, KEY),
             self._on_message,
             TransportConfig(**quick),
             on_peer=self._on_peer,
@@ -45,9 +45,9 @@ class Node:
             self.got.append((peer, message))
             self._changed.notify_all()
 
-    def _on_peer(self, region: str, epoch: int, up: bool) -> None:
+    def _on_peer(self, region: str, attempt: int, up: bool) -> None:
         with self._changed:
-            self.peers.append((region, epoch, up))
+            self.peers.append((region, attempt, up))
             self._changed.notify_all()
 
     def wait(self, condition: Callable[[], bool]) -> None:

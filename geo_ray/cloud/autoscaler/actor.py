@@ -21,7 +21,7 @@ from typing import Any, Final
 import ray
 from ray.util import list_named_actors
 
-from geo_ray.base.errors import ClusterError, GeoRayError, LeaseLostError, RegionsSilentError
+from geo_ray.base.errors import ClusterError, GeoRayError, LeaseLostError, RegionsUnreachableError
 from geo_ray.cloud.autoscaler.actions import ActionTold, AutoscalerStatus, told
 from geo_ray.cloud.autoscaler.journal import Journal, read_told, write_told
 from geo_ray.cloud.autoscaler.journal_read import (
@@ -371,10 +371,10 @@ class AutoscalerActor:
             now_s = time.time()
             spent, cost = self._spent_before(now_s)
             try:
-                found, silent = order.provider.list_machines(order.cluster), frozenset[str]()
-            except RegionsSilentError as error:
-                found, silent = error.found, frozenset(error.silent)
-            return memory_of(found, prefix, now_s, silent, spent)
+                found, unreachable = order.provider.list_machines(order.cluster), frozenset[str]()
+            except RegionsUnreachableError as error:
+                found, unreachable = error.found, frozenset(error.unreachable)
+            return memory_of(found, prefix, now_s, unreachable, spent)
 
         aside = put_aside(order.store, there)
         if aside is not None:
@@ -406,10 +406,10 @@ class AutoscalerActor:
 
     def _tell(self, result: TickResult) -> None:
         observed, now_s = result.observed, result.observed.now_unix_s
-        unseen = [
+        unreached = [
             instance.machine  # as last listed
             for instance in result.decided.memory.instances.values()
-            if instance.machine.pool.region in observed.silent
+            if instance.machine.pool.region in observed.unreachable
         ]
         for action in result.decided.actions:
             self._actions.append(told(action, now_s))
@@ -421,7 +421,7 @@ class AutoscalerActor:
         self._status = AutoscalerStatus(
             True,
             now_s,
-            (*(observed.machines or ()), *unseen),
+            (*(observed.machines or ()), *unreached),
             result.decided.usd_per_hour,
             tuple(result.decided.memory.ledger.by_region_and_reason()),
             observed.left_s,

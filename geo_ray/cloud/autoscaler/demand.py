@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from geo_ray.cloud.autoscaler.node_group import CHEAPER, DEADLINE, TOO_MANY, PostChoice
+from geo_ray.cloud.autoscaler.node_group import CHEAPER, DEADLINE, TOO_MANY, NodeGroupChoice
 from geo_ray.cloud.autoscaler.observation import (
     LIFE,
     REPLACED,
@@ -67,12 +67,12 @@ class DemandChoice:
     """What is decided for all such regions.
 
     Attributes:
-        posts: by region and role.
+        node_groups: by region and role.
         unneeded: ids of requests that nothing waits for.
         notes: what cannot be placed, and why.
     """
 
-    posts: dict[tuple[str, MachineRole], PostChoice] = field(default_factory=dict)
+    node_groups: dict[tuple[str, MachineRole], NodeGroupChoice] = field(default_factory=dict)
     unneeded: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -305,7 +305,7 @@ class DemandKeeper:
 
     def _keep(self, each: DemandRegion, used: set[str], packed: Packed) -> None:
         region = each.target
-        choice = self._post(region, "worker")
+        choice = self._node_group(region, "worker")
         for offer in self._workers(each):
             count = packed.rented.get(_offer_key(region, offer.pool), 0)
             if count:
@@ -347,7 +347,7 @@ class DemandKeeper:
         for offer in each.servers:
             is_safe = offer.pool.market is Market.ON_DEMAND
             if offer.most > 0 and self._is_rentable(offer) and (is_safe or not must_stay):
-                choice = self._post(region, "server")
+                choice = self._node_group(region, "server")
                 choice.launches[offer.pool] = (1, WAITS, offer.usd_per_hour or 0.0)
                 choice.alternatives = alternatives_of(each.servers, choice.launches)
                 return
@@ -386,7 +386,7 @@ class DemandKeeper:
                     may = instance.machine.id in replaced if role == "worker" else computes
                     is_idle = not _is_at_work(self._node(instance))
                     if instance.leaves_for != LIFE or may or is_last or is_idle:
-                        drains = self._post(each.target, role).drains
+                        drains = self._node_group(each.target, role).drains
                         drains.append((instance, instance.leaves_for))
 
     def _replaced(
@@ -408,8 +408,8 @@ class DemandKeeper:
 
     # ------------------------------------------------------------------ parts
 
-    def _post(self, region: RegionTarget, role: MachineRole) -> PostChoice:
-        return self._choice.posts.setdefault((region.name, role), PostChoice())
+    def _node_group(self, region: RegionTarget, role: MachineRole) -> NodeGroupChoice:
+        return self._choice.node_groups.setdefault((region.name, role), NodeGroupChoice())
 
     def _node(self, instance: ManagedInstance) -> NodeSeen:
         return self._observed.node(instance.machine.id)

@@ -161,7 +161,7 @@ def memory_of(
     machines: Sequence[Machine],
     prefix: str,
     now_unix_s: float,
-    silent: Collection[str] = (),
+    unreachable: Collection[str] = (),
     spent: SpentRecord | None = None,
 ) -> AutoscalerMemory:
     """Return what can be known without a journal: which machines there are, and since when.
@@ -172,12 +172,12 @@ def memory_of(
         machines: of the cluster, as listed.
         prefix: of the ids of the autoscaler's own requests.
         now_unix_s: the present time.
-        silent: by the cloud's name, regions that do not say what there is.
+        unreachable: by the cloud's name, regions that do not say what there is.
         spent: what all have cost, as far as that was noted; None: it is not known, and machines
             are paid since they are there.
     """
     own = [m for m in machines if m.state in _ALIVE and (m.request_id or "").startswith(prefix)]
-    memory = AutoscalerMemory(unseen=tuple(sorted(silent)))
+    memory = AutoscalerMemory(unreached=tuple(sorted(unreachable)))
     if spent is not None:
         memory.booked_unix_s = spent.until_unix_s
         memory.ledger.add("", BEFORE, 0.0, spent.paid_usd, spent.paid_usd)

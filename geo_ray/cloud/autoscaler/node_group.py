@@ -68,7 +68,7 @@ _LEAVE_LATER = (CHEAPER, TOO_MANY, DEADLINE, LIFE)
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class NodeGroupSpec:
     """Machines of one role in one region.
 
     Attributes:
@@ -97,7 +97,7 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
-class PostState:
+class NodeGroupState:
     """What a post has.
 
     Attributes:
@@ -112,7 +112,7 @@ class PostState:
 
 
 @dataclass(slots=True)
-class PostChoice:
+class NodeGroupChoice:
     """What is decided.
 
     Attributes:
@@ -146,13 +146,13 @@ def exchange_markup(config: AutoscaleConfig, left_s: float | None) -> float | No
     return (1 + config.start_s / horizon_s) / (1 - config.calm.least_gain)
 
 
-class PostKeeper:
+class NodeGroupPolicy:
     """Decides for one post.
 
     Args:
         config: of the autoscaler.
         memory: changed only in what is said of terminations and of the region's moves.
-        post: what is needed.
+        node_group: what is needed.
         offers: what could be rented, the best first.
         losses: what preemptions cost.
         now_unix_s: the present time.
@@ -162,23 +162,23 @@ class PostKeeper:
         self,
         config: AutoscaleConfig,
         memory: AutoscalerMemory,
-        post: Post,
+        node_group: NodeGroupSpec,
         offers: Sequence[PoolOffer],
         losses: Losses,
         now_unix_s: float,
     ) -> None:
-        self._config, self._memory, self._post = config, memory, post
+        self._config, self._memory, self._node_group = config, memory, node_group
         self._losses, self._now_s = losses, now_unix_s
-        self._offers = [offer for offer in offers if post.speed(offer.pool) > 0]
-        self._record = memory.region(f"{post.region}/{post.role}")
-        self._choice = PostChoice()
+        self._offers = [offer for offer in offers if node_group.speed(offer.pool) > 0]
+        self._record = memory.region(f"{node_group.region}/{node_group.role}")
+        self._choice = NodeGroupChoice()
 
     def decide(
         self,
         instances: Sequence[ManagedInstance],
         pending_launches: Sequence[PendingLaunch],
         left_s: float | None,
-    ) -> PostChoice:
+    ) -> NodeGroupChoice:
         """Return what is to be done.
 
         Args:
@@ -186,24 +186,24 @@ class PostKeeper:
             pending_launches: requests for it.
             left_s: how long the job goes on; None: without end.
         """
-        post = self._post
+        node_group = self._node_group
         for instance in instances:
             instance.idle_unix_s = None  # the plan needs it; idle time before that counts no more
-        if post.rows_per_s <= 0:
+        if node_group.rows_per_s <= 0:
             self._record.surplus_unix_s = None
             self._send_all_away(instances)
             self._choice.calls_off = True
             return self._choice
         for instance in instances:
-            if instance.stays and post.speed(instance.machine.pool) <= 0:
-                instance.leave(DEADLINE if post.only_on_demand else TOO_MANY)
+            if instance.stays and node_group.speed(instance.machine.pool) <= 0:
+                instance.leave(DEADLINE if node_group.only_on_demand else TOO_MANY)
         coming = self._coming(pending_launches)
         self._make_up_floor(instances, coming)
         have = sum(self._speed(instance) for instance in instances if instance.stays)
-        have += sum(post.speed(pool) * count for pool, count in coming.items())
-        if have < post.rows_per_s * ENOUGH:
+        have += sum(node_group.speed(pool) * count for pool, count in coming.items())
+        if have < node_group.rows_per_s * ENOUGH:
             self._record.surplus_unix_s = None
-            self._make_up(instances, post.rows_per_s - have)
+            self._make_up(instances, node_group.rows_per_s - have)
         else:
             self._exchange(instances, bool(coming), left_s)
         self._let_go(instances)
@@ -213,14 +213,14 @@ class PostKeeper:
 
     def state(
         self, instances: Sequence[ManagedInstance], pending_launches: Sequence[PendingLaunch]
-    ) -> PostState:
-        """Return what the post has, and whether it is at rest."""
+    ) -> NodeGroupState:
+        """Return what the node_group has, and whether it is at rest."""
         steady = [instance for instance in instances if instance.stays]
         coming = self._coming(pending_launches)
         rows_per_s = sum(self._speed(instance) for instance in steady)
-        rows_per_s += sum(self._post.speed(pool) * count for pool, count in coming.items())
+        rows_per_s += sum(self._node_group.speed(pool) * count for pool, count in coming.items())
         is_quiet = not coming and self._is_quiet(instances)
-        return PostState(rows_per_s, is_quiet, not instances and not coming)
+        return NodeGroupState(rows_per_s, is_quiet, not instances and not coming)
 
     def cost(
         self,
@@ -246,18 +246,18 @@ class PostKeeper:
         floor = self._floor_of(steady)
         have = sum(self._speed(instance) for instance in floor)
         first = next((o for o in self._offers if _is_safe(o.pool) and o.most > 0), None)
-        if len(floor) < self._post.floor and first is not None and not pending_launches:
-            have += self._post.speed(first.pool)
+        if len(floor) < self._node_group.floor and first is not None and not pending_launches:
+            have += self._node_group.speed(first.pool)
         free = [instance for instance in steady if not any(instance is each for each in floor)]
         kept = [self._item(instance) for instance in free] if markup is None else []
         for pool, count in self._coming(pending_launches).items():
             usd = price_of(self._memory, pool, None) or 0.0
-            kept.append(CoverItem(self._post.speed(pool), usd, count))
+            kept.append(CoverItem(self._node_group.speed(pool), usd, count))
         usd = sum(item.usd_per_hour * item.most for item in kept)
         have += sum(item.rows_per_s * item.most for item in kept)
         free = [] if markup is None else free
         choices = [self._item(instance) for instance in free] + [
-            CoverItem(self._post.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), o.most)
+            CoverItem(self._node_group.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), o.most)
             for o in self._offers
         ]
         for item, count in zip(choices, cheapest_machines(choices, rows_per_s - have), strict=True):
@@ -287,14 +287,14 @@ class PostKeeper:
         have = sum(d.stays and _is_safe(d.machine.pool) for d in instances)
         have += sum(count for pool, count in coming.items() if _is_safe(pool))
         for instance in self._returning(instances):
-            if have < self._post.floor and _is_safe(instance.machine.pool):
+            if have < self._node_group.floor and _is_safe(instance.machine.pool):
                 instance.keep()
                 have += 1
         for offer in self._offers:
-            if have >= self._post.floor:
+            if have >= self._node_group.floor:
                 return
             if _is_safe(offer.pool):
-                count = min(self._post.floor - have, self._left(offer))
+                count = min(self._node_group.floor - have, self._left(offer))
                 self._rent(offer, count)
                 if count > 0:
                     coming[offer.pool] = coming.get(offer.pool, 0) + count
@@ -303,7 +303,7 @@ class PostKeeper:
     def _make_up(self, instances: Sequence[ManagedInstance], rows_per_s: float) -> None:
         returning = self._returning(instances)
         items = [self._item(instance) for instance in returning] + [
-            CoverItem(self._post.speed(o.pool), o.full_usd_per_hour, self._left(o))
+            CoverItem(self._node_group.speed(o.pool), o.full_usd_per_hour, self._left(o))
             for o in self._offers
         ]
         counts = cheapest_machines(items, rows_per_s)
@@ -333,16 +333,16 @@ class PostKeeper:
         is_quiet = not is_coming and self._is_quiet(instances)
         markup = exchange_markup(self._config, left_s)
         offers = self._offers if is_quiet and markup is not None else []
-        spare = sum(self._speed(d) for d in steady) - self._post.rows_per_s * ENOUGH
+        spare = sum(self._speed(d) for d in steady) - self._node_group.rows_per_s * ENOUGH
         if not offers and spare < min((self._speed(d) for d in steady), default=0.0):
             self._record.surplus_unix_s = None
             return
         kept = self._floor_of(steady)
         free = [instance for instance in steady if not any(instance is each for each in kept)]
-        need = self._post.rows_per_s - sum(self._speed(instance) for instance in kept)
+        need = self._node_group.rows_per_s - sum(self._speed(instance) for instance in kept)
         items = [self._item(instance) for instance in free] + [
             CoverItem(
-                self._post.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), self._left(o)
+                self._node_group.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), self._left(o)
             )
             for o in offers
         ]
@@ -373,7 +373,7 @@ class PostKeeper:
 
     def _floor_of(self, steady: Sequence[ManagedInstance]) -> list[ManagedInstance]:
         safe = [instance for instance in steady if _is_safe(instance.machine.pool)]
-        return sorted(safe, key=self._usd_per_hour)[: self._post.floor]
+        return sorted(safe, key=self._usd_per_hour)[: self._node_group.floor]
 
     # ------------------------------------------------------------------ too much
 
@@ -386,19 +386,19 @@ class PostKeeper:
             reason = instance.leaves_for
             mine = self._speed(instance) if _computes(instance) else 0.0
             must = reason not in _LEAVE_LATER
-            if must or able - mine >= self._post.rows_per_s * ENOUGH:
+            if must or able - mine >= self._node_group.rows_per_s * ENOUGH:
                 able -= mine
                 self._choice.drains.append((instance, reason))
 
     def _send_all_away(self, instances: Sequence[ManagedInstance]) -> None:
         for instance in instances:
             if _stays_or_waits(instance):
-                self._choice.drains.append((instance, self._post.reason or TOO_MANY))
+                self._choice.drains.append((instance, self._node_group.reason or TOO_MANY))
 
     # ------------------------------------------------------------------ parts
 
     def _speed(self, instance: ManagedInstance) -> float:
-        return self._post.speed(instance.machine.pool)
+        return self._node_group.speed(instance.machine.pool)
 
     def _usd_per_hour(self, instance: ManagedInstance) -> float:
         return self._item(instance).usd_per_hour
@@ -408,7 +408,7 @@ class PostKeeper:
 
     def _item(self, instance: ManagedInstance) -> CoverItem:
         pool = instance.machine.pool
-        kind = next((each for each in self._post.kinds if each.type == pool.type), None)
+        kind = next((each for each in self._node_group.kinds if each.type == pool.type), None)
         usd = price_of(self._memory, pool, kind)
         usd = instance.usd_per_hour if usd is None else usd
         if kind is not None:
@@ -428,7 +428,7 @@ class PostKeeper:
         if count <= 0 or offer.usd_per_hour is None:
             return
         before = self._choice.launches.get(offer.pool, (0, "", 0.0))[0]
-        why = reason or self._post.reason or "the plan"
+        why = reason or self._node_group.reason or "the plan"
         self._choice.launches[offer.pool] = (before + count, why, offer.usd_per_hour)
         self._record.moved_unix_s = self._now_s
         self._show()

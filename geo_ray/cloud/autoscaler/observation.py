@@ -26,13 +26,13 @@ from geo_ray.cloud.autoscaler.state import (
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL, ClusterTarget
 from geo_ray.cloud.provider import (
     HEAD_ROLE,
+    Availability,
     LaunchFailure,
+    LaunchFailureKind,
     Machine,
     MachineState,
     Market,
     Pool,
-    Shortage,
-    Stock,
 )
 from geo_ray.experiment.autoscale import AutoscaleConfig
 
@@ -149,7 +149,7 @@ NO_NODE = NodeSeen(is_ready=False, is_busy=False)
 
 
 @dataclass(frozen=True, slots=True)
-class RegionSilence:
+class RegionOutage:
     """A region of a cloud does not answer.
 
     Attributes:
@@ -170,12 +170,12 @@ class Observed:
         machines: of the cluster, as the clouds list them; None: nothing is known, since Ray could
             not be asked for their nodes.
         nodes: by machine id; a machine without a node is not there.
-        stocks: by pool, as far as they are known.
+        availabilities: by pool, as far as they are known.
         failures: of launches, each told at least once.
         left_s: seconds that the rest of the job takes with the speed of the target; None: it has
             no known end. 0: it is over; another one may begin.
         pending: what waits for a place.
-        silent: by the cloud's name, regions that did not answer; what runs there is not known.
+        unreachable: by the cloud's name, regions that did not answer; what runs there is not known.
         is_need_known: whether the job said how much is left of it, and Ray what waits.
         is_released: whether the cluster's owner has given up all machines.
     """
@@ -183,11 +183,11 @@ class Observed:
     now_unix_s: float
     machines: tuple[Machine, ...] | None
     nodes: Mapping[str, NodeSeen] = field(default_factory=dict)
-    stocks: Mapping[Pool, Stock] = field(default_factory=dict)
+    availabilities: Mapping[Pool, Availability] = field(default_factory=dict)
     failures: tuple[LaunchFailure, ...] = ()
     left_s: float | None = None
     pending: tuple[PendingGroup, ...] = ()
-    silent: Mapping[str, RegionSilence] = field(default_factory=dict)
+    unreachable: Mapping[str, RegionOutage] = field(default_factory=dict)
     is_need_known: bool = True
     is_released: bool = False
 
@@ -208,7 +208,7 @@ REPLACED = (NOTICE, DRAINED, LIFE)
 """Why a machine goes whatever runs there: another one takes its place."""
 
 
-class Sightings:
+class StateUpdater:
     """One look, taken into the memory.
 
     Args:
@@ -230,13 +230,13 @@ class Sightings:
         self._config, self._target, self._memory = config, target, memory
         self._observed, self._now_s, self._prefix = observed, observed.now_unix_s, prefix
 
-    def take_in(self) -> None:
+    def apply(self) -> None:
         """Change the memory."""
         for pool in self._target.pools():
             self._memory.pool(pool)  # a quota is of all zones, those without a price included
-        for pool, stock in self._observed.stocks.items():
-            if stock.usd_per_hour is not None:
-                self._memory.pool(pool).usd_per_hour = stock.usd_per_hour
+        for pool, availability in self._observed.availabilities.items():
+            if availability.usd_per_hour is not None:
+                self._memory.pool(pool).usd_per_hour = availability.usd_per_hour
         self._hold_back()
         self._take_resources()
         self._take_failures()
@@ -274,16 +274,16 @@ class Sightings:
     def _take_failures(self) -> None:
         for failure in self._observed.failures:
             pending_launch = self._memory.pending_launches.get(failure.request_id)
-            if failure.shortage is Shortage.THROTTLED:
+            if failure.kind is LaunchFailureKind.THROTTLED:
                 continue
             if failure.machine_id is not None:
-                self._did_not_start(failure.machine_id, pending_launch, failure.shortage)
+                self._did_not_start(failure.machine_id, pending_launch, failure.kind)
             elif pending_launch is not None and failure.missing > pending_launch.failed:
                 pending_launch.failed = failure.missing
-                self._leave_alone(pending_launch.request.pool, failure.shortage)
+                self._leave_alone(pending_launch.request.pool, failure.kind)
 
     def _did_not_start(
-        self, machine_id: str, pending_launch: PendingLaunch | None, shortage: Shortage
+        self, machine_id: str, pending_launch: PendingLaunch | None, failure_kind: LaunchFailureKind
     ) -> None:
         """A machine that was accepted will not come; it is told again and again."""
         instance = self._memory.instances.get(machine_id)
@@ -292,16 +292,16 @@ class Sightings:
             pending_launch.ended += (machine_id,)
         if instance is not None:
             self._memory.remove(instance)
-            self._leave_alone(instance.machine.pool, shortage)
+            self._leave_alone(instance.machine.pool, failure_kind)
         elif pending_launch is not None and is_new:
-            self._leave_alone(pending_launch.request.pool, shortage)
+            self._leave_alone(pending_launch.request.pool, failure_kind)
 
     def _give_up_pending_launches(self) -> None:
         for request_id in list(self._memory.pending_launches):
             pending_launch = self._memory.pending_launches[request_id]
             missing = outstanding(self._memory, pending_launch)
-            is_silent = pending_launch.request.pool.region in self._observed.silent
-            if missing > 0 and not is_silent and self._is_hopeless(pending_launch):
+            is_unreachable = pending_launch.request.pool.region in self._observed.unreachable
+            if missing > 0 and not is_unreachable and self._is_hopeless(pending_launch):
                 self._memory.pool(pending_launch.request.pool).until_unix_s = (
                     self._now_s + self._config.retry.longest_s
                 )
@@ -315,8 +315,8 @@ class Sightings:
         waited_s = max(0.0, min(retry.resend_s, self._now_s - pending_launch.sent_unix_s))
         return (pending_launch.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
-    def _leave_alone(self, pool: Pool, shortage: Shortage) -> None:
-        cool_down(self._memory, pool, shortage, self._now_s, self._config.retry)
+    def _leave_alone(self, pool: Pool, failure_kind: LaunchFailureKind) -> None:
+        cool_down(self._memory, pool, failure_kind, self._now_s, self._config.retry)
 
     # ------------------------------------------------------------------ machines
 
@@ -335,15 +335,17 @@ class Sightings:
                 self._welcome(machine)
             elif not (machine.request_id or "").startswith(self._prefix):
                 continue
-            elif machine.pool.region in self._memory.unseen:
+            elif machine.pool.region in self._memory.unreached:
                 self._memory.instances[machine.id] = taken_in(self._memory, machine, self._now_s)
                 self._look_at(self._memory.instances[machine.id], machine)
             else:
                 self._turn_away(machine)
-        silent = self._observed.silent
-        self._memory.unseen = tuple(each for each in self._memory.unseen if each in silent)
+        unreachable = self._observed.unreachable
+        self._memory.unreached = tuple(
+            each for each in self._memory.unreached if each in unreachable
+        )
         for instance in list(self._memory.instances.values()):
-            if instance.machine.pool.region in silent:
+            if instance.machine.pool.region in unreachable:
                 self._goes_on(instance)
             elif self._now_s - instance.seen_unix_s >= self._config.retry.missing_s:
                 self._is_gone(instance, instance.seen_unix_s)
@@ -449,7 +451,9 @@ class Sightings:
             instance.terminate(NO_NODE_CAME, self._now_s)
             if instance.has_joined:
                 retry = self._config.retry
-                cool_down(self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, retry)
+                cool_down(
+                    self._memory, machine.pool, LaunchFailureKind.SOLD_OUT, self._now_s, retry
+                )
             else:
                 self._did_not_join(instance)
 

@@ -20,9 +20,9 @@ from geo_ray.cloud.autoscaler.actions import Action, Alternative, Drain, End, La
 from geo_ray.cloud.autoscaler.demand import WAITS, DemandChoice, DemandKeeper, DemandRegion
 from geo_ray.cloud.autoscaler.node_group import (
     ENOUGH,
-    Post,
-    PostChoice,
-    PostKeeper,
+    NodeGroupChoice,
+    NodeGroupPolicy,
+    NodeGroupSpec,
     exchange_markup,
 )
 from geo_ray.cloud.autoscaler.observation import (
@@ -30,7 +30,7 @@ from geo_ray.cloud.autoscaler.observation import (
     UNWANTED,
     Observed,
     PendingGroup,
-    Sightings,
+    StateUpdater,
     amounts_text,
     burn_usd_per_hour,
 )
@@ -280,7 +280,7 @@ class AutoscalePolicy:
         last_s = max(
             (instance.seen_unix_s for instance in memory.instances.values()), default=now_s
         )
-        Sightings(self._config, target, memory, observed, self.prefix).take_in()
+        StateUpdater(self._config, target, memory, observed, self.prefix).apply()
         pace = run_pace(self._config, target, memory, observed)
         if pace.reason == UNKNOWN:  # nothing but the books, and the budget
             _leave_out_time(memory, max(0.0, now_s - last_s))
@@ -294,37 +294,37 @@ class AutoscalePolicy:
         shown, too_dear = [], list[str]()
         for region in target.regions:
             is_planned = region.rows_per_s > 0 or pace.speed <= 0
-            if region.at in observed.silent or pace.reason == HOLDS or not is_planned:
+            if region.at in observed.unreachable or pace.reason == HOLDS or not is_planned:
                 for place in ("worker", "server"):  # what is not looked at is no surplus
                     memory.region(f"{region.name}/{place}").surplus_unix_s = None
                 continue
-            for post in self._posts(region, pace):
-                instances, pending_launches = self._of(memory, post.region, post.role)
+            for node_group in self._node_groups(region, pace):
+                instances, pending_launches = self._of(memory, node_group.region, node_group.role)
                 offers = offers_of(
                     region,
-                    post.kinds,
+                    node_group.kinds,
                     memory,
-                    observed.stocks,
+                    observed.availabilities,
                     losses,
                     now_s,
                     self._config.retry.first_s,
                 )
-                keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
+                keeper = NodeGroupPolicy(self._config, memory, node_group, offers, losses, now_s)
                 choice = keeper.decide(instances, pending_launches, observed.left_s)
                 if choice.calls_off:
                     self._call_off(memory, pending_launches)
                 too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
-                actions += self._carry_out(memory, region, post.role, choice, now_s)
+                actions += self._execute(memory, region, node_group.role, choice, now_s)
                 if choice.launches:
-                    shown.append((f"{post.region}/{post.role}", choice.alternatives))
+                    shown.append((f"{node_group.region}/{node_group.role}", choice.alternatives))
         if too_dear and not (memory.instances or memory.pending_launches):
             memory.pace.stopped_at_usd = target.budget_usd  # not even the first of a plan
         demand = self._demand(target, memory, observed, pace, losses)
-        for (name, role), choice in demand.posts.items():
+        for (name, role), choice in demand.node_groups.items():
             at = target.region(name)
             if at is not None:
                 too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
-                actions += self._carry_out(memory, at, role, choice, now_s)
+                actions += self._execute(memory, at, role, choice, now_s)
             if choice.launches:
                 shown.append((f"{name}/{role}", choice.alternatives))
         unneeded = demand.unneeded | self._unneeded(target, memory, observed, pace)
@@ -357,10 +357,10 @@ class AutoscalePolicy:
         now_s, first_s = observed.now_unix_s, self._config.retry.first_s
         regions = []
         for region in target.regions:
-            if region.rows_per_s > 0 or region.at in observed.silent:
+            if region.rows_per_s > 0 or region.at in observed.unreachable:
                 continue
             offers = [
-                offers_of(region, kinds, memory, observed.stocks, losses, now_s, first_s)
+                offers_of(region, kinds, memory, observed.availabilities, losses, now_s, first_s)
                 for kinds in (region.kinds, (region.server,) if region.server else ())
             ]
             regions.append(DemandRegion(region, *offers))
@@ -369,7 +369,7 @@ class AutoscalePolicy:
         keeper = DemandKeeper(self._config, regions, memory, seen, only_on_demand=only)
         return keeper.decide()
 
-    def _posts(self, region: RegionTarget, pace: RunPace) -> list[Post]:
+    def _node_groups(self, region: RegionTarget, pace: RunPace) -> list[NodeGroupSpec]:
         """Return what a plan wants in a region; with a pace of 0 nothing, in any region."""
         wanted = region.rows_per_s * pace.speed
         name, only, reason = region.name, pace.only_on_demand, pace.reason
@@ -378,9 +378,11 @@ class AutoscalePolicy:
         if region.server is not None:
             server = replace(region.server, rows_per_s=1.0, cap=max(1, region.server.cap))
             need = 1.0 if wanted > 0 else 0.0
-            found.append(Post(name, "server", need, (server,), 0, bool(floor) or only, reason))
+            found.append(
+                NodeGroupSpec(name, "server", need, (server,), 0, bool(floor) or only, reason)
+            )
             floor = 0
-        found.append(Post(name, "worker", wanted, region.kinds, floor, only, reason))
+        found.append(NodeGroupSpec(name, "worker", wanted, region.kinds, floor, only, reason))
         return found
 
     def _speed(
@@ -402,17 +404,19 @@ class AutoscalePolicy:
         present = max(pace.speed, record.speed)
         if pace.speed <= 0 or not regions:
             return pace.speed
-        if any(each.at in observed.silent for each in regions):
+        if any(each.at in observed.unreachable for each in regions):
             return present
-        posts = []
+        node_groups = []
         for region in regions:
-            post = self._posts(region, replace(pace, speed=1.0))[-1]
-            offers = offers_of(region, post.kinds, memory, observed.stocks, losses, now_s)
-            keeper = PostKeeper(self._config, memory, post, offers, losses, now_s)
-            posts.append((keeper, region, *self._of(memory, region.name, "worker")))
+            node_group = self._node_groups(region, replace(pace, speed=1.0))[-1]
+            offers = offers_of(
+                region, node_group.kinds, memory, observed.availabilities, losses, now_s
+            )
+            keeper = NodeGroupPolicy(self._config, memory, node_group, offers, losses, now_s)
+            node_groups.append((keeper, region, *self._of(memory, region.name, "worker")))
         states = [
             keeper.state(instances, pending_launches)
-            for keeper, _, instances, pending_launches in posts
+            for keeper, _, instances, pending_launches in node_groups
         ]
         have = min(
             state.rows_per_s / each.rows_per_s for state, each in zip(states, regions, strict=True)
@@ -435,7 +439,7 @@ class AutoscalePolicy:
                     keeper.cost(instances, pending_launches, speed * region.rows_per_s, markup),
                     region.rows_per_s,
                 )
-                for keeper, region, instances, pending_launches in posts
+                for keeper, region, instances, pending_launches in node_groups
             ]
             reached = min(rows_per_s / needed for (_, rows_per_s), needed in costs)
             if reached < speed * ENOUGH and math.isfinite(least):
@@ -454,12 +458,12 @@ class AutoscalePolicy:
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
     ) -> Losses:
         """Return what preemptions cost: before anything runs, by the cheapest that could."""
-        weight_h = self._config.hazard_weight_h
+        weight_h = self._config.preemption_weight_h
         free = Losses.of(target, weight_h, 0.0)
         usual = 0.0
         for region in target.regions:
             now_s = observed.now_unix_s
-            offers = offers_of(region, region.kinds, memory, observed.stocks, free, now_s)
+            offers = offers_of(region, region.kinds, memory, observed.availabilities, free, now_s)
             scores = [o.full_usd_per_hour / o.kind.rows_per_s for o in offers if o.usd_per_hour]
             usual += min(scores, default=0.0) * region.rows_per_s
         burn = burn_usd_per_hour(memory, target, observed.now_unix_s)
@@ -482,12 +486,12 @@ class AutoscalePolicy:
 
     # ------------------------------------------------------------------ what is done
 
-    def _carry_out(
+    def _execute(
         self,
         memory: AutoscalerMemory,
         region: RegionTarget,
         role: MachineRole,
-        choice: PostChoice,
+        choice: NodeGroupChoice,
         now_s: float,
     ) -> list[Action]:
         actions: list[Action] = []
@@ -510,7 +514,7 @@ class AutoscalePolicy:
         return actions
 
     def _leave_out_too_dear(
-        self, target: ClusterTarget, memory: AutoscalerMemory, choice: PostChoice, now_s: float
+        self, target: ClusterTarget, memory: AutoscalerMemory, choice: NodeGroupChoice, now_s: float
     ) -> list[str]:
         """Rent nothing that the rest of the budget could not start and stop; say what it was."""
         rented_usd = 0.0
@@ -584,7 +588,7 @@ class AutoscalePolicy:
             name
             for name, pending_launch in memory.pending_launches.items()
             if (pace.reason == HOLDS or _place(pending_launch.request.labels) not in places)
-            and pending_launch.request.pool.region not in observed.silent
+            and pending_launch.request.pool.region not in observed.unreachable
         }
 
     def _strangers(
@@ -607,8 +611,8 @@ class AutoscalePolicy:
         found: list[Action] = []
         for instance in memory.instances.values():
             may_change = instance.stays or instance.state is InstanceState.LEAVING
-            is_silent = instance.machine.pool.region in observed.silent
-            if not may_change or is_silent or _place(instance.machine.labels) in places:
+            is_unreachable = instance.machine.pool.region in observed.unreachable
+            if not may_change or is_unreachable or _place(instance.machine.labels) in places:
                 continue
             node = observed.node(instance.machine.id)
             if is_over or instance.leaves_for in REPLACED:
@@ -644,7 +648,7 @@ class AutoscalePolicy:
             termination = instance.termination
             if termination is None or termination.deadline_unix_s is None:
                 continue  # it stays, or is to be replaced first
-            if instance.machine.pool.region in observed.silent:
+            if instance.machine.pool.region in observed.unreachable:
                 continue
             node = observed.node(instance.machine.id)
             is_over = observed.now_unix_s >= termination.deadline_unix_s
@@ -664,8 +668,8 @@ class AutoscalePolicy:
         found: list[Action] = []
         now_s = observed.now_unix_s
         for pending_launch in memory.pending_launches.values():
-            is_silent = pending_launch.request.pool.region in observed.silent
-            if is_silent or pending_launch.request.request_id in unneeded:
+            is_unreachable = pending_launch.request.pool.region in observed.unreachable
+            if is_unreachable or pending_launch.request.request_id in unneeded:
                 continue
             waited_s = now_s - pending_launch.sent_unix_s
             is_due = waited_s >= self._config.retry.resend_s
@@ -700,9 +704,9 @@ def _places(target: ClusterTarget) -> set[tuple[str, str]]:
 
 def _that_can_begin(target: ClusterTarget, observed: Observed) -> tuple[PendingGroup, ...]:
     """Return what waits, less what a silent region keeps waiting: a group has all, or nothing."""
-    silent = {each.name for each in target.regions if each.at in observed.silent}
+    unreachable = {each.name for each in target.regions if each.at in observed.unreachable}
     return tuple(
         group
         for group in observed.pending
-        if not any(bundle.regions() and bundle.regions() <= silent for bundle in group.items())
+        if not any(bundle.regions() and bundle.regions() <= unreachable for bundle in group.items())
     )

@@ -19,7 +19,7 @@ from typing import Final
 from geo_ray.cloud.autoscaler.actions import Alternative
 from geo_ray.cloud.autoscaler.state import AutoscalerMemory, PoolRecord, outstanding, pool_key
 from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
-from geo_ray.cloud.provider import Market, Pool, Shortage, Stock
+from geo_ray.cloud.provider import Availability, LaunchFailureKind, Market, Pool
 from geo_ray.experiment.autoscale import RetryConfig
 
 HALF_LIFE_S: Final = 86_400.0
@@ -55,7 +55,11 @@ _MOST_DOUBLINGS: Final = 20
 
 
 def cool_down(
-    memory: AutoscalerMemory, pool: Pool, shortage: Shortage, now_unix_s: float, retry: RetryConfig
+    memory: AutoscalerMemory,
+    pool: Pool,
+    failure_kind: LaunchFailureKind,
+    now_unix_s: float,
+    retry: RetryConfig,
 ) -> None:
     """Leave a pool alone.
 
@@ -63,9 +67,9 @@ def cool_down(
     the type in the region, whatever the zone, and lasts until somebody does something about it:
     for the longest time at once. What was throttled is simply sent again.
     """
-    if shortage is Shortage.THROTTLED:
+    if failure_kind is LaunchFailureKind.THROTTLED:
         return
-    if shortage is Shortage.SOLD_OUT:
+    if failure_kind is LaunchFailureKind.SOLD_OUT:
         _leave(memory.pool(pool), now_unix_s, retry)
         return
     memory.pool(pool).until_unix_s = now_unix_s + retry.longest_s
@@ -215,11 +219,14 @@ def alternatives_of(
 
 
 def price_of(
-    memory: AutoscalerMemory, pool: Pool, kind: MachineKind | None, stock: Stock | None = None
+    memory: AutoscalerMemory,
+    pool: Pool,
+    kind: MachineKind | None,
+    availability: Availability | None = None,
 ) -> float | None:
     """Return the price of a machine: as quoted now, else as last seen, else as listed."""
-    if stock is not None and stock.usd_per_hour is not None:
-        return stock.usd_per_hour
+    if availability is not None and availability.usd_per_hour is not None:
+        return availability.usd_per_hour
     record = memory.pools.get(pool_key(pool))
     if record is not None and record.usd_per_hour is not None:
         return record.usd_per_hour
@@ -230,7 +237,7 @@ def offers_of(
     region: RegionTarget,
     kinds: Sequence[MachineKind],
     memory: AutoscalerMemory,
-    stocks: Mapping[Pool, Stock],
+    availabilities: Mapping[Pool, Availability],
     losses: Losses,
     now_unix_s: float,
     spare_s: float = 0.0,
@@ -241,7 +248,7 @@ def offers_of(
         region: of the run.
         kinds: of machines.
         memory: what is known of pools, and what is rented.
-        stocks: by pool, as quoted.
+        availabilities: by pool, as quoted.
         losses: what preemptions cost.
         now_unix_s: the present time.
         spare_s: for how long a pool that took a machine back is left to others of its market.
@@ -253,19 +260,22 @@ def offers_of(
     for pending_launch in memory.pending_launches.values():
         rented[_family(pending_launch.request.pool)] += max(0, outstanding(memory, pending_launch))
     for kind, pool in region.pools(kinds):
-        stock = stocks.get(pool)
-        usd = price_of(memory, pool, kind, stock)
+        availability = availabilities.get(pool)
+        usd = price_of(memory, pool, kind, availability)
         rate = losses.rate_per_h(memory, pool)
         most, note = kind.cap - rented[_family(pool)], ""
         record = memory.pools.get(pool_key(pool))
         waits_s = left_alone_s(record, now_unix_s)
-        if usd is None or (stock is not None and stock.usd_per_hour is None):
+        if usd is None or (availability is not None and availability.usd_per_hour is None):
             most, note = 0, "not for sale"
         elif waits_s > 0:
             why = "its nodes did not come" if record and record.unjoined else "it gave none"
             most, note = 0, f"left alone for {waits_s:.0f} s, as {why}"
-        elif stock is not None:
-            for bound, why in ((stock.available, "sold out"), (stock.quota_left, "quota used up")):
+        elif availability is not None:
+            for bound, why in (
+                (availability.available, "sold out"),
+                (availability.quota_left, "quota used up"),
+            ):
                 if bound is not None and bound < most:
                     most, note = max(0, bound), why if bound <= 0 else ""
         if most <= 0 and not note:

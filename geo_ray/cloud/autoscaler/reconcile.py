@@ -21,20 +21,32 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from geo_ray.base.errors import ClusterError, GeoRayError, ProviderRefusedError, RegionsSilentError
+from geo_ray.base.errors import (
+    ClusterError,
+    GeoRayError,
+    ProviderRefusedError,
+    RegionsUnreachableError,
+)
 from geo_ray.cloud.autoscaler.actions import Action, Drain, End, Launch
 from geo_ray.cloud.autoscaler.journal import Journal
 from geo_ray.cloud.autoscaler.observation import (
     NodeSeen,
     Observed,
     PendingGroup,
-    RegionSilence,
+    RegionOutage,
     burn_usd_per_hour,
 )
 from geo_ray.cloud.autoscaler.policy import UNKNOWN, AutoscalePolicy, Decided, RunPace
 from geo_ray.cloud.autoscaler.state import AutoscalerMemory, set_with_clock
 from geo_ray.cloud.autoscaler.target import ClusterTarget
-from geo_ray.cloud.provider import LaunchFailure, Machine, MachineProvider, Pool, Shortage, Stock
+from geo_ray.cloud.provider import (
+    Availability,
+    LaunchFailure,
+    LaunchFailureKind,
+    Machine,
+    MachineProvider,
+    Pool,
+)
 from geo_ray.runs.lease import Fence
 
 _SET_S: Final = 1.0
@@ -111,10 +123,12 @@ class Reconciler:
     journal: Journal
     cluster: str
     fence: Fence
-    _failures: dict[tuple[str, Shortage, str | None], LaunchFailure] = field(default_factory=dict)
-    _stocks: dict[Pool, Stock] = field(default_factory=dict)
-    _stocks_unix_s: float = -math.inf
-    _silent: dict[str, RegionSilence] = field(default_factory=dict)
+    _failures: dict[tuple[str, LaunchFailureKind, str | None], LaunchFailure] = field(
+        default_factory=dict
+    )
+    _availabilities: dict[Pool, Availability] = field(default_factory=dict)
+    _availabilities_unix_s: float = -math.inf
+    _unreachable: dict[str, RegionOutage] = field(default_factory=dict)
     _looked: tuple[float, float] | None = None  # when the last look was, by both clocks
     _is_set: bool = False  # whether they disagreed then
 
@@ -173,30 +187,32 @@ class Reconciler:
         def machines() -> None:
             nonlocal seen
             found, why = _asked(partial(self.provider.list_machines, self.cluster), everywhere)
-            self._silent = {
-                name: replace(self._silent.get(name, RegionSilence(now_unix_s, "")), reason=reason)
+            self._unreachable = {
+                name: replace(
+                    self._unreachable.get(name, RegionOutage(now_unix_s, "")), reason=reason
+                )
                 for name, reason in why.items()
             }
             errors.extend(
-                f"{name} has not answered for {now_unix_s - silence.since_unix_s:.0f} s, so "
-                f"nothing is rented or ended there: {silence.reason}"
-                for name, silence in sorted(self._silent.items())
+                f"{name} has not answered for {now_unix_s - outage.since_unix_s:.0f} s, so "
+                f"nothing is rented or ended there: {outage.reason}"
+                for name, outage in sorted(self._unreachable.items())
             )
-            seen = replace(seen, silent=self._silent)
+            seen = replace(seen, unreachable=self._unreachable)
             seen = replace(seen, nodes=self.nodes.seen(found), machines=found)
 
         def pending() -> None:
             nonlocal seen
             seen = replace(seen, pending=self.nodes.pending())
 
-        def stocks() -> None:
-            if 0 <= now_unix_s - self._stocks_unix_s < self.policy.prices_every_s:
+        def availabilities() -> None:
+            if 0 <= now_unix_s - self._availabilities_unix_s < self.policy.prices_every_s:
                 return
-            pools = [each for each in self.target.pools() if each.region not in self._silent]
-            found, why = _asked(partial(self.provider.stock, pools), everywhere)
-            self._stocks |= {stock.pool: stock for stock in found}
+            pools = [each for each in self.target.pools() if each.region not in self._unreachable]
+            found, why = _asked(partial(self.provider.availability, pools), everywhere)
+            self._availabilities |= {availability.pool: availability for availability in found}
             if found or not why:
-                self._stocks_unix_s = now_unix_s
+                self._availabilities_unix_s = now_unix_s
             errors.extend(f"{name} quotes no prices: {why[name]}" for name in sorted(why))
 
         def failures() -> None:
@@ -204,19 +220,21 @@ class Reconciler:
             self._keep(found)
             errors.extend(
                 f"{name} does not tell what failed: {why[name]}"
-                for name in sorted(why.keys() - self._silent.keys())
+                for name in sorted(why.keys() - self._unreachable.keys())
             )
 
         # What waits is asked after the nodes: what has found a place meanwhile rents nothing.
         # Failures after machines: what is listed as ended is known to have failed, if it has.
-        for look in (work, machines, pending, stocks, failures):
+        for look in (work, machines, pending, availabilities, failures):
             if not self._attempt(errors, look) and look in (work, pending):
                 seen = replace(seen, is_need_known=False)  # the rest is: what it costs, above all
-        return replace(seen, stocks=self._stocks, failures=tuple(self._failures.values()))
+        return replace(
+            seen, availabilities=self._availabilities, failures=tuple(self._failures.values())
+        )
 
     def _keep(self, failures: Sequence[LaunchFailure]) -> None:
         for failure in failures:
-            key = (failure.request_id, failure.shortage, failure.machine_id)
+            key = (failure.request_id, failure.kind, failure.machine_id)
             self._failures[key] = failure
 
     # ------------------------------------------------------------------ what is done
@@ -231,7 +249,7 @@ class Reconciler:
                         request.request_id,
                         request.pool,
                         request.count,
-                        Shortage.REFUSED,
+                        LaunchFailureKind.REFUSED,
                         error.message,
                     )
                     self._keep([failure])
@@ -265,8 +283,8 @@ def _asked(
     """Ask the clouds; return what was answered, and why regions that did not answer have not."""
     try:
         return tuple(ask()), {}
-    except RegionsSilentError as error:
-        return error.found, error.silent
+    except RegionsUnreachableError as error:
+        return error.found, error.unreachable
     except GeoRayError as error:
         return (), dict.fromkeys(everywhere, error.message)
 

@@ -399,7 +399,7 @@ class AutoscalerMemory:
         pace: what was decided of deadline and budget.
         called_off: by request id, when what was called off was last sent, of requests of which
             machines may still come: clouds list new ones late.
-        unseen: by the cloud's name, regions that were silent when this began, as what there was
+        unreached: by the cloud's name, regions that were silent when this began, as what there was
             before could not be read: machines of theirs are taken in once they answer.
         booked_unix_s: where what there was before could not be read: until when all costs are in
             the ledger in one sum, whatever machine they were of.
@@ -416,7 +416,7 @@ class AutoscalerMemory:
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
     heads: dict[str, ManagedInstance] = field(default_factory=dict)
     called_off: dict[str, float] = field(default_factory=dict)
-    unseen: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
     booked_unix_s: float = 0.0
 
     def copied(self) -> AutoscalerMemory:

@@ -32,19 +32,21 @@ class MarketTrace:
 
     Attributes:
         prices: US dollars per hour; before the first, the first holds.
-        stocks: machines that one customer can have at once; who has more loses some.
+        availabilities: machines that one customer can have at once; who has more loses some.
     """
 
     prices: tuple[tuple[float, float], ...]
-    stocks: tuple[tuple[float, int], ...]
+    availabilities: tuple[tuple[float, int], ...]
 
     def usd_at(self, unix_s: float) -> float:
         """Return the price of an hour at a moment."""
         return self.prices[max(0, bisect_right(self.prices, (unix_s, float("inf"))) - 1)][1]
 
-    def stock_at(self, unix_s: float) -> int:
+    def available_at(self, unix_s: float) -> int:
         """Return how many one customer can have at a moment."""
-        return self.stocks[max(0, bisect_right(self.stocks, (unix_s, 1 << 62)) - 1)][1]
+        return self.availabilities[
+            max(0, bisect_right(self.availabilities, (unix_s, 1 << 62)) - 1)
+        ][1]
 
     def usd_between(self, start_unix_s: float, end_unix_s: float) -> float:
         """Return what one machine costs: by the second, at the price of each second."""
@@ -69,15 +71,15 @@ class DayKind:
         hours: that it has.
         hourly_move: standard deviation of a price's step in an hour, of its logarithm.
         jumps_per_day: of a zone's price.
-        least_shortages_per_day: of the calmest pools.
-        most_shortages_per_day: of the worst.
+        least_sold_out_per_day: of the calmest pools.
+        most_sold_out_per_day: of the worst.
     """
 
     hours: int = 48
     hourly_move: float = 0.03
     jumps_per_day: float = 1.5
-    least_shortages_per_day: float = 0.5
-    most_shortages_per_day: float = 4.0
+    least_sold_out_per_day: float = 0.5
+    most_sold_out_per_day: float = 4.0
 
 
 def made_up_day(
@@ -110,15 +112,18 @@ def made_up_day(
             dry = rng.choice(zones)
             for zone in zones:
                 pool = Pool(region, zone, type_, Market.ON_DEMAND)
-                stocks = [(0.0, _PLENTY)]
+                availabilities = [(0.0, _PLENTY)]
                 if zone == dry:
                     start_s = rng.uniform(0, kind.hours * _HOUR_S)
-                    stocks += [(start_s, 0), (start_s + rng.uniform(1, 6) * _HOUR_S, _PLENTY)]
+                    availabilities += [
+                        (start_s, 0),
+                        (start_s + rng.uniform(1, 6) * _HOUR_S, _PLENTY),
+                    ]
                 # Machines on demand are never taken back: a sold-out zone only gives no new ones.
-                found[pool] = MarketTrace(((0.0, usd),), tuple(stocks))
+                found[pool] = MarketTrace(((0.0, usd),), tuple(availabilities))
                 spot = Pool(region, zone, type_, Market.SPOT)
                 prices = _prices(rng, kind, bottom, top, usd)
-                found[spot] = MarketTrace(prices, _stocks(rng, kind))
+                found[spot] = MarketTrace(prices, _availabilities(rng, kind))
     return found
 
 
@@ -135,8 +140,8 @@ def _prices(
     return tuple(found)
 
 
-def _stocks(rng: random.Random, kind: DayKind) -> tuple[tuple[float, int], ...]:
-    low, high = kind.least_shortages_per_day, kind.most_shortages_per_day
+def _availabilities(rng: random.Random, kind: DayKind) -> tuple[tuple[float, int], ...]:
+    low, high = kind.least_sold_out_per_day, kind.most_sold_out_per_day
     per_s = math.exp(rng.uniform(math.log(low), math.log(high))) / 86_400
     now_s, found = 0.0, [(0.0, _PLENTY)]
     while True:

@@ -89,7 +89,7 @@ class FixedFleet:
         """Return the cheapest pool that has enough at the beginning."""
         ranked = _ranked(self.world, region, kinds, (market,), now_s)
         for pool in ranked:
-            if self.world.cloud.markets[pool].stock_at(now_s) >= _needed(region, role, pool):
+            if self.world.cloud.markets[pool].available_at(now_s) >= _needed(region, role, pool):
                 return pool
         return ranked[0]
 

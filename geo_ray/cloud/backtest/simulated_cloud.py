@@ -16,19 +16,19 @@ from operator import attrgetter
 from typing import TypeVar
 
 from geo_ray.base.clock import VirtualClock
-from geo_ray.base.errors import ProviderUnreachableError, RegionsSilentError
+from geo_ray.base.errors import ProviderUnreachableError, RegionsUnreachableError
 from geo_ray.cloud.autoscaler.observation import NodeSeen, PendingGroup
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, RegionTarget
 from geo_ray.cloud.backtest.markets import MarketTrace
 from geo_ray.cloud.provider import (
+    Availability,
     LaunchFailure,
+    LaunchFailureKind,
     LaunchRequest,
     Machine,
     MachineState,
     Market,
     Pool,
-    Shortage,
-    Stock,
 )
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class SimTemper:
         start_s: from a launch to a running machine.
         notice_s: before a spot machine is taken.
         unlisted_s: for how long a new machine may be missing from lists, at most.
-        silence: share of calls that are done and not answered.
+        outage: share of calls that are done and not answered.
         refusal: share of calls that fail without being done.
         quota: machines at a time by region; a region that is not there has no bound.
     """
@@ -50,7 +50,7 @@ class SimTemper:
     start_s: float = 60.0
     notice_s: float = 120.0
     unlisted_s: float = 0.0
-    silence: float = 0.0
+    outage: float = 0.0
     refusal: float = 0.0
     quota: Mapping[str, int] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class SimulatedCloud:
         temper: how it behaves.
         seed: of all that is left to chance.
         machines: all that ever were, by id.
-        silent: regions that do not answer.
+        unreachable: regions that do not answer.
     """
 
     markets: Mapping[Pool, MarketTrace]
@@ -92,7 +92,7 @@ class SimulatedCloud:
     temper: SimTemper = field(default_factory=SimTemper)
     seed: int = 0
     machines: dict[str, SimMachine] = field(default_factory=dict)
-    silent: set[str] = field(default_factory=set)
+    unreachable: set[str] = field(default_factory=set)
     _requests: dict[str, tuple[LaunchFailure, ...]] = field(default_factory=dict)
     _failures: list[tuple[str, LaunchFailure]] = field(default_factory=list)
     _rng: random.Random | None = None
@@ -122,7 +122,7 @@ class SimulatedCloud:
         self.advance()
         if request.request_id not in self._requests:
             self._requests[request.request_id] = self._make(request)
-        if self._chance().random() < self.temper.silence:
+        if self._chance().random() < self.temper.outage:
             raise ProviderUnreachableError("the answer to a launch got lost")
         return self._requests[request.request_id]
 
@@ -132,10 +132,10 @@ class SimulatedCloud:
         self.advance()
         wanted = [self.machines[name] for name in machine_ids if name in self.machines]
         for each in wanted:
-            if each.ended_unix_s is None and each.machine.pool.region not in self.silent:
+            if each.ended_unix_s is None and each.machine.pool.region not in self.unreachable:
                 each.ended_unix_s = self.now()
         self._heard({each.machine.pool.region for each in wanted})
-        if self._chance().random() < self.temper.silence:
+        if self._chance().random() < self.temper.outage:
             raise ProviderUnreachableError("the answer to an end got lost")
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
@@ -144,14 +144,14 @@ class SimulatedCloud:
             [(f.pool.region, f) for name, f in self._failures if name == cluster]
         )
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
-        """See `MachineProvider.stock`; how many are left it does not tell, as clouds do not."""
-        self._trouble("stock")
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
+        """See `MachineProvider.availability`; the remaining capacity is not reported."""
+        self._trouble("availability")
         found = []
         for pool in pools:
             market = self.markets.get(pool)
-            stock = Stock(pool, None if market is None else market.usd_at(self.now()))
-            found.append((pool.region, stock))
+            availability = Availability(pool, None if market is None else market.usd_at(self.now()))
+            found.append((pool.region, availability))
         return self._reachable(found)
 
     # ------------------------------------------------------------------ for who plays the world
@@ -191,13 +191,13 @@ class SimulatedCloud:
     def _make(self, request: LaunchRequest) -> tuple[LaunchFailure, ...]:
         now_s, pool = self.now(), request.pool
         market = self.markets.get(pool)
-        room = 0 if market is None else market.stock_at(now_s) - len(self._in(pool))
+        room = 0 if market is None else market.available_at(now_s) - len(self._in(pool))
         alive = [each for each in self.machines.values() if each.ended_unix_s is None]
         used = sum(each.machine.pool.region == pool.region for each in alive)
         quota = self.temper.quota.get(pool.region)
-        bound, shortage = room, Shortage.SOLD_OUT
+        bound, failure_kind = room, LaunchFailureKind.SOLD_OUT
         if quota is not None and quota - used < room:
-            bound, shortage = quota - used, Shortage.QUOTA
+            bound, failure_kind = quota - used, LaunchFailureKind.QUOTA
         count = max(0, min(request.count, bound))
         for number in range(count):
             made = Machine(
@@ -216,8 +216,8 @@ class SimulatedCloud:
         if count == request.count:
             return ()
         missing = request.count - count
-        reason = f"the simulated cloud says {shortage.value}"
-        failure = LaunchFailure(request.request_id, pool, missing, shortage, reason)
+        reason = f"the simulated cloud says {failure_kind.value}"
+        failure = LaunchFailure(request.request_id, pool, missing, failure_kind, reason)
         self._failures.append((request.cluster, failure))
         return (failure,)
 
@@ -230,7 +230,7 @@ class SimulatedCloud:
 
     def _take_back(self, there: list[SimMachine], market: MarketTrace, now_s: float) -> None:
         noticed = sum(self._is_noticed(each, now_s) for each in there)
-        excess = len(there) - market.stock_at(now_s) - noticed
+        excess = len(there) - market.available_at(now_s) - noticed
         for each in sorted(there, key=attrgetter("machine.id")):
             if excess <= 0:
                 return
@@ -254,15 +254,15 @@ class SimulatedCloud:
 
     def _reachable(self, found: Sequence[tuple[str, T]]) -> list[T]:
         """Return what regions say, unless some do not."""
-        told = [each for region, each in found if region not in self.silent]
-        if not self.silent:
+        told = [each for region, each in found if region not in self.unreachable]
+        if not self.unreachable:
             return told
-        error = RegionsSilentError(f"no answer of {', '.join(sorted(self.silent))}")
-        error.found, error.silent = tuple(told), dict.fromkeys(self.silent, "no answer")
+        error = RegionsUnreachableError(f"no answer of {', '.join(sorted(self.unreachable))}")
+        error.found, error.unreachable = tuple(told), dict.fromkeys(self.unreachable, "no answer")
         raise error
 
     def _heard(self, regions: Set[str]) -> None:
-        if regions & self.silent:
+        if regions & self.unreachable:
             raise ProviderUnreachableError(f"no answer of {', '.join(sorted(regions))}")
 
     def _trouble(self, call: str) -> None:
@@ -275,9 +275,9 @@ class SimulatedCloud:
         return self._rng
 
 
-def forever(usd_per_hour: float, stock: int = 1_000_000) -> MarketTrace:
+def forever(usd_per_hour: float, availability: int = 1_000_000) -> MarketTrace:
     """Return a market where nothing changes."""
-    return MarketTrace(((-math.inf, usd_per_hour),), ((-math.inf, stock),))
+    return MarketTrace(((-math.inf, usd_per_hour),), ((-math.inf, availability),))
 
 
 @dataclass(frozen=True, slots=True)

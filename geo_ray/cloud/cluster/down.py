@@ -17,7 +17,7 @@ from geo_ray.base.errors import (
     GeoRayError,
     MachinesLeftError,
     ProviderRefusedError,
-    RegionsSilentError,
+    RegionsUnreachableError,
 )
 from geo_ray.cloud.autoscaler.journal_read import put_aside, read_journal
 from geo_ray.cloud.autoscaler.state import outstanding
@@ -126,7 +126,9 @@ def _ended_by_head(
     last_unix_s, heard = 0.0, set[str]()
     while True:
         is_gone = False
-        with suppress(RegionsSilentError):  # whether it lives is not known: what it tells counts
+        with suppress(
+            RegionsUnreachableError
+        ):  # whether it lives is not known: what it tells counts
             head = find_head(listed_for_head(provider, record), record)
             is_gone = record.head.standing is None and not is_alive(head)
         if is_gone:
@@ -141,9 +143,11 @@ def _ended_by_head(
             heard.update(told.did)
         if told is not None and told.has_ended_all:
             return True
-        silent_s = max(_SILENT_S, 3 * record.autoscale.every_s)
-        if time.monotonic() - heard_s > silent_s:
-            tell(f"the head tells nothing for {silent_s:.0f} s: machines are ended without it")
+        unresponsive_s = max(_SILENT_S, 3 * record.autoscale.every_s)
+        if time.monotonic() - heard_s > unresponsive_s:
+            tell(
+                f"the head tells nothing for {unresponsive_s:.0f} s: machines are ended without it"
+            )
             return False
         if time.monotonic() - began_s > _SAVE_S + 2 * record.autoscale.drain_s:
             tell("the head takes too long: machines are ended without it")
@@ -177,14 +181,14 @@ def _end_all(
     last_error = ""
     told = 0
     while True:
-        machines, silent = _as_listed(provider, record)
+        machines, unreachable = _as_listed(provider, record)
         living = _living(machines)
         # Clouds list those of an earlier cluster of the name, too, that have ended.
         since_unix_s = record.began_unix_s - _CLOCKS_S
         mine = [m for m in machines if m.launched_unix_s >= since_unix_s]
         seen |= {machine.id for machine in (living if is_again else [*living, *mine])}
-        if not living and silent is not None:
-            raise silent
+        if not living and unreachable is not None:
+            raise unreachable
         if not living:
             return seen
         if time.monotonic() > deadline_s:
@@ -208,10 +212,10 @@ def _end_all(
 
 def _as_listed(
     provider: MachineProvider, record: ClusterRecord
-) -> tuple[Sequence[Machine], RegionsSilentError | None]:
+) -> tuple[Sequence[Machine], RegionsUnreachableError | None]:
     try:
         return provider.list_machines(record.name), None
-    except RegionsSilentError as error:
+    except RegionsUnreachableError as error:
         return error.found, error
 
 
@@ -234,12 +238,12 @@ def _check(
     """
     journal = read_journal(state.store())
     memory = journal.memory
-    unseen = bool(journal.trouble) or any(
+    unreached = bool(journal.trouble) or any(
         outstanding(memory, each) > 0 for each in memory.pending_launches.values()
     )
     missing_s = record.autoscale.retry.missing_s
     late_s = max(memory.called_off.values(), default=-math.inf) + missing_s - time.time()
-    wait_s = missing_s if unseen else min(max(0.0, late_s), missing_s)
+    wait_s = missing_s if unreached else min(max(0.0, late_s), missing_s)
     if wait_s > 0:
         tell(f"looking for {wait_s:.0f} s for machines that were asked for and never seen")
     looks_until_s = time.monotonic() + wait_s

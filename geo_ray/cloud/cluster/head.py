@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from geo_ray.base.errors import RegionsSilentError
+from geo_ray.base.errors import RegionsUnreachableError
 from geo_ray.cloud.autoscaler.target import ROLE_LABEL
 from geo_ray.cloud.cluster.state import ClusterRecord
 from geo_ray.cloud.provider import HEAD_ROLE, LaunchRequest, Machine, MachineProvider, MachineState
@@ -65,8 +65,8 @@ def listed_for_head(provider: MachineProvider, record: ClusterRecord) -> Sequenc
     """
     try:
         return provider.list_machines(record.name)
-    except RegionsSilentError as error:
-        if record.head.standing is None and record.head.pool.region in error.silent:
+    except RegionsUnreachableError as error:
+        if record.head.standing is None and record.head.pool.region in error.unreachable:
             raise
         return error.found
 

@@ -20,7 +20,7 @@ from geo_ray.cloud.autoscaler.state import AutoscalerMemory
 from geo_ray.cloud.cluster.providers import LOCAL, open_clouds
 from geo_ray.cloud.cluster.spec import AskedCluster
 from geo_ray.cloud.local import LocalProvider, write_catalog
-from geo_ray.cloud.provider import MachineProvider, Pool, Stock
+from geo_ray.cloud.provider import Availability, MachineProvider, Pool
 from geo_ray.planner.plan import Plan
 
 _HOUR_S: Final = 3600.0
@@ -90,13 +90,13 @@ def cluster_offer(asked: AskedCluster) -> ClusterOffer:
     if record.clouds == (LOCAL,) and asked.catalog is not None:
         with tempfile.TemporaryDirectory() as scratch:
             write_catalog(Path(scratch), asked.catalog)
-            stocks = _stocks(LocalProvider(Path(scratch)), asked)
+            availabilities = _availabilities(LocalProvider(Path(scratch)), asked)
     else:
-        stocks = _stocks(open_clouds(record, asked.state), asked)
-    return _offer(asked, stocks)
+        availabilities = _availabilities(open_clouds(record, asked.state), asked)
+    return _offer(asked, availabilities)
 
 
-def _head_row(head: Pool, stocks: dict[Pool, Stock]) -> OfferedMachines:
+def _head_row(head: Pool, availabilities: dict[Pool, Availability]) -> OfferedMachines:
     return OfferedMachines(
         region="",
         role="head",
@@ -104,33 +104,33 @@ def _head_row(head: Pool, stocks: dict[Pool, Stock]) -> OfferedMachines:
         type=head.type,
         market=head.market.value,
         count=1,
-        usd_per_hour=stocks[head].usd_per_hour,
+        usd_per_hour=availabilities[head].usd_per_hour,
     )
 
 
-def _head_usd(asked: AskedCluster, stocks: dict[Pool, Stock]) -> float:
+def _head_usd(asked: AskedCluster, availabilities: dict[Pool, Availability]) -> float:
     """What the head costs while the run goes on as planned."""
     head = asked.record.target.head
     if head is None:
         return 0.0
     hours = asked.record.plan.total_s / _HOUR_S
-    usd = stocks[head.pool].usd_per_hour or 0.0
+    usd = availabilities[head.pool].usd_per_hour or 0.0
     return usd * hours * head.kind.age_factor(0.0, hours)
 
 
-def _stocks(provider: MachineProvider, asked: AskedCluster) -> dict[Pool, Stock]:
+def _availabilities(provider: MachineProvider, asked: AskedCluster) -> dict[Pool, Availability]:
     head = asked.record.head
     pools = [*([head.pool] if head.standing is None else []), *asked.record.target.pools()]
     wanted = list(dict.fromkeys(pools))
-    return dict(zip(wanted, provider.stock(wanted), strict=True))
+    return dict(zip(wanted, provider.availability(wanted), strict=True))
 
 
-def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
+def _offer(asked: AskedCluster, availabilities: dict[Pool, Availability]) -> ClusterOffer:
     record = asked.record
     policy = AutoscalePolicy(record.autoscale, record.name, record.id)
-    observed = Observed(time.time(), (), stocks=stocks, left_s=record.plan.total_s)
+    observed = Observed(time.time(), (), availabilities=availabilities, left_s=record.plan.total_s)
     decided = policy.decide(record.target, AutoscalerMemory(), observed)
-    rows = [] if record.head.standing is not None else [_head_row(record.head.pool, stocks)]
+    rows = [] if record.head.standing is not None else [_head_row(record.head.pool, availabilities)]
     others: list[OfferedMachines] = []
     seen = set()
     for action in decided.actions:
@@ -162,7 +162,7 @@ def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
         usd_per_hour=usd,
         total_s=record.plan.total_s,
         total_usd=record.plan.total_usd,
-        head_usd=_head_usd(asked, stocks),
+        head_usd=_head_usd(asked, availabilities),
         budget_usd=record.target.budget_usd,
         plan=record.plan,
     )

@@ -23,20 +23,20 @@ from geo_ray.base.errors import (
     GeoRayError,
     ProviderRefusedError,
     ProviderUnreachableError,
-    RegionsSilentError,
+    RegionsUnreachableError,
 )
 from geo_ray.base.plugins import Plugins
 from geo_ray.base.threads import BoundedCalls
 from geo_ray.cloud.cluster.head import find_head, head_address, listed_for_head
 from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState
 from geo_ray.cloud.provider import (
+    Availability,
     LaunchFailure,
     LaunchRequest,
     Machine,
     MachineProvider,
     MachineState,
     Pool,
-    Stock,
 )
 from geo_ray.cloud.secrets import FileSecrets, SecretStore, open_secrets
 from geo_ray.experiment.provider import (
@@ -62,8 +62,8 @@ class _Part:
 class RegionProviders:
     """See `MachineProvider`.
 
-    A machine is ended by the cloud that has listed it; one that none has is asked of all. What
-    fails in some regions only raises ``RegionsSilentError``, with what the others have answered.
+    A machine is ended by the cloud that has listed it; one that none has is asked of all. A
+    failure in some regions only raises ``RegionsUnreachableError``, with the answers of the others.
 
     Args:
         providers: by the cloud's name of a region; several may have the same.
@@ -130,18 +130,22 @@ class RegionProviders:
         answers, failed = _gathered(waits)
         return self._told([each for _, told in answers for each in told], failed)
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
-        """See `MachineProvider.stock`."""
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
+        """See `MachineProvider.availability`."""
         waits = []
         for part in self._parts:
             mine = [pool for pool in pools if pool.region in part.regions]
             if mine:
-                waits.append((part, part.quotes.begin(partial(part.provider.stock, mine))))
+                waits.append((part, part.quotes.begin(partial(part.provider.availability, mine))))
         answers, failed = _gathered(waits)
-        stocks = {stock.pool: stock for _, found in answers for stock in found}
+        availabilities = {
+            availability.pool: availability for _, found in answers for availability in found
+        }
         unknown = {pool.region for pool in pools} - self._by_region.keys()
         strange = [((region,), _no_cloud(region)) for region in sorted(unknown)]
-        return self._told([stocks[pool] for pool in pools if pool in stocks], [*failed, *strange])
+        return self._told(
+            [availabilities[pool] for pool in pools if pool in availabilities], [*failed, *strange]
+        )
 
     # ------------------------------------------------------------------ parts
 
@@ -150,12 +154,12 @@ class RegionProviders:
             return found
         if len(self._by_region) == 1:
             raise failed[0][1]
-        silent = {name: _words(error) for names, error in failed for name in names}
+        unreachable = {name: _words(error) for names, error in failed for name in names}
         first = failed[0][1]
         fix = first.fix if isinstance(first, GeoRayError) else None
-        text = "; ".join(f"{name}: {why}" for name, why in silent.items())
-        error = RegionsSilentError(text, fix=fix)
-        error.found, error.silent = tuple(found), silent
+        text = "; ".join(f"{name}: {why}" for name, why in unreachable.items())
+        error = RegionsUnreachableError(text, fix=fix)
+        error.found, error.unreachable = tuple(found), unreachable
         raise error from first
 
 
@@ -208,7 +212,7 @@ class OwnMachines:
         """See `MachineProvider.list_machines`; none of another cluster of the name."""
         try:
             return self._own(self.inner.list_machines(cluster))
-        except RegionsSilentError as error:
+        except RegionsUnreachableError as error:
             error.found = tuple(self._own(error.found))
             raise
 
@@ -224,9 +228,9 @@ class OwnMachines:
         """See `MachineProvider.poll_failures`; of others of the name, too: ids are of one alone."""
         return self.inner.poll_failures(cluster)
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
-        """See `MachineProvider.stock`."""
-        return self.inner.stock(pools)
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
+        """See `MachineProvider.availability`."""
+        return self.inner.availability(pools)
 
     def logs(self, machine_id: str) -> Mapping[str, str]:
         """Return what processes of a machine printed, by process; only the local cloud can tell."""
@@ -254,7 +258,7 @@ def check_name_is_free(clouds: MachineProvider, name: str, id: str, state: str) 
     """
     try:
         listed = clouds.list_machines(name)
-    except RegionsSilentError as error:
+    except RegionsUnreachableError as error:
         listed = error.found
     others = [
         each for each in listed if each.cluster_id != id and each.state is not MachineState.ENDED
@@ -325,8 +329,8 @@ def places_of(provider: ProviderConfig, cloud: str) -> Sequence[str]:
     if section is None:
         raise ConfigError(
             f"plan.regions has machines of {cloud}, and nothing is said of an account there",
-            fix=f"Add `provider.{cloud}` with its `places` (docs/providers.md), or rehearse it on "
-            "this computer with `--provider local`.",
+            fix=f"Add `provider.{cloud}` with its `places` (docs/operations/cloud-accounts.md), or "
+            "rehearse it on this computer with `--provider local`.",
         )
     return list(section.places)
 
@@ -515,9 +519,9 @@ class RemoteProvider:
         """See `MachineProvider.poll_failures`."""
         return self._listing().poll_failures(cluster)
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
-        """See `MachineProvider.stock`."""
-        return self._listing().stock(pools)
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
+        """See `MachineProvider.availability`."""
+        return self._listing().availability(pools)
 
     def _listing(self) -> MachineProvider:
         found = self._opened

@@ -23,7 +23,7 @@ from typing import Any, Final
 import ray
 from ray.job_submission import JobSubmissionClient
 
-from geo_ray.base.errors import ClusterError, GeoRayError, RegionsSilentError
+from geo_ray.base.errors import ClusterError, GeoRayError, RegionsUnreachableError
 from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
 from geo_ray.cloud.autoscaler.actor import (
     AutoscaleOrder,
@@ -302,7 +302,7 @@ class ClusterServer:
     def _living(self) -> bool:
         try:
             machines = self._provider.list_machines(self._record.name)
-        except RegionsSilentError:
+        except RegionsUnreachableError:
             return True  # as far as anybody knows
         head = find_head(machines, self._record)
         return any(m.state is not MachineState.ENDED and m is not head for m in machines)

@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from geo_ray.base.errors import GeoRayError, RegionsSilentError
+from geo_ray.base.errors import GeoRayError, RegionsUnreachableError
 from geo_ray.base.model import StrictModel
 from geo_ray.base.notebooks import ShownModel
 from geo_ray.base.text import counted
@@ -28,7 +28,7 @@ from geo_ray.cloud.autoscaler.state import (
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL, MachineKind
 from geo_ray.cloud.cluster.head import find_head, head_address, job_server_of, tunnel_command
 from geo_ray.cloud.cluster.state import STATUS_KEY, ClusterRecord, ClusterState, Phase
-from geo_ray.cloud.provider import Machine, MachineProvider, MachineState, Stock
+from geo_ray.cloud.provider import Availability, Machine, MachineProvider, MachineState
 from geo_ray.storage.conditional_store import MAX_RECORD_BYTES, ConditionalStore
 
 ALL_ENDED: Final = "all machines have ended"
@@ -57,7 +57,7 @@ class ClusterMachineRow(StrictModel):
     leaves_in_s: float | None = Field(description="until it is gone at the latest")
 
 
-class PostRow(StrictModel):
+class NodeGroupRow(StrictModel):
     """What one region should have, and has."""
 
     region: str
@@ -91,7 +91,7 @@ class ClusterReport(ShownModel):
     tunnel: str | None
     head: ClusterMachineRow | None
     machines: tuple[ClusterMachineRow, ...] = Field(description="all that live, but the head")
-    posts: tuple[PostRow, ...] = Field(description="plan against actual")
+    node_groups: tuple[NodeGroupRow, ...] = Field(description="plan against actual")
     wanted: int = Field(description="machines that the plan has")
     usd_per_hour: float = Field(description="of all machines, the head included")
     spent_usd: float = Field(description="so far, the head included")
@@ -192,17 +192,17 @@ def report_of(
     told, _ = read_status(store, record.made)
     journal = read_journal(store)
     memory = journal.memory
-    listed, silent = _listed(provider, record, memory)
+    listed, unreachable = _listed(provider, record, memory)
     living = [m for m in listed if m.state is not MachineState.ENDED]
     head = find_head(listed, record)
     rows = [_row(machine, memory, now_s) for machine in living if machine is not head]
     notes = [f"{journal.trouble}: {_UNREAD}"] if journal.trouble else []
-    notes += [f"{name} does not answer: {silent[name]}" for name in sorted(silent)]
+    notes += [f"{name} does not answer: {unreachable[name]}" for name in sorted(unreachable)]
     head_usd = None
     if record.head.standing is None:
         try:
-            (stock,) = provider.stock([record.head.pool])
-            head_usd = _price(stock)
+            (availability,) = provider.availability([record.head.pool])
+            head_usd = _price(availability)
         except GeoRayError as error:
             notes.append(f"the head's price is not known: {error.message}")
     head_row = None if head is None else _head_row(head, head_usd, ended_s)
@@ -219,8 +219,8 @@ def report_of(
         spent += _unbooked_usd(head, memory.heads.get(head.id), kind, head_usd, ended_s)
         burn += head_usd if head_row.state not in ("ended",) else 0.0
     age_s = None if told is None else now_s - told.unix_s
-    is_fresh = is_heard or (age_s is not None and abs(age_s) < silent_s(record))
-    is_hidden = head is None and record.head.pool.region in silent
+    is_fresh = is_heard or (age_s is not None and abs(age_s) < unresponsive_s(record))
+    is_hidden = head is None and record.head.pool.region in unreachable
     notes += _notes(record, head_row, told, is_fresh=is_fresh, is_hidden=is_hidden)
     left_s = None
     if told is not None and is_fresh and record.phase == "up" and any(r.is_ready for r in rows):
@@ -229,7 +229,7 @@ def report_of(
     if is_idle:
         notes.append("nothing is rented while its run is done, or stopped; submit it to go on")
     address = head_address(head, record)
-    posts = _posts(record, memory, rows)
+    node_groups = _node_groups(record, memory, rows)
     return ClusterReport(
         name=record.name,
         id=record.id,
@@ -241,8 +241,8 @@ def report_of(
         tunnel=tunnel_command(address, record, head) if address else None,
         head=head_row,
         machines=tuple(rows),
-        posts=tuple(posts),
-        wanted=sum(post.planned for post in posts),
+        node_groups=tuple(node_groups),
+        wanted=sum(node_group.planned for node_group in node_groups),
         usd_per_hour=burn,
         spent_usd=spent,
         budget_usd=record.target.budget_usd,
@@ -266,7 +266,7 @@ def _is_stopped(record: ClusterRecord, memory: AutoscalerMemory, spent_usd: floa
     )
 
 
-def silent_s(record: ClusterRecord) -> float:
+def unresponsive_s(record: ClusterRecord) -> float:
     """Return how long an autoscaler may tell nothing and still live."""
     return _STALE_LOOKS * record.autoscale.every_s + 10.0
 
@@ -280,10 +280,10 @@ def _listed(
     """Return the machines, those of silent regions as they last were; why such are silent."""
     try:
         return list(provider.list_machines(record.name)), {}
-    except RegionsSilentError as error:
+    except RegionsUnreachableError as error:
         instances = [instance.machine for instance in memory.instances.values()]
-        unseen = [machine for machine in instances if machine.pool.region in error.silent]
-        return [*error.found, *unseen], error.silent
+        unreached = [machine for machine in instances if machine.pool.region in error.unreachable]
+        return [*error.found, *unreached], error.unreachable
 
 
 def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMachineRow:
@@ -355,9 +355,9 @@ def _head_row(head: Machine, usd: float | None, now_s: float) -> ClusterMachineR
     )
 
 
-def _posts(
+def _node_groups(
     record: ClusterRecord, memory: AutoscalerMemory, rows: Sequence[ClusterMachineRow]
-) -> list[PostRow]:
+) -> list[NodeGroupRow]:
     planned: dict[tuple[str, str], int] = {}
     for region in record.plan.regions:
         count = sum(machines.count for machines in region.machines)
@@ -384,7 +384,7 @@ def _posts(
         leaving = sum(row.leaves is not None for row in mine)
         coming = max(asked, len(mine) - ready - leaving)
         found.append(
-            PostRow(
+            NodeGroupRow(
                 region=name,
                 role=role,
                 planned=count,
@@ -458,5 +458,5 @@ def _decisions(status: AutoscalerStatus) -> list[DecisionRow]:
     return found
 
 
-def _price(stock: Stock) -> float | None:
-    return stock.usd_per_hour
+def _price(availability: Availability) -> float | None:
+    return availability.usd_per_hour

@@ -17,7 +17,7 @@ from geo_ray.base.errors import (
     ClusterStartError,
     ClusterStateError,
     ProviderRefusedError,
-    RegionsSilentError,
+    RegionsUnreachableError,
 )
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
 from geo_ray.cloud.autoscaler.journal_read import put_aside, read_journal
@@ -40,7 +40,7 @@ from geo_ray.cloud.cluster.providers import (
 )
 from geo_ray.cloud.cluster.spec import AskedCluster
 from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, alone
-from geo_ray.cloud.cluster.status import ClusterReport, report_of, silent_s
+from geo_ray.cloud.cluster.status import ClusterReport, report_of, unresponsive_s
 from geo_ray.cloud.local import LocalCatalog, catalog_path, read_catalog, write_catalog
 from geo_ray.cloud.provider import HEAD_ROLE, Machine, MachineProvider
 from geo_ray.cloud.secrets import SecretStore
@@ -96,7 +96,7 @@ def await_machines(
     deadline_s: float | None = None
     told = ""
     provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
-    hearing = _Hearing(silent_s(record))
+    hearing = _Hearing(unresponsive_s(record))
     while True:
         if state.known().phase != "up":
             raise ClusterStateError(f"{record.name} is being taken down by another command")
@@ -133,7 +133,7 @@ def await_machines(
 class _Hearing:
     """Whether the autoscaler tells something, by this machine's clock alone."""
 
-    silent_s: float
+    unresponsive_s: float
     _told_unix_s: float | None = None
     _heard_s: float | None = None
     _has_looked: bool = False
@@ -144,7 +144,7 @@ class _Hearing:
         self._told_unix_s, self._has_looked = told_unix_s, True
 
     def is_heard(self) -> bool:
-        return self._heard_s is not None and time.monotonic() - self._heard_s < self.silent_s
+        return self._heard_s is not None and time.monotonic() - self._heard_s < self.unresponsive_s
 
 
 def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
@@ -278,7 +278,7 @@ def _with_head(
         failures = provider.launch(head_request(record))
         if failures:
             raise ClusterStartError(
-                f"the head does not come: {failures[0].reason} ({failures[0].shortage.value})",
+                f"the head does not come: {failures[0].reason} ({failures[0].kind.value})",
                 fix="Name another `provider.head.type`, `zone` or `region`, or try again later; "
                 f"`geo-ray down {state.shown}` gives back what is there.",
             )
@@ -356,7 +356,7 @@ def _why(provider: MachineProvider, record: ClusterRecord) -> str:
     wanted = head_request(record).request_id
     try:
         failures = provider.poll_failures(record.name)
-    except RegionsSilentError as error:
+    except RegionsUnreachableError as error:
         failures = error.found
     for failure in failures:
         if failure.request_id == wanted:

@@ -26,9 +26,9 @@ class Task(Protocol):
     """What to train. Any class with these members is a task; nothing is inherited.
 
     A task class also has a nested ``Options`` (derived from `geo_ray.Options`) and is
-    built as ``Class(Options(...))``. It may have `carry`, rules for what changes in the model
-    beside its trained parameters (`geo_ray.data.tasks.model_buffers`), and `groups(model)`, groups
-    of parameters with rates and decays of their own (`geo_ray.data.tasks.groups`).
+    built as ``Class(Options(...))``. It may have `model_buffers`, rules for what changes in the
+    model beside its trained parameters (`geo_ray.data.tasks.model_buffers`), and `groups(model)`,
+    groups of parameters with rates and decays of their own (`geo_ray.data.tasks.groups`).
     """
 
     @property

@@ -184,7 +184,7 @@ def resnet18(channels: int, width: int) -> nn.Module:
     """Return ResNet-18 in its CIFAR shape: (N, channels, H, W) -> logits (N, 10).
 
     A 3x3 stem without pooling, then two blocks each of width, 2, 4 and 8 times it. GroupNorm
-    stands where the original has BatchNorm, whose running statistics no update would carry.
+    stands where the original has BatchNorm, whose running statistics no update would contain.
     """
     layers: list[nn.Module] = [_conv3(channels, width, 1), _norm(width), nn.ReLU()]
     inputs = width

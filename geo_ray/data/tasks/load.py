@@ -109,7 +109,7 @@ def check_task(task: object, name: str) -> None:
     if missing:
         raise TaskLoadError(
             f"task {name} lacks {', '.join(missing)}",
-            fix="Define them in the class; docs/tasks.md has an example of each.",
+            fix="Define them in the class; docs/guides/tasks.md has an example of each.",
         )
     for method, arguments in {**METHODS, **_OPTIONAL}.items():
         _check_signature(task, method, arguments, name)
@@ -182,7 +182,7 @@ BUILT_IN: Mapping[str, str] = {
 """Short names of the built-in tasks."""
 
 
-_TASK: Final = UserClass("task", TaskLoadError, "docs/tasks.md")
+_TASK: Final = UserClass("task", TaskLoadError, "docs/guides/tasks.md")
 
 
 class TaskConfig(StrictModel):

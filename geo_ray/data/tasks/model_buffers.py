@@ -2,9 +2,9 @@
 
 A model's trainable parameters are what gradients change. Buffers and frozen parameters may change,
 too: running statistics, a moving average of the weights, a queue, a codebook. A task says so in
-`carry`, a mapping from patterns of names to rules:
+`model_buffers`, a mapping from patterns of names to rules:
 
-    carry = {"teacher.*": "mean", "queue*": "region"}
+    model_buffers = {"teacher.*": "mean", "queue*": "region"}
 
 ``mean``: floats are averaged by rows over the workers of a region and over the regions; of integers
 the largest counts. ``region``: each region keeps its own, of any type; where several workers change
@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from geo_ray.base.errors import TaskStateError
 
-CarryRule = Literal["mean", "region", "scratch"]
+BufferRule = Literal["mean", "region", "scratch"]
 """See the module's docstring."""
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -41,7 +41,7 @@ _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedEntry:
+class BufferEntry:
     """A buffer or frozen parameter that is carried.
 
     Attributes:
@@ -75,15 +75,15 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     return frozen | {name: buffer for name, buffer in module.named_buffers() if buffer is not None}
 
 
-def rules_of(task: object, module: nn.Module) -> dict[str, CarryRule]:
+def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
     """The rule of every buffer and frozen parameter that has one.
 
     Raises:
-        TaskStateError: `carry` is no such mapping, or a pattern of it fits nothing.
+        TaskStateError: `model_buffers` is no such mapping, or a pattern of it fits nothing.
     """
     declared = _declared(task)
     names = state_of(module)
-    found: dict[str, CarryRule] = {
+    found: dict[str, BufferRule] = {
         f"{prefix}.{leaf}" if prefix else leaf: "mean"
         for prefix, part in module.named_modules()
         if isinstance(part, _NormBase) and part.running_mean is not None
@@ -95,8 +95,8 @@ def rules_of(task: object, module: nn.Module) -> dict[str, CarryRule]:
             trained = [n for n, p in module.named_parameters() if fnmatchcase(n, pattern)]
             why = f"only of what is trained ({trained[0]})" if trained else "of none"
             raise TaskStateError(
-                f"{type(task).__name__}.carry: {pattern!r} is the name of no buffer and of no "
-                f"frozen parameter, {why}",
+                f"{type(task).__name__}.model_buffers: {pattern!r} is the name of no buffer and of "
+                f"no frozen parameter, {why}",
                 fix=f"Name some of {', '.join(sorted(names)[:8]) or 'them: the model has none'}.",
             )
         found.update(dict.fromkeys(matching, rule))
@@ -109,7 +109,7 @@ def is_scratch(task: object, name: str) -> bool:
     return rules[-1:] == ["scratch"]
 
 
-def carried_entries(task: object, module: nn.Module) -> tuple[CarriedEntry, ...]:
+def buffer_entries(task: object, module: nn.Module) -> tuple[BufferEntry, ...]:
     """What a task's model carries, in the order of its names there.
 
     Raises:
@@ -123,34 +123,35 @@ def carried_entries(task: object, module: nn.Module) -> tuple[CarriedEntry, ...]
         tensor = tensors[name]
         if rule == "mean" and tensor.dtype not in (*FLOATS, *INTEGERS):
             raise TaskStateError(
-                f"{type(task).__name__}.carry: {name!r} is {tensor.dtype}, which has no mean here",
+                f"{type(task).__name__}.model_buffers: {name!r} is {tensor.dtype}, which has no "
+                "mean here",
                 fix="Make it float32, or give it the rule region.",
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         means = _means_of(name, rules, tensors) if rule == "mean" else None
-        entries.append(CarriedEntry(name, tuple(tensor.shape), dtype, rule, means))
+        entries.append(BufferEntry(name, tuple(tensor.shape), dtype, rule, means))
     return tuple(entries)
 
 
-def _declared(task: object) -> dict[str, CarryRule]:
-    declared = getattr(task, "carry", None) or {}
+def _declared(task: object) -> dict[str, BufferRule]:
+    declared = getattr(task, "model_buffers", None) or {}
     name = type(task).__name__
     if not isinstance(declared, Mapping) or not all(isinstance(key, str) for key in declared):
         raise TaskStateError(
-            f"{name}.carry is {type(declared).__name__}, not a mapping of names to rules",
-            fix='Write for example carry = {"teacher.*": "mean", "queue*": "region"}.',
+            f"{name}.model_buffers is {type(declared).__name__}, not a mapping of names to rules",
+            fix='Write for example model_buffers = {"teacher.*": "mean", "queue*": "region"}.',
         )
     for pattern, rule in declared.items():
-        if rule not in get_args(CarryRule):
+        if rule not in get_args(BufferRule):
             raise TaskStateError(
-                f"{name}.carry: {pattern!r} has the rule {rule!r}",
-                fix=f"The rules are {', '.join(get_args(CarryRule))}.",
+                f"{name}.model_buffers: {pattern!r} has the rule {rule!r}",
+                fix=f"The rules are {', '.join(get_args(BufferRule))}.",
             )
     return dict(declared)
 
 
 def _means_of(
-    name: str, rules: Mapping[str, CarryRule], tensors: Mapping[str, Tensor]
+    name: str, rules: Mapping[str, BufferRule], tensors: Mapping[str, Tensor]
 ) -> str | None:
     """The name of the means to these variances, if they are some."""
     head, _, leaf = name.rpartition(".")

@@ -100,7 +100,7 @@ class DifferentialSender:
         data = memoryview(lossy.blocks_LK.numpy().tobytes())
         size = lossy.blocks_LK.shape[1]
         ids = tuple(lossy.ids_L.tolist())
-        load = LossyLoad(update.epoch, update.seq, ids, data, size, lossy.bands)
+        load = LossyLoad(update.attempt, update.seq, ids, data, size, lossy.bands)
         return replace(update, coded=replace(coded, lossy=None)), load
 
     def follow(self, load: LossyLoad | None) -> None:
@@ -233,7 +233,7 @@ class DifferentialReceiver:
         with self._lock:
             received = self._of(peer)
             new = received.on_blocks(
-                group.epoch, group.seq, group.first_rank, group.ids, group.blocks
+                group.attempt, group.seq, group.first_rank, group.ids, group.blocks
             )
             held = self._held.get(peer)
             if held is not None and held.update.seq == group.seq:
@@ -430,14 +430,14 @@ class Differential(UpdateStage):
         """Counts of both ends; bytes of datagrams are a class of their own in ``links``."""
         counts = self._channel.counts
         found: dict[str, Any] = {"blocks": self._receiver.counts(), "strange": counts.strange}
-        for peer, num_bytes in counts.bytes_in.items():
+        for peer, num_bytes in counts.bytes_received.items():
             if peer in links:
-                links[peer]["bytes_in"]["loose"] = num_bytes
+                links[peer]["bytes_received"]["loose"] = num_bytes
         if self._sender is not None:
             sender = self._sender.sender
             found |= {"sent": asdict(sender.counts), "mbps": sender.mbps, "loss": sender.loss}
             if self._home in links:
-                links[self._home]["bytes_out"]["loose"] = sender.counts.bytes_out
+                links[self._home]["bytes_sent"]["loose"] = sender.counts.bytes_sent
         return {"loose": found}
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ from geo_ray.training.command_log import (
     TakeIn,
     TakeSum,
     Wake,
-    carry_out,
+    execute,
 )
 from geo_ray.training.config import UNREACHABLE_S
 from geo_ray.training.membership import AveragerHome, View
@@ -381,7 +381,7 @@ class StagedPath(Protocol):
     def version(self) -> int:
         """Commits so far, and those that are bound to come."""
 
-    def skip(self, region: str, epoch: int, seq: int) -> None:
+    def skip(self, region: str, attempt: int, seq: int) -> None:
         """Answer an update without taking it in."""
 
     def take_sum(
@@ -554,11 +554,11 @@ class LocalAverager:
         finally:
             self._lock.release()
 
-    def carry_out(self, op: Op) -> LogOutcome:
+    def execute(self, op: Op) -> LogOutcome:
         """Do what ``op`` says."""
         with self._lock:
             self._averager.at(time.monotonic())
-            outcome = carry_out(self._averager, op)
+            outcome = execute(self._averager, op)
             self._alarm.set(self._averager.wakes_s)
             self._output.collect(self._averager, self._path)
         return outcome
@@ -594,7 +594,7 @@ class LocalAverager:
 
     def _on_wake(self) -> None:
         try:
-            self._answer(self.carry_out(Wake()).replies)
+            self._answer(self.execute(Wake()).replies)
         except Exception as error:  # this is a thread of its own: nobody else would hear of it
             self._output.failure.note(error, "answers that were due")
 
@@ -669,7 +669,7 @@ class DirectPath:
         self._tell(op)
 
     def _tell(self, op: Op) -> None:
-        outcome = self._here().carry_out(op)
+        outcome = self._here().execute(op)
         if outcome.error is not None:
             raise outcome.error
         self._deliver_all(outcome.replies)
@@ -732,15 +732,15 @@ class DirectPath:
         """Commits so far."""
         return self._here().version
 
-    def skip(self, region: str, epoch: int, seq: int) -> None:
+    def skip(self, region: str, attempt: int, seq: int) -> None:
         """Answer an update without taking it in."""
-        self._deliver_all(self._here().carry_out(Skip(region, epoch, seq)).replies)
+        self._deliver_all(self._here().execute(Skip(region, attempt, seq)).replies)
 
     def take_sum(
         self, parts: tuple[UpdateMessage, ...], total_P: Tensor
     ) -> list[ReplyMessage] | None:
         """Take in a sum of updates."""
-        outcome = self._here().carry_out(TakeSum(parts, total_P))
+        outcome = self._here().execute(TakeSum(parts, total_P))
         if outcome.error is not None:
             raise outcome.error
         return outcome.replies if outcome.done else None
@@ -780,7 +780,7 @@ class DirectPath:
         self.stage.arrive(update, self._commit, again=False)
 
     def _commit(self, update: UpdateMessage) -> None:
-        outcome = self._here().carry_out(TakeIn(update))
+        outcome = self._here().execute(TakeIn(update))
         if outcome.error is not None:
             log.error("update %d of '%s' refused: %s", update.seq, update.region, outcome.error)
             self.refuse(update, outcome.error)

@@ -132,29 +132,29 @@ def as_tensor(buffer: memoryview | bytearray | bytes | None, count: int | None =
 def payload_bytes(message: UpdateMessage | ReplyMessage) -> memoryview:
     """The payload of an update or a reply as it goes on the wire, without a copy if it can be.
 
-    What models carry stands behind it.
+    Model buffers follow it.
     """
     coded = message.coded
     own = as_bytes(message.payload_P) if coded is None else coded_bytes(coded)
-    if not message.carried_E.numel():
+    if not message.buffers_E.numel():
         return own
-    both = bytearray(own.nbytes + message.carried_E.numel())
+    both = bytearray(own.nbytes + message.buffers_E.numel())
     both[: own.nbytes] = own
-    both[own.nbytes :] = message.carried_E.contiguous().numpy().data
+    both[own.nbytes :] = message.buffers_E.contiguous().numpy().data
     return memoryview(both)
 
 
-_CARRIED: Final = "carried_bytes"
-_SHARE_OF_OWN: Final = "carried_share"
+_BUFFERS: Final = "buffer_bytes"
+_WEIGHT: Final = "buffers_weight"
 
 
 class _Payload:
     """The codec of a message's payload: fp32, or coded with its sizes in the header.
 
-    Behind it may stand what models carry; only then the header speaks of that.
+    Model buffers may follow it; the header then has their size.
     """
 
-    names = ("coded", "against", *SIZES.names, _CARRIED, _SHARE_OF_OWN)
+    names = ("coded", "against", *SIZES.names, _BUFFERS, _WEIGHT)
 
     def write(self, value: UpdateMessage | ReplyMessage) -> Meta:
         """See `ValueCodec`."""
@@ -162,31 +162,31 @@ class _Payload:
         if value.coded is not None:
             told = {"coded": value.coded.kind, "against": value.against}
             told |= SIZES.write(sizes_of(value.coded))
-        if value.carried_E.numel():
-            told[_CARRIED] = value.carried_E.numel()
+        if value.buffers_E.numel():
+            told[_BUFFERS] = value.buffers_E.numel()
             if isinstance(value, ReplyMessage):
-                told[_SHARE_OF_OWN] = value.carried_share
+                told[_WEIGHT] = value.buffers_weight
         return told
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> dict[str, Any]:
         """See `ValueCodec`."""
-        carried, payload = self._carried(meta, payload)
-        return carried | self._own(meta, payload)
+        found, payload = self._model_buffers(meta, payload)
+        return found | self._own(meta, payload)
 
     @staticmethod
-    def _carried(meta: Meta, payload: Buffer | None) -> tuple[dict[str, Any], Buffer | None]:
-        """What models carry, and the payload before it."""
-        if _CARRIED not in meta:
+    def _model_buffers(meta: Meta, payload: Buffer | None) -> tuple[dict[str, Any], Buffer | None]:
+        """The model buffers, and the payload before them."""
+        if _BUFFERS not in meta:
             return {}, payload
-        size, view = count(meta, _CARRIED), memoryview(b"" if payload is None else payload)
+        size, view = count(meta, _BUFFERS), memoryview(b"" if payload is None else payload)
         if not 0 < size <= view.nbytes:
-            raise FrameError(f"'{_CARRIED}' of a header is {size}, the payload is {view.nbytes}")
+            raise FrameError(f"'{_BUFFERS}' of a header is {size}, the payload is {view.nbytes}")
         start = view.nbytes - size
         found: dict[str, Any] = {
-            "carried_E": torch.frombuffer(bytearray(view[start:]), dtype=torch.uint8)
+            "buffers_E": torch.frombuffer(bytearray(view[start:]), dtype=torch.uint8)
         }
-        if _SHARE_OF_OWN in meta:
-            found["carried_share"] = number(meta, _SHARE_OF_OWN)
+        if _WEIGHT in meta:
+            found["buffers_weight"] = number(meta, _WEIGHT)
         return found, view[:start]
 
     @staticmethod
@@ -220,7 +220,7 @@ class _Evaluation:
 
 UPDATE: Final = Record(
     UpdateMessage,
-    "region epoch seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
+    "region attempt seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
     Field("view", count, default=0),
     Field("", _Payload()),
 )

@@ -465,7 +465,7 @@ class OverlayPath:
         self._failure.listen(self.vectors.fail)
         if self.vectors.fused and not mean.is_answer:
             self.vectors.close()
-            raise InvariantError(f"an overlay without a root cannot carry {strategy}")
+            raise InvariantError(f"an overlay without a root does not support {strategy}")
 
     # ------------------------------------------------------------------ for the own region
 

@@ -70,7 +70,7 @@ from geo_ray.training.failover import (
     StandbyNode,
 )
 from geo_ray.training.membership import AveragerHome, MemberChange
-from geo_ray.training.messages import ReplyMessage, UpdateMessage, nothing_carried
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.replication import copied_update
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.uploads import UploadRequest
@@ -124,7 +124,7 @@ def read_twin(payload: Buffer) -> AveragerTwin:
 
 
 Finder = Callable[[int, int], UpdateMessage | None]
-"""``find(epoch, seq)``: an update of this region that is still in its hands."""
+"""``find(attempt, seq)``: an update of this region that is still in its hands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ _OPS: Final = OneOf[Any](
         "yours": Record(_TakeInYours, Field("update", UPDATE)),
         "update": _TAKE_IN,
         "sum": Record(_TakeParts, Field("parts", PARTS)),
-        "skip": Record(Skip, "region epoch seq"),
+        "skip": Record(Skip, "region attempt seq"),
         "stop": Record(Stop),
         "checkpoint": Record(BeginCheckpoint, "id halt"),
         "leave": Record(Leave, "region"),
@@ -187,7 +187,7 @@ _OPS: Final = OneOf[Any](
 _ENTRY: Final = Field(
     "entry", Record(LogEntry, "number", Field("op", _OPS), Field("now_s", number, default=0.0))
 )
-_SKIP: Final = Field("op", Record(Skip, Known("region"), "epoch seq"))
+_SKIP: Final = Field("op", Record(Skip, Known("region"), "attempt seq"))
 _EPOCH: Final = "epoch=averager_epoch"
 _SHAPES: Final = {
     "update": _Shape(TakeIn, Record(AveragerRequest, Field("op", _TAKE_IN), "again"), "update"),
@@ -212,7 +212,7 @@ _SHAPES: Final = {
     # In one lane with the answers that follow, or they would come before it.
     "new_averager": _Shape(
         NewAverager,
-        Record(NewAverager, _EPOCH, Field("last", CountList("last_epoch", "last_seq"))),
+        Record(NewAverager, _EPOCH, Field("last", CountList("last_attempt", "last_seq"))),
     ),
 }
 _KIND_OF: Final = {shape.of: kind for kind, shape in _SHAPES.items()}
@@ -276,11 +276,11 @@ def _outgoing(op: Op, to: str | None) -> tuple[Any, Buffer]:
     match op:
         case TakeIn(update) if update.region == to:
             bare = replace(update, payload_P=torch.empty(0), coded=None)
-            return _TakeInYours(replace(bare, carried_E=nothing_carried())), b""
+            return _TakeInYours(replace(bare, buffers_E=no_buffers())), b""
         case TakeIn(update):
             return op, payload_bytes(update)
         case TakeSum(parts, total_P):
-            asks = [UploadRequest(p.region, p.epoch, p.seq, 0, p.base_version) for p in parts]
+            asks = [UploadRequest(p.region, p.attempt, p.seq, 0, p.base_version) for p in parts]
             return _TakeParts(tuple(asks)), as_bytes(total_P)
     return op, b""
 
@@ -289,7 +289,7 @@ def _incoming(op: Any, payload: memoryview, find: Finder) -> Op:
     """The inverse of `_outgoing`."""
     match op:
         case _TakeInYours(update):
-            found = find(update.epoch, update.seq)
+            found = find(update.attempt, update.seq)
             if found is None:
                 name = f"update {update.seq}"
                 raise FrameError(f"an entry is about {name}, which is not here any more")
@@ -362,7 +362,7 @@ class StandbyPath:
             asked = [AveragerRequest(op) for op in self._node.caller.submit(kept)]
             is_home = self._node.primary is not None
             if not is_home:
-                self._carry_out([SendMessage(self.home.region, request) for request in asked])
+                self._execute([SendMessage(self.home.region, request) for request in asked])
         if is_home:
             for request in asked:
                 self._arrived(self._node.region, request)
@@ -389,7 +389,7 @@ class StandbyPath:
     def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """See `UpdatePath`."""
         with self._changed:
-            self._carry_out(self._node.on_report_dead(region, comes_back=comes_back))
+            self._execute(self._node.on_report_dead(region, comes_back=comes_back))
 
     def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
         """See `UpdatePath`; it is carried out once the standby has it."""
@@ -455,9 +455,9 @@ class StandbyPath:
             primary = self._node.primary
             return 0 if primary is None else primary.averager.state.version + primary.waiting
 
-    def skip(self, region: str, epoch: int, seq: int) -> None:
+    def skip(self, region: str, attempt: int, seq: int) -> None:
         """Answer an update without taking it in."""
-        self._offer(Skip(region, epoch, seq))
+        self._offer(Skip(region, attempt, seq))
 
     def take_sum(
         self, parts: tuple[UpdateMessage, ...], total_P: Tensor
@@ -496,26 +496,26 @@ class StandbyPath:
             self._arrived(peer, parsed)
             return
         with self._changed:
-            self._carry_out(self._node.on_message(peer, parsed))
+            self._execute(self._node.on_message(peer, parsed))
 
     def _arrived(self, peer: str, request: AveragerRequest) -> None:
         """A request for the averager here; the stage decides when an update is taken in."""
 
         def take(_: UpdateMessage) -> None:
             with self._changed:
-                self._carry_out(self._node.on_message(peer, request))
+                self._execute(self._node.on_message(peer, request))
 
         if not isinstance(request.op, TakeIn):
             with self._changed:
-                self._carry_out(self._node.on_message(peer, request))
+                self._execute(self._node.on_message(peer, request))
         elif request.op.update.region == peer:
             self.stage.arrive(request.op.update, take, again=request.again)
 
     def _offer(self, op: Op) -> None:
         with self._changed:
-            self._carry_out(self._node.offer(op, time.monotonic()))
+            self._execute(self._node.offer(op, time.monotonic()))
 
-    def _carry_out(self, effects: Sequence[StandbyEffect]) -> None:
+    def _execute(self, effects: Sequence[StandbyEffect]) -> None:
         for effect in effects:
             match effect:
                 case SendMessage(to, message):
@@ -585,7 +585,7 @@ class StandbyPath:
                     seen = {p: s for p, s in self._endpoint.stats().items() if s["connected"]}
                     rtts_s = {p: s["rtt_min_s"] for p, s in seen.items()}
                     known_s = {p: rtt_s for p, rtt_s in rtts_s.items() if rtt_s is not None}
-                    self._carry_out(self._node.tick(time.monotonic(), seen, known_s))
+                    self._execute(self._node.tick(time.monotonic(), seen, known_s))
                 except Exception as error:
                     self.fail(error, "the watch over the averager")
                     return

@@ -88,7 +88,7 @@ _NORM: Final = Kind("a number", number.fits, _possible_norm)
 _REQUEST: Final = Record(
     UploadRequest,
     Known("region"),
-    "epoch seq",
+    "attempt seq",
     _SIZE,
     "base_version",
     Field("norm", _NORM),
@@ -96,7 +96,7 @@ _REQUEST: Final = Record(
 )
 _PART: Final = Record(
     UploadRequest,
-    "region=regions epoch=epochs seq=seqs base_version=base_versions",
+    "region=regions attempt=attempts seq=seqs base_version=base_versions",
     Known("size_bytes"),
 )
 _COMMON: Final = ("version", "stop", "checkpoint", "halt", "payload_P")
@@ -135,7 +135,7 @@ def ask_of(update: UpdateMessage, *, norm: float = 0.0, again: bool = False) -> 
     """What would be asked for an update."""
     return UploadRequest(
         update.region,
-        update.epoch,
+        update.attempt,
         update.seq,
         update.size_bytes,
         update.base_version,
@@ -148,7 +148,7 @@ def ask_of(update: UpdateMessage, *, norm: float = 0.0, again: bool = False) -> 
 def headers_of(parts: Sequence[UploadRequest]) -> tuple[UpdateMessage, ...]:
     """The updates of a sum without their payloads."""
     empty = torch.empty(0)
-    return tuple(UpdateMessage(a.region, a.epoch, a.seq, a.base_version, 0, empty) for a in parts)
+    return tuple(UpdateMessage(a.region, a.attempt, a.seq, a.base_version, 0, empty) for a in parts)
 
 
 def read_bundle(meta: Meta, payload_P: Tensor) -> tuple[ReplyMessage, ...]:
@@ -230,7 +230,7 @@ class UploadCoordinator:
         ask, sent = read_ask(peer, message.meta)
         with self._changed:
             now_s = self._look()
-            if (ask.epoch, ask.seq) <= self._newest.get(peer, (0, 0)) and not ask.again:
+            if (ask.attempt, ask.seq) <= self._newest.get(peer, (0, 0)) and not ask.again:
                 return  # its update has overtaken it
             if sent:
                 self._decide(self._line.began(now_s, ask))
@@ -254,7 +254,7 @@ class UploadCoordinator:
         ask = ask_of(update, again=again)
         with self._changed:
             if not again:
-                self._newest[ask.region] = (ask.epoch, ask.seq)
+                self._newest[ask.region] = (ask.attempt, ask.seq)
             self._here[ask.key] = _Here(update, take)
             self._decide(self._line.arrived(self._look(), self._path.version(), ask))
 
@@ -283,7 +283,7 @@ class UploadCoordinator:
                     todo.extend(self._take(ask))
                 case Drop(ask):
                     self._here.pop(ask.key, None)
-                    self._path.skip(ask.region, ask.epoch, ask.seq)
+                    self._path.skip(ask.region, ask.attempt, ask.seq)
                     self._tell_gate(ask.region)
                 case Grant(ask):
                     kind = "grant_sum" if ask.parts else "grant"
@@ -319,7 +319,7 @@ class UploadCoordinator:
             return self._line.refuse(time.monotonic(), self._path.version(), group)
         self._line.committed(group)
         for part in ask.parts:
-            self._newest[part.region] = (part.epoch, part.seq)
+            self._newest[part.region] = (part.attempt, part.seq)
         if len(replies) > 1 and can_bundle(replies):
             payload = as_bytes(replies[0].payload_P)
             self._tell(helper, "bundle", bundle_meta(replies), payload)
@@ -595,7 +595,7 @@ def _fit(parts: list[UpdateMessage], asks: tuple[UploadRequest, ...]) -> bool:
     """Whether these are the updates that were asked for, and can be added up."""
     sizes = {part.payload_P.numel() for part in parts}
     named = all(
-        (part.epoch, part.seq) == (ask.epoch, ask.seq)
+        (part.attempt, part.seq) == (ask.attempt, ask.seq)
         for part, ask in zip(parts, asks, strict=True)
     )
     return named and len(sizes) == 1

@@ -98,7 +98,9 @@ class QueueConfig(StrictModel):
     """A queue."""
 
     name: Name = Field(description="of the queue, and of its folder")
-    policy: str = Field("pd_ors", description="who decides; docs/scheduling.md lists them")
+    policy: str = Field(
+        "pd_ors", description="who decides; docs/reference/scheduling-policies.md lists them"
+    )
     worth_per_usd: float = Field(
         0.0, ge=0, description="worth that a dollar costs; 0: money does not count"
     )

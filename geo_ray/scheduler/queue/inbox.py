@@ -152,7 +152,7 @@ def opened(found: SignedRequest, queue_id: str, key: str) -> AnyRequest | None:
     return request if request.id == found.id else None
 
 
-def post(store: ConditionalStore, tenant: str, request: SignedRequest) -> None:
+def submit(store: ConditionalStore, tenant: str, request: SignedRequest) -> None:
     """Put a request into a tenant's box.
 
     Raises:

@@ -171,8 +171,8 @@ def _region_spans(trace: str, name: str, work: _Work, event: Event) -> list[Span
     start_s = sent_s if work.start_s is None else min(work.start_s, sent_s)
     values: dict[str, Attribute] = {
         "geo_ray.region": region,
-        "geo_ray.bytes_out": event["bytes_out"],
-        "geo_ray.bytes_in": event["bytes_in"],
+        "geo_ray.bytes_sent": event["bytes_sent"],
+        "geo_ray.bytes_received": event["bytes_received"],
         "geo_ray.blocking": event["blocking"],
     }
     path = (name, region)
@@ -189,8 +189,8 @@ def _region_spans(trace: str, name: str, work: _Work, event: Event) -> list[Span
         spans.append(SpanRecord(trace, (*path, "wait"), sent_s, end_s))
     held_s = min(event.fields.get("held_s") or 0.0, end_s - sent_s)
     rest_s = end_s - sent_s - held_s
-    both = event["bytes_out"] + event["bytes_in"]
-    up_s = rest_s * (event["bytes_out"] / both if both else 0.5)
+    both = event["bytes_sent"] + event["bytes_received"]
+    up_s = rest_s * (event["bytes_sent"] / both if both else 0.5)
     divided: dict[str, Attribute] = {"geo_ray.divided": "by bytes"}
     there_s = sent_s + up_s
     spans += [

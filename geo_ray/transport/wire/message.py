@@ -37,13 +37,13 @@ class EndpointIdentity:
     Attributes:
         run_id: the run; endpoints of different runs refuse each other.
         region: its region; one endpoint per region.
-        epoch: goes up whenever the region's endpoint is started anew.
+        attempt: goes up whenever the region's endpoint is started anew.
         key: the run's secret, 16 to 64 bytes.
     """
 
     run_id: str
     region: str
-    epoch: int
+    attempt: int
     key: bytes = field(repr=False)
 
 
@@ -71,8 +71,8 @@ class Message:
 class PeerStats(TypedDict):
     """An endpoint's counters for a peer, as plain values for JSON.
 
-    ``bytes_out`` and ``bytes_in`` count all bytes on the connections by class, headers included;
-    "transport" are handshakes, acks and heartbeats, "resend" what passed more than once.
+    ``bytes_sent`` and ``bytes_received`` count all bytes on the connections by class, headers
+    included; "transport" are handshakes, acks and heartbeats, "resend" what passed more than once.
     ``rtt_s`` is the last heartbeat's round trip and contains queueing; ``heard_s_ago`` counts from
     the last bytes. Both are None before there was one. ``streams`` are the open data streams,
     ``window_bytes`` what may be under way, ``estimate`` a `LinkEstimate` of the way there,
@@ -80,9 +80,9 @@ class PeerStats(TypedDict):
     """
 
     connected: bool
-    epoch: int | None
-    bytes_out: dict[str, int]
-    bytes_in: dict[str, int]
+    attempt: int | None
+    bytes_sent: dict[str, int]
+    bytes_received: dict[str, int]
     messages_out: int
     messages_in: int
     duplicates_in: int

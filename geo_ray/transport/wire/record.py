@@ -1,7 +1,7 @@
 """Records as headers: one table of fields defines both writing and reading a header.
 
-    SKIP = Record(Skip, Known("region"), "epoch seq=number")
-    SKIP.write(skip)                     # {"epoch": 2, "number": 7}
+    SKIP = Record(Skip, Known("region"), "attempt seq=number")
+    SKIP.write(skip)                     # {"attempt": 2, "number": 7}
     SKIP.read(header, region="eu")       # Skip("eu", 2, 7), or a FrameError that names the field
 
 A text in the table names fields whose kinds are the types of the record's attributes, each with its

@@ -141,7 +141,7 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     (replaced,) = done.of("worker_replaced")
     assert lost["region"] == replaced["region"] == "us-east"
     assert lost["worker"] == replaced["worker"]
-    assert replaced["epoch"] == 2
+    assert replaced["attempt"] == 2
     assert {k: n for k, n in done.summary.faults.items() if n} == {
         "worker_lost": 1,
         "worker_replaced": 1,

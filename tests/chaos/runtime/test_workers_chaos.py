@@ -72,7 +72,7 @@ def test_one_is_killed_and_comes_back_another_is_killed_for_good(
     check_whole(done, simulate(experiment, tmp_path))
     lost = [event["worker"] for event in done.of("worker_lost")]
     (replaced,) = done.of("worker_replaced")
-    assert sorted(lost) == [0, 1] and replaced["worker"] == lost[0] and replaced["epoch"] == 2
+    assert sorted(lost) == [0, 1] and replaced["worker"] == lost[0] and replaced["attempt"] == 2
     assert [event["workers"] for event in done.of("team")] == [1, 2, 1]
     thin, whole, last = (event["step"] for event in done.of("team"))
     assert thin < whole <= last < STEPS, "steps went on meanwhile"

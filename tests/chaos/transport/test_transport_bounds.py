@@ -41,7 +41,7 @@ class Rogue:
     def __init__(self, stack: ExitStack, address: Address, region: str = "eu") -> None:
         self._sock: socket.socket = stack.enter_context(sockets.dial(address, WAIT_S))
         hello: dict[str, Any] = {
-            "service": "wan", "run": "run", "region": region, "epoch": 1, "instance": "i",
+            "service": "wan", "run": "run", "region": region, "attempt": 1, "instance": "i",
             "to": "us", "stream": 0,
         }  # fmt: skip
         ready: dict[str, Any] = {"delivered": [0] * LANES}

@@ -32,7 +32,7 @@ WAIT_S = 240.0  # never reached when all is well
 class Node:
     """An endpoint that remembers what it was told, and checks that no call overlaps another."""
 
-    def __init__(self, region: str, epoch: int = 1, **options: Any) -> None:
+    def __init__(self, region: str, attempt: int = 1, **options: Any) -> None:
         self.got: list[tuple[int, int]] = []  # number, payload's checksum
         self.peers: list[tuple[int, bool]] = []
         self.inside = 0
@@ -41,7 +41,7 @@ class Node:
         shaping = options.pop("shaping", None)
         quick = {"heartbeat_s": 0.05, "reconnect_min_s": 0.01, "reconnect_max_s": 0.05} | options
         self.endpoint = Endpoint(
-            EndpointIdentity("run", region, epoch, KEY),
+            EndpointIdentity("run", region, attempt, KEY),
             self._on_message,
             TransportConfig(**quick),
             shaping=shaping,
@@ -57,9 +57,9 @@ class Node:
             self.changed.notify_all()
         self.inside -= 1
 
-    def _on_peer(self, _: str, epoch: int, up: bool) -> None:
+    def _on_peer(self, _: str, attempt: int, up: bool) -> None:
         with self.changed:
-            self.peers.append((epoch, up))
+            self.peers.append((attempt, up))
             self.changed.notify_all()
 
     def wait(self, condition: Callable[[], bool]) -> None:
@@ -171,7 +171,7 @@ def test_cut_in_the_middle_of_a_transfer_resumes_and_delivers_once() -> None:
         assert eu.reconnects() >= 3
         eu.endpoint.flush("us", WAIT_S)
         books = eu.endpoint.stats()["us"]
-        assert books["bytes_out"]["resend"] > 0 and books["messages_out"] == 3
+        assert books["bytes_sent"]["resend"] > 0 and books["messages_out"] == 3
         assert us.peers[0] == (1, True) and us.peers.count((1, False)) >= 3
 
 
@@ -324,9 +324,9 @@ def test_cuts_on_an_emulated_link() -> None:
 _CHILD = """
 import sys, time
 from geo_ray.transport.endpoint import Endpoint, EndpointIdentity, Message, TransportConfig
-epoch, port = int(sys.argv[1]), int(sys.argv[2])
+attempt, port = int(sys.argv[1]), int(sys.argv[2])
 endpoint = Endpoint(
-    EndpointIdentity("run", "us", epoch, b"k" * 32),
+    EndpointIdentity("run", "us", attempt, b"k" * 32),
     lambda peer, m: endpoint.send(peer, Message("echo", m.meta, m.payload, "reply")),
     TransportConfig(heartbeat_s=0.05),
 )
@@ -336,9 +336,9 @@ endpoint.close()
 """
 
 
-def test_a_killed_process_is_replaced_by_one_with_a_higher_epoch() -> None:
-    def start(epoch: int, port: int) -> tuple[subprocess.Popen[str], int]:
-        command = [sys.executable, "-c", _CHILD, str(epoch), str(port)]
+def test_a_killed_process_is_replaced_by_one_with_a_higher_attempt() -> None:
+    def start(attempt: int, port: int) -> tuple[subprocess.Popen[str], int]:
+        command = [sys.executable, "-c", _CHILD, str(attempt), str(port)]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         return child, int(child.stdout.readline())

@@ -38,12 +38,12 @@ QUICK: dict[str, Any] = PATIENT | {
 class Region:
     """The near end of a node's pipe."""
 
-    def __init__(self, lab: Lab, region: str, peer: str, epoch: int, config: dict[str, Any]):
+    def __init__(self, lab: Lab, region: str, peer: str, attempt: int, config: dict[str, Any]):
         self.port = 0
         self.child = lab.popen(
             region, [sys.executable, str(NODE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self._say({"region": region, "peer": peer, "epoch": epoch, "config": config})
+        self._say({"region": region, "peer": peer, "attempt": attempt, "config": config})
 
     def _say(self, what: dict[str, Any]) -> None:
         assert self.child.stdin is not None
@@ -110,7 +110,7 @@ def regions(lab: Lab, config: dict[str, Any], host: str = "") -> Iterator[tuple[
 
 
 def _arrived(seen: dict[str, Any]) -> int:
-    return int(seen["stats"]["bytes_in"].get("update", 0))
+    return int(seen["stats"]["bytes_received"].get("update", 0))
 
 
 def test_a_short_cut_costs_no_connection_and_little_is_sent_twice(lab: Lab) -> None:
@@ -126,7 +126,7 @@ def test_a_short_cut_costs_no_connection_and_little_is_sent_twice(lab: Lab) -> N
         us.until_messages(12)
         books = eu.until_flushed()["stats"]
         assert books["reconnects"] == 0 and books["messages_out"] == 12
-        assert books["bytes_out"].get("resend", 0) < 6 * MB
+        assert books["bytes_sent"].get("resend", 0) < 6 * MB
 
 
 @pytest.mark.parametrize("one_way", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -142,7 +142,7 @@ def test_a_path_that_is_back_is_used_before_tcp_has_noticed(lab: Lab, one_way: b
         us.until_messages(12)
         books = eu.until_flushed()["stats"]
         assert books["reconnects"] == 1 and books["messages_out"] == 12
-        assert books["bytes_out"].get("resend", 0) < 6 * MB
+        assert books["bytes_sent"].get("resend", 0) < 6 * MB
 
 
 def test_a_long_cut_is_noticed_by_both_and_the_transfer_goes_on_afterwards(lab: Lab) -> None:
@@ -160,7 +160,7 @@ def test_a_long_cut_is_noticed_by_both_and_the_transfer_goes_on_afterwards(lab: 
         books = eu.until_flushed()["stats"]
         assert books["reconnects"] >= 1 and books["messages_out"] == 12
         # What had begun and was not acknowledged, and what came late: not the whole again.
-        assert books["bytes_out"].get("resend", 0) < 8 * MB
+        assert books["bytes_sent"].get("resend", 0) < 8 * MB
         for each in (eu, us):
             seen = each.until(lambda seen: seen["stats"]["connected"])
             ups = [up for _, up in seen["peers"]]
@@ -234,7 +234,7 @@ def test_the_same_endpoint_at_another_address_goes_on_where_it_was(lab: Lab) -> 
             eu.ask("connect", host=lab.addresses6["us"], port=us.port)
             us.until_messages(8)
             books = eu.until_flushed()["stats"]
-            assert books["reconnects"] >= 1 and books["epoch"] == 1 and books["dropped_out"] == 0
+            assert books["reconnects"] >= 1 and books["attempt"] == 1 and books["dropped_out"] == 0
         finally:
             ip4("add")
             route = ["ip", "-4", "route", "replace", "default", "dev", DEVICE]

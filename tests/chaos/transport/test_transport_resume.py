@@ -74,7 +74,7 @@ def test_after_a_cut_only_what_was_not_acknowledged_comes_again(pair: tuple[Node
         about = eu.about("us")
         assert about["reconnects"] >= 2 and about["messages_out"] == 40
         # At most `max_ahead_bytes` can be under way when it is cut, and some is late anyway.
-        assert 0 < about["bytes_out"]["resend"] < 10 * MB
+        assert 0 < about["bytes_sent"]["resend"] < 10 * MB
         eu.endpoint.close(1.0)
 
 

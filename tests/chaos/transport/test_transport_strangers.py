@@ -22,7 +22,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 
 WAN_HELLO = true_hello(
-    "wan", run="run", region="ap", epoch=1, instance="i", to="us", stream=0, link=""
+    "wan", run="run", region="ap", attempt=1, instance="i", to="us", stream=0, link=""
 )
 
 

@@ -110,7 +110,9 @@ def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld
         token = token_of(world)
         assert made.report.head is not None
         assert made.report.acts
-        assert all(post.ready == post.planned == 1 for post in made.report.posts)
+        assert all(
+            node_group.ready == node_group.planned == 1 for node_group in made.report.node_groups
+        )
         roles = sorted(m.labels["geo-ray/role"] for m in world.living())
         assert roles == ["head", "worker", "worker"]
 

@@ -76,7 +76,7 @@ def test_machines_come_and_go_and_what_terraform_made_stays(world: CloudWorld) -
         report, record = made.report, made.record
         assert (report.address, report.head) == (STACK_HEAD, None)
         assert report.job_server == "http://127.0.0.1:8265"
-        assert all(post.ready == post.planned == 1 for post in report.posts)
+        assert all(node_group.ready == node_group.planned == 1 for node_group in report.node_groups)
         assert any("i-0head is Terraform's, of the stack demo" in note for note in report.notes)
         assert report.usd_per_hour == pytest.approx(offer.usd_per_hour)
         assert STACK_TOKEN in (made.token_command or "")
@@ -131,7 +131,9 @@ def test_clocks_that_differ_make_no_head_a_silent_one(world: CloudWorld, ahead_s
     with played_head(world.state, ahead_s):
         made = up(world)
         assert made.report.acts
-        assert all(post.ready == post.planned == 1 for post in made.report.posts)
+        assert all(
+            node_group.ready == node_group.planned == 1 for node_group in made.report.node_groups
+        )
         (note,) = [n for n in cluster_status(world.state.uri).notes if "told nothing" in n]
         assert "as far as clocks agree" in note
         assert geo_ray.down(world.state.uri).in_order

@@ -15,7 +15,7 @@ from geo_ray.base.errors import (
     ProviderUnreachableError,
 )
 from geo_ray.cloud.cluster.providers import OwnMachines, check_name_is_free
-from geo_ray.cloud.provider import MachineState, Market, Pool, Shortage
+from geo_ray.cloud.provider import LaunchFailureKind, MachineState, Market, Pool
 from tests.support.autoscale_support import simulated_bench
 from tests.support.cloud_servers import as_caller
 from tests.support.provider_support import (
@@ -135,7 +135,7 @@ def test_what_ended_or_never_was_may_be_ended(bench: CloudBench) -> None:
 
 def test_a_sold_out_pool_gives_what_it_has_or_nothing(bench: CloudBench) -> None:
     missing = bench.provider.launch(bench.request("rare", bench.sold_out, count=3))
-    assert [f.shortage for f in missing] == [Shortage.SOLD_OUT]
+    assert [f.kind for f in missing] == [LaunchFailureKind.SOLD_OUT]
     assert missing[0].request_id == "rare" and missing[0].pool == bench.sold_out
     assert missing[0].reason
     bench.until("rare", count=bench.left, state=MachineState.RUNNING)
@@ -144,7 +144,7 @@ def test_a_sold_out_pool_gives_what_it_has_or_nothing(bench: CloudBench) -> None
 
 def test_a_quota_is_told_apart_from_an_empty_pool(bench: CloudBench) -> None:
     missing = bench.provider.launch(bench.request("much", bench.no_quota, count=2))
-    assert [f.shortage for f in missing] == [Shortage.QUOTA]
+    assert [f.kind for f in missing] == [LaunchFailureKind.QUOTA]
     assert missing[0].missing == 2 - bench.quota_left
     bench.until("much", count=bench.quota_left, state=MachineState.RUNNING)
 
@@ -155,19 +155,21 @@ def test_a_failure_is_told_again_to_who_asks(bench: CloudBench) -> None:
     (first,) = bench.provider.launch(wanted)
     bench.until("rare", count=bench.left, state=MachineState.RUNNING)
     again = [*bench.other.launch(wanted), *bench.other.poll_failures(CLUSTER)]
-    assert first.shortage in {f.shortage for f in again}
+    assert first.kind in {f.kind for f in again}
     assert len(bench.machines("rare")) == bench.left
 
 
 def test_pools_have_prices_in_the_order_of_the_question(bench: CloudBench) -> None:
     strange = Pool(bench.good.region, bench.good.zone, "no.such", Market.ON_DEMAND)
-    spot, strange_stock, good = bench.provider.stock([bench.spot, strange, bench.good])
+    spot, strange_availability, good = bench.provider.availability(
+        [bench.spot, strange, bench.good]
+    )
     assert spot.pool == bench.spot and good.pool == bench.good
     assert spot.usd_per_hour and good.usd_per_hour
     assert spot.usd_per_hour < good.usd_per_hour
-    assert strange_stock.usd_per_hour is None
-    if bench.tells_stock:
-        (rare,) = bench.provider.stock([bench.sold_out])
+    assert strange_availability.usd_per_hour is None
+    if bench.reports_availability:
+        (rare,) = bench.provider.availability([bench.sold_out])
         assert rare.available is not None
 
 
@@ -176,7 +178,7 @@ def test_too_many_requests_are_an_outcome(bench: CloudBench) -> None:
         pytest.skip("this cloud refuses nobody")
     bench.throttle()
     (failure,) = bench.provider.launch(bench.request("slow", count=1))
-    assert (failure.shortage, failure.missing) == (Shortage.THROTTLED, 1)
+    assert (failure.kind, failure.missing) == (LaunchFailureKind.THROTTLED, 1)
     bench.throttle()
     with pytest.raises(ProviderUnreachableError):
         bench.provider.list_machines(CLUSTER)

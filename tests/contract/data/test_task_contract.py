@@ -9,7 +9,7 @@ import pytest
 from geo_ray.api.check import check
 from geo_ray.data.tasks.load import BUILT_IN
 
-TASKS = Path(__file__).parents[2] / "support" / "carry_tasks.py"
+TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
 MISTAKES = '''
 import copy
 
@@ -82,11 +82,11 @@ class Replaces(Plain):
 
 
 class Misspelt(Plain):
-    carry = {"sean": "mean"}
+    model_buffers = {"sean": "mean"}
 
 
 class NoSuchRule(Plain):
-    carry = {"2.running_mean": "sum"}
+    model_buffers = {"2.running_mean": "sum"}
 
 
 class NoSuchGroup(Plain):
@@ -95,7 +95,7 @@ class NoSuchGroup(Plain):
 
 
 class Grouped(Plain):
-    carry = {"2.*": "region"}
+    model_buffers = {"2.*": "region"}
 
     def groups(self, model):
         return [undecayed(model)]
@@ -122,13 +122,13 @@ def test_what_says_all_that_changes_passes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "promise", "why"),
     [
-        ("Undeclared", "what a step changes is trained or carried", "'seen'"),
-        ("Follows", "what a step changes is trained or carried", "'average'"),
+        ("Undeclared", "a step changes only parameters and declared model buffers", "'seen'"),
+        ("Follows", "a step changes only parameters and declared model buffers", "'average'"),
         ("Hidden", "a step that is done again gives the same bits", "another gradient"),
         ("Forgets", "a step gives the gradient that PyTorch gives", "1.weight"),
         ("Replaces", "evaluations add up", "'1.weight'"),
-        ("Misspelt", "what it carries can be carried", "'sean'"),
-        ("NoSuchRule", "what it carries can be carried", "'sum'"),
+        ("Misspelt", "its model buffers can be exchanged", "'sean'"),
+        ("NoSuchRule", "its model buffers can be exchanged", "'sum'"),
         ("NoSuchGroup", "its groups are of its parameters", "'head.*'"),
     ],
 )

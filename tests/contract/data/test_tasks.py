@@ -1,4 +1,4 @@
-"""What every task must hold, run over all built-in tasks and the example of docs/tasks.md."""
+"""The contract of a task, run over all built-in tasks and the example of docs/guides/tasks.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from geo_ray.data.tasks.checked_calls import checked_evaluate, checked_loss, che
 from geo_ray.data.tasks.load import Scalar, TaskConfig, check_task_columns, load_task
 
 CPU = torch.device("cpu")
-DOCS = Path(__file__).parents[3] / "docs" / "tasks.md"
+DOCS = Path(__file__).parents[3] / "docs" / "guides" / "tasks.md"
 
 
 def write_mnist(directory: Path) -> None:

@@ -96,7 +96,7 @@ def interrupted(place: Path) -> Path:
             created="now",
             config_digest="0" * 64,
             parts=(),
-            extra={"epoch": 1, "codecs": codecs_of(experiment)},
+            extra={"attempt": 1, "codecs": codecs_of(experiment)},
         ),
     )
     return run.path

@@ -46,7 +46,7 @@ WAIT_S = 240.0  # never reached when all is well
 class Node:
     """An endpoint that remembers what it was told."""
 
-    def __init__(self, region: str, epoch: int = 1, **options: Any) -> None:
+    def __init__(self, region: str, attempt: int = 1, **options: Any) -> None:
         identity = {"run_id": "run", "key": KEY} | {
             name: options.pop(name) for name in ("run_id", "key") if name in options
         }
@@ -57,7 +57,7 @@ class Node:
         self._changed = threading.Condition()
         quick = {"heartbeat_s": 0.05, "reconnect_max_s": 0.1} | options
         self.endpoint = Endpoint(
-            EndpointIdentity(region=region, epoch=epoch, **identity),
+            EndpointIdentity(region=region, attempt=attempt, **identity),
             self._on_message,
             TransportConfig(**quick),
             on_peer=self._on_peer,
@@ -70,9 +70,9 @@ class Node:
             self.got.append((peer, message))
             self._changed.notify_all()
 
-    def _on_peer(self, region: str, epoch: int, up: bool) -> None:
+    def _on_peer(self, region: str, attempt: int, up: bool) -> None:
         with self._changed:
-            self.peers.append((region, epoch, up))
+            self.peers.append((region, attempt, up))
             self._changed.notify_all()
 
     def wait(self, condition: Callable[[], bool]) -> None:
@@ -129,13 +129,13 @@ def test_messages_pass_both_ways_in_order_and_are_accounted() -> None:
         eu.endpoint.flush("us", WAIT_S)
         us.endpoint.flush("eu", WAIT_S)
         sent, received = eu.endpoint.stats()["us"], us.endpoint.stats()["eu"]
-        assert sent["bytes_out"]["update"] == received["bytes_in"]["update"] > 5 * 300_000
+        assert sent["bytes_sent"]["update"] == received["bytes_received"]["update"] > 5 * 300_000
         assert sent["messages_out"] == received["messages_in"] == 50
         # On a busy machine acknowledgements may be late enough for a chunk to go out once more.
-        assert set(sent["bytes_out"]) - {"resend"} == {"update", "transport"}
+        assert set(sent["bytes_sent"]) - {"resend"} == {"update", "transport"}
         assert sent["outbox_messages"] == sent["outbox_bytes"] == sent["reconnects"] == 0
         assert sent["rtt_s"] is None or sent["rtt_s"] > 0
-        assert sent["connected"] and sent["epoch"] == 1
+        assert sent["connected"] and sent["attempt"] == 1
     assert eu.peers == [("us", 1, True), ("us", 1, False)]
 
 
@@ -286,7 +286,7 @@ def test_two_hundred_garbage_connections_harm_nothing() -> None:
 
 
 HELLO: dict[str, Any] = {
-    "service": "wan", "run": "run", "region": "eu", "epoch": 1, "instance": "i", "to": "us",
+    "service": "wan", "run": "run", "region": "eu", "attempt": 1, "instance": "i", "to": "us",
     "stream": 0,
 }  # fmt: skip
 NOTHING: dict[str, Any] = {"delivered": [0, 0, 0]}
@@ -317,7 +317,7 @@ def test_repeated_chunks_are_delivered_once_and_gaps_are_waited_for_within_bound
         us.wait(lambda: ("eu", 1, False) in us.peers)
         assert "message 99 of lane 1 follows 3" in str(us.endpoint.stats()["eu"]["last_error"])
         assert len(us.got) == 3
-        assert us.endpoint.stats()["eu"]["bytes_in"]["resend"] > 0
+        assert us.endpoint.stats()["eu"]["bytes_received"]["resend"] > 0
 
 
 @pytest.mark.parametrize("second", [0, 2])
@@ -384,7 +384,8 @@ def test_an_authenticated_peer_that_talks_nonsense_loses_its_connection(frame: F
 
 
 @pytest.mark.parametrize(
-    "changes", [{"epoch": -1}, {"epoch": "x"}, {"instance": None}, {"region": 3}, {"region": "us"}]
+    "changes",
+    [{"attempt": -1}, {"attempt": "x"}, {"instance": None}, {"region": 3}, {"region": "us"}],
 )
 def test_malformed_hellos_are_refused(changes: dict[str, Any]) -> None:
     us = Node("us")
@@ -399,11 +400,11 @@ def test_a_twin_and_a_predecessor_are_refused() -> None:
     with running(us):
         address = us.endpoint.listen()
         with sockets.dial(address, WAIT_S) as sock:
-            _shake(sock, epoch=3, instance="first")
+            _shake(sock, attempt=3, instance="first")
             us.wait(lambda: us.peers == [("eu", 3, True)])
         for changes, words in (
-            ({"epoch": 3, "instance": "twin"}, "two endpoints claim"),
-            ({"epoch": 2, "instance": "first"}, "epoch 2, but its epoch 3"),
+            ({"attempt": 3, "instance": "twin"}, "two endpoints claim"),
+            ({"attempt": 2, "instance": "first"}, "attempt 2, but its attempt 3"),
         ):
             with (
                 sockets.dial(address, WAIT_S) as sock,
@@ -415,7 +416,7 @@ def test_a_twin_and_a_predecessor_are_refused() -> None:
 # ------------------------------------------------------------------ life
 
 
-def test_a_peer_that_restarts_with_a_higher_epoch_begins_anew() -> None:
+def test_a_peer_that_restarts_with_a_higher_attempt_begins_anew() -> None:
     eu, us = Node("eu"), Node("us")
     with running(eu):
         address = join(eu, us)
@@ -428,7 +429,7 @@ def test_a_peer_that_restarts_with_a_higher_epoch_begins_anew() -> None:
         us.endpoint.close()
         eu.wait(lambda: ("us", 1, False) in eu.peers)
         eu.say("us", 99)  # meant for the predecessor
-        successor = Node("us", epoch=2)
+        successor = Node("us", attempt=2)
         with running(successor):
             successor.endpoint.listen(port=address[1])
             eu.wait(lambda: ("us", 2, True) in eu.peers)
@@ -438,7 +439,7 @@ def test_a_peer_that_restarts_with_a_higher_epoch_begins_anew() -> None:
             assert successor.wait_messages(1)[0].meta["n"] == 100
             assert eu.wait_messages(4)[3].meta["n"] == 200
             assert eu.endpoint.stats()["us"]["dropped_out"] == 1
-            assert eu.endpoint.stats()["us"]["epoch"] == 2
+            assert eu.endpoint.stats()["us"]["attempt"] == 2
             assert len(successor.got) == 1
     assert [peer for peer in eu.peers if peer[2]] == [("us", 1, True), ("us", 2, True)]
 
@@ -560,7 +561,7 @@ def test_shaped_messages_come_in_order_and_never_early() -> None:
             work_s = (n + 1) * size_bytes * 8 / 80e6
             assert arrival_s - began_s >= work_s + spec.delay_s - 5 * spec.jitter_s
         eu.endpoint.flush("us", WAIT_S)
-        assert eu.endpoint.stats()["us"]["bytes_out"]["update"] > 5 * size_bytes
+        assert eu.endpoint.stats()["us"]["bytes_sent"]["update"] > 5 * size_bytes
 
 
 def test_an_emulated_outage_holds_bytes_back_without_ending_the_connection() -> None:

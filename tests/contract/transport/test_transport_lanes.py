@@ -109,7 +109,7 @@ def test_what_a_slow_reader_holds_is_bounded_and_heartbeats_go_on() -> None:
 
     def look() -> int:
         """Bytes that arrived and were not delivered; looked at in that order."""
-        arrived = us.about("eu")["bytes_in"].get("update", 0)
+        arrived = us.about("eu")["bytes_received"].get("update", 0)
         held = arrived - us.about("eu")["messages_in"] * size_bytes
         assert held <= ahead_bytes * HEADS + count * size_bytes * (HEADS - 1)
         return arrived
@@ -121,9 +121,11 @@ def test_what_a_slow_reader_holds_is_bounded_and_heartbeats_go_on() -> None:
         # The first is being handled, and then as many as the bound lets through.
         until(lambda: look() >= (1 + ahead_bytes // size_bytes) * size_bytes)
         for done in range(1, count + 1):
-            beats = [node.about(peer)["bytes_in"]["transport"] for node, peer in _both(eu, us)]
+            beats = [
+                node.about(peer)["bytes_received"]["transport"] for node, peer in _both(eu, us)
+            ]
             while any(
-                node.about(peer)["bytes_in"]["transport"] < before + 250
+                node.about(peer)["bytes_received"]["transport"] < before + 250
                 for (node, peer), before in zip(_both(eu, us), beats, strict=True)
             ):
                 look()  # several heartbeats pass in both directions, and nothing more is held
@@ -131,8 +133,8 @@ def test_what_a_slow_reader_holds_is_bounded_and_heartbeats_go_on() -> None:
             us.wait_messages(done)
         assert numbers_of(us.wait_messages(count)) == list(range(count))
         assert eu.about("us")["reconnects"] == 0 and us.peers == [("eu", 1, True)]
-        assert "resend" not in eu.about("us")["bytes_out"] or (
-            eu.about("us")["bytes_out"]["resend"] < count * size_bytes / 2
+        assert "resend" not in eu.about("us")["bytes_sent"] or (
+            eu.about("us")["bytes_sent"]["resend"] < count * size_bytes / 2
         )
 
 
@@ -178,7 +180,7 @@ def test_a_handler_of_one_lane_holds_up_the_others_but_not_their_arrival() -> No
         for n in range(4):
             for lane in range(LANES):
                 eu.say("us", n, b"x", lane)
-        until(lambda: us.about("eu")["bytes_in"].get("update", 0) >= 12)
+        until(lambda: us.about("eu")["bytes_received"].get("update", 0) >= 12)
         release.set()
         us.wait_messages(12)
         assert most == 1
@@ -187,7 +189,7 @@ def test_a_handler_of_one_lane_holds_up_the_others_but_not_their_arrival() -> No
 # ------------------------------------------------------------------ news of peers
 
 HELLO: dict[str, Any] = {
-    "service": "wan", "run": "run", "region": "eu", "epoch": 1, "instance": "i", "to": "us",
+    "service": "wan", "run": "run", "region": "eu", "attempt": 1, "instance": "i", "to": "us",
     "stream": 0,
 }  # fmt: skip
 
@@ -231,9 +233,9 @@ def test_a_peer_is_up_before_its_first_message_and_successors_come_in_order() ->
     with running(us):
         address = us.endpoint.listen()
         socks = []
-        for epoch in (1, 2, 5):
+        for attempt in (1, 2, 5):
             socks.append(sockets.dial(address, WAIT_S))
-            key = _shake(socks[-1], epoch=epoch, instance=f"i{epoch}").send_key
+            key = _shake(socks[-1], attempt=attempt, instance=f"i{attempt}").send_key
             send_frame(socks[-1], _chunk(1), key)
             us.wait_messages(len(socks))
         assert us.peers == [

@@ -87,10 +87,10 @@ def test_a_ca_is_replaced_while_regions_stay_linked_and_link_anew(home: Path) ->
         assert numbers_of(eu.wait_messages(3)) == [0, 1, 2]
 
 
-def _until_a_new_link_holds(eu: Node, us: Node, home: Path, epoch: int) -> None:
+def _until_a_new_link_holds(eu: Node, us: Node, home: Path, attempt: int) -> None:
     """The certificates of now are in use: a region that only knows these can join."""
     cert_store.renew(home, "asia")
-    asia = Node("asia", epoch, certificate=cert_store.files_of(home, "asia"), tls="required")
+    asia = Node("asia", attempt, certificate=cert_store.files_of(home, "asia"), tls="required")
     with running(asia):
         address = asia.endpoint.listen()
         for node in (eu, us):

@@ -81,7 +81,7 @@ def test_messages_of_all_sizes_pass_both_ways(host: str, certs: dict[str, TlsByt
             assert node.about(peer)["encrypted"] and node.about(peer)["reconnects"] == 0
         eu.endpoint.flush("us", WAIT_S)
         us.endpoint.flush("eu", WAIT_S)
-        assert eu.about("us")["bytes_out"]["update"] == us.about("eu")["bytes_in"]["update"]
+        assert eu.about("us")["bytes_sent"]["update"] == us.about("eu")["bytes_received"]["update"]
 
 
 def test_data_streams_are_opened_and_used_too(certs: dict[str, TlsBytes]) -> None:
@@ -109,7 +109,7 @@ def test_counters_never_miss_the_bytes_of_a_stream_that_is_just_being_closed(
 
     def watched(stream: Stream) -> None:
         close(stream)
-        seen.append(us.about("eu")["bytes_in"]["update"])
+        seen.append(us.about("eu")["bytes_received"]["update"])
 
     with running(eu, us):
         eu.dial(us)
@@ -118,7 +118,7 @@ def test_counters_never_miss_the_bytes_of_a_stream_that_is_just_being_closed(
             eu.say("us", n, bytes(1_000_000))
         us.wait_messages(8)
         eu.endpoint.flush("us", WAIT_S)
-        had = us.about("eu")["bytes_in"]["update"]
+        had = us.about("eu")["bytes_received"]["update"]
         monkeypatch.setattr(Stream, "close", watched)
         for stream in list(us.endpoint._sessions["eu"]._connection._data):
             stream.sock.shutdown(socket.SHUT_RDWR)

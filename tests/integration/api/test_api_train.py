@@ -125,9 +125,9 @@ def test_the_pages_example_of_training_runs(
     monkeypatch.chdir(tmp_path)
     config = next(f for f in init_project(".") if f.name == "quickstart.yaml")
     config.write_text(config.read_text() + "cluster: {kind: existing}\n")
-    text = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "python.md").read_text()
     (block,) = re.findall(r"^```python\n(run = geo_ray\.train.*?)^```", text, flags=re.M | re.S)
     names: dict[str, object] = {"geo_ray": geo_ray}
-    exec(compile(block, "docs/python.md", "exec"), names)
+    exec(compile(block, "docs/guides/python.md", "exec"), names)
     assert names["again"] == names["run"]
     assert "Event(kind='run_finished'" in capsys.readouterr().out

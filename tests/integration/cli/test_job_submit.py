@@ -1,4 +1,4 @@
-"""`ray job submit ... -- geo-ray train configs/cluster.yaml` as docs/operations.md tells it."""
+"""`ray job submit ... -- geo-ray train configs/cluster.yaml`, as docs/operations/runs.md shows."""
 
 from __future__ import annotations
 

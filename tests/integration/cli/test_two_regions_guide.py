@@ -1,4 +1,4 @@
-"""docs/guides/two-regions.md, done as it says: every file saved, every command run, in order."""
+"""docs/tutorials/two-regions.md, done as it says: every file saved, every command run, in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from geo_ray.cli.main import root
 
 ROOT = Path(__file__).resolve().parents[3]
-GUIDE = ROOT / "docs" / "guides" / "two-regions.md"
+GUIDE = ROOT / "docs" / "tutorials" / "two-regions.md"
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 SHOWN = re.compile(r"(?:^ {4}.*\n(?:\n(?= {4}))?)+", re.M)

@@ -117,8 +117,8 @@ def test_clusters_come_and_go_on_a_head_that_stays(asked: AskedCluster, serving:
     def up() -> str:
         report = await_machines(make_cluster(asked, told.append), state, LONGEST_S, told.append)
         assert report.head is None and report.acts
-        (post,) = report.posts
-        assert post.ready == post.planned == 1, serving.log.read_text()
+        (node_group,) = report.node_groups
+        assert node_group.ready == node_group.planned == 1, serving.log.read_text()
         (machine,) = report.machines
         return machine.id
 

@@ -71,7 +71,10 @@ def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
     write_catalog(root, read_catalog(root).model_copy(update={"owner_pid": os.getpid()}))
     assert made.report.job_server is not None
     assert made.report.head is not None
-    assert {post.region: post.planned for post in made.report.posts} == {"us": 1, "eu": 1}
+    assert {node_group.region: node_group.planned for node_group in made.report.node_groups} == {
+        "us": 1,
+        "eu": 1,
+    }
     cloud = LocalProvider(root)
     secret = Path(made.environment["RAY_AUTH_TOKEN_PATH"])
     assert secret.stat().st_mode & 0o077 == 0
@@ -80,7 +83,9 @@ def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
         return cluster_status(made.state.uri)
 
     def is_full() -> bool:
-        return all(post.ready == post.planned == 1 for post in report().posts)
+        return all(
+            node_group.ready == node_group.planned == 1 for node_group in report().node_groups
+        )
 
     with driver_environment(made.environment):
         client = JobSubmissionClient(made.report.job_server)

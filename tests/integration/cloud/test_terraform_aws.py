@@ -295,7 +295,10 @@ def check_a_cluster_on_it(stack: TerraformStack, account: Account, tmp_path: Pat
         before = {at: len(account.instances(at)) for at in regions.values()}
         with played_head(state):
             made = geo_ray.up(config, provider="terraform", from_terraform=outputs, longest_s=60.0)
-            assert all(post.ready == post.planned == 1 for post in made.report.posts)
+            assert all(
+                node_group.ready == node_group.planned == 1
+                for node_group in made.report.node_groups
+            )
             for name, at in regions.items():
                 assert len(account.instances(at)) == before[at] + 1, name
             ended = geo_ray.down(state.uri)

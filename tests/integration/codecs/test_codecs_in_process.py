@@ -59,7 +59,7 @@ def test_sockets_and_simulator_give_the_same_bits(tmp_path: Path, kind: str, cod
     with InProcess(config, tmp_path) as world:
         digests = world.run()
         world.check_books()
-        sizes = {event["bytes_out"] for event in exchanges(world)}
+        sizes = {event["bytes_sent"] for event in exchanges(world)}
         events: list[dict[str, Any]] = []
 
         def emit(kind: str, t_s: float, **fields: Any) -> Any:
@@ -68,7 +68,7 @@ def test_sockets_and_simulator_give_the_same_bits(tmp_path: Path, kind: str, cod
         result = World(config, world.task, world.manifest, emit).run()
     assert digests == [digest(params_P) for params_P in result.params_P.values()]
     assert len(set(digests)) == 1
-    assert sizes == {event["bytes_out"] for event in events if event["kind"] == "exchange"}
+    assert sizes == {event["bytes_sent"] for event in events if event["kind"] == "exchange"}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_asynchronous_regions_end_equal(tmp_path: Path, kind: str, codec: Any) -
         world.check_books()
         a_P, b_P = map(params_of, world.sites.values())
         assert torch.allclose(a_P, b_P, rtol=0, atol=1e-5)
-        assert any(e["bytes_out"] < 0.6 * e["bytes_before"] for e in exchanges(world))
+        assert any(e["bytes_sent"] < 0.6 * e["bytes_before"] for e in exchanges(world))
 
 
 @pytest.mark.parametrize("kind", ["sma", "ama"])

@@ -84,7 +84,7 @@ def proxy(endpoint: str) -> Iterator[Proxy]:
 
 def saver_of(places: CheckpointPlaces, experiment: Experiment) -> Saver:
     store = CheckpointStore(places.root(), 2)
-    return Saver(store, experiment, DIGEST, epoch=1, health=LossHealth())
+    return Saver(store, experiment, DIGEST, attempt=1, health=LossHealth())
 
 
 def save(world: InProcess, saver: Saver) -> int:

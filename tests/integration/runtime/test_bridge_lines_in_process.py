@@ -61,7 +61,7 @@ def run_cut(config: Experiment, cutter: Cutter, directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", ["vectors", "coded", "carried"])
+@pytest.mark.parametrize("name", ["vectors", "coded", "model_buffers"])
 def test_a_round_comes_out_as_if_nothing_had_happened(
     name: str, where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -38,9 +38,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "strategy": {"kind": "sma", "interval": 2},
         "codec": {"up": {"kind": "topk", "ratio": 0.05}},
     },
-    "carried": {
+    "model_buffers": {
         "strategy": {"kind": "sma", "interval": 2},
-        "task": {"use": f"{Path(__file__).parents[2] / 'support' / 'carry_tasks.py'}:Stateful"},
+        "task": {"use": f"{Path(__file__).parents[2] / 'support' / 'buffer_tasks.py'}:Stateful"},
     },
     "chunks": {
         "strategy": {"kind": "sma", "interval": 2},
@@ -160,7 +160,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str
     ("name", "where"),
     [(name, where) for name in ("vectors", "shards") for where in WHERE]
     + [(name, where) for name in ("coded", "sparse") for where in WHERE[:2]]  # coded: no fetch
-    + [("carried", where) for where in WHERE]
+    + [("model_buffers", where) for where in WHERE]
     + [("chunks", CHUNKS)],
 )
 def test_a_round_comes_out_as_if_nothing_had_happened(

@@ -48,7 +48,7 @@ class Killer:
         self.thread: threading.Thread | None = None
         self._dead: StandbyPath | None = None
         self._seen = 0
-        handle, carry_out = Bridge.handle, StandbyPath._carry_out
+        handle, execute = Bridge.handle, StandbyPath._execute
 
         def handled(bridge: Bridge, conn: Any, meta: Any, payload: Any) -> Any:
             if where == WHERE[0] and meta["op"] == "update":
@@ -64,10 +64,10 @@ class Killer:
                     if where == WHERE[2] and isinstance(effect.message, answered):
                         self._strike_at(path)
                 if path is not self._dead:
-                    carry_out(path, [effect])
+                    execute(path, [effect])
 
         monkeypatch.setattr(Bridge, "handle", handled)
-        monkeypatch.setattr(StandbyPath, "_carry_out", carried_out)
+        monkeypatch.setattr(StandbyPath, "_execute", carried_out)
 
     def _strike_at(self, path: Any) -> None:
         world = self.world

@@ -137,7 +137,7 @@ def test_a_shard_refuses_a_worker_that_was_replaced(tmp_path: Path) -> None:
     regions = [{"name": "us-east", "workers": 1, "ps_shards": 2}]
     with InProcess(experiment_of(regions=regions), tmp_path) as world:
         (site,) = world.sites.values()
-        old, new = site.join(0, shared=False), site.join(0, epoch=2, shared=False)
+        old, new = site.join(0, shared=False), site.join(0, attempt=2, shared=False)
         ones = as_bytes(torch.ones_like(site.shards[1].params_S))
         new[1].request({"op": "put"}, ones, timeout_s=WAIT_S)
         with pytest.raises(LinkDownError, match="replaced"):
@@ -155,7 +155,7 @@ def test_a_worker_that_vanishes_in_mid_step_is_replaced(undisturbed: str, tmp_pa
         (lost,) = site.join(1, shared=False)
         assert join(lost, 1).span == Span(8, 8)
         lost.close()
-        for worker in [*others, mate, site.start(1, epoch=2)]:
+        for worker in [*others, mate, site.start(1, attempt=2)]:
             worker.result()
         world.check_books()
         assert [s.digest for s in world.sites.values()] == [undisturbed] * 2
@@ -174,7 +174,7 @@ def test_the_answer_after_a_push_goes_to_the_replacement(undisturbed: str, tmp_p
             eventually(lambda: site.server.work.pushes, "the push arrives")
             clients[1].close()
             assert isinstance(pushed.exception(WAIT_S), LinkDownError)
-        replacements = [site.start(1, epoch=2), site.start(0, epoch=2)]
+        replacements = [site.start(1, attempt=2), site.start(0, attempt=2)]
         for worker in [*others, *replacements]:
             worker.result()
         world.check_books()
@@ -190,7 +190,7 @@ def test_a_worker_that_was_replaced_can_do_no_harm(undisturbed: str, tmp_path: P
         with ThreadPoolExecutor(2) as pool:
             spans = [answer.span for answer in pool.map(join, old, (0, 1))]
         assert spans == [Span(0, 8), Span(8, 8)]
-        new = [site.join(rank, epoch=2, shared=False)[0] for rank in (0, 1)]
+        new = [site.join(rank, attempt=2, shared=False)[0] for rank in (0, 1)]
         with ThreadPoolExecutor(2) as pool:
             assert [answer.span for answer in pool.map(join, new, (0, 1))] == spans
         for client in old:
@@ -198,7 +198,7 @@ def test_a_worker_that_was_replaced_can_do_no_harm(undisturbed: str, tmp_path: P
                 push_zeros(client, site, Span(0, 8))
             with pytest.raises(LinkDownError, match="replaced"):
                 join(client, 0)
-        for worker in [*others, site.start(0, epoch=3), site.start(1, epoch=3)]:
+        for worker in [*others, site.start(0, attempt=3), site.start(1, attempt=3)]:
             worker.result()
         world.check_books()
         assert [s.digest for s in world.sites.values()] == [undisturbed] * 2
@@ -264,7 +264,7 @@ def test_an_update_in_the_name_of_another_region_is_refused(tmp_path: Path) -> N
         meta = {
             "op": "update",
             "region": "us-east",
-            "epoch": 1,
+            "attempt": 1,
             "seq": 1,
             "base_version": 0,
             "num_samples": 8,

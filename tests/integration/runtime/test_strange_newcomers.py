@@ -57,12 +57,12 @@ STRANGE: dict[str, tuple[Callable[[InProcess, Path], UpdateMessage], type[GeoRay
     ),
     "another codec": (other_codec, FrameError, "no codec was expected"),
     "a model that carries more": (
-        lambda w, _: first(w, carried_E=torch.zeros(3, dtype=torch.uint8)),
+        lambda w, _: first(w, buffers_E=torch.zeros(3, dtype=torch.uint8)),
         GeoRayError,
         "carr",
     ),
     "what cannot be read": (
-        lambda w, _: first(w, carried_E=torch.zeros(3)),  # three values, and not their bytes
+        lambda w, _: first(w, buffers_E=torch.zeros(3)),  # three values, and not their bytes
         FrameError,
         "payload of",
     ),
@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_refused_where_a_region_stands_by(tmp_path: Path)
         bridge = world.sites[FAR].bridge
         assert bridge is not None
         with pytest.raises(FrameError, match="payload of"):
-            bridge.path.exchange(first(world, carried_E=torch.zeros(3)))
+            bridge.path.exchange(first(world, buffers_E=torch.zeros(3)))
         assert world.run() == undisturbed
         world.check_books()
 

@@ -217,7 +217,7 @@ def test_books_balance(rich: Trained) -> None:
 
 def test_every_byte_between_regions_is_booked(rich: Trained) -> None:
     sent = {(e["src"], e["dst"]): e["bytes_by_class"] for e in rich.of("wan")}  # the last counts
-    model_bytes = sum(e["bytes_out"] for e in rich.of("exchange") if e["region"] == "ap-south")
+    model_bytes = sum(e["bytes_sent"] for e in rich.of("exchange") if e["region"] == "ap-south")
     for region in ("us-east", "ap-south"):
         assert sent[region, "eu-west"]["update"] >= model_bytes
         assert sent["eu-west", region]["reply"] >= model_bytes

@@ -1,4 +1,4 @@
-"""The files that a gradient passes are those that docs/architecture.md names."""
+"""The files that a gradient passes are those that docs/design/architecture.md names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import geo_ray
 from tests.support.region_support import InProcess, experiment_of
 
 LIBRARY = Path(geo_ray.__file__).parent
-PAGE = LIBRARY.parent / "docs" / "architecture.md"
+PAGE = LIBRARY.parent / "docs" / "design" / "architecture.md"
 PACKAGES = ("codecs/", "runtime/", "strategies/", "training/", "transport/")
 LARGE_BYTES = 8192  # more than any header
 DEEPEST = 3

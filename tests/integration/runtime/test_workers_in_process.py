@@ -59,7 +59,7 @@ def test_one_worker_does_what_three_did(
         rest = others(world, [*lost, ("eu-west", 0)])
         clients = [client for _, rank in lost for client in site.join(rank, shared=shared)]
         for _, rank in lost:  # as if they had joined and then died without a word
-            site.lead.lose(rank, epoch=1)
+            site.lead.lose(rank, attempt=1)
         last = site.start(0, shared=shared)
         for worker in rest.values():
             worker.result()
@@ -84,7 +84,7 @@ def test_one_that_dies_in_mid_step_is_stood_in_for_and_comes_back(
         for client in clients:
             client.close()
         eventually(lambda: site.server.version >= 1, "the others go on")
-        workers["eu-west", 2] = site.start(2, epoch=2)
+        workers["eu-west", 2] = site.start(2, attempt=2)
         eventually(lambda: 2 in site.server.work.team.joined, "it is back")
         gate.open()
         assert sum(worker.result() for worker in workers.values()) == 12 + 18
@@ -105,7 +105,7 @@ def test_one_that_is_told_to_leave_does_so_and_nothing_is_lost(
         site.lead.dismiss(0)
         gate.open()
         assert workers.pop(("eu-west", 0)).result() < 6
-        workers["eu-west", 0] = site.start(0, epoch=2)
+        workers["eu-west", 0] = site.start(0, attempt=2)
         for worker in workers.values():
             worker.result()
         world.check_books()

@@ -166,12 +166,12 @@ def test_a_search_of_which_every_trial_fails_is_an_error_that_says_why(
 def test_the_example_of_the_page_runs_on_a_cluster_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "python.md").read_text()
     (block,) = re.findall(r"^```python\n([^`]*geo_ray\.tune\(.*?)^```", text, flags=re.M | re.S)
     monkeypatch.chdir(tmp_path)
     init_project(".")
     names: dict[str, Any] = {"geo_ray": geo_ray}
-    exec(compile(block, "docs/python.md", "exec"), names)
+    exec(compile(block, "docs/guides/python.md", "exec"), names)
     assert names["result"].best.counts and names["run"].summary.steps == 8
     assert not ray.is_initialized()
 

@@ -141,21 +141,21 @@ def test_without_loss_a_lossless_share_is_all_there_one_update_later(late: str) 
     assert link.books.counts.late > 0 and link.books.counts.double == 0
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_the_first_blocks_of_a_sender_may_outrun_its_first_update(epoch: int) -> None:
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_the_first_blocks_of_a_sender_may_outrun_its_first_update(attempt: int) -> None:
     codec = Dgt.model_validate({"block_bytes": 8, "share": 0.3})
     books, others = LossyReceiver(codec, NUM), 0
-    if epoch > 1:  # one before it was here, and something of it still flies about
+    if attempt > 1:  # one before it was here, and something of it still flies about
         books.complete(UpdateMessage("here", 1, 7, 0, 1, torch.zeros(NUM), False))
         others = books.on_blocks(1, 8, 0, [0], [bytes(8)])
     x_P = torch.arange(NUM, dtype=torch.float32)
     coded = Encoder(codec, "link").encode(x_P, 3).coded
     assert coded is not None and coded.lossy is not None
     ids, blocks = coded.lossy.ids_L.tolist(), [bytes(b.numpy()) for b in coded.lossy.blocks_LK]
-    assert books.on_blocks(epoch, 4, 0, [0], [bytes(8)]) == 1  # of none that ever comes
-    assert books.on_blocks(epoch, 3, 0, ids, blocks) == len(ids)
+    assert books.on_blocks(attempt, 4, 0, [0], [bytes(8)]) == 1  # of none that ever comes
+    assert books.on_blocks(attempt, 3, 0, ids, blocks) == len(ids)
     empty_P, rest = torch.empty(0), replace(coded, lossy=None)
-    whole = books.complete(UpdateMessage("here", epoch, 3, 0, 1, empty_P, False, coded=rest))
+    whole = books.complete(UpdateMessage("here", attempt, 3, 0, 1, empty_P, False, coded=rest))
     assert torch.equal(whole.payload_P, x_P)
-    assert others == epoch - 1 and books.counts.on_time == len(ids)
+    assert others == attempt - 1 and books.counts.on_time == len(ids)
     assert books.counts.refused == books.counts.late == 0

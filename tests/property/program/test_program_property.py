@@ -77,12 +77,12 @@ def batches_by_rule(times: list[int], size: int, timeout_s: float) -> list[list[
 def test_calls_go_together_as_the_rule_says(times: list[int], size: int, timeout_s: float) -> None:
     clock, carried, answers = VirtualThreads(), [], {}
 
-    def carry_out(requests: list[int]) -> list[int]:
+    def execute(requests: list[int]) -> list[int]:
         carried.append(list(requests))
         clock.sleep_s(0.25)
         return [10 * each for each in requests]
 
-    batch = CallBatch(size, timeout_s, clock, carry_out)
+    batch = CallBatch(size, timeout_s, clock, execute)
 
     def call(number: int, time_s: int) -> None:
         clock.sleep_s(time_s)

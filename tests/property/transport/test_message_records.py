@@ -217,7 +217,7 @@ def messages(write: Callable[[Any], Message], read: Callable[[Message], Any]) ->
     return written, lambda written: read(Message(*written, "x"))
 
 
-def nowhere(epoch: int, seq: int) -> None:
+def nowhere(attempt: int, seq: int) -> None:
     return None
 
 
@@ -355,7 +355,7 @@ OLD: list[tuple[str, Any, bytes]] = [
             exchange_s=1.5,
             grad_sq=2.75,
         ),
-        b"\x8d\xa6region\xa2eu\xa5epoch\x01\xa3seq\x02\xacbase_version\x03"
+        b"\x8d\xa6region\xa2eu\xa7attempt\x01\xa3seq\x02\xacbase_version\x03"
         b"\xabnum_samples\x04\xa5final\xc3\xa8fragment\x03\xa5steps\x06\xa6st"
         b"ep_s\xcb?\xd0\x00\x00\x00\x00\x00\x00\xaaexchange_s\xcb?\xf8\x00"
         b"\x00\x00\x00\x00\x00\xa7grad_sq\xcb@\x06\x00\x00\x00\x00\x00\x00"
@@ -364,7 +364,7 @@ OLD: list[tuple[str, Any, bytes]] = [
     (
         "update",
         UpdateMessage("eu", 1, 2, 3, 4, torch.empty(0), coded=OLD_CODED),
-        b"\xde\x00\x12\xa6region\xa2eu\xa5epoch\x01\xa3seq\x02\xacbase_versio"
+        b"\xde\x00\x12\xa6region\xa2eu\xa7attempt\x01\xa3seq\x02\xacbase_versio"
         b"n\x03\xabnum_samples\x04\xa5final\xc2\xa8fragment\x00\xa5steps\x00"
         b"\xa6step_s\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xaaexchange_s\xcb"
         b"\x00\x00\x00\x00\x00\x00\x00\x00\xa7grad_sq\xc0\xa5coded\xa3dgt\xa7"
@@ -419,7 +419,7 @@ OLD: list[tuple[str, Any, bytes]] = [
     (
         "ask",
         (UploadRequest("eu", 1, 3, 100, 5, 2.5, True, True), True),
-        b"\x88\xa5epoch\x01\xa3seq\x03\xaasize_bytesd\xacbase_version\x05\xa4"
+        b"\x88\xa7attempt\x01\xa3seq\x03\xaasize_bytesd\xacbase_version\x05\xa4"
         b"norm\xcb@\x04\x00\x00\x00\x00\x00\x00\xa5final\xc3\xa5again\xc3\xa4"
         b"sent\xc3",
     ),
@@ -427,7 +427,7 @@ OLD: list[tuple[str, Any, bytes]] = [
         "standby",
         LogAppend(3, LogEntry(12, TakeSum((OLD_PART,), torch.tensor([4.0, 4.5])))),
         b"\x88\xaeaverager_epoch\x03\xa6number\x0c\xa4what\xa3sum\xa7regions\x91"
-        b"\xa1b\xa6epochs\x91\x01\xa4seqs\x91\x03\xadbase_versions\x91\x05"
+        b"\xa1b\xa8attempts\x91\x01\xa4seqs\x91\x03\xadbase_versions\x91\x05"
         b"\xaasize_bytes\x00",
     ),
     (
@@ -438,7 +438,7 @@ OLD: list[tuple[str, Any, bytes]] = [
     (
         "standby",
         NewAverager(4, (2, 7)),
-        b"\x83\xaeaverager_epoch\x04\xaalast_epoch\x02\xa8last_seq\x07",
+        b"\x83\xaeaverager_epoch\x04\xaclast_attempt\x02\xa8last_seq\x07",
     ),
     (
         "overlay",

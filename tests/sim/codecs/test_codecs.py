@@ -86,8 +86,8 @@ def test_fewer_bytes_take_less_time_and_are_counted_as_they_are(simulated):
     as_fp32, run = simulated(**sections), simulated(**sections, codec=both_ways(LOSSY[0]))
     size_bytes = Fp16().encode(torch.zeros(run.num_params), {}, 0).size_bytes
     assert 2 * run.num_params < size_bytes < 2.1 * run.num_params
-    assert {e["bytes_out"] for e in run.of("exchange")} == {size_bytes}
-    assert {e["bytes_in"] for e in run.of("exchange")} == {size_bytes}
+    assert {e["bytes_sent"] for e in run.of("exchange")} == {size_bytes}
+    assert {e["bytes_received"] for e in run.of("exchange")} == {size_bytes}
     assert {e["bytes_before"] for e in run.of("exchange")} == {4 * run.num_params}
     assert run.result.sent_bytes["b", "a"] == {"update": 9 * (size_bytes + FRAME_BYTES)}
     saved_bytes = 2 * 9 * (4 * run.num_params - size_bytes)  # both ways, 9 rounds

@@ -100,5 +100,5 @@ def test_the_share_follows_the_loss(simulated) -> None:
     memory = run.world.regions["b"].server.wire._encoder.memory
     codec = run.config.codec.up
     assert 0.1 <= codec.present_share(memory) < 0.35
-    sizes = [event["bytes_out"] for event in run.of("exchange", "b")]
+    sizes = [event["bytes_sent"] for event in run.of("exchange", "b")]
     assert len(sizes) == 60

@@ -40,7 +40,7 @@ def sections_of(kind: str) -> dict[str, Any]:
 def decisions(run: Run) -> list[tuple[Any, ...]]:
     """Which update of whom was answered in which round, and when: what an averager decides."""
     return [
-        (e["region"], e["seq"], e["round"], e["staleness"], e["bytes_out"])
+        (e["region"], e["seq"], e["round"], e["staleness"], e["bytes_sent"])
         for e in run.of("exchange")
     ]
 

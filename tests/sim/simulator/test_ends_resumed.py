@@ -186,5 +186,5 @@ def extended(run: Run) -> None:
         tolerance = 1e-5 + 2 * (config.codec.last_error or 0.0)
         assert float((first_P - second_P).abs().max()) <= tolerance * float(first_P.abs().max())
     if config.codec.up is None or config.codec.up.traits.differential is None:
-        said = sum(event["bytes_out"] + FRAME_BYTES for event in run.of("exchange", "b"))
+        said = sum(event["bytes_sent"] + FRAME_BYTES for event in run.of("exchange", "b"))
         assert sent["b", "a"]["update"] == said

@@ -15,7 +15,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.model_file import module_with
 from tests.support.world_support import Run, experiment
 
-TASKS = Path(__file__).parents[2] / "support" / "carry_tasks.py"
+TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
 STEPS = 6
 GROUPED = {"use": f"{TASKS}:Grouped"}
 ONE = {

@@ -42,10 +42,10 @@ def test_the_exchange_of_the_last_step_is_the_last_word(simulated, kind):
     run = simulated(**sections(kind, both(TOPK)))
     exchanges = run.of("exchange", "b")
     assert len(exchanges) == len(as_fp32.of("exchange", "b"))
-    size = exchanges[-1]["bytes_out"]
+    size = exchanges[-1]["bytes_sent"]
     bits = 8 * size / run.num_params
     assert bits == pytest.approx(feedback.bits_for_error(0.03), abs=0.2)
-    assert exchanges[-1]["bytes_in"] == size
+    assert exchanges[-1]["bytes_received"] == size
     a_P, b_P = run.result.params_P.values()
     assert torch.equal(a_P, b_P)
 
@@ -68,10 +68,10 @@ def test_rounds_do_not_lose_the_residual_of_the_last_one(simulated, data_dir, ki
 def test_full_precision_by_option(simulated):
     run = simulated(**sections("sma", both(TOPK, last_error=0.0)))
     exchanges = run.of("exchange", "b")
-    assert exchanges[-1]["bytes_out"] == exchanges[-1]["bytes_in"] == 4 * run.num_params
+    assert exchanges[-1]["bytes_sent"] == exchanges[-1]["bytes_received"] == 4 * run.num_params
     coded = simulated(**sections("sma", both(TOPK)))
     saved = run.result.sent_bytes["b", "a"]["update"] - coded.result.sent_bytes["b", "a"]["update"]
-    assert saved == 4 * run.num_params - coded.of("exchange", "b")[-1]["bytes_out"]
+    assert saved == 4 * run.num_params - coded.of("exchange", "b")[-1]["bytes_sent"]
     assert saved > 0.7 * 4 * run.num_params
 
 
@@ -114,4 +114,4 @@ def test_lossy_blocks_end_reliably(simulated):
     run = simulated(**sections("diloco", codec))
     a_P, b_P = run.result.params_P.values()
     assert torch.equal(a_P, b_P)
-    assert run.of("exchange", "b")[-1]["bytes_out"] == 4 * run.num_params
+    assert run.of("exchange", "b")[-1]["bytes_sent"] == 4 * run.num_params

@@ -12,7 +12,7 @@ from test_lost_regions import check_members_ended, sections_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.training.averager import pace_of
-from geo_ray.training.command_log import ChangePace, carry_out
+from geo_ray.training.command_log import ChangePace, execute
 from tests.support.world_support import Run, experiment
 
 REGIONS = ("a", "b", "c", "d")
@@ -48,7 +48,7 @@ KINDS = [
 
 def pace_at(run: Run, when_s: float, steps: int) -> None:
     world = run.world
-    world._scheduler.at(when_s, lambda: carry_out(world.averager, ChangePace(steps)))
+    world._scheduler.at(when_s, lambda: execute(world.averager, ChangePace(steps)))
 
 
 def spacings(run: Run, region: str, from_s: float) -> list[int]:

@@ -13,7 +13,7 @@ from geo_ray.strategies.registry import STRATEGIES
 from tests.support.world_support import Run, experiment, of_kind
 
 KINDS = sorted(STRATEGIES)
-TASKS = Path(__file__).parents[2] / "support" / "carry_tasks.py"
+TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
 STEPS = 14
 WORKERS = {"a": 3, "b": 2, "c": 1}
 ROWS = 4  # of a worker and step
@@ -123,9 +123,9 @@ def test_what_a_model_carries_is_that_of_a_run_from_which_nobody_was_missing(
     unrest(run, "carried", 2 * quiet.result.seconds)
     check_ended(run.go())
     assert run.digests() == quiet.digests()
-    for name, carried_B in quiet.result.carried_B.items():
-        assert carried_B is not None and carried_B.numel() > 0
-        assert torch.equal(run.result.carried_B[name], carried_B)
+    for name, buffers_B in quiet.result.buffers_B.items():
+        assert buffers_B is not None and buffers_B.numel() > 0
+        assert torch.equal(run.result.buffers_B[name], buffers_B)
 
 
 def test_without_the_section_a_region_waits_for_each_worker(data_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every example of docs/python.md that needs no cluster, and both example scripts, are run."""
+"""Run every example of docs/guides/python.md that needs no cluster, and both example scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def blocks() -> list[str]:
-    text = (ROOT / "docs" / "python.md").read_text()
+    text = (ROOT / "docs" / "guides" / "python.md").read_text()
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
 
 
@@ -29,17 +29,17 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(simulated) >= 9
     names: dict[str, object] = {"__name__": "notebook"}
     for block in simulated:
-        exec(compile(block, "docs/python.md", "exec"), names)
+        exec(compile(block, "docs/guides/python.md", "exec"), names)
     assert (tmp_path / "model.pt").exists() and (tmp_path / "plan.json").exists()
 
 
 def test_the_page_names_all_that_the_package_offers() -> None:
-    words = set(re.findall(r"\w+", (ROOT / "docs" / "python.md").read_text()))
+    words = set(re.findall(r"\w+", (ROOT / "docs" / "guides" / "python.md").read_text()))
     assert [name for name in geo_ray.__all__ if name not in words] == []
 
 
 def test_the_modules_that_the_page_lists_define_the_names() -> None:
-    text = (ROOT / "docs" / "python.md").read_text()
+    text = (ROOT / "docs" / "guides" / "python.md").read_text()
     table = text.split("| module | names |\n|---|---|\n")[1].split("\n\n")[0]
     listed = [re.findall(r"`([\w.]+)`", line) for line in table.splitlines()]
     missing = [

@@ -66,7 +66,7 @@ def test_metrics_are_tables(run: geo_ray.Run) -> None:
 def test_the_table_and_the_notebook_view_have_a_row_per_region(run: geo_ray.Run) -> None:
     rows = run.table().to_pylist()
     assert [row["region"] for row in rows] == ["us-east", "eu-west", "ap-south"]
-    assert sum(row["wan_out_bytes"] for row in rows) == sum(run.summary.wan_bytes.values())
+    assert sum(row["wan_bytes_sent"] for row in rows) == sum(run.summary.wan_bytes.values())
     html = run._repr_html_()
     assert html.count("<tr>") == 4 and "ap-south" in html and "<script" not in html
 

@@ -54,7 +54,7 @@ def test_the_quickstart_has_the_configurations_of_the_commands(tmp_path: Path) -
         assert file.name in ("README.md", "own_task.py", "own_task.yaml") or (
             file.read_bytes() == same.read_bytes()
         )
-    commands = (ROOT / "docs" / "commands.md").read_text()
+    commands = (ROOT / "docs" / "reference" / "commands.md").read_text()
     for name in ("quickstart", "planned", "auto", "cluster"):
         assert f"configs/{name}.yaml" in commands
         assert tmp_path / "new" / "configs" / f"{name}.yaml" in files

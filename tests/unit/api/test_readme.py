@@ -74,7 +74,7 @@ def test_the_readme_has_less_than_700_words() -> None:
 
 
 def test_the_page_of_commands_has_every_command() -> None:
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     assert [name for name in _COMMANDS if f"geo-ray {name}" not in page] == []
 
 

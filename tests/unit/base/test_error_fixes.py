@@ -130,7 +130,7 @@ def test_a_lab_is_not_sent_to_the_keys_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "lab.yaml").write_text("regions: [{name: A}]\nspeed: 1\n")
     with pytest.raises(errors.ConfigError) as caught:
         load_topology(tmp_path / "lab.yaml")
-    assert "docs/lab.md" in caught.value.fix
+    assert "docs/guides/wan-lab.md" in caught.value.fix
 
 
 # ------------------------------------------------------------------ resuming

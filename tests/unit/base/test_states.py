@@ -11,7 +11,7 @@ from geo_ray.base.errors import InvariantError
 from geo_ray.base.states import StateTable
 from geo_ray.testing.states_page import TABLES, page
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "states.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "generated" / "states.md"
 
 
 class Door(StrEnum):
@@ -68,10 +68,10 @@ def test_the_diagram_has_one_arrow_for_each_pair_of_states() -> None:
 
 
 def test_the_page_of_states_shows_the_tables_of_the_code() -> None:
-    """If this fails: ``python -m geo_ray.testing.states_page docs/states.md``."""
+    """If this fails, run `geo_ray.testing.states_page` with the page's path."""
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
 def test_the_page_names_the_file_of_each_table() -> None:
     for table, file in TABLES:
-        assert table.name in (PAGE.parents[1] / file).read_text(encoding="utf-8")
+        assert table.name in (PAGE.parents[3] / file).read_text(encoding="utf-8")

@@ -46,8 +46,8 @@ def test_it_takes_as_many_as_the_simulated_cloud_would(tmp_path: Path) -> None:
 
         until(two_have_ended)
         assert set(ended) == market.taken
-        (stock,) = cloud.stock([POOL])
-        assert stock.available == 0
+        (availability,) = cloud.availability([POOL])
+        assert availability.available == 0
         left = [m.id for m in cloud.list_machines("c") if m.state is not MachineState.ENDED]
         cloud.terminate(left)
         until(lambda: all(m.state is MachineState.ENDED for m in cloud.list_machines("c")))

@@ -17,13 +17,13 @@ from geo_ray.cloud.boot_script import boot_script
 from geo_ray.cloud.provider import (
     HEAD_ROLE,
     ROLE_LABEL,
+    LaunchFailureKind,
     LaunchRequest,
     MachineProvider,
     MachineState,
     MachineTags,
     Market,
     Pool,
-    Shortage,
     read_tags,
     tags_of,
 )
@@ -133,7 +133,7 @@ def test_a_machine_that_fails_late_is_polled(tencent: CloudBench) -> None:
     tencent.until("late", count=1, state=MachineState.RUNNING)
     (failed,) = tencent.provider.poll_failures(CLUSTER)
     assert (failed.request_id, failed.missing) == ("late", 1)
-    assert failed.shortage is Shortage.SOLD_OUT
+    assert failed.kind is LaunchFailureKind.SOLD_OUT
     assert failed.machine_id not in (None, *(machine.id for machine in tencent.living()))
     assert tencent.other.poll_failures(CLUSTER)  # a reader that died took nothing with it
 
@@ -148,7 +148,7 @@ def test_machines_of_both_markets_end_in_one_call(tencent: CloudBench) -> None:
 
 
 def test_a_sold_out_type_is_seen_before_anybody_asks_for_it(tencent: CloudBench) -> None:
-    (sold, good) = tencent.provider.stock([tencent.sold_out, tencent.good])
+    (sold, good) = tencent.provider.availability([tencent.sold_out, tencent.good])
     assert sold.available == 0 and good.available is None
     assert good.usd_per_hour == pytest.approx(8.0 * 0.14)
 

@@ -27,7 +27,7 @@ from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, StandingHea
 from geo_ray.cloud.cluster.status import ClusterReport, ToldStatus, read_status, tell_status
 from geo_ray.cloud.cluster.up import await_machines, make_cluster
 from geo_ray.cloud.local import read_catalog, write_catalog
-from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Stock
+from geo_ray.cloud.provider import Availability, LaunchRequest, Machine, MachineState
 from tests.support.cluster_support import CloudWorld, PlayedRay, asked_of, nobody, until
 
 
@@ -71,8 +71,8 @@ def test_requests_say_which_cluster_and_how_manieth(world: CloudWorld) -> None:
     prefixes, requests = set(), set()
     for each in (record, anew, other):
         policy = AutoscalePolicy(each.autoscale, each.name, each.id, each.made)
-        stocks = {pool: Stock(pool, 1.0) for pool in each.target.pools()}
-        seen = Observed(time.time(), (), stocks=stocks, left_s=5000.0)
+        availabilities = {pool: Availability(pool, 1.0) for pool in each.target.pools()}
+        seen = Observed(time.time(), (), availabilities=availabilities, left_s=5000.0)
         decided = policy.decide(each.target, AutoscalerMemory(epoch=1), seen)
         ids = set(decided.memory.pending_launches)
         assert ids and all(name.startswith(policy.prefix) and len(name) <= 64 for name in ids)

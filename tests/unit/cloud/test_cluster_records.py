@@ -16,7 +16,12 @@ from ray._private.runtime_env.packaging import get_uri_for_directory
 
 import geo_ray
 from geo_ray.api.clusters import cluster_at, cluster_status
-from geo_ray.base.errors import ClusterBusyError, ClusterStateError, ConfigError, RegionsSilentError
+from geo_ray.base.errors import (
+    ClusterBusyError,
+    ClusterStateError,
+    ConfigError,
+    RegionsUnreachableError,
+)
 from geo_ray.base.load import load_tree, override_items
 from geo_ray.cloud.autoscaler.actions import ActionTold, AutoscalerStatus
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
@@ -50,7 +55,7 @@ from geo_ray.cloud.cluster.status import (
     tell_status,
 )
 from geo_ray.cloud.cluster.up import _forget
-from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Market, Pool, Stock
+from geo_ray.cloud.provider import Availability, LaunchRequest, Machine, MachineState, Market, Pool
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.plan import Plan
 from geo_ray.prices.price_book import shipped_book
@@ -107,14 +112,14 @@ class Listed:
 
     def __init__(self, *machines: Machine, usd_per_hour: float | None = 2.0) -> None:
         self.machines, self.usd_per_hour = machines, usd_per_hour
-        self.silent: dict[str, str] = {}
+        self.unreachable: dict[str, str] = {}
 
     def list_machines(self, cluster: str) -> list[Machine]:
-        if not self.silent:
+        if not self.unreachable:
             return list(self.machines)
-        error = RegionsSilentError("some do not answer")
-        error.found = tuple(m for m in self.machines if m.pool.region not in self.silent)
-        error.silent = self.silent
+        error = RegionsUnreachableError("some do not answer")
+        error.found = tuple(m for m in self.machines if m.pool.region not in self.unreachable)
+        error.unreachable = self.unreachable
         raise error
 
     def launch(self, request: LaunchRequest) -> list[Any]:
@@ -126,8 +131,8 @@ class Listed:
     def poll_failures(self, cluster: str) -> list[Any]:
         return []
 
-    def stock(self, pools: list[Pool]) -> list[Stock]:
-        return [Stock(pool, self.usd_per_hour) for pool in pools]
+    def availability(self, pools: list[Pool]) -> list[Availability]:
+        return [Availability(pool, self.usd_per_hour) for pool in pools]
 
 
 # ------------------------------------------------------------------ what is asked for
@@ -410,7 +415,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
         "i-2": False,
         "i-3": False,
     }
-    counts = {p.region: (p.planned, p.ready, p.coming, p.leaving) for p in report.posts}
+    counts = {p.region: (p.planned, p.ready, p.coming, p.leaving) for p in report.node_groups}
     assert counts == {"eu": (1, 1, 0, 0), "us": (1, 0, 0, 1), "asia": (1, 0, 1, 0)}
     assert report.wanted == 3
     assert report.usd_per_hour == pytest.approx(0.75 + 0.25 + 0.5 + 2.0)
@@ -457,16 +462,16 @@ def test_a_region_that_does_not_answer_is_named_and_its_machines_are_as_they_wer
         }
     )
     cloud = Listed(head_of(record), machine("i-1", "eu"), there)
-    cloud.silent = {"mars": "no answer within 30 s"}
+    cloud.unreachable = {"mars": "no answer within 30 s"}
     report = looked(plan, tmp_path, cloud, memory)
     assert {row.id: row.is_ready for row in report.machines} == {"i-1": False, "i-2": True}
     assert report.notes[0] == "mars does not answer: no answer within 30 s"
     assert report.head is not None
-    cloud.silent = {record.head.pool.region: "a hole"}
+    cloud.unreachable = {record.head.pool.region: "a hole"}
     hidden = report_of(record, asked(plan, tmp_path).state, cloud)
     assert hidden.head is None
     assert not any("geo-ray up" in note for note in hidden.notes)
-    with pytest.raises(RegionsSilentError):
+    with pytest.raises(RegionsUnreachableError):
         listed_for_head(cloud, record)
 
 

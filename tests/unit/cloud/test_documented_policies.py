@@ -1,4 +1,4 @@
-"""The roles of docs/providers.md allow what geo_ray asks for, and nodes nothing of the head's."""
+"""The roles of docs/operations/cloud-accounts.md allow exactly the requests of geo_ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.policy_support import (
     check_tencent_nodes,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "providers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operations" / "cloud-accounts.md"
 NAMES = {"ACCOUNT": "123456789012", "BUCKET": "demo-runs", "NAME": "demo", "REGION": "eu"}
 
 

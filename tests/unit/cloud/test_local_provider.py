@@ -179,8 +179,8 @@ def test_prices_and_stock_change_while_it_runs(bench: CloudBench, root: Path) ->
     catalog = read_catalog(root)
     dearer = [o.model_copy(update={"usd_per_hour": 9.0, "capacity": 0}) for o in catalog.offers]
     write_catalog(root, catalog.model_copy(update={"offers": tuple(dearer)}))
-    (stock,) = bench.other.stock([bench.good])
-    assert (stock.usd_per_hour, stock.available) == (9.0, 0)
+    (availability,) = bench.other.availability([bench.good])
+    assert (availability.usd_per_hour, availability.available) == (9.0, 0)
     (failure,) = bench.provider.launch(bench.request("none"))
     assert failure.missing == 2
 

@@ -19,7 +19,7 @@ from geo_ray.cloud.cluster.spec import AskedCluster, asked_cluster
 from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, decode_cluster, encode_cluster
 from geo_ray.cloud.cluster.status import ToldStatus, report_of, tell_status
 from geo_ray.cloud.cluster.up import _made_of
-from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Market, Pool, Stock
+from geo_ray.cloud.provider import Availability, LaunchRequest, Machine, MachineState, Market, Pool
 from geo_ray.cloud.terraform import TerraformStack
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.plan import Plan
@@ -242,7 +242,7 @@ class Listed:
     def poll_failures(self, cluster: str) -> list[Any]:
         return []
 
-    def stock(self, pools: list[Pool]) -> list[Stock]:
+    def availability(self, pools: list[Pool]) -> list[Availability]:
         raise AssertionError("the price of Terraform's head is nobody's question")
 
 

@@ -514,11 +514,11 @@ def test_at_inference_there_is_no_label() -> None:
 
 
 def test_the_documentation_has_every_key_and_its_example_is_valid() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs" / "data.md").read_text()
+    text = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "data.md").read_text()
     section = text.split("## Preparation\n")[1].split("\n## ")[0]
     example, _site = re.findall(r"```yaml\n(.*?)```", section, re.S)
     example = example.replace("file: countries.txt", "values: [DE, FR]")
-    made = parse_preparation(example, "docs/data.md")
+    made = parse_preparation(example, "docs/guides/data.md")
     assert list(made.columns) == ["x", "label"]
     for key in (*Source.model_fields, *Vocabulary.model_fields):
         assert re.search(rf"`{{?{key}[`:]", section), key

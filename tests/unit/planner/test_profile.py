@@ -167,7 +167,7 @@ def events() -> list[Event]:
             fields = {"region": region, "step": step, "start_s": 10.0 * step}
             found.append(Event("step", 10.0 * step + took_s, fields))
     found.append(Event("eval", 65.0, {"region": "eu", "step": 6, "metrics": {}, "samples": 1}))
-    wire = {"bytes_out": 1_000_000, "bytes_in": 1_000_000, "start_s": 50.0}
+    wire = {"bytes_sent": 1_000_000, "bytes_received": 1_000_000, "start_s": 50.0}
     found.append(Event("exchange", 50.55, {"region": "us", "held_s": 0.1, **wire}))
     found.append(Event("exchange", 50.35, {"region": "eu", "held_s": 0.1, **wire}))
     return found

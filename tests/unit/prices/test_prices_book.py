@@ -76,7 +76,7 @@ def rate(usd: float, day: int) -> ExchangeRate:
         {"item": "egress", "type": None, "unit": "GB"},
         {"fetched_at": datetime(2026, 11, 21)},
         {"valid_for_s": 0.0},
-        {"stock": "plenty"},
+        {"availability": "plenty"},
         {"market": "gray"},
         {"age_tiers": (AgeTier(after_h=9, factor=0.5), AgeTier(after_h=9, factor=0.4))},
         {"discount": 0.5},
@@ -124,9 +124,9 @@ def test_a_pair_comes_before_any_other_region_which_is_not_the_internet() -> Non
 
 def test_the_dearest_zone_counts_as_in_the_snapshot_and_a_sold_out_one_only_last() -> None:
     zones = [
-        record(zone="a", amount=4.0, stock="none"),
+        record(zone="a", amount=4.0, availability="none"),
         record(zone="b", amount=3.0),
-        record(zone="c", amount=2.0, stock="under"),
+        record(zone="c", amount=2.0, availability="under"),
     ]
     assert book(*zones).instance("aws", "us-east-1", "g5.xlarge").zone == "b"
     assert book(zones[0]).instance("aws", "us-east-1", "g5.xlarge").zone == "a"
@@ -214,7 +214,9 @@ def test_joining_takes_the_second_books_side_and_drops_no_zone() -> None:
 
 def test_a_book_is_read_as_it_was_written() -> None:
     known = book(
-        record(age_tiers=(AgeTier(after_h=96, factor=0.5),), stock="under", zone="a", lowest=0.5),
+        record(
+            age_tiers=(AgeTier(after_h=96, factor=0.5),), availability="under", zone="a", lowest=0.5
+        ),
         egress("*", volume_tiers=(VolumeTier(above=10, amount=0.01),)),
         rates=(rate(0.1, 1),),
     )
@@ -243,7 +245,7 @@ def test_a_yaml_file_is_a_book_too_and_a_later_file_counts_more(tmp_path: Path) 
 
 
 def test_the_documented_file_is_a_book(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "planning.md").read_text()
     (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.S)
     (tmp_path / "mine.yaml").write_text(block)
     known = load_book(tmp_path / "mine.yaml")

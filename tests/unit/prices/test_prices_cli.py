@@ -115,7 +115,7 @@ def test_own_prices_rates_ages_and_stock_are_shown() -> None:
         "     currency: CNY, unit: Mbps-month, source: our contract,\n"
         "     fetched_at: 2020-01-01T00:00:00Z, valid_for_s: 60}\n"
         "  - {cloud: tencent, region: ap-tokyo, type: X, amount: 4, currency: CNY, unit: hour,\n"
-        "     age_tiers: [{after_h: 96, factor: 0.5}], stock: none, source: our contract,\n"
+        "     age_tiers: [{after_h: 96, factor: 0.5}], availability: none, source: our contract,\n"
         "     fetched_at: 2020-01-01T00:00:00Z, valid_for_s: 1e12}\n"
         "rates: [{currency: CNY, usd: 0.14, on: 2026-11-20, source: our bank}]\n"
     )
@@ -269,7 +269,7 @@ def test_refresh_asks_tencent_for_types_and_traffic() -> None:
     done = refresh(answers, "tencent", "--currency", "USD")
     assert "is to be had" in done.output
     book = load_book(Path("prices.json"))
-    assert book.instance("tencent", region, TYPE).stock == "none"
+    assert book.instance("tencent", region, TYPE).availability == "none"
     assert book.egress("tencent", region, "internet").currency == "CNY"  # the old one
 
 

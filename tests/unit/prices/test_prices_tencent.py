@@ -71,7 +71,7 @@ def test_a_type_has_prices_age_tiers_and_stock_by_zone_and_market() -> None:
     ]
     with asking(TencentAnswers(items)) as (tencent, cloud):
         found = fetch_instances(tencent, SHANGHAI, [TYPE], "CNY")
-    shown = [(r.zone, r.market, r.amount, r.stock) for r in found]
+    shown = [(r.zone, r.market, r.amount, r.availability) for r in found]
     assert shown == [
         ("ap-shanghai-2", "on_demand", 8.0, "enough"),
         ("ap-shanghai-2", "spot", 1.6, "enough"),
@@ -86,7 +86,9 @@ def test_a_type_has_prices_age_tiers_and_stock_by_zone_and_market() -> None:
     assert request.headers["x-tc-action"] == "DescribeZoneInstanceConfigInfos"
     assert request.headers["x-tc-language"] == "en-US"
     # A planner takes a zone that has it, not the one that is sold out.
-    assert PriceBook(records=tuple(found)).instance("tencent", SHANGHAI, TYPE).stock != "none"
+    assert (
+        PriceBook(records=tuple(found)).instance("tencent", SHANGHAI, TYPE).availability != "none"
+    )
 
 
 def test_what_has_no_price_is_left_out_and_never_free() -> None:

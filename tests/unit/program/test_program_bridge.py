@@ -42,9 +42,9 @@ class Crossing:
         stack.callback(self._peers.close)
         self._tables = 0
 
-    def with_bridge(self, epoch: int) -> NodeBridge:
+    def with_bridge(self, attempt: int) -> NodeBridge:
         """Another bridge of eu takes the place of the one before."""
-        here = self._bridge("eu", epoch)
+        here = self._bridge("eu", attempt)
         self._there.expect("eu")
         here.connect("us", self._there.addresses[0])
         self._tables += 1
@@ -64,11 +64,11 @@ class Crossing:
     def _bridge(
         self,
         region: str,
-        epoch: int,
+        attempt: int,
         shaping: Mapping[str, LinkModel] | None = None,
         config: TransportConfig | None = None,
     ) -> NodeBridge:
-        identity = EndpointIdentity("run", region, epoch, b"w" * 32)
+        identity = EndpointIdentity("run", region, attempt, b"w" * 32)
         bridge = NodeBridge(identity, HOST, KEYS[region], shaping or {}, config=config)
         self._stack.callback(bridge.close)
         return bridge

@@ -25,7 +25,7 @@ from geo_ray.runs.evaluation import (
 from geo_ray.runs.model_file import load_trained
 from geo_ray.runs.start_checks import check_evaluation
 from geo_ray.telemetry.events import Event, conform
-from geo_ray.training.messages import nothing_carried
+from geo_ray.training.messages import no_buffers
 from geo_ray.training.parameters import read_parameters
 from tests.support.job_support import digits, experiment
 
@@ -46,7 +46,7 @@ def model(value: float) -> torch.Tensor:
 
 
 def note(keeper: BestKeeper, region: str, step: int, value: float) -> str | None:
-    return keeper.candidates.note(region, step, model(value), nothing_carried(), False)
+    return keeper.candidates.note(region, step, model(value), no_buffers(), False)
 
 
 def evaluation(

@@ -109,8 +109,8 @@ def test_a_run_in_progress(run: RunDirectory) -> None:
         assert geo_ray.status(run.path).phase == "starting workers"
         begin(log)
         write_steps(log, first=1, last=4)
-        log.write("exchange", 4.0, region="us", seq=1, start_s=3.5, bytes_out=10, bytes_in=10,
-                  blocking=True, staleness=0.0, round=1)  # fmt: skip
+        log.write("exchange", 4.0, region="us", seq=1, start_s=3.5, bytes_sent=10,
+                  bytes_received=10, blocking=True, staleness=0.0, round=1)  # fmt: skip
         log.write("wan", 4.0, src="us", dst="eu", bytes_by_class={"update": 1000})
         log.write("eval", 4.0, step=4, region=None, metrics={"accuracy": 0.5}, samples=90)
         lease.note("training")

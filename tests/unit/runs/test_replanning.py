@@ -175,7 +175,7 @@ def tiered(place: Path, factor: float = 0.25, **more: object) -> Sources:
     record = {"cloud": "own", "type": "box", "currency": "USD", "unit": "hour", "amount": 2.0}
     record |= {"source": "me", "fetched_at": "2026-11-20T00:00:00Z", "valid_for_s": 1e12, **more}
     record["age_tiers"] = [{"after_h": 10, "factor": factor}]
-    out = {k: v for k, v in record.items() if k not in ("type", "age_tiers", "stock")}
+    out = {k: v for k, v in record.items() if k not in ("type", "age_tiers", "availability")}
     out |= {"item": "egress", "to": "*", "unit": "GB", "amount": 0.01}
     names = ("us", "eu", "asia")
     records = [{**each, "region": name} for name in names for each in (record, out)]
@@ -254,7 +254,7 @@ def at_full_price(hours: float) -> float:
 
 def test_what_runs_may_stay_though_quota_is_gone_and_the_cloud_sold_out(tmp_path):
     plan = make_plan(experiment(boxes()), CONFIG.parent, "optimal", tiered(tmp_path)).plan
-    sold_out = tiered(tmp_path, stock="none")
+    sold_out = tiered(tmp_path, availability="none")
     state = as_planned(plan, 1000)
     for cap in (4, 0):
         stays = decide_with(sold_out, plan, state, boxes(cap))

@@ -247,7 +247,7 @@ def test_ctrl_c_in_a_pause_saves_and_lets_workers_come_to_their_end(paused: Run)
     paused.controller._keep_time()
     assert [call[3] for call in paused.told("request_checkpoint")] == ["True"]
     paused.controller._handle_all({})
-    assert paused.kinds()[2:] == ["stop_requested", "run_went_on"]
+    assert paused.kinds()[2:] == ["stop_requested", "run_resumed"]
     assert sorted(paused.told("pause")) == [
         (f"{name}/ps", "pause", "False") for name in ("asia", HOME)
     ]
@@ -259,7 +259,7 @@ def test_a_target_that_is_reached_in_a_pause_ends_it(paused: Run) -> None:
     paused.controller._stop("accuracy has reached 0.9")
     assert paused.told("request_stop") == [(HOME, "request_stop")]
     paused.controller._handle_all({})
-    assert paused.kinds()[2:] == ["stop_requested", "run_went_on"]
+    assert paused.kinds()[2:] == ["stop_requested", "run_resumed"]
     assert {call[2] for call in paused.told("pause")} == {"False"}
 
 

@@ -59,7 +59,7 @@ def test_a_part_arrives_as_it_was_written(ahead: int) -> None:
         tensors, meta = read_part(parts, info)
         assert meta == {"counters": {"steps": 7}}
         assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
-        assert eu.about("us")["bytes_out"]["join"] > 2 * info.bytes
+        assert eu.about("us")["bytes_sent"]["join"] > 2 * info.bytes
         giver.close()
         newcomer.close()
 

@@ -87,7 +87,7 @@ def group_of(asked: list[tuple[object, ...]], driver: int) -> tuple[ActorGroup, 
         "train": {"steps": 1},
     }
     experiment = Experiment.model_validate_json(json.dumps(tree))
-    spec = RunSpec(experiment.model_dump_json(), "/", "/", "", "run", "/", epoch=3)
+    spec = RunSpec(experiment.model_dump_json(), "/", "/", "", "run", "/", attempt=3)
     keys = RunKeys("run", experiment.region_names, experiment.transport)
     launcher, place = Launcher(asked), Place()
     placed: Any = {"eu": place, "us": place}
@@ -122,16 +122,18 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
     ]  # fmt: skip
     assert after.shard_addresses == before.shard_addresses
     assert after.bridge_addresses == before.bridge_addresses
-    assert {p: (w.epoch, w.handle) for p, w in after.workers.items()} == {
-        p: (w.epoch, w.handle) for p, w in before.workers.items()
+    assert {p: (w.attempt, w.handle) for p, w in after.workers.items()} == {
+        p: (w.attempt, w.handle) for p, w in before.workers.items()
     }
     assert all(worker.is_out for worker in after.workers.values())
     assert [call for call in asked if call[1] == "outcome"] == [
         (f"worker {place}", "outcome", 2) for place in before.workers
     ]
-    assert after.next_epoch() == 10
-    assert after.replace_worker(after.workers["eu", 1]).epoch == 6, "later than all that were made"
-    assert after.replace_worker(after.workers["eu", 0]).epoch == 2
+    assert after.next_attempt() == 10
+    assert after.replace_worker(after.workers["eu", 1]).attempt == 6, (
+        "later than all that were made"
+    )
+    assert after.replace_worker(after.workers["eu", 0]).attempt == 2
 
 
 def test_only_what_has_changed_is_noted() -> None:

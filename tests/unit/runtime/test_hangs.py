@@ -74,14 +74,16 @@ def hung(tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def look(run: Run, for_s: float, epoch: int = 1, **silent_s: float) -> list[tuple[Any, str]]:
-    status = {"usual_s": 0.2, "computing": {0: Computing(epoch, for_s, True)}}
-    silent = {("bridge", region): s for region, s in silent_s.items()}
+def look(
+    run: Run, for_s: float, attempt: int = 1, **unresponsive_s: float
+) -> list[tuple[Any, str]]:
+    status = {"usual_s": 0.2, "computing": {0: Computing(attempt, for_s, True)}}
+    silent = {("bridge", region): s for region, s in unresponsive_s.items()}
     return run.controller.hang_watch.look({"eu": status}, silent)
 
 
 def silent(run: Run) -> list[tuple[str, str]]:
-    told = [event.fields for event in run.events if event.kind == "process_silent"]
+    told = [event.fields for event in run.events if event.kind == "process_unresponsive"]
     return [(fields["region"], fields["process"]) for fields in told]
 
 
@@ -93,7 +95,7 @@ def test_a_stopped_worker_is_named_once_and_then_replaced(hung: Run) -> None:
     assert told == ["worker eu/0: its step takes 12 s (usually 0.2 s), and it does not answer"]
     ((worker, cause),) = look(hung, 61.0)
     assert worker is hung.actors.workers["eu", 0] and "61 s" in cause
-    assert look(hung, 61.0, epoch=2) == [], "what is told of another incarnation"
+    assert look(hung, 61.0, attempt=2) == [], "what is told of another incarnation"
 
 
 def test_a_worker_that_goes_on_is_not_named_any_more(hung: Run) -> None:

@@ -94,10 +94,10 @@ def test_nobody_has_to_wait_and_other_errors_are_not_repeated(clock: Clock) -> N
 class Server:
     """A region's server in this process, asked as an actor is."""
 
-    def __init__(self, params_P: torch.Tensor, carried_B: torch.Tensor | None) -> None:
-        carry = None if carried_B is None else SimpleNamespace(final_B=carried_B)
+    def __init__(self, params_P: torch.Tensor, buffers_B: torch.Tensor | None) -> None:
+        model_buffers = None if buffers_B is None else SimpleNamespace(final_B=buffers_B)
         model = SimpleNamespace(whole_params=lambda: params_P)
-        server = SimpleNamespace(model=model, carry=carry)
+        server = SimpleNamespace(model=model, model_buffers=model_buffers)
         self._actor: Any = object.__new__(PrimaryActor)
         shard: Any = SimpleNamespace(server=server)
         self._actor._served = _ServingPrimary(b"", None, shard, None, None)  # type: ignore[arg-type]
@@ -116,8 +116,8 @@ def test_a_model_that_no_store_takes_comes_from_its_server(
     is_store_away: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params_P = torch.arange(1000, dtype=torch.float32)
-    carried_B = torch.arange(77, dtype=torch.uint8)
-    servers = {"eu": Server(params_P + 1, None), "us": Server(params_P, carried_B)}
+    buffers_B = torch.arange(77, dtype=torch.uint8)
+    servers = {"eu": Server(params_P + 1, None), "us": Server(params_P, buffers_B)}
     actors: Any = SimpleNamespace(home=SimpleNamespace(region="us"), primaries=servers)
     tries: list[object] = []
 
@@ -132,6 +132,8 @@ def test_a_model_that_no_store_takes_comes_from_its_server(
     retrying = Retrying(0.0, Reporting(Phases(told), 0.0), is_store_away=is_store_away)
     run = RunDirectory(tmp_path, tmp_path)
     tensors, digests = _final_model(actors, CheckpointPlaces("s3://bucket/run"), run, retrying)
-    assert torch.equal(tensors["params"], params_P) and torch.equal(tensors["carried"], carried_B)
+    assert torch.equal(tensors["params"], params_P) and torch.equal(
+        tensors["model_buffers"], buffers_B
+    )
     assert digests == {"eu": digest(params_P + 1), "us": digest(params_P)}
     assert (len(tries), len(told)) == ((0, 0) if is_store_away else (1, 1))

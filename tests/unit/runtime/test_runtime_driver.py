@@ -145,7 +145,9 @@ def test_another_driver_leaves_those_out_that_have_not_come_since(
     assert Resumption().again(EventTail(log)) == Resumption(away=frozenset(asked))
 
 
-@pytest.mark.parametrize("attached", [[], [("driver_attached", 3.0, {"epoch": 2, "silent_s": 1})]])
+@pytest.mark.parametrize(
+    "attached", [[], [("driver_attached", 3.0, {"epoch": 2, "unresponsive_s": 1})]]
+)
 def test_another_driver_does_as_the_one_before_was_told_that_had_not_begun(
     attached: list[Row], tmp_path: Path
 ) -> None:

@@ -84,7 +84,7 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
         {},
         {"data": 3},
     ):
-        told = {"eu": {"us": {"bytes_out": sent, "estimate": silent}}}
+        told = {"eu": {"us": {"bytes_sent": sent, "estimate": silent}}}
         for link in notes.hear(told, force=True):
             totals.feed(*link)
     assert totals.by_class() == {"background": 5, "data": 1000 + 1100 + 3}
@@ -97,8 +97,8 @@ def test_another_driver_counts_on_from_what_the_one_before_told(tmp_path: Path) 
     estimate = asdict(LinkEstimator().snapshot(0.0))
     for sent in (100, 130):
         links = {
-            "eu": {"us": {"bytes_out": {"control": sent}, "estimate": estimate}},
-            "us": {"eu": {"bytes_out": {"bulk": sent - 80}, "estimate": estimate}},
+            "eu": {"us": {"bytes_sent": {"control": sent}, "estimate": estimate}},
+            "us": {"eu": {"bytes_sent": {"bulk": sent - 80}, "estimate": estimate}},
         }
         told = {(src, dst): sums for src, dst, sums in notes.hear(links, force=True)}
         assert told["eu", "us"] == {"control": sent}

@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 @pytest.fixture
 def saver(store: CheckpointStore) -> Saver:
-    return Saver(store, experiment_of(regions=REGIONS), DIGEST, epoch=3, health=LossHealth())
+    return Saver(store, experiment_of(regions=REGIONS), DIGEST, attempt=3, health=LossHealth())
 
 
 def part(root: Path, checkpoint: int, name: str) -> PartInfo:
@@ -78,7 +78,7 @@ def test_the_last_part_commits_whatever_the_order(
     assert saver.step == 44
     found = store.latest()
     assert found.manifest.step == 44
-    assert found.manifest.extra["epoch"] == 3
+    assert found.manifest.extra["attempt"] == 3
     assert found.manifest.extra["codecs"] == {"up": None, "down": None}
     assert found.manifest.config_digest == DIGEST
     assert [info.name for info in found.manifest.parts] == NAMES
@@ -137,7 +137,7 @@ class SlowStore(CheckpointStore):
 
 def test_who_adds_the_last_part_does_not_wait_for_the_commit(tmp_path: Path) -> None:
     store = SlowStore(tmp_path)
-    saver = Saver(store, experiment_of(regions=REGIONS), DIGEST, epoch=3, health=LossHealth())
+    saver = Saver(store, experiment_of(regions=REGIONS), DIGEST, attempt=3, health=LossHealth())
     checkpoint = saver.begin()
     saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 5)
     assert saver.committed() is None and saver.is_committing
@@ -218,7 +218,7 @@ def test_a_commit_that_fails_after_the_manifest_counts(
             raise error
 
     store = CheckpointStore(tmp_path, keep=2, failpoint=fail)
-    saver = Saver(store, experiment_of(regions=REGIONS), DIGEST, epoch=3, health=LossHealth())
+    saver = Saver(store, experiment_of(regions=REGIONS), DIGEST, attempt=3, health=LossHealth())
     for _ in range(2):
         checkpoint = saver.begin()
         saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 5)
@@ -257,7 +257,7 @@ def test_the_next_driver_takes_no_part_of_a_checkpoint_that_was_open(
     before = saver.begin()
     late = part(tmp_path, before, "eu-ps0")
     again = CheckpointStore(tmp_path, keep=2)
-    after = Saver(again, experiment_of(regions=REGIONS), DIGEST, epoch=4, health=LossHealth())
+    after = Saver(again, experiment_of(regions=REGIONS), DIGEST, attempt=4, health=LossHealth())
     after.go_on({"eu-ps0"}, again.newest_id())
     checkpoint = after.begin()
     assert checkpoint > before
@@ -268,15 +268,15 @@ def test_the_next_driver_takes_no_part_of_a_checkpoint_that_was_open(
     assert after.committed(LONG_S)
     manifest = again.manifest(checkpoint)
     assert [each.name for each in manifest.parts] == [AVERAGER_PART, "eu-ps0"]
-    assert manifest.extra["epoch"] == 4
+    assert manifest.extra["attempt"] == 4
 
 
-def test_a_resume_takes_a_later_epoch_than_whoever_joined_in_whichever_order(
+def test_a_resume_takes_a_later_attempt_than_whoever_joined_in_whichever_order(
     saver: Saver, store: CheckpointStore, tmp_path: Path
 ) -> None:
-    for epoch in (5, 4):  # brought up side by side; the later one entered first
-        saver.expect({"us-ps0", "us-ps1"}, epoch)
+    for attempt in (5, 4):  # brought up side by side; the later one entered first
+        saver.expect({"us-ps0", "us-ps1"}, attempt)
     checkpoint = saver.begin()
     saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 9)
     assert saver.committed(LONG_S) is not None
-    assert store.latest().manifest.extra["epoch"] == 5
+    assert store.latest().manifest.extra["attempt"] == 5

@@ -103,7 +103,7 @@ def same(a: object, b: object) -> bool:
     return a == b
 
 
-def nowhere(epoch: int, seq: int) -> None:
+def nowhere(attempt: int, seq: int) -> None:
     return None
 
 
@@ -150,7 +150,7 @@ def test_the_standbys_own_update_is_not_sent_back_to_it() -> None:
     message = standby_message("a", log, DATA, bare=True)
     assert len(message.payload) == 0
     found = read_standby(
-        "hub", message, lambda epoch, seq: UPDATE if (epoch, seq) == (2, 7) else None
+        "hub", message, lambda attempt, seq: UPDATE if (attempt, seq) == (2, 7) else None
     )
     assert same(found, log)
     with pytest.raises(FrameError, match="not here any more"):
@@ -165,13 +165,23 @@ FIELDS = [
         "stable",
         "what",
         "lost",
-        "last_epoch",
+        "last_attempt",
         "last_seq",
-        "epoch",
+        "attempt",
         "seq",
     ),
     *("region", "to", "version", "num_samples", "base_version", "final", "again", "fragment"),
-    *("regions", "epochs", "seqs", "base_versions", "size_bytes", "coded", "against", "id", "halt"),
+    *(
+        "regions",
+        "attempts",
+        "seqs",
+        "base_versions",
+        "size_bytes",
+        "coded",
+        "against",
+        "id",
+        "halt",
+    ),
 ]
 VALUES = st.one_of(
     st.none(),
@@ -220,7 +230,7 @@ def test_a_norm_that_cannot_be_counts_as_none(norm: float) -> None:
 def test_parts_of_a_sum_come_out_as_they_went_in() -> None:
     asks = (transfer("a"), transfer("b"))
     assert PARTS.read(PARTS.write(asks)) == asks
-    assert [(u.region, u.epoch, u.seq) for u in headers_of(asks)] == [("a", 1, 3), ("b", 1, 3)]
+    assert [(u.region, u.attempt, u.seq) for u in headers_of(asks)] == [("a", 1, 3), ("b", 1, 3)]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +241,7 @@ def test_parts_of_a_sum_come_out_as_they_went_in() -> None:
         {"regions": ["a", "a"]},
         {"seqs": [1]},
         {"size_bytes": 1 << 50},
-        {"epochs": ["x", "y"]},
+        {"attempts": ["x", "y"]},
     ],
 )
 def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:

@@ -133,9 +133,9 @@ def supervisor(killed: list[Any], world: FakeRay) -> Supervised:
     return made
 
 
-def order(epoch: int, place: tuple[str, int] | None = None) -> ProcessSpec:
+def order(attempt: int, place: tuple[str, int] | None = None) -> ProcessSpec:
     kind: Any = "bridge" if place is None else "worker"
-    return ProcessSpec(kind, (), 1.0, 0.0, None, place, epoch)  # type: ignore[arg-type]
+    return ProcessSpec(kind, (), 1.0, 0.0, None, place, attempt)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_what_the_next_driver_does_not_go_on_with_ends(
     first, second, third = supervisor.make(1, [order(1), order(1, ("eu", 0)), order(4, ("eu", 0))])
     handoff = supervisor.attach(2)
     assert handoff.record is None
-    assert (dict(handoff.epochs), handoff.newest_epoch) == ({("eu", 0): 4}, 4)
+    assert (dict(handoff.attempts), handoff.newest_attempt) == ({("eu", 0): 4}, 4)
     supervisor.keep_only(2, [first, second])
     assert killed == [third]
     supervisor.clear(2)
     assert killed == [third, first, second]
-    assert dict(supervisor.attach(2).epochs) == {("eu", 0): 4}, "no incarnation comes twice"
+    assert dict(supervisor.attach(2).attempts) == {("eu", 0): 4}, "no incarnation comes twice"
 
 
 def test_keys_are_of_one_run_and_leave_it_sealed_only(supervisor: Supervised) -> None:

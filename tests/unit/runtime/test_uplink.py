@@ -43,7 +43,7 @@ class FakeAverager:
             self.seen_P = update.payload_P.clone()
             reply = ReplyMessage(
                 "eu", update.seq, 1, 8, 2 * update.payload_P, coded=self.coded,
-                carried_E=update.carried_E, carried_share=0.25,
+                buffers_E=update.buffers_E, buffers_weight=0.25,
             )  # fmt: skip
             answer, out = self.placed.tell(conn, meta, reply)
         self._count(out)
@@ -89,13 +89,13 @@ def test_neither_payload_crosses_the_socket(uplink: Uplink, averager: FakeAverag
 
 @pytest.mark.parametrize("uplink", [0, 4 * SIZE], indirect=True)
 def test_what_models_carry_crosses_the_socket(uplink: Uplink, averager: FakeAverager) -> None:
-    carried_E = torch.arange(24, dtype=torch.uint8)
-    placed = uplink.place(update(carried_E=carried_E))
+    buffers_E = torch.arange(24, dtype=torch.uint8)
+    placed = uplink.place(update(buffers_E=buffers_E))
     told = uplink.ask(placed, WAIT_S)
     reply = uplink.fetch(told, WAIT_S, in_place=True)
     assert torch.equal(averager.seen_P, update().payload_P)
     assert torch.equal(reply.payload_P, 2 * update().payload_P)
-    assert torch.equal(reply.carried_E, carried_E) and reply.carried_share == 0.25
+    assert torch.equal(reply.buffers_E, buffers_E) and reply.buffers_weight == 0.25
     assert averager.on_socket == ([24, 24] if told.waits else [4 * SIZE + 24] * 2)
 
 

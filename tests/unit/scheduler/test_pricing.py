@@ -27,7 +27,7 @@ from tests.support.scheduling_support import cluster_of, job_of
 
 
 def test_prices_are_those_of_the_documented_rule() -> None:
-    """Written from docs/scheduling.md, without a line of the library."""
+    """Written from docs/reference/scheduling-policies.md, without a line of the library."""
     cluster = cluster_of(np.full((6, 3, 2), 8.0), (0, 0, 0))
     jobs = [job_of("a", worth=30.0), job_of("b", worth=5.0, urgency=1.0, worker=(2.0, 1.0))]
     collector = PriceTable(cluster, span=6.0)

@@ -193,7 +193,7 @@ def test_points_have_steps_and_the_bytes_that_left_a_region(tmp_path: Path, betw
     """What the averager's own region exchanges never leaves it; links are told of by the way."""
     rows = [started()]
     for n in (1, 2):
-        rows += [step("east", n, float(n)), exchange("east", n, float(n), bytes_out=10**6)]
+        rows += [step("east", n, float(n)), exchange("east", n, float(n), bytes_sent=10**6)]
         rows.append(evaluation(n, float(n), accuracy=n / 4))
         rows += [wan("east", "west", n + between, update=300 * n)]
         rows += [wan("west", "east", n + between, reply=100 * n)]

@@ -101,11 +101,17 @@ def histories(draw: st.DrawFn) -> list[Event]:
             number = draw(st.sampled_from([None, rounds[region]]))
             more = {
                 "held_s": draw(st.none() | st.floats(0, 9)),
-                "bytes_out": draw(st.integers(0, 9)),
+                "bytes_sent": draw(st.integers(0, 9)),
             }
             rows.append(
                 exchange(
-                    region, len(rows), at_s, start_s=at_s - back_s, round=number, bytes_in=0, **more
+                    region,
+                    len(rows),
+                    at_s,
+                    start_s=at_s - back_s,
+                    round=number,
+                    bytes_received=0,
+                    **more,
                 )
             )
         elif kind == "lost":

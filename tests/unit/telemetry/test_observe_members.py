@@ -26,7 +26,7 @@ def history() -> list[Event]:
         event("run_paused", 11.0, cause="b is missing"),
         event("worker_lost", 12.0, region="a", worker=1, cause="gone"),
         event("worker_replaced", 15.0, region="a", worker=1, epoch=2),
-        event("run_went_on", 20.0),
+        event("run_resumed", 20.0),
         event("region_joined", 20.0, region="b", view=3, round=2, step=4, bytes=8, took_s=1.0),
         event("region_joined", 25.0, region="c", view=4, round=2, step=4, bytes=8, took_s=1.0),
         event("averager_moved", 26.0, region="b", epoch=2),
@@ -82,7 +82,7 @@ def test_what_happens_at_a_moment_is_marked() -> None:
             event("averager_moved", 1.0, region="b", epoch=2),
             event("bridge_replaced", 2.0, region="a", cause="gone", took_s=3.0),
             event("join_failed", 3.0, region="c", cause="no node"),
-            event("driver_attached", 4.0, epoch=2, silent_s=5.5),
+            event("driver_attached", 4.0, epoch=2, unresponsive_s=5.5),
         ]
     )
     assert [t_s for t_s, _ in found.marks] == [1.0, 2.0, 3.0, 4.0]

@@ -108,7 +108,7 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 
 
 def test_docs_list_every_metric_event_field_and_summary_key() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "observability.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "operations" / "monitoring.md").read_text()
     names = [spec.name for spec in METRICS] + list(Summary.model_fields)
     names += [name for kind, fields in EVENT_FIELDS.items() for name in (kind, *fields)]
     assert [name for name in names if f"`{name}`" not in page] == []

@@ -112,7 +112,7 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
         ("worker_replaced", 2.0, {"region": "east", "worker": 1, "epoch": 2}),
         *[("step_refused", 3.0, {"region": "west", "step": n, "cause": "x"}) for n in range(9)],
         ("bridge_replaced", 3.0, {"region": "west", "cause": "signal 9", "took_s": 2.5}),
-        ("driver_attached", 3.0, {"epoch": 2, "silent_s": 4.25}),
+        ("driver_attached", 3.0, {"epoch": 2, "unresponsive_s": 4.25}),
         ("region_joined", 3.0, {"region": "west", **JOINED}),
         ("checkpoint", 3.0, {"id": "0001", "step": 4, "bytes": 9}),
         noise(None, 3, 1.0, 2.0, 64),
@@ -139,7 +139,7 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
         ("standby_ready", 2.0, {"region": "west", "name": "east", "epoch": 2}),
         ("region_drained", 3.0, {"region": "east", "cause": "asked"}),
         ("region_drained", 3.5, {"region": "west", "cause": "notice"}),
-        ("run_went_on", 4.0, {}),
+        ("run_resumed", 4.0, {}),
     ]
     for event in events(rows):
         progress.feed(event)

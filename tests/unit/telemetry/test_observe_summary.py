@@ -69,8 +69,8 @@ def test_summary_of_a_small_run() -> None:
 def test_codecs_are_named_with_what_they_saved() -> None:
     rows = [
         started(codec={"up": "topk", "down": None}),
-        exchange("east", 1, 1.0, bytes_out=100, bytes_in=1000, bytes_before=1000),
-        exchange("west", 1, 1.0, bytes_out=300, bytes_in=1000, bytes_before=1000),
+        exchange("east", 1, 1.0, bytes_sent=100, bytes_received=1000, bytes_before=1000),
+        exchange("west", 1, 1.0, bytes_sent=300, bytes_received=1000, bytes_before=1000),
         exchange("west", 2, 2.0),  # of an older release
     ]
     summary = summarise(events(rows))
@@ -86,13 +86,13 @@ def test_only_payloads_that_cross_count_as_coded() -> None:
     """The averager's region hands its own over at home; the averager may move."""
     rows = [
         started(codec={"up": "topk", "down": None}, averager="east"),
-        exchange("east", 1, 1.0, bytes_out=100, bytes_in=1000, bytes_before=1000),
-        exchange("west", 1, 1.0, bytes_out=300, bytes_in=1000, bytes_before=1000),
+        exchange("east", 1, 1.0, bytes_sent=100, bytes_received=1000, bytes_before=1000),
+        exchange("west", 1, 1.0, bytes_sent=300, bytes_received=1000, bytes_before=1000),
     ]
     assert summarise(events(rows)).payload_bytes == {"before": 2000, "after": 1300}
     rows.append(("averager_moved", 1.5, {"region": "west", "epoch": 2}))
-    rows.append(exchange("west", 2, 2.0, bytes_out=300, bytes_in=1000, bytes_before=1000))
-    rows.append(exchange("east", 2, 2.0, bytes_out=100, bytes_in=1000, bytes_before=1000))
+    rows.append(exchange("west", 2, 2.0, bytes_sent=300, bytes_received=1000, bytes_before=1000))
+    rows.append(exchange("east", 2, 2.0, bytes_sent=100, bytes_received=1000, bytes_before=1000))
     assert summarise(events(rows)).payload_bytes == {"before": 4000, "after": 2400}
 
 

@@ -137,8 +137,8 @@ def test_a_note_is_a_line_with_what_one_must_know() -> None:
         [("worker_lost", 1.0, {"region": "eu", "worker": 3, "cause": "out of\nmemory"})]
     )
     assert note_text(event) == "worker lost: eu, worker 3, out of memory"
-    (event,) = events([("run_went_on", 1.0, {})])
-    assert note_text(event) == "run went on"
+    (event,) = events([("run_resumed", 1.0, {})])
+    assert note_text(event) == "run resumed"
 
 
 # ------------------------------------------------------------------ the map

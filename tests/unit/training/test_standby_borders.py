@@ -19,7 +19,7 @@ from geo_ray.training.command_log import (
     ChangePace,
     TakeIn,
     become_twin,
-    carry_out,
+    execute,
     twin_of,
 )
 from geo_ray.training.failover import (
@@ -79,9 +79,9 @@ class World:
         update = UpdateMessage(
             name, 1, self.seqs[name], 0, 4, torch.ones(2), final=final, view=view
         )
-        self.carry_out(name, self.nodes[name].submit(update))
+        self.execute(name, self.nodes[name].submit(update))
 
-    def carry_out(self, name: str, effects: list[Any]) -> None:
+    def execute(self, name: str, effects: list[Any]) -> None:
         for effect in effects:
             match effect:
                 case SendMessage(to, message):
@@ -113,7 +113,7 @@ class World:
         if src == dst:
             self.speak(src, **message)
         else:
-            self.carry_out(dst, self.nodes[dst].on_message(src, message))
+            self.execute(dst, self.nodes[dst].on_message(src, message))
         return True
 
     def host(self) -> StandbyNode:
@@ -124,13 +124,13 @@ class World:
 
     def ask(self, change: MemberChange) -> None:
         host = self.host()
-        self.carry_out(host.region, host.offer(ChangeMembers(change)))
+        self.execute(host.region, host.offer(ChangeMembers(change)))
 
     def kill_home(self) -> None:
         dead = self.host().region
         self.dead.add(dead)
         for name in sorted(set(ALL) - self.dead):
-            self.carry_out(name, self.nodes[name].on_report_dead(dead))
+            self.execute(name, self.nodes[name].on_report_dead(dead))
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_a_copy_answers_as_the_averager_does(kind: str) -> None:
                 update = UpdateMessage(
                     name, 1, number, hub.state.version, 4, payload_P, fragment=fragment
                 )
-                given = carry_out(hub, TakeIn(update))
+                given = execute(hub, TakeIn(update))
                 for copy in copies:
-                    assert same(carry_out(copy, TakeIn(update)), given)
+                    assert same(execute(copy, TakeIn(update)), given)
                 if random.random() < 0.15:
                     copy = Averager(strategy, 8, AveragerState(MEMBERS))
                     become_twin(copy, twin_of(hub))
@@ -227,13 +227,13 @@ def test_a_copy_answers_as_the_averager_does(kind: str) -> None:
                 assert len(set(begun)) == 1
             if number == 6:
                 for each in [hub, *copies]:
-                    carry_out(each, ChangePace(3))
+                    execute(each, ChangePace(3))
             if number == 8:
                 for each in [hub, *copies]:
-                    carry_out(each, ChangeMembers(MemberChange(joins=("d",), donor="a")))
+                    execute(each, ChangeMembers(MemberChange(joins=("d",), donor="a")))
             if number == 11:
                 for each in [hub, *copies]:
-                    carry_out(each, Begun("d"))
+                    execute(each, Begun("d"))
         for copy in copies:
             assert copy.view == hub.view and copy.state.version == hub.state.version
             assert copy.state.memory.keys() == hub.state.memory.keys()

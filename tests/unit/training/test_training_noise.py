@@ -16,7 +16,7 @@ from geo_ray.strategies.state import AveragerState
 from geo_ray.training import noise
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
-from geo_ray.training.command_log import LogEntry, TakeIn, carry_out
+from geo_ray.training.command_log import LogEntry, TakeIn, execute
 from geo_ray.training.effects import Effect, SendUpdate, StepDone
 from geo_ray.training.messages import UpdateMessage
 from geo_ray.training.noise import NOISE_EVERY, NoiseMeter, RegionNoise, estimate
@@ -320,7 +320,7 @@ def test_a_standby_knows_the_same_and_leaves_the_telling_to_the_hub() -> None:
     shadow = ShadowAverager(other)
     for number, region in enumerate(("a", "b"), 1):
         op = TakeIn(update(region, 1, (float(number), 2.0)))
-        carry_out(state, op)
+        execute(state, op)
         shadow.on_entry(LogEntry(number, op))
     assert other.noise.meter == state.noise.meter and state.noise.meter.count == 1
     assert len(state.noise.news()) == 1 and not other.noise.news()

@@ -411,7 +411,7 @@ def skipped(server, update: UpdateMessage) -> list[Effect]:
     return server.on_reply(server.wire.decode(reply))
 
 
-def carry(server, effects: list[Effect]):
+def model_buffers(server, effects: list[Effect]):
     """What a shell does with the one message of these effects."""
     (send,) = sends(effects)
     return server.wire.encode(send.update)
@@ -420,11 +420,11 @@ def carry(server, effects: list[Effect]):
 def test_a_dropped_update_sets_a_region_that_waits_free():
     server, shard = make(Asgd(combine="sum"), workers=1)
     server.join(0)
-    update = carry(server, push(server, shard, 0))
+    update = model_buffers(server, push(server, shard, 0))
     assert server.phase == "waiting"
     effects = skipped(server, update)
     assert answers(effects)[0].span == Span(8, 8) and not shard.state.link_busy
-    again = carry(server, push(server, shard, 0))
+    again = model_buffers(server, push(server, shard, 0))
     assert (again.seq, again.num_samples) == (2, 16)
     assert torch.equal(again.payload_P, torch.full((NUM_PARAMS,), 2.0))
 
@@ -432,17 +432,17 @@ def test_a_dropped_update_sets_a_region_that_waits_free():
 def test_a_region_that_had_to_send_does_so_after_a_drop():
     server, shard = make(AsgdGa(interval=1, wait="when_busy", combine="sum"), workers=1)
     server.join(0)
-    first = carry(server, push(server, shard, 0))
+    first = model_buffers(server, push(server, shard, 0))
     assert sends(push(server, shard, 0, value=3.0)) == [] and server.phase == "must_send"
-    second = carry(server, skipped(server, first))
+    second = model_buffers(server, skipped(server, first))
     assert torch.equal(second.payload_P, torch.full((NUM_PARAMS,), 4.0))
 
 
 def test_a_final_update_that_was_dropped_is_sent_again():
     server, shard = make(AsgdGa(interval=100, combine="sum"), workers=1, steps=1)
     server.join(0)
-    last = carry(server, push(server, shard, 0))
-    again = carry(server, skipped(server, last))
+    last = model_buffers(server, push(server, shard, 0))
+    again = model_buffers(server, skipped(server, last))
     assert last.final and again.final and torch.equal(last.payload_P, again.payload_P)
     server.on_reply(ReplyMessage("eu", again.seq, 1, 8, torch.zeros(NUM_PARAMS), final=True))
     assert server.phase == "done"

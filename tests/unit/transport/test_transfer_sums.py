@@ -72,7 +72,7 @@ def run(seed: int, combine: str, sums: bool, drops: bool) -> dict[str, Replica]:
         replies = []
         for update in straight:
             if drops and giving_up:
-                replies += state.on_skip(update.region, update.epoch, update.seq)
+                replies += state.on_skip(update.region, update.attempt, update.seq)
             else:
                 replies += state.on_update(update)
         if sums and len(summed) > 1:

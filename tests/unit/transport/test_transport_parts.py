@@ -62,16 +62,16 @@ def test_a_mirror_is_no_peer() -> None:
 
 def test_incarnations_only_go_forward() -> None:
     known = Incarnation("us")
-    first = {"epoch": 3, "instance": "a"}
+    first = {"attempt": 3, "instance": "a"}
     assert not known.is_same(first)
     assert not known.replace(first)
     assert known.is_same(first)
-    assert not known.is_same({"epoch": 4, "instance": "b"})
-    for hello in ({"epoch": 3, "instance": "b"}, {"epoch": 2, "instance": "a"}):
+    assert not known.is_same({"attempt": 4, "instance": "b"})
+    for hello in ({"attempt": 3, "instance": "b"}, {"attempt": 2, "instance": "a"}):
         with pytest.raises(PeerRefusedError, match="region us"):
             known.is_same(hello)
-    assert known.replace({"epoch": 4, "instance": "b"})
-    assert known.epoch == 4
+    assert known.replace({"attempt": 4, "instance": "b"})
+    assert known.attempt == 4
 
 
 def test_heartbeats_are_due_at_intervals_and_answered_once() -> None:

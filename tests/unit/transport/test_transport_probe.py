@@ -95,7 +95,7 @@ def test_a_plain_connection_is_measured_in_both_directions() -> None:
             assert found.rtt_loaded_s is not None and found.rtt_loaded_s > 0
             assert found.loss is None  # no train was asked for
         assert b.node.wait_served(1, WAIT_S)
-        assert a.endpoint.stats()["b"]["bytes_out"]["probe"] > 0
+        assert a.endpoint.stats()["b"]["bytes_sent"]["probe"] > 0
 
 
 @pytest.mark.parametrize("rate_mbps", [4.0, 40.0])

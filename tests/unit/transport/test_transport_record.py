@@ -24,7 +24,7 @@ class Move:
     seq: int
     to: Place | None
     cost: float = 0.0
-    epoch: int = 1
+    attempt: int = 1
 
 
 PLACE = Record(Place, "name=place floor")
@@ -34,7 +34,7 @@ MOVE = Record(
     "seq",
     Field("to", PLACE, null=True),
     Field("cost", amount, "price"),
-    Field("epoch", count, default=1),
+    Field("attempt", count, default=1),
 )
 
 
@@ -45,18 +45,18 @@ def refused(match: str) -> Any:
 def test_fields_stand_in_the_order_of_the_table_under_their_names_in_the_header() -> None:
     meta = MOVE.write(Move("a", 3, Place("hall", 2), 0.5, 7))
     assert list(meta.items()) == [
-        *(("seq", 3), ("place", "hall"), ("floor", 2), ("price", 0.5), ("epoch", 7))
+        *(("seq", 3), ("place", "hall"), ("floor", 2), ("price", 0.5), ("attempt", 7))
     ]
     assert MOVE.read(meta, sender="a") == Move("a", 3, Place("hall", 2), 0.5, 7)
 
 
 def test_a_default_is_left_out_and_read_where_the_field_is_missing() -> None:
     meta = MOVE.write(Move("a", 3, Place("hall")))
-    assert "epoch" not in meta
-    assert MOVE.read(meta, sender="a").epoch == 1
-    assert MOVE.read(meta | {"epoch": 2}, sender="a").epoch == 2
-    with refused("'epoch' of a header is None"):
-        MOVE.read(meta | {"epoch": None}, sender="a")
+    assert "attempt" not in meta
+    assert MOVE.read(meta, sender="a").attempt == 1
+    assert MOVE.read(meta | {"attempt": 2}, sender="a").attempt == 2
+    with refused("'attempt' of a header is None"):
+        MOVE.read(meta | {"attempt": None}, sender="a")
 
 
 def test_none_is_none_in_all_fields_of_a_nested_record() -> None:

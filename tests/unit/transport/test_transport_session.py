@@ -36,7 +36,9 @@ class Bench:
     def __init__(self, stack: ExitStack) -> None:
         self.stack = stack
         self.news: list[tuple[int, bool]] = []
-        callbacks = Callbacks(lambda *_: None, lambda _, epoch, up: self.news.append((epoch, up)))
+        callbacks = Callbacks(
+            lambda *_: None, lambda _, attempt, up: self.news.append((attempt, up))
+        )
         identity = EndpointIdentity("run", "us", 1, KEY)
         self.config = TransportConfig()
         self.session = Session(
@@ -49,20 +51,20 @@ class Bench:
             held=HeldBytes(),
         )
 
-    def stream(self, epoch: int = 1) -> tuple[Stream, socket.socket]:
+    def stream(self, attempt: int = 1) -> tuple[Stream, socket.socket]:
         near, far = socket.socketpair()
         self.stack.enter_context(far)
-        hello: dict[str, Any] = {"region": "eu", "epoch": epoch, "instance": f"i{epoch}"}
+        hello: dict[str, Any] = {"region": "eu", "attempt": attempt, "instance": f"i{attempt}"}
         greeting = Greeting(hello, {"delivered": [0] * LANES}, KEY, KEY, secrets.token_hex(8))
         stream = Stream(near, 0, greeting, None, 0)
         self.stack.callback(stream.close)
         return stream, far
 
-    def adopt(self, epoch: int = 1) -> Connection:
+    def adopt(self, attempt: int = 1) -> Connection:
         made = Connection(
             "eu",
             self.session,
-            self.stream(epoch)[0],
+            self.stream(attempt)[0],
             dialed=False,
             config=self.config,
             clock=SystemClock(),
@@ -83,11 +85,11 @@ def bench() -> Iterator[Bench]:
 
 
 def test_what_a_predecessor_acknowledged_does_not_count_for_its_successor(bench: Bench) -> None:
-    session, old = bench.session, bench.adopt(epoch=1)
+    session, old = bench.session, bench.adopt(attempt=1)
     bench.say()
     chunk = session.next_chunk(old.greeting.link_id, ALL, 100, 0.0)
     assert chunk is not None
-    new = bench.adopt(epoch=2)
+    new = bench.adopt(attempt=2)
     bench.say()
     again = session.next_chunk(new.greeting.link_id, ALL, 100, 0.0)
     assert again is not None and again.key == chunk.key == (DATA, 1, 0)

@@ -41,7 +41,7 @@ def test_blocks_come_out_as_they_went_in() -> None:
     body = opener.open(datagram)
     assert body is not None
     back = BlockGroup.unpack(body)
-    assert (back.epoch, back.seq, back.first_rank, list(back.ids)) == (
+    assert (back.attempt, back.seq, back.first_rank, list(back.ids)) == (
         7,
         2**40,
         11,

@@ -54,15 +54,15 @@ class Path:
     def run(self, seconds: float, wanted_mbps: float = 1e9) -> None:
         for _ in range(round(seconds / REPORT_S)):
             mbps = min(self.rate.mbps, wanted_mbps)
-            bytes_out = mbps * REPORT_S / 8e-6
-            self.rate.on_sent(int(bytes_out))
-            self.sent += bytes_out / SIZE
+            bytes_sent = mbps * REPORT_S / 8e-6
+            self.rate.on_sent(int(bytes_sent))
+            self.sent += bytes_sent / SIZE
             grown = (mbps + self.others_mbps - self.mbps) * REPORT_S
             self.queue_mbit = max(0.0, self.queue_mbit + grown)
             spilt = max(0.0, self.queue_mbit - self.most_queue_s * self.mbps)
             self.queue_mbit -= spilt
             share = spilt / max(1e-9, (mbps + self.others_mbps) * REPORT_S)
-            self.received += bytes_out / SIZE * (1 - self.loss) * (1 - min(1.0, share))
+            self.received += bytes_sent / SIZE * (1 - self.loss) * (1 - min(1.0, share))
             self.now_s += REPORT_S
             delay_s = 5.0 + self.queue_mbit / self.mbps
             self.rate.on_seen(self.now_s, Seen(int(self.sent), int(self.received), delay_s))

@@ -16,7 +16,7 @@ variable "cluster" {
 }
 
 variable "image_ids" {
-  description = "Machine image by region; docs/providers.md has its recipe."
+  description = "Machine image by region; docs/operations/cloud-accounts.md has its recipe."
   type        = map(string)
 
   validation {

@@ -74,8 +74,8 @@ def play(cluster: MortalCluster, what: str, number: int) -> None:
         taken.machine = replace(taken.machine, ends_unix_s=now_s + 120.0)
     elif what == "wait":
         cluster.world.advance_to_s(now_s + number)
-    elif what == "silent":
-        cloud.silent ^= {("us-1", "eu-1")[number % 2]}
+    elif what == "unreachable":
+        cloud.unreachable ^= {("us-1", "eu-1")[number % 2]}
     elif what == "target":
         cluster.follow(TARGETS[number])
     elif what == "journal":
@@ -93,7 +93,9 @@ def look(cluster: MortalCluster) -> None:
     """Look once: nothing is done where nobody answers, and nobody is ended in its work."""
     result = cluster.tick()
     if result is not None:
-        hidden = {region.name for region in TARGET.regions if region.at in result.observed.silent}
+        hidden = {
+            region.name for region in TARGET.regions if region.at in result.observed.unreachable
+        }
         assert not hidden & {action.region for action in result.decided.actions}
     assert not cluster.rude, "whoever is ended was drained first"
 
@@ -107,7 +109,7 @@ def look(cluster: MortalCluster) -> None:
             st.tuples(st.just("gone"), st.integers(0, 5)),
             st.tuples(st.just("notice"), st.integers(0, 5)),
             st.tuples(st.just("wait"), st.integers(1, 600)),
-            st.tuples(st.just("silent"), st.integers(0, 1)),
+            st.tuples(st.just("unreachable"), st.integers(0, 1)),
             st.tuples(st.just("target"), st.integers(0, len(TARGETS) - 1)),
             st.tuples(st.sampled_from(["journal", "drains"]), st.just(1)),
         ),
@@ -122,13 +124,13 @@ def look(cluster: MortalCluster) -> None:
 def test_random_histories_end_with_what_is_wanted_and_then_with_nothing(
     steps: list[tuple[str, int]], ends_early: bool, seed: int
 ) -> None:
-    temper = SimTemper(30.0, 60.0, unlisted_s=60.0, silence=0.1, refusal=0.1)
+    temper = SimTemper(30.0, 60.0, unlisted_s=60.0, outage=0.1, refusal=0.1)
     cluster = MortalCluster.made(temper, seed)
     for what, number in steps:
         play(cluster, what, number)
     if all(what != "target" for what, _ in steps):
         assert not cluster.wasted, "what was asked for is waited for"
-    cluster.cloud.silent.clear()
+    cluster.cloud.unreachable.clear()
     cluster.follow(TARGET)
     if not ends_early:
         cluster.settle(80)

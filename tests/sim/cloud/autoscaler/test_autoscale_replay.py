@@ -18,7 +18,7 @@ from geo_ray.prices.price_book import shipped_book
 BOOK = shipped_book()
 CONFIG = AutoscaleConfig(every_s=60.0, retry=RetryConfig(resend_s=60.0))
 SHORT = SimJob(3 * 3600.0)
-ROUGH = DayKind(hours=24, jumps_per_day=12.0, least_shortages_per_day=6, most_shortages_per_day=30)
+ROUGH = DayKind(hours=24, jumps_per_day=12.0, least_sold_out_per_day=6, most_sold_out_per_day=30)
 
 
 @pytest.mark.parametrize("seed", [1, 5])
@@ -70,7 +70,7 @@ def test_a_made_up_day_is_within_what_is_documented_and_comes_again_with_its_see
         prices = [usd for _, usd in market.prices]
         if pool.market is Market.SPOT:
             assert 0.6 * 0.425 <= min(prices) <= max(prices) <= 1.006
-            assert min(stock for _, stock in market.stocks) < 3
+            assert min(availability for _, availability in market.availabilities) < 3
         else:
             assert prices == [1.006]
 

@@ -35,7 +35,7 @@ def read(**keys: Any) -> AutoscaleConfig:
         ({"life_h": 630 / 3600}, r"`life_h` .* not longer than .* above 0\.175"),
         ({"every_s": 0.0}, "every_s"),
         ({"most_speed": 0.9}, "most_speed"),
-        ({"hazard_weight_h": 0.0}, "hazard_weight_h"),
+        ({"preemption_weight_h": 0.0}, "preemption_weight_h"),
         ({"life_h": -1.0}, "life_h"),
         ({"calm": {"horizon_s": 0.0}}, "horizon_s"),
         ({"calm": {"least_gain": 1.0}}, "least_gain"),
@@ -74,7 +74,7 @@ def test_the_least_that_is_allowed_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-@pytest.mark.parametrize("key", ["every_s", "life_h", "hazard_weight_h", "most_speed"])
+@pytest.mark.parametrize("key", ["every_s", "life_h", "preemption_weight_h", "most_speed"])
 def test_what_is_no_number_is_refused(key: str, value: str) -> None:
     with pytest.raises(ValidationError, match="finite"):
         AutoscaleConfig.model_validate({key: float(value)})

@@ -333,10 +333,10 @@ def test_a_group_that_waits_for_a_silent_region_rents_nothing_anywhere() -> None
     near = region(rows_per_s=0.0, kinds=(SMALL,))
     far = region(name="far", at="r-2", zones=("r-2a",), rows_per_s=0.0, kinds=(SMALL,))
     found = Scene(target(regions=(near, far)), KNOWN, pending=(group, waiting(CPU=4.0)))
-    found.silent = {"r-2"}
+    found.unreachable = {"r-2"}
     rented = [launch.request for decided in found.looks(3) for launch in launches(decided)]
     assert [(each.pool.region, each.count) for each in rented] == [("r-1", 1)], "what waits alone"
-    found.silent = set()
+    found.unreachable = set()
     rented = [launch.request for launch in launches(found.look())]
     assert sorted(each.pool.region for each in rented) == ["r-1", "r-2"]
 

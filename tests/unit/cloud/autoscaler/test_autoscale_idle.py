@@ -218,7 +218,7 @@ def test_idle_time_before_a_plan_is_no_idle_time_after_it() -> None:
     assert set(found.machines) == before
 
 
-@pytest.mark.parametrize("between", ["unplanned", "silent", "done"])
+@pytest.mark.parametrize("between", ["unplanned", "unreachable", "done"])
 def test_a_surplus_before_something_else_is_no_surplus_after_it(between: str) -> None:
     found = at_work()
     smaller = target(regions=(region(rows_per_s=10.0, kinds=(SMALL,)),))
@@ -226,12 +226,12 @@ def test_a_surplus_before_something_else_is_no_surplus_after_it(between: str) ->
     assert not any(decided.actions for decided in found.looks(IDLE_LOOKS - 1))
     if between == "unplanned":
         follow(found, UNPLANNED)
-    elif between == "silent":
-        found.silent = {"r-1"}
+    elif between == "unreachable":
+        found.unreachable = {"r-1"}
     else:
         found.left_s = 0.0
     found.looks(3)
     follow(found, smaller)
-    found.silent, found.left_s = set(), 1e6
+    found.unreachable, found.left_s = set(), 1e6
     assert not any(decided.actions for decided in found.looks(IDLE_LOOKS - 1))
     assert any(drains(decided) for decided in found.looks(3))

@@ -27,7 +27,7 @@ class Nodes:
 
     pending_: tuple[PendingGroup, ...] = ()
     begun: set[str] = field(default_factory=set)
-    is_silent: bool = False
+    is_unreachable: bool = False
 
     def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
         found = {each.id: NodeSeen(is_ready=True, is_busy=False) for each in machines}
@@ -42,7 +42,7 @@ class Nodes:
         return machine.id not in self.begun
 
     def pending(self) -> tuple[PendingGroup, ...]:
-        if self.is_silent:
+        if self.is_unreachable:
             raise ClusterError("Ray does not tell what waits for a place")
         return self.pending_
 
@@ -114,6 +114,6 @@ def test_what_found_a_place_between_two_questions_rents_nothing(tmp_path: Path) 
 def test_while_it_is_not_known_what_waits_nothing_ends(tmp_path: Path) -> None:
     looks = Looks(tmp_path, Nodes((waiting(CPU=4.0),)))
     looks.looks(2)
-    looks.nodes.is_silent = True
+    looks.nodes.is_unreachable = True
     assert len(looks.looks(50)) == 50
     assert len(looks.alive) == 1

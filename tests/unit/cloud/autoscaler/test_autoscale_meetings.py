@@ -57,9 +57,9 @@ def terminations(found: Scene, names: set[str]) -> list[PendingTermination]:
 def test_the_time_of_a_silence_is_no_idle_time() -> None:
     found, busy, idle = with_one_busy()
     found.looks(3)
-    found.silent = {"r-1"}
+    found.unreachable = {"r-1"}
     assert not any(decided.actions for decided in found.looks(3 * IDLE_LOOKS))
-    found.silent = set()
+    found.unreachable = set()
     assert not any(ends(decided) for decided in found.looks(IDLE_LOOKS - 4)), "it may have worked"
     assert {end.machine_id for decided in found.looks(4) for end in ends(decided)} == {idle}
     assert set(found.machines) == {busy}
@@ -75,12 +75,12 @@ def test_what_has_a_place_elsewhere_is_not_asked_for_again_after_a_silence() -> 
     found.deaf = {pool for pool in found.target.pools() if pool.region == "r-2"}
     (first,) = launches(found.look())
     assert first.region == "far"
-    found.silent, found.deaf = {"r-2"}, set()
+    found.unreachable, found.deaf = {"r-2"}, set()
     (second,) = launches(found.look())
     assert second.region == "r"
     found.pending, found.busy = (), True
     found.looks(3)
-    found.silent = set()
+    found.unreachable = set()
     assert rented(found, 2 * IDLE_LOOKS) == 0
     assert set(found.memory.pending_launches) == set()
     assert {machine.pool.region for machine in found.machines.values()} == {"r-1"}
@@ -89,9 +89,9 @@ def test_what_has_a_place_elsewhere_is_not_asked_for_again_after_a_silence() -> 
 def test_a_silent_region_does_not_hear_what_was_lost_until_it_answers() -> None:
     found, busy = noticed()
     found.leaves.clear()
-    found.silent = {"r-1"}
+    found.unreachable = {"r-1"}
     assert not any(decided.actions for decided in found.looks(2))
-    found.silent = set()
+    found.unreachable = set()
     assert [drain.machine_id for drain in drains(found.look())] == [busy]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from geo_ray.cloud.autoscaler.node_group import CHEAPER, DEADLINE, TOO_MANY, PostKeeper
+from geo_ray.cloud.autoscaler.node_group import CHEAPER, DEADLINE, TOO_MANY, NodeGroupPolicy
 from geo_ray.cloud.autoscaler.observation import LIFE, NO_NODE_CAME, NOTICE
 from geo_ray.cloud.autoscaler.policy import BUDGET, DONE, LATE
 from geo_ray.cloud.autoscaler.pools import Losses
 from geo_ray.cloud.autoscaler.target import MachineKind
-from geo_ray.cloud.provider import LaunchFailure, Market, Shortage
+from geo_ray.cloud.provider import LaunchFailure, LaunchFailureKind, Market
 from tests.support.autoscale_support import (
     AGED,
     BIG,
@@ -168,7 +168,9 @@ def test_a_quota_is_of_all_zones_and_lasts() -> None:
     (launch,) = launches(scene.look())
     request = launch.request
     scene.failures.append(
-        LaunchFailure(request.request_id, request.pool, 3, Shortage.QUOTA, "VcpuLimitExceeded")
+        LaunchFailure(
+            request.request_id, request.pool, 3, LaunchFailureKind.QUOTA, "VcpuLimitExceeded"
+        )
     )
     scene.looks(60)
     assert {pool.market for pool in scene.pools()} == {Market.ON_DEMAND}
@@ -180,7 +182,7 @@ def test_what_was_throttled_is_sent_again_with_the_same_id() -> None:
     (launch,) = launches(scene.look())
     request = launch.request
     scene.failures.append(
-        LaunchFailure(request.request_id, request.pool, 3, Shortage.THROTTLED, "slow down")
+        LaunchFailure(request.request_id, request.pool, 3, LaunchFailureKind.THROTTLED, "slow down")
     )
     again = [launch.request for decided in scene.looks(6) for launch in launches(decided)]
     assert again
@@ -463,13 +465,13 @@ def test_the_speed_is_chosen_once_in_a_while_when_nothing_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene, chosen_s = Scene(), list[float]()
-    whole = PostKeeper.cost
+    whole = NodeGroupPolicy.cost
 
-    def counted(keeper: PostKeeper, *arguments: Any) -> tuple[float, float]:
+    def counted(keeper: NodeGroupPolicy, *arguments: Any) -> tuple[float, float]:
         chosen_s.append(keeper._now_s)
         return whole(keeper, *arguments)
 
-    monkeypatch.setattr(PostKeeper, "cost", counted)
+    monkeypatch.setattr(NodeGroupPolicy, "cost", counted)
     scene.looks(400)
     times_s = sorted(set(chosen_s))
     rested = [b - a for a, b in itertools.pairwise(times_s) if a > CONFIG.start_s]

@@ -15,7 +15,7 @@ from geo_ray.cloud.autoscaler.reconcile import Reconciler
 from geo_ray.cloud.autoscaler.state import outstanding
 from geo_ray.cloud.backtest.replay import MemoryStore
 from geo_ray.cloud.backtest.simulated_cloud import SimJob, SimulatedCloud, SimWorld, forever
-from geo_ray.cloud.provider import LaunchFailure, MachineState, Market, Pool, Shortage
+from geo_ray.cloud.provider import LaunchFailure, LaunchFailureKind, MachineState, Market, Pool
 from geo_ray.runs.lease import Unfenced
 from tests.support.autoscale_support import (
     CONFIG,
@@ -39,12 +39,14 @@ def only(pool: Pool) -> Scene:
     return scene
 
 
-def not_started(scene: Scene, pool: Pool, shortage: Shortage = Shortage.SOLD_OUT) -> None:
+def not_started(
+    scene: Scene, pool: Pool, kind: LaunchFailureKind = LaunchFailureKind.SOLD_OUT
+) -> None:
     """The machines of a pool that came pending have failed; it is told at every look."""
     for name, machine in scene.machines.items():
         if machine.pool == pool:
             scene.machines[name] = replace(machine, state=MachineState.ENDED)
-            failed = LaunchFailure(machine.request_id or "", pool, 1, shortage, "none", name)
+            failed = LaunchFailure(machine.request_id or "", pool, 1, kind, "none", name)
             scene.failures.append(failed)
 
 
@@ -76,7 +78,9 @@ def test_a_machine_that_was_seen_and_then_failed_is_counted_once() -> None:
     scene.look()
     assert sorted(scene.memory.instances) == names[:2]
     scene.machines[names[1]] = replace(scene.machines[names[1]], state=MachineState.ENDED)
-    failed = LaunchFailure(late.request_id or "", SPOT_A, 1, Shortage.SOLD_OUT, "none", names[1])
+    failed = LaunchFailure(
+        late.request_id or "", SPOT_A, 1, LaunchFailureKind.SOLD_OUT, "none", names[1]
+    )
     scene.failures.append(failed)
     decided = scene.look()
     assert sum(each.request.count for each in launches(decided)) == 1
@@ -150,7 +154,9 @@ def test_a_quota_is_of_a_zone_whose_price_is_not_known_yet_too() -> None:
     scene.usd = {pool: None if pool == SPOT_B else usd for pool, usd in scene.usd.items()}
     (launch,) = launches(scene.look())
     scene.machines.clear()
-    told = LaunchFailure(launch.request.request_id, SPOT_A, 3, Shortage.QUOTA, "VcpuLimitExceeded")
+    told = LaunchFailure(
+        launch.request.request_id, SPOT_A, 3, LaunchFailureKind.QUOTA, "VcpuLimitExceeded"
+    )
     scene.failures.append(told)
     scene.usd[SPOT_B] = 0.1
     decided = scene.look()

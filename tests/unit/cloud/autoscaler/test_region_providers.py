@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from geo_ray.base.errors import ProviderRefusedError, ProviderUnreachableError, RegionsSilentError
+from geo_ray.base.errors import (
+    ProviderRefusedError,
+    ProviderUnreachableError,
+    RegionsUnreachableError,
+)
 from geo_ray.base.threads import BoundedCalls
 from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.cloud.cluster.providers import RegionProviders
-from geo_ray.cloud.provider import LaunchFailure, LaunchRequest, Machine, Market, Pool, Stock
+from geo_ray.cloud.provider import Availability, LaunchFailure, LaunchRequest, Machine, Market, Pool
 
 HERE = Pool("us-east-1", None, "small", Market.SPOT)
 THERE = Pool("ap-shanghai", None, "small", Market.SPOT)
@@ -32,7 +36,7 @@ class HangingCloud:
     inner: SimulatedCloud
     go: threading.Event = field(default_factory=threading.Event)
     calls: int = 0
-    hangs: tuple[str, ...] = ("list", "launch", "terminate", "poll", "stock")
+    hangs: tuple[str, ...] = ("list", "launch", "terminate", "poll", "availability")
     name: str = "hanging"
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
@@ -51,9 +55,9 @@ class HangingCloud:
         self._hang("poll")
         return self.inner.poll_failures(cluster)
 
-    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
-        self._hang("stock")
-        return self.inner.stock(pools)
+    def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
+        self._hang("availability")
+        return self.inner.availability(pools)
 
     def _hang(self, call: str) -> None:
         if call in self.hangs:
@@ -76,7 +80,10 @@ def test_each_region_is_asked_of_its_cloud(
     both.launch(LaunchRequest("a", "c", HERE, 2))
     both.launch(LaunchRequest("b", "c", THERE, 1))
     assert (len(aws.alive()), len(tencent.alive())) == (2, 1)
-    assert [stock.usd_per_hour for stock in both.stock([THERE, HERE])] == [0.1, 0.3]
+    assert [availability.usd_per_hour for availability in both.availability([THERE, HERE])] == [
+        0.1,
+        0.3,
+    ]
     machines = both.list_machines("c")
     assert len(machines) == 3
     both.terminate([machine.id for machine in machines])
@@ -106,15 +113,17 @@ def test_what_the_others_say_comes_with_the_error_that_names_who_is_silent(
     both = RegionProviders({"us-east-1": aws, "us-west-2": aws, "ap-shanghai": tencent})
     both.launch(LaunchRequest("b", "c", THERE, 1))
     aws.temper = SimTemper(refusal=1.0)
-    with pytest.raises(RegionsSilentError, match="us-east-1: no answer to list") as listed:
+    with pytest.raises(RegionsUnreachableError, match="us-east-1: no answer to list") as listed:
         both.list_machines("c")
     assert [machine.id for machine in listed.value.found] == list(tencent.machines)
-    assert listed.value.silent == dict.fromkeys(("us-east-1", "us-west-2"), "no answer to list")
+    assert listed.value.unreachable == dict.fromkeys(
+        ("us-east-1", "us-west-2"), "no answer to list"
+    )
     strange = Pool("mars", None, "small", Market.SPOT)
-    with pytest.raises(RegionsSilentError, match="mars") as quoted:
-        both.stock([HERE, strange, THERE])
-    assert [stock.usd_per_hour for stock in quoted.value.found] == [0.1]
-    assert set(quoted.value.silent) == {"us-east-1", "us-west-2", "mars"}
+    with pytest.raises(RegionsUnreachableError, match="mars") as quoted:
+        both.availability([HERE, strange, THERE])
+    assert [availability.usd_per_hour for availability in quoted.value.found] == [0.1]
+    assert set(quoted.value.unreachable) == {"us-east-1", "us-west-2", "mars"}
 
 
 def test_an_answer_that_makes_no_sense_is_that_of_its_region_alone(
@@ -123,9 +132,9 @@ def test_an_answer_that_makes_no_sense_is_that_of_its_region_alone(
     hanging.hangs = ()
     hanging.inner = None  # type: ignore[assignment]
     both = RegionProviders({"us-east-1": hanging, "ap-shanghai": clouds[1]})
-    with pytest.raises(RegionsSilentError, match="AttributeError") as listed:
+    with pytest.raises(RegionsUnreachableError, match="AttributeError") as listed:
         both.list_machines("c")
-    assert set(listed.value.silent) == {"us-east-1"}
+    assert set(listed.value.unreachable) == {"us-east-1"}
 
 
 def test_of_one_region_the_error_is_its_own(
@@ -144,13 +153,13 @@ def test_a_region_that_hangs_is_waited_for_once_and_the_others_are_not_held(
     tencent = clouds[1]
     tencent.launch(LaunchRequest("b", "c", THERE, 1))
     both = RegionProviders({"us-east-1": hanging, "ap-shanghai": tencent}, LONGEST_S)
-    with pytest.raises(RegionsSilentError, match=r"did not answer within 0\.2 s") as listed:
+    with pytest.raises(RegionsUnreachableError, match=r"did not answer within 0\.2 s") as listed:
         both.list_machines("c")
     assert len(listed.value.found) == 1
     for _ in range(5):
-        with pytest.raises(RegionsSilentError, match="still owes"):
+        with pytest.raises(RegionsUnreachableError, match="still owes"):
             both.list_machines("c")
-        with pytest.raises(RegionsSilentError, match="still owes"):
+        with pytest.raises(RegionsUnreachableError, match="still owes"):
             both.poll_failures("c")
     with pytest.raises(ProviderUnreachableError, match="still owes"):
         both.launch(LaunchRequest("a", "c", HERE, 1))
@@ -164,7 +173,7 @@ def test_a_region_that_hangs_is_waited_for_once_and_the_others_are_not_held(
         try:
             assert len(both.list_machines("c")) == 1
             break
-        except RegionsSilentError:
+        except RegionsUnreachableError:
             pass  # the answer that was owed is on its way
 
 
@@ -172,11 +181,11 @@ def test_prices_that_hang_hide_no_machines(
     clouds: tuple[SimulatedCloud, SimulatedCloud], hanging: HangingCloud
 ) -> None:
     clouds[0].launch(LaunchRequest("a", "c", HERE, 2))
-    hanging.hangs = ("stock",)
+    hanging.hangs = ("availability",)
     both = RegionProviders({"us-east-1": hanging, "ap-shanghai": clouds[1]}, LONGEST_S)
-    with pytest.raises(RegionsSilentError) as quoted:
-        both.stock([HERE, THERE])
-    assert [stock.pool for stock in quoted.value.found] == [THERE]
+    with pytest.raises(RegionsUnreachableError) as quoted:
+        both.availability([HERE, THERE])
+    assert [availability.pool for availability in quoted.value.found] == [THERE]
     assert len(both.list_machines("c")) == 2
 
 

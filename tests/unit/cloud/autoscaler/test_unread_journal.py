@@ -185,16 +185,16 @@ def test_a_region_that_is_silent_meanwhile_keeps_nobody_from_looking_and_its_mac
     found.looks(10)
     there = found.alive()
     found.tear()
-    found.cloud.silent = {"r-1"}
+    found.cloud.unreachable = {"r-1"}
     found.begin()
     found.looks(20)
     assert found.actor.status().is_acting
     assert len(found.loop.journal.read().instances) == 2, "those of the region that answers"
-    found.cloud.silent = set()
+    found.cloud.unreachable = set()
     found.looks(20)
     assert found.alive() == there
     memory = found.loop.journal.read()
-    assert set(memory.instances) == there and memory.unseen == ()
+    assert set(memory.instances) == there and memory.unreached == ()
     assert memory.ledger.paid_usd == pytest.approx(found.cloud.bill_usd(), rel=0.05)
 
 

@@ -187,7 +187,7 @@ def test_a_request_to_another_queue_of_the_same_name_is_not_heard(tmp_path: Path
     queue.submit("red", job("a", seconds=50.0))
     queue.tick()
     request = CancelRequest(id="old", sent_unix_s=1.0, job="a")
-    inbox.post(queue.store, "red", inbox.signed(request, "queue-of-others", TOKENS["red"]))
+    inbox.submit(queue.store, "red", inbox.signed(request, "queue-of-others", TOKENS["red"]))
     assert any("not signed" in each for each in queue.tick())
     assert "old" not in queue.state.answers
     assert queue.state.jobs["a"].end is None

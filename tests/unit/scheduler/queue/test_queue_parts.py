@@ -103,7 +103,7 @@ def test_a_box_gives_what_was_put_in_until_it_is_taken_out(tmp_path: Path) -> No
     store = LocalConditionalStore(tmp_path)
     assert inbox.look(store, "red") == []
     for number in (1, 2):
-        inbox.post(store, "red", inbox.signed(request(number), "q", TOKENS["red"]))
+        inbox.submit(store, "red", inbox.signed(request(number), "q", TOKENS["red"]))
     found = inbox.look(store, "red")
     assert [each.id for each in found] == ["r1", "r2"]
     assert inbox.look(store, "blue") == []
@@ -126,7 +126,7 @@ def test_a_box_of_nonsense_is_emptied(tmp_path: Path) -> None:
     (tmp_path / inbox.box_key("red")).write_bytes(b"nonsense")
     store = LocalConditionalStore(tmp_path)
     assert inbox.look(store, "red") == []
-    inbox.post(store, "red", inbox.signed(request(), "q", TOKENS["red"]))
+    inbox.submit(store, "red", inbox.signed(request(), "q", TOKENS["red"]))
     assert len(inbox.look(store, "red")) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_box_that_nobody_empties_gets_full(tmp_path: Path) -> None:
     with pytest.raises(QueueRequestError, match="is full"):
         for _ in range(100):
             text = os.urandom(4000).hex()
-            inbox.post(store, "red", inbox.SignedRequest(id="r", text=text, signature=""))
+            inbox.submit(store, "red", inbox.SignedRequest(id="r", text=text, signature=""))
     assert inbox.look(store, "red")
 
 

@@ -133,7 +133,7 @@ def test_what_is_forgotten_is_not_heard_again(
     assert "a" not in read.jobs and old not in read.answers
     first = queue.submit("red", job("a", seconds=500.0))
     for each in signed:  # somebody who can write to the box puts the old request in again
-        inbox.post(queue.store, "red", each)
+        inbox.submit(queue.store, "red", each)
     queue.run(queue.world.now_s + 15.0)
     assert queue.state.answers[first].refused is None
     assert queue.state.jobs["a"].state in ("starting", "running"), (

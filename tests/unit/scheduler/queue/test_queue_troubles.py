@@ -37,7 +37,7 @@ def outcomes(queue: SimQueue) -> dict[str, str | None]:
 def put(queue: SimQueue, text: str, id: str = "bad") -> None:
     """What a tenant signs, whatever it is."""
     signature = sign(TOKENS["red"], queue.queue_id, text)
-    inbox.post(queue.store, "red", inbox.SignedRequest(id=id, text=text, signature=signature))
+    inbox.submit(queue.store, "red", inbox.SignedRequest(id=id, text=text, signature=signature))
 
 
 SPEC = ("job", "spec")

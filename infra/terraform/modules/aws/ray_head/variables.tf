@@ -10,7 +10,7 @@ variable "instance_type" {
 }
 
 variable "image_id" {
-  description = "Machine image that carries geo_ray; docs/providers.md has its recipe."
+  description = "Machine image that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
   type        = string
 }
 

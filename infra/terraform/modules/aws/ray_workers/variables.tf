@@ -39,7 +39,7 @@ variable "pools" {
 }
 
 variable "image_id" {
-  description = "Machine image that carries geo_ray; docs/providers.md has its recipe."
+  description = "Machine image that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
   type        = string
 }
 

@@ -71,7 +71,7 @@ variable "head_address" {
 }
 
 variable "image_id" {
-  description = "Machine image of this region that carries geo_ray; docs/providers.md has its recipe."
+  description = "Machine image of this region that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
   type        = string
 
   validation {

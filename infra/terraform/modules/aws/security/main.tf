@@ -1,5 +1,5 @@
 # Who may reach what. Nothing of Ray is open to the world: a token is all that Ray asks for, so the
-# cluster's own networks are the only source of every rule. docs/operations.md explains the ports.
+# cluster's own networks are the only source of every rule. docs/operations/runs.md explains the ports.
 
 locals {
   node_ports = {

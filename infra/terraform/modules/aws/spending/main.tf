@@ -1,5 +1,5 @@
 # Who hears when the stack costs more than it should, or is ill. A budget warns and ends nothing:
-# what ends machines at a budget is the autoscaler (docs/autoscale.md).
+# what ends machines at a budget is the autoscaler (docs/operations/autoscaler.md).
 
 data "aws_caller_identity" "here" {}
 

@@ -45,7 +45,7 @@ variable "spot_max_prices" {
 }
 
 variable "image_id" {
-  description = "Machine image that carries geo_ray; docs/providers.md has its recipe."
+  description = "Machine image that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
   type        = string
 }
 
