@@ -2,7 +2,7 @@
 
 Every error has a stable code, a process exit code, and advice on how to fix it. Each class
 carries everything that `docs/reference/generated/errors.md` says about it;
-`geo_ray.testing.errors_page` generates
+`geo_ray.testing.reference_pages` generates
 that page. All classes live in this module, so that `from_code` finds an error by its code.
 """
 
