@@ -213,7 +213,7 @@ def build_server(
     shards: Sequence[ShardPort],
     num_params: int,
     attempt: int = 1,
-    together: Concurrently = in_turn,
+    in_parallel: Concurrently = in_turn,
     start: ModelStart | None = None,
 ) -> Server:
     """The parameter server of ``region`` over its shards in order, wherever they live.
@@ -224,14 +224,14 @@ def build_server(
         shards: in order.
         num_params: P.
         attempt: incarnation of this server.
-        together: asks shards at the same time.
+        in_parallel: asks shards at the same time.
         start: parameters and model buffers at the start.
     """
     plan = _server_plan(experiment, region, attempt)
     model_buffers = None
     if start is not None and start.layout.entries:
         model_buffers = RegionBuffers(start.layout, start.buffers_B, region.workers, plan.alone)
-    return Server.over(shards, num_params, plan, wire_plan(experiment), together, model_buffers)
+    return Server.over(shards, num_params, plan, wire_plan(experiment), in_parallel, model_buffers)
 
 
 def build_worker(

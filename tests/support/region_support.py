@@ -147,7 +147,7 @@ class Site:
             self.region,
             shards,
             world.params_P.numel(),
-            pool=self.pool,
+            in_parallel=self.pool,
             start=world.start,
         )
         writers = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
