@@ -682,9 +682,9 @@ class QueuePlace:
         return cls(name if is_s3(name) else str(local_path(name)))
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether it lies in a bucket."""
-        return StorePlace(self.uri).is_far
+        return StorePlace(self.uri).is_remote
 
     @property
     def shown(self) -> str:
@@ -708,7 +708,7 @@ class QueuePlace:
         Raises:
             RunDirectoryError: it cannot be written.
         """
-        if not self.is_far:
+        if not self.is_remote:
             try:
                 make_directory(Path(self.uri), exist_ok=True)
             except OSError as error:

@@ -336,8 +336,8 @@ def test_a_look_at_a_log_ends_however_many_damaged_lines_it_has(tmp_path: Path) 
     with (tmp_path / "x.1" / "events.jsonl").open("ab") as file:
         file.write(b"x\n" * 1000)
     reader.read(100)
-    assert 0 < reader.read_share < 0.3
-    while reader.read_share < 1:
+    assert 0 < reader.read_fraction < 0.3
+    while reader.read_fraction < 1:
         reader.read(100)
     assert reader.totals.started is not None
 
@@ -347,7 +347,7 @@ def test_a_plan_of_any_size_is_refused(tmp_path: Path) -> None:
     for data in (b"[" * 100_000, b" " * 2_000_000 + b"{}", b"[]", b"\xff"):
         (run / "plan.json").write_bytes(data)
         with pytest.raises(RunDirectoryError, match="no run directory"):
-            directory.look(run)
+            directory.recorded_run(run)
 
 
 def test_half_a_surrogate_pair_in_a_message_keeps_no_job_from_its_end(
