@@ -198,7 +198,7 @@ class LiveReader:
         totals = reader.totals
         totals.forget(max(_EACH_STEPS, _ALL_STEPS // max(1, len(totals.regions))))
         self._history.prune()
-        return reader.read_share
+        return reader.read_fraction
 
     def view(self) -> RunView:
         """Give all that is shown of the run, as far as it was read.

@@ -139,7 +139,7 @@ class StatusReader:
         return self._tail.read_bytes
 
     @property
-    def read_share(self) -> float:
+    def read_fraction(self) -> float:
         """Which part of the log was read; a torn last line counts as read."""
         read_bytes, left_bytes = self._tail.read_bytes, self._tail.left_bytes
         return 1.0 if self._caught_up else read_bytes / max(1, read_bytes + left_bytes)
