@@ -53,8 +53,14 @@ def paragraph(path: str, info: FieldInfo) -> Iterator[str]:
 
 def facts_of(info: FieldInfo) -> str:
     """Type, limits and default of a key."""
+    default = "required" if info.is_required() else f"default: {default_text(info)}"
+    return f"{type_and_limits(info)}, {default}"
+
+
+def type_and_limits(info: FieldInfo) -> str:
+    """Type and limits of a key: ``int (>= 1)``."""
     place = Place.of(info)
-    return f"{type_text(place)}{_limits(place)}{_default(info)}"
+    return f"{type_text(place)}{_limits(place)}"
 
 
 def type_text(place: Place) -> str:
@@ -83,13 +89,14 @@ def _limits(place: Place) -> str:
     return f" ({', '.join([*limits, *([words] if words else [])])})" if limits or words else ""
 
 
-def _default(info: FieldInfo) -> str:
+def default_text(info: FieldInfo) -> str:
+    """Default of a key as JSON; "its own defaults" for a section, "required" without a default."""
     if info.is_required():
-        return ", required"
+        return "required"
     value: Any = info.get_default(call_default_factory=True, validated_data={})
     if isinstance(value, BaseModel):
-        return ", default: its own defaults"
-    return f", default: {json.dumps(value, ensure_ascii=False, default=str)}"
+        return "its own defaults"
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 _WORD: Final = re.compile(r'"([^"]*)"|([^".]+)')

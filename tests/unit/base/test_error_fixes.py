@@ -30,7 +30,7 @@ from geo_ray.runs.lease import LEASE_KEY, LeaseRecord, Owner, encode_record
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.storage.parts import write_part
-from geo_ray.testing.errors_page import EXAMPLE, page
+from geo_ray.testing.reference_pages import EXAMPLE, errors_page
 from tests.support.driver_support import run_begins
 from tests.support.job_support import experiment
 from tests.support.observe_support import evaluation, started, write
@@ -72,7 +72,7 @@ def test_the_page_shows_what_the_terminal_shows(tmp_path: Path) -> None:
     told = [line for line in done.stderr.splitlines() if not line.startswith("loading ")]
     assert told == f"error {EXAMPLE}".splitlines()
     block = "".join(f"    {line}\n" for line in told)
-    assert f"\n{block}\n" in page()
+    assert f"\n{block}\n" in errors_page()
 
 
 FAILING = click.Command("fail")
@@ -97,7 +97,9 @@ def test_every_error_has_the_form_of_the_page(
     if kind is errors.InterruptedRunError:  # nothing is broken; its section says so
         assert said == f"stopped: the words of it\n  {kind.advice}\n"
     else:
-        (form,) = re.findall(r"^    (error \[CODE\]) what .*\n    (  fix:) what .*$", page(), re.M)
+        (form,) = re.findall(
+            r"^    (error \[CODE\]) what .*\n    (  fix:) what .*$", errors_page(), re.M
+        )
         head, tail = form[0].replace("CODE", kind.code), form[1]
         assert said == f"{head} the words of it\n{tail} {kind.advice}\n"
 

@@ -25,7 +25,7 @@ def history() -> list[Event]:
         event("region_lost", 10.0, region="b", cause="gone"),
         event("run_paused", 11.0, cause="b is missing"),
         event("worker_lost", 12.0, region="a", worker=1, cause="gone"),
-        event("worker_replaced", 15.0, region="a", worker=1, epoch=2),
+        event("worker_replaced", 15.0, region="a", worker=1, attempt=2),
         event("run_resumed", 20.0),
         event("region_joined", 20.0, region="b", view=3, round=2, step=4, bytes=8, took_s=1.0),
         event("region_joined", 25.0, region="c", view=4, round=2, step=4, bytes=8, took_s=1.0),
@@ -78,11 +78,11 @@ def test_what_happens_at_a_moment_is_marked() -> None:
             event("averager_moved", 1.0, region="b", epoch=2),
             event("bridge_replaced", 2.0, region="a", cause="gone", took_s=3.0),
             event("join_failed", 3.0, region="c", cause="no node"),
-            event("driver_attached", 4.0, epoch=2, unresponsive_s=5.5),
+            event("run_actor_attached", 4.0, token=2, downtime_s=5.5),
         ]
     )
     assert [t_s for t_s, _ in found.marks] == [1.0, 2.0, 3.0, 4.0]
-    assert found.marks[3][1] == "another driver, after 5.5 s"
+    assert found.marks[3][1] == "run actor restarted after 5.5 s"
     assert "c does not join: no node" in found.marks[2][1]
 
 

@@ -104,7 +104,7 @@ def test_everything_over_time_stays_bounded() -> None:
         rows.append(evaluation(number, float(number), accuracy=0.5))
         rows.append(("worker_lost", float(number), {"region": "r1", "worker": 0, "cause": "x"}))
         rows.append(
-            ("worker_replaced", number + 0.5, {"region": "r1", "worker": 0, "epoch": number})
+            ("worker_replaced", number + 0.5, {"region": "r1", "worker": 0, "attempt": number})
         )
     fold, totals = folded(rows, HistoryFold(lambda totals: totals.elapsed_s))
     totals.forget(50)
