@@ -20,8 +20,8 @@ from geo_ray.scheduler.pricing import (
     best_schedule,
     cover_factor,
     packing_factor,
-    rounded,
     placement_patterns,
+    rounded,
 )
 from tests.support.scheduling_support import cluster_of, job_of
 
@@ -200,7 +200,9 @@ def test_a_large_use_of_a_slot_costs_the_rising_price() -> None:
     before_SR = resource_pricing.prices(at, cluster.capacity_TSR[at])[0]
     for part in range(parts):
         resource_pricing.promised_TSR[3] = start_SR + used_SR * (part + 0.5) / parts
-        summed += float((used_SR / parts * resource_pricing.prices(at, cluster.capacity_TSR[at])[0]).sum())
+        summed += float(
+            (used_SR / parts * resource_pricing.prices(at, cluster.capacity_TSR[at])[0]).sum()
+        )
     resource_pricing.promised_TSR[3] = start_SR
     extra = summed - float((used_SR * before_SR).sum())
     assert resource_pricing.surcharge(3, used_SR) == pytest.approx(extra, rel=1e-5)
