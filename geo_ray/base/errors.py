@@ -546,7 +546,7 @@ class CheckpointError(GeoRayError):
     exit_code = 7
     chapter = "Checkpoint"
     causes = "A save that broke the store's rules, such as a part with a name that is not allowed."
-    advice = "Save as docs/guides/checkpoints.md describes: it has the files and the rules."
+    advice = "docs/design/checkpoint-format.md has the files and the order of a save."
 
 
 class CheckpointCorruptError(CheckpointError):

@@ -301,7 +301,6 @@ class StartedProcess:
         self._client, self._waiting = (
             LanClient(control, key, {"peer": "launcher"}, connect_timeout_s=_ASK_S)
             for _ in range(2)
-            for _ in range(2)
         )
 
     def ask(self, what: str, *given: Any, forever: bool = False) -> Any:

@@ -29,24 +29,24 @@ def test_who_calls_a_dead_address_hears_of_the_new_one(monkeypatch: pytest.Monke
     with LanServer(HOST, KEY, lambda *_: ({}, b"before")) as gone:
         pass
     with LanServer(HOST, KEY, lambda *_: ({}, b"back")) as back:
-        peers = NodeStubs("caller", "eu", KEY)
-        peers.use(table(1, gone.address))
-        threading.Timer(0.2, peers.use, (table(2, back.address),)).start()
-        assert bytes(peers.call("node", "same", b"")) == b"back"
-        peers.close()
+        stubs = NodeStubs("caller", "eu", KEY)
+        stubs.use(table(1, gone.address))
+        threading.Timer(0.2, stubs.use, (table(2, back.address),)).start()
+        assert bytes(stubs.call("node", "same", b"")) == b"back"
+        stubs.close()
 
 
 def test_who_got_the_address_of_one_that_is_gone_does_not_answer_for_it() -> None:
     (other,) = serialize_nodes(toys.alone(ProgramNode("other", toys.Echo))).values()
     server = NodeServer(other, "processes", HOST, KEY)
-    peers = NodeStubs("caller", "eu", KEY)
+    stubs = NodeStubs("caller", "eu", KEY)
     try:
         server.stand()
         regions, nodes = dict.fromkeys(("node", "other"), "eu"), {"other": server.address}
-        peers.use(NodeTable(1, regions, {**nodes, "node": server.address}))
-        assert unpack(peers.call("other", "same", pack([[1], {}]))) == 1
+        stubs.use(NodeTable(1, regions, {**nodes, "node": server.address}))
+        assert unpack(stubs.call("other", "same", pack([[1], {}]))) == 1
         with pytest.raises(NodeLostError, match="node is not there any more; other is"):
-            peers.call("node", "same", pack([[1], {}]))
+            stubs.call("node", "same", pack([[1], {}]))
     finally:
-        peers.close()
+        stubs.close()
         server.close()
