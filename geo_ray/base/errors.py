@@ -735,7 +735,7 @@ class RunActorMissingError(RunError):
 
     code = "RUN_ACTOR_MISSING"
     causes = "The run was stopped, has failed, or lost its processes."
-    advice = "Resume it first: `geo-ray train --resume RUN`."
+    advice = "Start it first: `geo-ray train --resume RUN`."
     more = "The request was not stored, so a resume does not carry it out later."
 
 

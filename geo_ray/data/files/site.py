@@ -184,7 +184,7 @@ def load_site(path: Path) -> SiteFile:
         lines = explain(error, SiteFile, tree.origins)
         raise ConfigError(
             "\n    ".join([f"{path}: this site file makes no sense:", *lines]),
-            fix="Correct the keys; docs/guides/data.md lists them.",
+            fix="Correct the keys; docs/guides/preparation.md lists them.",
         ) from None
 
 

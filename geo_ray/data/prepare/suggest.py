@@ -230,7 +230,7 @@ def draft_text(
     direct = {name: _origin(name, survey, label) for name in kinds}
     taken = {origin for origin in direct.values() if origin is not None}
     rest = {n: suggest(n, c) for n, c in survey.columns.items() if n not in taken}
-    lines = ["# What each column of the task is made of; see docs/guides/data.md, Preparation."]
+    lines = ["# What each column of the task is made of; see docs/guides/preparation.md."]
     if options := suggest_options(survey):
         lines.append(f"# Read the files with these options: {' '.join(options)}")
     lines.append("columns:")
