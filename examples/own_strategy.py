@@ -16,7 +16,7 @@ class Halfway(Rounds):
 
     kind: Literal["halfway"] = "halfway"
     interval: int = Field(4, ge=1, description="local steps between two exchanges")
-    fraction: float = Field(0.5, gt=0, le=1, description="how far to move towards the mean")
+    share: float = Field(0.5, gt=0, le=1, description="how far to move towards the mean")
 
     @property
     def traits(self) -> Traits:
@@ -40,7 +40,7 @@ class Halfway(Rounds):
         if reply.final:
             region.params_P.copy_(reply.payload_P)
         else:
-            region.params_P.lerp_(reply.payload_P, self.fraction)
+            region.params_P.lerp_(reply.payload_P, self.share)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Always one last exchange: regions are not equal."""
