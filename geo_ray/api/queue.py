@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.config import Config, FilePath, Overrides, preserving_threads, source_of
 from geo_ray.base.errors import QueueDeniedError, QueueMissingError, QueueRequestError, from_code
 from geo_ray.base.load import load_tree, override_items, text_of
 from geo_ray.experiment.cluster import ExistingClusterConfig
@@ -100,7 +100,7 @@ def submit_job(
     from geo_ray.api.auto import load_experiment
     from geo_ray.scheduler.queue.job_config import config_tree, spec_of
 
-    with own_threads_kept():
+    with preserving_threads():
         source = source_of(config)
         experiment, _ = load_experiment(source, override_items(overrides))
         spec = spec_of(experiment, source.parent.absolute(), hints or JobHints())

@@ -596,10 +596,10 @@ class CheckpointMissingError(CheckpointError):
     more = "A run that has taken all its steps is told of as `RUN_FINISHED`."
 
 
-class ConfigDriftError(CheckpointError):
+class ConfigChangedError(CheckpointError):
     """The configuration differs from the one that the checkpoint was made with."""
 
-    code = "CONFIG_DRIFT"
+    code = "CONFIG_CHANGED"
     causes = (
         "An edited CONFIG, a release with other defaults, or a task, strategy or codec of your own "
         "whose file has changed. The message lists each difference. Other codecs, regions "

@@ -390,7 +390,7 @@ def _place(
         provider, name = provider_on_stack(provider, stack), stack.cluster
     clouds = _clouds(experiment, provider, cloud)
     state = ClusterState.below(provider.state, name)
-    if clouds != (LOCAL,) and not state.is_far:
+    if clouds != (LOCAL,) and not state.is_remote:
         raise ConfigError(
             "provider.state: the head keeps the cluster's journal there, and a machine of a cloud "
             "does not see a directory of this computer",

@@ -105,7 +105,7 @@ class BasePrice:
         return _Bid(job.arrival_slot, job.utility.of(least_slots - 1), units_R)
 
 
-class ResourcePricing:
+class PriceTable:
     """Prices of resources by site and slot: exponential in how much of them is promised.
 
     ``p = L (U / L)^(rho / C)``: with nothing promised a price is L, which any job can pay; with all
@@ -260,9 +260,9 @@ class PdOrsPolicy:
     Attributes:
         search: how a schedule is looked for.
         window: slots that are looked at from a job's arrival on.
-        tight: see `ResourcePricing`.
-        span: see `ResourcePricing`.
-        load_fraction: see `ResourcePricing`.
+        tight: see `PriceTable`.
+        span: see `PriceTable`.
+        load_fraction: see `PriceTable`.
         locality: ``apart``: no site has both workers and parameter servers, as in OASiS.
         server_fraction: of the sites, that have parameter servers if apart.
         fine: whether a job's work is cut into as many parts as it takes slots at its fastest, or a
@@ -311,7 +311,7 @@ def _worthiest_first(view: SlotView) -> list[tuple[str, JobProgress]]:
 class _PdOrs:
     def __init__(self, policy: PdOrsPolicy, cluster: SharedCluster, seed: int) -> None:
         self._policy, self._cluster = policy, cluster
-        self._pricing = ResourcePricing(
+        self._prices = PriceTable(
             cluster, tight=policy.tight, span=policy.span, load_fraction=policy.load_fraction
         )
         self._promised: dict[str, dict[int, Allocation]] = {}
@@ -350,7 +350,7 @@ class _PdOrs:
         return SlotDecision(given, admissions)
 
     def _admit(self, job: ClusterJob, slot: int) -> Admission:
-        self._pricing.learn(job)
+        self._prices.learn(job)
         found = self._best(job, job.rows, slot)
         if found is None:
             return Admission(job.id, slot, False, None)
@@ -361,7 +361,7 @@ class _PdOrs:
 
     def _readmit(self, job: ClusterJob, view: SlotView) -> Admission:
         """Plan a job that was taken on before and is another one now, whatever it is value."""
-        self._pricing.learn(job, is_new=False)
+        self._prices.learn(job, is_new=False)
         self._promise(job, {})
         if job.id in view.lost:
             surplus = self._keep_place(job.id, view)
@@ -397,7 +397,7 @@ class _PdOrs:
         for at, had in plan.items():
             if at - slot >= len(capacity_NSR):
                 return False
-            free_SR = capacity_NSR[at - slot] - self._pricing.promised_TSR[at]
+            free_SR = capacity_NSR[at - slot] - self._prices.promised_TSR[at]
             if not SiteCapacity(self._cluster, free_SR).fits(job, had):
                 return False
         return bool(plan)
@@ -423,11 +423,11 @@ class _PdOrs:
         """Return what the next slots offer."""
         capacity_NSR, usd_per_h_NSR = self._cluster.foreseen(slot, slots)
         at = slice(slot, slot + len(capacity_NSR))
-        price_NSR = self._pricing.prices(at, capacity_NSR)
+        price_NSR = self._prices.prices(at, capacity_NSR)
         kappa = self._policy.search.value_per_usd
         if kappa:
             price_NSR = price_NSR + kappa * self._cluster.slot_s / 3600.0 * usd_per_h_NSR
-        free_NSR = np.maximum(0.0, capacity_NSR - self._pricing.promised_TSR[at])
+        free_NSR = np.maximum(0.0, capacity_NSR - self._prices.promised_TSR[at])
         return SlotOffers(slot, price_NSR, free_NSR)
 
     def _coarse(
@@ -505,7 +505,7 @@ class _PdOrs:
             return None
         # Such a job has much of the cluster: it does not get all of it at the price before it came.
         more = offers.later_fraction * sum(
-            self._pricing.surcharge(slot, self._used_SR(job, had))
+            self._prices.surcharge(slot, self._used_SR(job, had))
             for slot, had in found.allocations.items()
         )
         return replace(found, surplus=found.surplus - more, cost=found.cost + more)
@@ -572,7 +572,7 @@ class _PdOrs:
 
     def _promise(self, job: ClusterJob, plan: Mapping[int, Allocation], times: int = 1) -> None:
         for slot, had in plan.items():
-            self._pricing.promised_TSR[slot] += times * self._used_SR(job, had)
+            self._prices.promised_TSR[slot] += times * self._used_SR(job, had)
         if times > 0:
             self._promised[job.id], self._jobs[job.id] = dict(plan), job
 

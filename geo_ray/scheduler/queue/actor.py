@@ -29,8 +29,8 @@ from geo_ray.scheduler.queue.state import QueueLocation
 from geo_ray.scheduler.queue.world import RayQueueWorld
 
 _AGAIN_S: Final = 2.0
-_NEAR_LOOK_S: Final = 1.0
-_FAR_LOOK_S: Final = 5.0
+_LOCAL_POLL_S: Final = 1.0
+_REMOTE_POLL_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -125,7 +125,7 @@ class QueueActor:
         server = QueueJobServer(order.job_server, order.config.patience.save_s)
         world = RayQueueWorld(order.config, server)
         loop = QueueLoop(order.config, location.store(), world, keeper.epoch, keeper)
-        look_s = _FAR_LOOK_S if location.is_far else _NEAR_LOOK_S
+        look_s = _REMOTE_POLL_S if location.is_remote else _LOCAL_POLL_S
         while not self._ends:
             self._wake.clear()
             looks = self._served.looks + 1

@@ -8,7 +8,7 @@ from typing import Final
 from geo_ray.base.errors import (
     CertificateError,
     ClusterError,
-    ConfigDriftError,
+    ConfigChangedError,
     ConfigError,
     DataError,
     DeadlineExceededError,
@@ -72,7 +72,7 @@ _BLAMELESS: Final = frozenset(
 """Codes of what ends a run through no fault of its own; so does what is killed, without a word."""
 _REFUSALS: Final = (
     CertificateError,
-    ConfigDriftError,
+    ConfigChangedError,
     ConfigError,
     DataError,
     OwnCodeError,

@@ -38,9 +38,9 @@ class QueueLiveReader:
         self._watch = LeaseWatch()
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether every look asks a bucket."""
-        return self._location.is_far
+        return self._location.is_remote
 
     def read(self, most_events: int) -> float:
         """Read on; all of it at once.

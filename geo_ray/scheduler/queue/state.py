@@ -693,9 +693,9 @@ class QueueLocation:
         return cls(name if is_s3(name) else str(local_path(name)))
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether it lies in a bucket."""
-        return StoreLocation(self.uri).is_far
+        return StoreLocation(self.uri).is_remote
 
     @property
     def shown(self) -> str:
@@ -719,7 +719,7 @@ class QueueLocation:
         Raises:
             RunDirectoryError: it cannot be written.
         """
-        if not self.is_far:
+        if not self.is_remote:
             try:
                 make_directory(Path(self.uri), exist_ok=True)
             except OSError as error:

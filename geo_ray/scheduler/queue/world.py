@@ -30,7 +30,7 @@ from geo_ray.ray_cluster import ray_internals
 from geo_ray.ray_cluster.detached import NAMESPACE
 from geo_ray.ray_cluster.labels import REGION_LABEL
 from geo_ray.runs import requests
-from geo_ray.runs.remote import pass_on, seen_copy
+from geo_ray.runs.remote import pass_on, view_copy
 from geo_ray.runs.requests import MemberRequest, Verb, request_member_change
 from geo_ray.runs.status import Beside, StatusReader
 from geo_ray.scheduler.queue.config import QueueConfig
@@ -194,7 +194,7 @@ class QueuedRun:
         return feed
 
     def _path(self) -> Path:
-        return seen_copy(self._place) if is_s3(self._place) else Path(self._place)
+        return view_copy(self._place) if is_s3(self._place) else Path(self._place)
 
     def _address(self) -> str | None:
         return self._place if is_s3(self._place) else None

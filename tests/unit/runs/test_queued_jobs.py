@@ -98,15 +98,15 @@ def test_regions_that_are_not_the_clusters_own_are_refused() -> None:
 
 
 def test_data_anywhere_are_counted_together() -> None:
-    with pytest.raises(QueueRequestError, match="together"):
+    with pytest.raises(QueueRequestError, match="total"):
         spec_of(experiment(), ROOT / "configs", JobHints(rows_per_s=1.0, anywhere=True))
-    together = experiment("train.count=together")
+    together = experiment("train.count=total")
     spec = spec_of(together, ROOT / "configs", JobHints(rows_per_s=1.0, anywhere=True))
     assert spec.least_regions == 1
 
 
 def tree_of(workers: dict[str, int], averager: str, *overrides: str, **hints: Any) -> Experiment:
-    found = experiment(*overrides, *(["train.count=together"] if hints else []))
+    found = experiment(*overrides, *(["train.count=total"] if hints else []))
     spec = spec_of(found, ROOT / "configs", JobHints(rows_per_s=100.0, **hints))
     request = JobRequest(name="mine", config=config_tree(found), spec=spec)
     tree = run_tree(request, "mine.0123abcd", workers, averager, queue())

@@ -20,7 +20,7 @@ def test_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert store.write("key", below.encode() or b"x", None) is not None
     assert (tmp_path / "c" / "key").read_bytes() == b"x"
     assert (tmp_path / "c" / "making" / "key").read_bytes() == b"making"
-    assert (place.is_far, place.shown) == (False, str(tmp_path / "c"))
+    assert (place.is_remote, place.shown) == (False, str(tmp_path / "c"))
     monkeypatch.chdir(tmp_path)
     assert place.shown == "c"
 
@@ -37,7 +37,7 @@ def test_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_in_a_bucket(uri: str, below: str, lies: str) -> None:
     place = StoreLocation(uri + REGION)
     assert str(place.store(below)) == lies
-    assert (place.is_far, place.shown) == (True, uri + REGION)
+    assert (place.is_remote, place.shown) == (True, uri + REGION)
 
 
 def test_what_is_no_address_is_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from geo_ray.scheduler.cluster import Allocation, SharedCluster
 from geo_ray.scheduler.job import ClusterJob
-from geo_ray.scheduler.policies.pd_ors import BasePrice, ResourcePricing
+from geo_ray.scheduler.policies.pd_ors import BasePrice, PriceTable
 from geo_ray.scheduler.pricing import (
     RoundingRule,
     SearchRule,
@@ -30,10 +30,10 @@ def test_prices_are_those_of_the_documented_rule() -> None:
     """Written from docs/reference/scheduling-policies.md, without a line of the library."""
     cluster = cluster_of(np.full((6, 3, 2), 8.0), (0, 0, 0))
     jobs = [job_of("a", value=30.0), job_of("b", value=5.0, urgency=1.0, worker=(2.0, 1.0))]
-    resource_pricing = ResourcePricing(cluster, span=6.0)
+    price_table = PriceTable(cluster, span=6.0)
     top = [0.0, 0.0]
     for job in jobs:
-        resource_pricing.learn(job)
+        price_table.learn(job)
         workers, servers = 4, 2
         step_s = 8 / workers * 0.1 + 2 * 8.0 / servers / 10_000.0
         took_slots = 1000 / 8 * step_s / 100.0
@@ -45,8 +45,8 @@ def test_prices_are_those_of_the_documented_rule() -> None:
             for r in (0, 1)
         ]
         top = [max(top[r], value / used[r]) for r in (0, 1)]
-    resource_pricing.promised_TSR[2, 1, 0] = 6.0
-    price = resource_pricing.prices(slice(2, 3), cluster.capacity_TSR[2:3])[0]
+    price_table.promised_TSR[2, 1, 0] = 6.0
+    price = price_table.prices(slice(2, 3), cluster.capacity_TSR[2:3])[0]
     low = [t * math.exp(-6.0) for t in top]  # the span decides here
     for r in (0, 1):
         assert price[0, r] == pytest.approx(low[r])
@@ -171,14 +171,14 @@ def test_the_load_bids_a_resource_up_to_what_the_last_job_with_room_is_worth() -
 def test_a_job_that_was_taken_on_before_adds_nothing_to_the_load() -> None:
     """As when a live queue begins an era: all that go on come at once."""
     cluster = cluster_of(np.full((4, 1, 2), 3.0), (0,))
-    plain, resource_pricing = ResourcePricing(cluster), ResourcePricing(cluster, load_fraction=0.5)
+    plain, price_table = PriceTable(cluster), PriceTable(cluster, load_fraction=0.5)
     for number in range(5):
         job = job_of(f"j{number}", rows=800.0, most=1, per_server=1)
-        for each in (plain, resource_pricing):
+        for each in (plain, price_table):
             each.learn(job, is_new=False)
-    assert np.array_equal(resource_pricing.bounds[1], plain.bounds[1])
-    resource_pricing.learn(job_of("new", rows=9000.0, most=1, per_server=1))
-    assert (resource_pricing.bounds[1] > plain.bounds[1]).any()
+    assert np.array_equal(price_table.bounds[1], plain.bounds[1])
+    price_table.learn(job_of("new", rows=9000.0, most=1, per_server=1))
+    assert (price_table.bounds[1] > plain.bounds[1]).any()
 
 
 def test_nothing_is_bid_where_there_was_no_room_at_all() -> None:
@@ -190,20 +190,20 @@ def test_nothing_is_bid_where_there_was_no_room_at_all() -> None:
 def test_a_large_use_of_a_slot_costs_the_rising_price() -> None:
     """Against a sum over small parts, each at the price after those before it."""
     cluster = cluster_of(np.full((6, 2, 2), 8.0), (0, 0))
-    resource_pricing = ResourcePricing(cluster)
-    resource_pricing.learn(job_of("a", value=30.0))
-    resource_pricing.promised_TSR[3, 1, 0] = 2.0
-    used_SR, parts = np.zeros_like(resource_pricing.promised_TSR[3]), 2000
+    price_table = PriceTable(cluster)
+    price_table.learn(job_of("a", value=30.0))
+    price_table.promised_TSR[3, 1, 0] = 2.0
+    used_SR, parts = np.zeros_like(price_table.promised_TSR[3]), 2000
     used_SR[:, :2] = [[0.0, 1.0], [5.0, 8.0]]
-    start_SR, summed = resource_pricing.promised_TSR[3].copy(), 0.0
+    start_SR, summed = price_table.promised_TSR[3].copy(), 0.0
     at = slice(3, 4)
-    before_SR = resource_pricing.prices(at, cluster.capacity_TSR[at])[0]
+    before_SR = price_table.prices(at, cluster.capacity_TSR[at])[0]
     for part in range(parts):
-        resource_pricing.promised_TSR[3] = start_SR + used_SR * (part + 0.5) / parts
+        price_table.promised_TSR[3] = start_SR + used_SR * (part + 0.5) / parts
         summed += float(
-            (used_SR / parts * resource_pricing.prices(at, cluster.capacity_TSR[at])[0]).sum()
+            (used_SR / parts * price_table.prices(at, cluster.capacity_TSR[at])[0]).sum()
         )
-    resource_pricing.promised_TSR[3] = start_SR
+    price_table.promised_TSR[3] = start_SR
     extra = summed - float((used_SR * before_SR).sum())
-    assert resource_pricing.surcharge(3, used_SR) == pytest.approx(extra, rel=1e-5)
-    assert extra > 0 and resource_pricing.surcharge(3, np.zeros_like(used_SR)) == 0.0
+    assert price_table.surcharge(3, used_SR) == pytest.approx(extra, rel=1e-5)
+    assert extra > 0 and price_table.surcharge(3, np.zeros_like(used_SR)) == 0.0

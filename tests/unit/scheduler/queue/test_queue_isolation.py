@@ -352,7 +352,7 @@ def test_a_plan_of_any_size_is_refused(tmp_path: Path) -> None:
     for data in (b"[" * 100_000, b" " * 2_000_000 + b"{}", b"[]", b"\xff"):
         (run / "plan.json").write_bytes(data)
         with pytest.raises(RunDirectoryError, match="no run directory"):
-            directory.look(run)
+            directory.recorded_run(run)
 
 
 def test_half_a_surrogate_pair_in_a_message_keeps_no_job_from_its_end(
