@@ -365,7 +365,7 @@ class UploadRegistration:
     def upload_key(self) -> bytes | None:
         """None if this process sees where parts go; else the public half of its key."""
         spec = self._spec
-        if spec.places.far or shares_run_directory(Path(spec.run_dir), spec.run_id):
+        if spec.places.is_remote or shares_run_directory(Path(spec.run_dir), spec.run_id):
             return None
         return self._receiver.public
 
@@ -441,8 +441,8 @@ class UploadPlaces:
     name: str
 
     @property
-    def far(self) -> bool:
-        """See `Root.far`."""
+    def is_remote(self) -> bool:
+        """See `Root.is_remote`."""
         return True
 
     def __str__(self) -> str:
@@ -559,7 +559,7 @@ def upload_server_of(run: RunDirectory, experiment: Experiment) -> CheckpointUpl
     Returns:
         The upload server; None if its checkpoints go to stores.
     """
-    if places_of(run, experiment.checkpoint).far:
+    if places_of(run, experiment.checkpoint).is_remote:
         return None
     here = region_here()
     near = here if here in experiment.region_names else experiment.averager_region

@@ -322,13 +322,9 @@ def test_only_the_blind_are_admitted_and_nothing_listens_without_them(tmp_path: 
     sees = Server(UploadRegistration(replace(made.spec, run_dir=str(made.run)), "us"))
     upload_server.admit({"us": sees}, dict)
     assert upload_server._server is None and sees.spec is None
-    without_directory = Server(UploadRegistration(made.spec, "eu"))
-    upload_server.admit({"us": sees, "eu": without_directory}, dict)
-    assert (
-        sees.spec is None
-        and without_directory.spec is not None
-        and without_directory.spec.places.far
-    )
+    remote = Server(UploadRegistration(made.spec, "eu"))
+    upload_server.admit({"us": sees, "eu": remote}, dict)
+    assert sees.spec is None and remote.spec is not None and remote.spec.places.is_remote
     upload_server.close()
     made.upload_server.close()
 
