@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from geo_ray.api.config import FilePath
-from geo_ray.api.queue import names_queue, place_of
+from geo_ray.api.queue import names_queue, queue_location
 from geo_ray.api.status import directory_of, not_begun
 from geo_ray.base.clock import SystemClock
 from geo_ray.base.errors import GeoRayError
@@ -24,7 +24,7 @@ from geo_ray.runs import directory as rundir
 from geo_ray.runs.report import LiveReader
 from geo_ray.scheduler.queue.page import QueueView, queue_sections
 from geo_ray.scheduler.queue.page_reader import QueueLiveReader
-from geo_ray.storage.conditional_store import StorePlace
+from geo_ray.storage.conditional_store import StoreLocation
 from geo_ray.telemetry.event_log import EVENTS_FILE, has_begun, last_time_s, read_events
 from geo_ray.telemetry.export.base import ExportOrder, ObserveConfig
 from geo_ray.telemetry.export.exporters import open_exporters
@@ -87,7 +87,7 @@ class LivePage:
         at = (page_state, lambda: self._server.watchers, self._server.changed, every_s)
         self._poller: PagePoller[QueueView] | PagePoller[RunView] | None = None
         if names_queue(run):
-            queue = QueueLiveReader(place_of(run))
+            queue = QueueLiveReader(queue_location(run))
             self._poller = PagePoller(str(run), queue, *at, draw=queue_sections)
         else:
             reader = LiveReader(_finder(run), _machines_in(machines))
@@ -200,4 +200,4 @@ def _finder(run: FilePath) -> Callable[[], Path]:
 
 
 def _machines_in(where: FilePath | None) -> JournalMachines:
-    return JournalMachines(None if where is None else StorePlace(os.fspath(where)).store())
+    return JournalMachines(None if where is None else StoreLocation(os.fspath(where)).store())

@@ -1195,10 +1195,10 @@ class SpeedUnknownError(QueueError):
     advice = "Measure it with `geo-ray profile CONFIG`, or give it with --rows-per-s."
 
 
-class NotWorthError(QueueError):
+class ValueTooLowError(QueueError):
     """A job was turned away: what it is worth does not pay for what it takes from others."""
 
-    code = "NOT_WORTH"
+    code = "VALUE_TOO_LOW"
     causes = "The cluster is full of worthier jobs, or the deadline cannot be kept."
     advice = "Submit it again later, with more worth, or with a later deadline."
 

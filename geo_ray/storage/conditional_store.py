@@ -375,7 +375,7 @@ def _age_s(answer: Mapping[str, Any]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class StorePlace:
+class StoreLocation:
     """See the module.
 
     Attributes:

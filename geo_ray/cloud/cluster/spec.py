@@ -27,7 +27,7 @@ from geo_ray.cloud.cluster.state import (
     ClusterRecord,
     ClusterState,
     HeadRecord,
-    RunPlace,
+    RunLocation,
     StandingHead,
 )
 from geo_ray.cloud.local import LocalCatalog, LocalOffer
@@ -322,7 +322,7 @@ def asked_cluster(
         began_unix_s=now_unix_s,
         clouds=clouds,
         head=head,
-        run=RunPlace(name=experiment.name, dir=_run_dir(experiment)),
+        run=RunLocation(name=experiment.name, dir=_run_dir(experiment)),
         provider=provider,
         autoscale=autoscale,
         target=target,

@@ -31,7 +31,7 @@ from geo_ray.experiment.autoscale import AutoscaleConfig
 from geo_ray.experiment.provider import ProviderConfig
 from geo_ray.planner.plan import Plan
 from geo_ray.runs.lease import LEASE_S, REMOTE_LEASE_S, LeaseKeeper, LeaseSeeker
-from geo_ray.storage.conditional_store import ConditionalStore, StorePlace
+from geo_ray.storage.conditional_store import ConditionalStore, StoreLocation
 from geo_ray.storage.uri import is_s3, join, local_path, parse_s3
 
 CLUSTER_KEY: Final = "cluster.json"
@@ -72,7 +72,7 @@ class HeadRecord(StrictModel):
     )
 
 
-class RunPlace(StrictModel):
+class RunLocation(StrictModel):
     """The run that a cluster is made for."""
 
     name: str
@@ -100,7 +100,7 @@ class ClusterRecord(StrictModel):
     )
     clouds: Clouds = Field(description="where its machines are")
     head: HeadRecord
-    run: RunPlace
+    run: RunLocation
     provider: ProviderConfig
     autoscale: AutoscaleConfig
     target: ClusterTarget = Field(description="what should run")
@@ -275,8 +275,8 @@ class ClusterState:
             raise ClusterStateError(error.message, fix=error.fix) from error
 
     @property
-    def _place(self) -> StorePlace:
-        return StorePlace(self.uri)
+    def _place(self) -> StoreLocation:
+        return StoreLocation(self.uri)
 
 
 def names_cluster(place: Path | str) -> bool:

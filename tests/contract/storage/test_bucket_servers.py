@@ -21,7 +21,7 @@ from geo_ray.runs.remote import RunObjects
 from geo_ray.runs.uploader import Uploader
 from geo_ray.storage import conditional_store
 from geo_ray.storage.bucket import Bucket, RequestLimits, endpoint_of
-from geo_ray.storage.conditional_store import LEASE_LIMITS, S3ConditionalStore, StorePlace
+from geo_ray.storage.conditional_store import LEASE_LIMITS, S3ConditionalStore, StoreLocation
 from geo_ray.storage.store import open_store
 from geo_ray.storage.uri import parse_s3, s3_uri
 from geo_ray.telemetry.event_log import EVENTS_FILE
@@ -165,7 +165,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> tuple[socket.socket, str]:
 
 
 def store_in_place(uri: str) -> S3ConditionalStore:
-    store = StorePlace(uri).store()
+    store = StoreLocation(uri).store()
     assert isinstance(store, S3ConditionalStore)
     return store
 

@@ -14,7 +14,7 @@ from geo_ray.runs.build import check_absent
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.job_config import config_tree, run_tree, spec_of, split_rows
 from geo_ray.scheduler.queue.job_spec import JobHints, JobRequest
-from geo_ray.scheduler.queue.model import share_per_s
+from geo_ray.scheduler.queue.model import fraction_per_s
 from tests.support.queue_support import queue_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -191,4 +191,4 @@ def test_the_pace_is_that_of_steps_and_exchanges() -> None:
     exchange_s = 2 * model_bytes * 8e-6 / 8.0  # sma stands still for it, every 4 steps
     workers = {"us-east": 2, "eu-west": 2, "ap-south": 1}
     pace_s = 0.1 + exchange_s / 4
-    assert share_per_s(spec, workers, "us-east", config) == pytest.approx(1 / (600 * pace_s))
+    assert fraction_per_s(spec, workers, "us-east", config) == pytest.approx(1 / (600 * pace_s))

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from geo_ray.base.errors import StoreError
-from geo_ray.storage.conditional_store import StorePlace
+from geo_ray.storage.conditional_store import StoreLocation
 
 REGION = "?region=us-east-1"
 
 
 def test_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = StorePlace(str(tmp_path / "c"))
+    place = StoreLocation(str(tmp_path / "c"))
     (tmp_path / "c" / "making").mkdir(parents=True)
     for below in ("", "making"):
         store = place.store(below)
@@ -35,11 +35,11 @@ def test_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_in_a_bucket(uri: str, below: str, lies: str) -> None:
-    place = StorePlace(uri + REGION)
+    place = StoreLocation(uri + REGION)
     assert str(place.store(below)) == lies
     assert (place.is_remote, place.shown) == (True, uri + REGION)
 
 
 def test_what_is_no_address_is_told() -> None:
     with pytest.raises(StoreError, match="not understood"):
-        StorePlace("s3://b/c?nonsense=1").store()
+        StoreLocation("s3://b/c?nonsense=1").store()
