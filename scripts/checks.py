@@ -40,7 +40,7 @@ PARTS = {
         "tests/integration/*_in_process.py",
         "tests/integration/*_paths.py",
         "tests/integration/lab/test_lab_[cln]*.py",
-        "tests/integration/runs/test_far_runs.py",
+        "tests/integration/runs/test_remote_runs.py",
         "tests/integration/runs/test_store_troubles.py",
         "tests/integration/runtime/test_averager_failure.py",
         "tests/integration/runtime/test_large_updates.py",

@@ -124,14 +124,14 @@ class _Entry:
         facts: type, limits and default.
         lines: what it means.
         holds_values: whether there are values without keys of their own below it.
-        is_told: by another entry, unless it is asked for by itself.
+        is_listed: by another entry, unless it is asked for by itself.
     """
 
     path: _Path
     facts: str
     lines: tuple[str, ...] = ()
     holds_values: bool = False
-    is_told: bool = False
+    is_listed: bool = False
 
 
 def describe_key(root: type[BaseModel], key: str) -> str:
@@ -151,7 +151,7 @@ def describe_key(root: type[BaseModel], key: str) -> str:
         or [entry for entry in entries if _is_under(entry.path, words, exact=False)]
         or [entry for entry in entries if entry.holds_values and _is_value(entry.path, words)]
     )
-    found = [entry for entry in found if not entry.is_told] or found
+    found = [entry for entry in found if not entry.is_listed] or found
     if not words or not found:
         raise ConfigError(f"there is no key '{key}'", fix=_advice(words, entries))
     return "\n".join(_paragraphs(found, words))
@@ -192,8 +192,8 @@ def _below(place: Place, path: _Path) -> Iterator[_Entry]:
         if key:
             yield _Entry(at, "section", (meaning(model),))
         for entry in _entries(model, at):
-            is_told = bool(key) and entry.path == (*at, _Part(key))
-            yield replace(entry, is_told=True) if is_told else entry
+            is_listed = bool(key) and entry.path == (*at, _Part(key))
+            yield replace(entry, is_listed=True) if is_listed else entry
     for option in alternatives(place):
         if is_own(option) and option.model is not None:
             yield from _entries(option.model, path)

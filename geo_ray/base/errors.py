@@ -596,10 +596,10 @@ class CheckpointMissingError(CheckpointError):
     more = "A run that has taken all its steps is told of as `RUN_FINISHED`."
 
 
-class ConfigDriftError(CheckpointError):
+class ConfigChangedError(CheckpointError):
     """The configuration differs from the one that the checkpoint was made with."""
 
-    code = "CONFIG_DRIFT"
+    code = "CONFIG_CHANGED"
     causes = (
         "An edited CONFIG, a release with other defaults, or a task, strategy or codec of your own "
         "whose file has changed. The message lists each difference. Other codecs, regions "
@@ -1183,10 +1183,10 @@ class SpeedUnknownError(QueueError):
     advice = "Measure it with `geo-ray profile CONFIG`, or say it with --rows-per-s."
 
 
-class NotWorthError(QueueError):
+class ValueTooLowError(QueueError):
     """A job was turned away: what it is worth does not pay for what it takes from others."""
 
-    code = "NOT_WORTH"
+    code = "VALUE_TOO_LOW"
     causes = "The cluster is full of worthier jobs, or the deadline cannot be kept."
     advice = "Submit it again later, with more worth, or with a later deadline."
 

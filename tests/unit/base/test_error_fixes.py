@@ -224,7 +224,7 @@ def test_a_run_cannot_end_before_the_checkpoint_that_it_goes_on_from(
         # 3 steps of 40 rows: the first region alone may do them, 4 rows at a time.
         (
             "[{name: a, batch_sizes: [4]}, {name: b, batch_sizes: [36]}]",
-            ("strategy={kind: asgd}", "train.count=together"),
+            ("strategy={kind: asgd}", "train.count=total"),
             1,
         ),
     ],
@@ -322,10 +322,10 @@ def test_a_change_in_the_configuration_must_be_named(run: RunDirectory) -> None:
         return failure(invoke("train", str(config), "--resume", str(run.path), *words, "--plain"))
 
     error = resume("--allow-change", "train")
-    assert isinstance(error, errors.ConfigDriftError)
+    assert isinstance(error, errors.ConfigChangedError)
     assert "optimizer.lr: " in error.message and "clip_norm" not in error.message
     assert error.fix.endswith("name it: --allow-change optimizer.lr.")
-    assert isinstance(resume("--allow-change", "optim"), errors.ConfigDriftError)
+    assert isinstance(resume("--allow-change", "optim"), errors.ConfigChangedError)
     named = ("--allow-change", "train.clip_norm", "--allow-change", "optimizer")
     assert isinstance(resume(*named), errors.RayUnreachableError)
     saved = load_tree(run.path / directory.CONFIG_FILE, [], Experiment)
@@ -369,7 +369,7 @@ def test_other_regions_or_shards_are_refused_whatever_is_allowed(
 ) -> None:
     save_checkpoint(run)
     error = resumed(run, "--set", f"regions={regions}")
-    assert isinstance(error, errors.ConfigDriftError) and said in error.message
+    assert isinstance(error, errors.ConfigChangedError) and said in error.message
     workers = "regions=[{name: eu, workers: 3}, {name: us, ps_shards: 2}]"
     taken = resumed(run, "--set", workers, "--plain")
     assert isinstance(taken, errors.RayUnreachableError), taken

@@ -322,7 +322,7 @@ def test_dropped_rows_may_hold_anything_and_are_counted() -> None:
         {"age": [1, None, 3, None], "n": ["1", "0.5", "", ""], "word": ["a", "?", "a", None]}
     )
     assert found.columns["x"].tolist() == [1.0]
-    assert found.kept.tolist() == [True, False, False, False]
+    assert found.is_valid.tolist() == [True, False, False, False]
     assert found.counts.rows == 4
     assert found.counts.dropped == 3
     assert found.counts.dropped_by == {"age": 2, "n": 2, "word": 0}
