@@ -46,7 +46,7 @@ class SparseLoCo(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="rest",
                 interval=self.interval,
