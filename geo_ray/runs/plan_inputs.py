@@ -199,7 +199,9 @@ class Footprint:
         row_bytes = self.row_bytes or 0.0
         capacities = []
         if accelerators and machine.accelerator_gb is not None:
-            capacities.append(("an accelerator", machine.accelerator_gb, self.worker_bytes, workers))
+            capacities.append(
+                ("an accelerator", machine.accelerator_gb, self.worker_bytes, workers)
+            )
         if machine.host_gb is not None:
             rows_there = 0 if accelerators else 1
             capacities.append(("the machine", machine.host_gb, host_bytes, rows_there))
