@@ -207,7 +207,7 @@ class PartDesk:
 
     # -------------------------------------------------------------- what crosses regions
 
-    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+    def saved(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
         """What has moved between regions since this was asked last, whatever the parts were."""
         with self._lock:
             news, self._told = self._crossed - self._told, self._crossed.copy()

@@ -112,7 +112,7 @@ def test_links_are_cut_and_heal(setup: Setup, seed: int, events: int, data: st.D
     ticks = data.draw(st.integers(0, int(TAKEOVER_S + REJOIN_S / 3)))
     world = cut_and_heal(setup, seed, events, cut, ticks)
     assert world.survivors() == list(world.names)  # everybody was waited for
-    epochs = {node.home.epoch for node in world.nodes.values()}
+    epochs = {node.home.term for node in world.nodes.values()}
     assert len(epochs) == 1 and epochs <= {1, 2}
     homes = [name for name, node in world.nodes.items() if node.primary is not None]
     assert homes == [world.names[max(epochs) - 1]]
@@ -159,7 +159,7 @@ def test_all_hosts_but_the_last_die_one_after_the_other() -> None:
     world.run_out()
     world.check_end()
     assert hosts[:2] == ["a", "b"] and len(set(hosts)) == 4
-    assert world.host().home.epoch == 5
+    assert world.host().home.term == 5
 
 
 @pytest.mark.parametrize(("steps", "seed", "events"), [(4, 156691, 26), (3, 78344, 24)])

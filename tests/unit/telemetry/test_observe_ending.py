@@ -34,7 +34,7 @@ from tests.support.observe_support import Row, small_run, started, step, write
 
 CHECKPOINT: Row = ("checkpoint", 2.0, {"id": 7, "step": 2, "bytes": 9})
 LOST: Row = ("worker_lost", 3.0, {"region": "east", "worker": 1, "cause": "signal 9"})
-REPLACED: Row = ("worker_replaced", 3.5, {"region": "east", "worker": 1, "epoch": 2})
+REPLACED: Row = ("worker_replaced", 3.5, {"region": "east", "worker": 1, "attempt": 2})
 WRITER = """
 import sys, time
 from pathlib import Path

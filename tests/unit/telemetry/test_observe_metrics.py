@@ -40,7 +40,7 @@ def test_names_and_tags_are_well_formed() -> None:
 def test_every_reading_belongs_to_a_spec() -> None:
     faults = [
         ("worker_lost", 5.0, {"region": "east", "worker": 0, "cause": "x"}),
-        ("worker_replaced", 6.0, {"region": "east", "worker": 0, "epoch": 1}),
+        ("worker_replaced", 6.0, {"region": "east", "worker": 0, "attempt": 1}),
         ("step_refused", 7.0, {"region": "east", "step": 3, "cause": "nan"}),
         ("checkpoint", 8.0, {"id": "1", "step": 4, "bytes": 99}),
         noise(None, 16, 1.0, 2.0, 64),

@@ -109,7 +109,7 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
     rows: list[Row] = [
         started(),
         ("worker_lost", 1.0, {"region": "east", "worker": 1, "cause": "signal 9 [oom]"}),
-        ("worker_replaced", 2.0, {"region": "east", "worker": 1, "epoch": 2}),
+        ("worker_replaced", 2.0, {"region": "east", "worker": 1, "attempt": 2}),
         *[("step_refused", 3.0, {"region": "west", "step": n, "cause": "x"}) for n in range(9)],
         ("bridge_replaced", 3.0, {"region": "west", "cause": "signal 9", "took_s": 2.5}),
         ("driver_attached", 3.0, {"epoch": 2, "unresponsive_s": 4.25}),
@@ -123,7 +123,7 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
     lines = stream.getvalue().splitlines()
     assert lines[:2] == ["starting cluster: 2 of 4 nodes", "placing [workers]"]
     assert lines[2] == "worker lost: east worker 1: signal 9 [oom]"
-    assert lines[3] == "worker replaced: east worker 1, epoch 2"
+    assert lines[3] == "worker replaced: east worker 1, attempt 2"
     assert len([line for line in lines if line.startswith("step refused")]) == 3
     assert lines[-5] == "bridge replaced: west after 2.5 s: signal 9"
     assert lines[-4] == "driver attached: nobody drove for 4.2 s"
@@ -135,8 +135,8 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
     stream = io.StringIO()
     progress = Progress(4, REGIONS, Console(file=stream, width=200), plain=True)
     rows: list[Row] = [
-        ("averager_moved", 1.0, {"region": "west", "epoch": 2}),
-        ("standby_ready", 2.0, {"region": "west", "name": "east", "epoch": 2}),
+        ("averager_moved", 1.0, {"region": "west", "term": 2}),
+        ("standby_ready", 2.0, {"region": "west", "name": "east", "term": 2}),
         ("region_drained", 3.0, {"region": "east", "cause": "asked"}),
         ("region_drained", 3.5, {"region": "west", "cause": "notice"}),
         ("run_resumed", 4.0, {}),

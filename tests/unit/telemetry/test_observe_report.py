@@ -236,7 +236,7 @@ def test_a_curve_has_a_gap_where_its_region_was_absent(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_killed_and_replaced_is_one_fault(tmp_path: Path) -> None:
     lost = ("worker_lost", 1.5, {"region": "east", "worker": 1, "cause": "signal 9"})
-    replaced = ("worker_replaced", 2.5, {"region": "east", "worker": 1, "epoch": 1})
+    replaced = ("worker_replaced", 2.5, {"region": "east", "worker": 1, "attempt": 1})
     run = record(events([started(), step("east", 1, 1.0), lost, replaced]))
     assert run.totals.region("east").fault_count == 1
     now = RunNow(("east", "west"))
