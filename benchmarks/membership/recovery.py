@@ -159,7 +159,7 @@ class Recovery:
 
     def _attached(self) -> list[float]:
         """Times of day at which another driver was there."""
-        return [e["unix_s"] for e in self._run.events if e["kind"] == "driver_attached"]
+        return [e["unix_s"] for e in self._run.events if e["kind"] == "run_actor_attached"]
 
     def _train_quietly(self) -> float:
         """Wait until the run has trained evenly for a while; steps per second in it."""

@@ -74,7 +74,7 @@ class WatchedRun:
         for event in found:
             if event["kind"] == "run_started":
                 self.origin_unix_s = float("inf")
-            if event["kind"] in {"step", "exchange", "driver_attached"}:
+            if event["kind"] in {"step", "exchange", "run_actor_attached"}:
                 self.origin_unix_s = min(self.origin_unix_s, time.time() - event["t_s"])
                 event["unix_s"] = self.origin_unix_s + event["t_s"]
         self.events += found

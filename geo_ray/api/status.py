@@ -19,8 +19,8 @@ from geo_ray.base.clock import SystemClock
 from geo_ray.base.errors import (
     CheckpointError,
     ConfigError,
-    DriverMissingError,
     MembersRefusedError,
+    RunActorMissingError,
     RunDirectoryError,
     RunFinishedError,
 )
@@ -66,7 +66,7 @@ def status(run: FilePath) -> RunStatus:
         RunDirectoryError: there is no run, or it cannot be read.
     """
     reader, clock = StatusReader(directory_of(run)), SystemClock()
-    while (found := reader.read()).is_going is None and found.driver is not None:
+    while (found := reader.read()).is_going is None and found.run_actor is not None:
         clock.sleep_s(_LOOK_EVERY_S)
     return found
 
@@ -74,7 +74,7 @@ def status(run: FilePath) -> RunStatus:
 def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
     """The same again and again, until nobody drives the run any more; at least once.
 
-    A run whose driver is being started again is followed further.
+    A run whose run actor is being started again is followed further.
 
     Args:
         run: its directory.
@@ -87,7 +87,7 @@ def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
     while True:
         found = reader.read()
         yield found
-        if (found.is_going is False and found.waits_s is None) or found.driver is None:
+        if (found.is_going is False and found.waits_s is None) or found.run_actor is None:
             return
         clock.sleep_s(every_s)
 
@@ -230,7 +230,7 @@ def report(run: FilePath | OpenedRun, out: FilePath | None = None) -> Path:
 def stop(run: FilePath | OpenedRun) -> None:
     """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
 
-    Nothing is asked of a run that nobody drives, unless its driver is being started again.
+    Nothing is asked of a run that nobody drives, unless its run actor is being started again.
 
     Args:
         run: its directory.
@@ -293,7 +293,7 @@ def _check_driven(found: RunStatus) -> None:
             "the run is finished: nothing was asked",
             fix=f"`geo-ray status {quote(found.run)}` shows what it came to.",
         )
-    raise DriverMissingError(
+    raise RunActorMissingError(
         f"nobody drives {found.run} ({found.phase}): nothing was asked",
         fix=f"Go on with it first: `geo-ray train --resume {quote(found.run)}`.",
     )

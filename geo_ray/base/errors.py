@@ -730,13 +730,13 @@ class RunHeldError(RunError):
     )
 
 
-class DriverMissingError(RunError):
-    """A change of members was asked of a run that nobody drives."""
+class RunActorMissingError(RunError):
+    """A change of members was requested for a run that has no run actor."""
 
-    code = "DRIVER_MISSING"
-    causes = "The run was stopped, has failed, or was cut off: whoever drove it is gone."
-    advice = "Go on with it first: `geo-ray train --resume RUN`."
-    more = "Nothing was asked, so a resume does not do it later."
+    code = "RUN_ACTOR_MISSING"
+    causes = "The run was stopped, has failed, or lost its processes."
+    advice = "Resume it first: `geo-ray train --resume RUN`."
+    more = "The request was not stored, so a resume does not carry it out later."
 
 
 class MembersRefusedError(RunError):
@@ -764,17 +764,17 @@ class LeaseLostError(RunError):
     more = "Events and checkpoints since the takeover are those of the other process alone."
 
 
-class DriverLostError(RunError):
-    """The run's supervisor is gone, or its driver died again and again."""
+class RunActorLostError(RunError):
+    """The run's supervisor is gone, or its run actor died again and again."""
 
-    code = "DRIVER_LOST"
+    code = "RUN_ACTOR_LOST"
     causes = (
         "The node where the run was started went down, memory ran out there, or code of the task "
-        "crashes the driver's process."
+        "crashes the run actor's process."
     )
     advice = "Resume with `geo-ray train --resume RUN`; nothing committed is lost."
     more = (
-        "A driver that dies is started again and continues with the run's processes: up to 20 "
+        "A run actor that dies is started again and continues with the run's processes: up to 20 "
         "times, and up to 3 times in a row before the run trains."
     )
 

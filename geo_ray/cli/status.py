@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     help="With --follow: seconds from one to the next.",
 )
 def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None:
-    """Say how RUN stands, and whether its driver lives; or how CLUSTER does.
+    """Say how RUN stands, and whether its run actor lives; or how CLUSTER does.
 
     Reads RUN only, so it works from any terminal or machine that sees it, whoever drives it.
     CLUSTER is the folder that `geo-ray up` has printed, or the CONFIG that it was made of; its

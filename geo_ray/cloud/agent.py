@@ -1,8 +1,9 @@
-"""The agent of a machine: hears that it is taken away, and drains its Ray node.
+"""The agent of a machine: drains its Ray node before the machine is reclaimed.
 
-``python -m geo_ray.cloud.agent`` runs beside the node. Ray starts nothing more on a node that
-is drained; the driver asks for such nodes every few seconds and lets their workers leave in order
-(docs/guides/workers.md). The agent is small until it hears something: only then it loads Ray.
+``python -m geo_ray.cloud.agent`` runs next to the node. Ray schedules nothing on a draining node.
+The run actor polls for draining nodes every few seconds and lets their workers leave in order
+(docs/guides/workers.md). The agent loads Ray only after it has received a notice, so it stays small
+until then.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class CheckpointConfig(StrictModel):
     store_region: Name | None = Field(
         None,
         description="region in which `store`, or `run.dir`, is, for the bill; null: the averager's"
-        ", or that of the driver's node for a directory that not all nodes see",
+        ", or that of the run actor's node for a directory that not all nodes see",
     )
 
     @model_validator(mode="after")

@@ -149,7 +149,7 @@ Rent = Literal["plan", "demand"]
 
 
 class HeadConfig(StrictModel):
-    """The machine that Ray's head runs on; nothing of a run is placed there but its driver."""
+    """The machine that Ray's head runs on; nothing of a run is placed there but its run actor."""
 
     region: str | None = Field(
         None, description="region of the run; null: the one where the averager is"

@@ -403,12 +403,12 @@ class Polls:
     Attributes:
         timeout_s: who has not answered for that long is lost.
         clock: measures it.
-        driver: who asks: epoch of the driver's lease.
+        token: who asks: epoch of the run actor's lease.
     """
 
     timeout_s: float
     clock: Clock = field(default_factory=SystemClock)
-    driver: int = 0
+    token: int = 0
     _open: dict[Key, _Question] = field(default_factory=dict)
 
     def ask(
@@ -420,7 +420,7 @@ class Polls:
             Answers, and why somebody is lost, by (role, region), in the order of ``handles``.
 
         Raises:
-            LeaseLostError: they listen to another driver by now.
+            LeaseLostError: they listen to another run actor by now.
             HeadLostError: Ray itself does not answer.
             InvariantError: for every other failure of a call.
         """
@@ -428,7 +428,7 @@ class Polls:
         kept = {k: q for k, q in self._open.items() if handles.get(k) is q.handle}
         for key, handle in handles.items():
             if key not in kept:
-                kept[key] = _Question(handle, handle.poll.remote(self.driver), now_s)
+                kept[key] = _Question(handle, handle.poll.remote(self.token), now_s)
         ready, _ = ray.wait([q.ref for q in kept.values()], num_returns=len(kept), timeout=wait_s)
         came, now_s = set(ready), self.clock.now_s()
         answers: dict[Key, dict[str, Any]] = {}

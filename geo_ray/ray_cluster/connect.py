@@ -178,7 +178,7 @@ class HeadState(Enum):
     """How it stands with the head."""
 
     THERE = "there"
-    SILENT = "silent"
+    UNRESPONSIVE = "unresponsive"
     """It may come back."""
     GONE = "gone"
     """The run has to be saved now."""
@@ -213,7 +213,7 @@ class HeadWatch:
         unresponsive_s = now_s - self._answered_s
         if unresponsive_s >= self.stops_after_s:
             return HeadState.GONE
-        return HeadState.SILENT if unresponsive_s >= _TOLD_AFTER_S else HeadState.THERE
+        return HeadState.UNRESPONSIVE if unresponsive_s >= _TOLD_AFTER_S else HeadState.THERE
 
 
 def patience_s(environ: Mapping[str, str] | None = None) -> float:
@@ -244,7 +244,7 @@ def watched_head(address: str, lost: Callable[[HeadLostError], None]) -> Iterato
             before = state
             if state is HeadState.THERE:
                 _log.warning("the Ray head at %s answers again", address)
-            elif state is HeadState.SILENT:
+            elif state is HeadState.UNRESPONSIVE:
                 _log.warning(
                     "the Ray head at %s does not answer; training goes on, and is saved and ended "
                     "if it is not back within %.0f s",
@@ -278,22 +278,22 @@ def answers(address: str) -> bool:
 
 
 def head_answers() -> bool:
-    """Whether the head of the cluster answers that this process is connected to.
+    """Return whether the head of the cluster that this process is connected to answers.
 
-    After it did not answer it is not asked for `_SILENT_S`: the end of a run asks several times,
-    and Ray kills this process soon.
+    After a failure it is not asked again for `_UNANSWERED_S`: shutting down a run asks several
+    times, and Ray soon kills this process.
     """
-    global _silent_until_s
-    if time.monotonic() < _silent_until_s:
+    global _unanswered_until_s
+    if time.monotonic() < _unanswered_until_s:
         return False
     if answers(ray.get_runtime_context().gcs_address):
         return True
-    _silent_until_s = time.monotonic() + _SILENT_S
+    _unanswered_until_s = time.monotonic() + _UNANSWERED_S
     return False
 
 
-_SILENT_S: Final = 10.0
-_silent_until_s = 0.0
+_UNANSWERED_S: Final = 10.0
+_unanswered_until_s = 0.0
 
 
 _REGISTER_S = 30.0

@@ -73,7 +73,7 @@ class BridgeSecrets:
         self._own = OwnCertificate(region) if wants_certificate(config) else None
 
     def introduce(self) -> Introduction:
-        """Return what the driver must know."""
+        """Return what the run actor must know."""
         request = None if self._own is None else self._own.request()
         return Introduction(self._receiver.public, request)
 
@@ -165,4 +165,4 @@ class RunKeys:
         return SignedCertificate(self._authority.cert_pem, cert_pem)
 
     def __reduce__(self) -> str:
-        raise TypeError("the keys of a run do not leave the driver")
+        raise TypeError("the keys of a run do not leave the run actor")

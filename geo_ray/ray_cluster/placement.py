@@ -148,7 +148,7 @@ def server_nodes(placed: PlacedRegion) -> set[str]:
 def remove(placed: Mapping[str, PlacedRegion]) -> bool:
     """Give all reservations back; processes in them die. Groups that are gone are passed over.
 
-    A head that does not answer is not waited for: if it comes back, it ends what has no driver.
+    A head that does not answer is not waited for: if it comes back, it ends what has no run actor.
 
     Returns:
         Whether the head was there to take them back.

@@ -472,7 +472,7 @@ class EvalNotes:
         target: of the run.
         keeper: keeps the best model; None if nobody wants it.
         executor: keeps it one evaluation at a time, in order; None: there and then.
-        told: those of which an earlier driver has taken note.
+        told: those of which an earlier run actor has taken note.
     """
 
     board: EvalBoard

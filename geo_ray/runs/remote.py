@@ -1,7 +1,7 @@
 """Runs whose directory is in a bucket (`run.dir: s3://...`).
 
-The objects and log segments there, and the local copies that drivers and readers use. Every object
-is written once.
+The objects and log segments there, and the local copies that run actors and readers use. Every
+object is written once.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class RunObjects:
         PREFIX/NAME/checkpoints/ckpt-...                          as in any store
 
     Of the versions of a file that of the highest epoch counts, and of these the newest. So what a
-    driver writes late, after another has taken the run over, counts for nothing. Every method
+    run actor writes late, after another has taken the run over, counts for nothing. Every method
     raises `StoreError` where the bucket does.
 
     Args:
@@ -393,7 +393,7 @@ class Copy:
             models: fetch models, too.
 
         Returns:
-            Whether lines of the log are gone that were there: another driver went on before them.
+            Whether lines that the log had are gone: another run actor continued from before them.
 
         Raises:
             StoreError: the bucket does not answer, refuses, or has damaged objects.
@@ -536,7 +536,7 @@ def fetch_models(uri: str | None, path: Path) -> None:
 
 
 def pass_on(uri: str | None, path: Path) -> None:
-    """Say what was left in a copy for the run's driver in the bucket, where that looks.
+    """Say what was left in a copy for the run actor in the bucket, where that looks.
 
     Raises:
         StoreError: the bucket does not answer or refuses.

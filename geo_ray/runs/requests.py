@@ -1,6 +1,6 @@
 """Requests to a run from other processes or threads: change members, or save and stop.
 
-Files in the run's directory, taken in order and removed by the driver::
+Files in the run's directory, taken in order and removed by the run actor::
 
     requests/1763912345678901234-4711.json    {"verb": "drain", "region": "eu-west"}
     requests/stop

@@ -1,6 +1,6 @@
 """The status of a run, read from its directory by another process.
 
-A run whose driver was killed is one that its supervisor restarts, for `RESTART_S` at most.
+A run whose run actor was killed is one that its supervisor restarts, for `RESTART_S` at most.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from geo_ray.telemetry.event_log import EVENTS_FILE, Ending, EventTail, being_wr
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.status import (
     CheckpointStatus,
-    DriverStatus,
+    RunActorStatus,
     RunStatus,
     SpentStatus,
     StatusFold,
@@ -35,18 +35,18 @@ from geo_ray.telemetry.status import (
 from geo_ray.telemetry.totals import RunTotals
 
 RESTART_S: Final = 60.0
-"""A run whose driver is not back by then has lost its supervisor, and its processes with it."""
+"""A run whose run_actor is not back by then has lost its supervisor, and its processes with it."""
 
 
 def waits_s(
     cluster: ClusterConfig, totals: RunTotals, unresponsive_s: float | None
 ) -> float | None:
-    """Return how long the processes of a run may still train on while its driver is restarted.
+    """Return how long the processes of a run may still train on while its run actor is restarted.
 
     Args:
-        cluster: where they are; a local cluster has usually ended with the run's driver.
+        cluster: where they are; a local cluster has usually ended with the run actor.
         totals: the fold over its events.
-        unresponsive_s: since its driver was last heard; None if not known.
+        unresponsive_s: since its run actor was last heard; None if not known.
 
     Returns:
         Seconds from now; None if they do not: they have ended, end, or never trained.
@@ -72,7 +72,7 @@ class StatusReader:
 
     Args:
         path: the run's directory.
-        clock: by which a silent driver is judged; the machine's if None.
+        clock: by which a silent run actor is judged; the machine's if None.
         beside: makes who is given the events, too; anew if the run's log is another one.
 
     Raises:
@@ -156,18 +156,18 @@ class StatusReader:
         self._pull()
         lease = self._leases.read(LEASE_KEY)  # before the events: who ends writes those first
         record = None if lease is None else decode_record(lease.data)
-        driver = None if record is None else self._driver(record)
+        run_actor = None if record is None else self._run_actor(record)
         self._feed(most_events)
         totals = self._fold.totals
         ending = ending_of(self._run.path, totals)
-        is_going = driver.alive if driver is not None else _goes(ending)
+        is_going = run_actor.alive if run_actor is not None else _goes(ending)
         waits = None
         if lease is not None and record is not None and not record.released and is_going is False:
             waits = waits_s(self._config.cluster, totals, lease.age_s)
         regions = self._fold.regions(is_going=is_going is not False, trains_on=waits is not None)
         newest = totals.newest_eval
         checkpoint = self._checkpoint()
-        phase = self._phase(ending, driver, waits, is_going=is_going)
+        phase = self._phase(ending, run_actor, waits, is_going=is_going)
         code, message, fix = self._why(phase, checkpoint, waits, is_going=is_going)
         return RunStatus(
             run=self._shown,
@@ -187,7 +187,7 @@ class StatusReader:
             target=self._fold.target(),
             checkpoint=checkpoint,
             spent=self._spent(),
-            driver=driver,
+            run_actor=run_actor,
             code=code,
             message=message,
             fix=fix,
@@ -200,7 +200,9 @@ class StatusReader:
 
     def _pull(self) -> None:
         if self._copy is not None and self._copy.pull(models=False):
-            self._tail = EventTail(self._run.path / EVENTS_FILE)  # another driver went on earlier
+            self._tail = EventTail(
+                self._run.path / EVENTS_FILE
+            )  # another run actor went on earlier
             self._fold = StatusFold(self._config.train.target)
             self._beside = self._make_beside()
 
@@ -211,14 +213,14 @@ class StatusReader:
             self._beside(event, self._fold.totals)
         self._caught_up = most_events is None or self._tail.lines - before < most_events
 
-    def _driver(self, record: LeaseRecord) -> DriverStatus:
+    def _run_actor(self, record: LeaseRecord) -> RunActorStatus:
         alive, how = self._alive(record)
         owner = record.owner
-        return DriverStatus(
+        return RunActorStatus(
             host=owner.host,
             pid=owner.pid,
             since=owner.since,
-            epoch=record.epoch,
+            token=record.epoch,
             alive=alive,
             how=how,
             doing=record.doing,
@@ -267,21 +269,21 @@ class StatusReader:
     def _phase(
         self,
         ending: Ending,
-        driver: DriverStatus | None,
+        run_actor: RunActorStatus | None,
         waits: float | None,
         *,
         is_going: bool | None,
     ) -> str:
         if waits is not None:
-            return "trains on while its driver is started again"
-        if driver is None:
+            return "training while its run actor restarts"
+        if run_actor is None:
             return ending.value
         if is_going:
-            return driver.doing or "starting"
+            return run_actor.doing or "starting"
         if is_going is None:
-            return f"last heard: {driver.doing or 'starting'}"
+            return f"last heard: {run_actor.doing or 'starting'}"
         if ending in (Ending.GOING, Ending.UNKNOWN):
-            return f"{Ending.CUT_OFF.value}, or its driver stands still"
+            return f"{Ending.CUT_OFF.value}, or its run actor does not respond"
         return str(ending.value)
 
     def _checkpoint(self) -> CheckpointStatus | None:

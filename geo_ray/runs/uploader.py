@@ -1,4 +1,4 @@
-"""Copies what a driver writes to the bucket of its run, every few seconds and at the end.
+"""Copies what a run actor writes to the bucket of its run, every few seconds and at the end.
 
 Rule: nothing is written unless the lease is held a moment before; and what is written late all the
 same names an epoch that counts no more (`geo_ray.runs.remote`).

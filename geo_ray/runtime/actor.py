@@ -14,7 +14,7 @@ from typing import Final, Generic, Literal, TypeVar
 from geo_ray.base.errors import InvariantError
 from geo_ray.base.states import StateTable
 from geo_ray.runtime.checkpoint_upload import DeskEntry, DeskGrant
-from geo_ray.runtime.spec import DriverFence, RunSpec
+from geo_ray.runtime.spec import RunSpec, TokenFence
 
 
 class ActorState(StrEnum):
@@ -71,7 +71,7 @@ class RunActor(Generic[L, S]):
     def __init__(self, spec: RunSpec, region: str) -> None:
         self._spec = spec
         self._region = region
-        self._fence = DriverFence()
+        self._fence = TokenFence()
         self._state = ACTOR.initial
         self._lock = threading.Lock()
         self._held: L | None = None
@@ -141,7 +141,7 @@ class RunActor(Generic[L, S]):
 
 
 class PartActor(RunActor[L, S]):
-    """An actor that writes parts of checkpoints, to the driver's machine if it must.
+    """An actor that writes parts of checkpoints, to the run actor's machine if it must.
 
     Args:
         spec: the run.
@@ -157,5 +157,5 @@ class PartActor(RunActor[L, S]):
         return self._entry.sight()
 
     def use_desk(self, grant: DeskGrant) -> None:
-        """Send parts to the driver's machine, and read them there; before `ready`."""
+        """Send parts to the run actor's machine, and read them there; before `ready`."""
         self._spec = self._entry.spec(grant)

@@ -207,7 +207,7 @@ class ActorGroup:
         former_leaders: where the averager lived before it moved, and moved again.
         keys: of the run.
         launcher: makes its processes, and owns them.
-        driver: who commands them: epoch of its lease.
+        token: who commands them: epoch of its lease.
         desk: takes parts of checkpoints in.
         threads: start every thread of this process that calls them.
     """
@@ -216,7 +216,7 @@ class ActorGroup:
     placed: dict[str, PlacedRegion]
     keys: Keys = field(repr=False)
     launcher: ProcessLauncher = field(default_factory=OwnProcesses, repr=False)
-    driver: int = 0
+    token: int = 0
     desk: PartDesk | None = None
     threads: RayThreads = field(default_factory=RayThreads, repr=False)
     bridges: dict[str, Handle] = field(default_factory=dict)
@@ -307,7 +307,7 @@ class ActorGroup:
     def admit(
         self, servers: Mapping[str, Handle], timeout_s: float, tell: Tell = tell_nobody
     ) -> None:
-        """Let servers and bridges that do not see the run's directory send parts to the driver."""
+        """Let servers and bridges without a shared run directory upload parts to the run actor."""
         if self.desk is not None:
             heard = partial(tell, "starting servers and bridges")
             self.desk.admit(servers, partial(collect, timeout_s=timeout_s, heard=heard))
@@ -491,7 +491,7 @@ class ActorGroup:
         self.bridge_addresses |= newcomers.bridge_addresses
 
     def note(self, origin_unix_s: float, gone: GoneRegions, *, is_changing: bool) -> None:
-        """Let whoever owns the processes have what the next driver must know, if it has changed.
+        """Let whoever owns the processes have what the next run actor must know, if it has changed.
 
         Args:
             origin_unix_s: when the run's clock was 0.
@@ -516,7 +516,7 @@ class ActorGroup:
             self.launcher.note(record)
 
     def go_on_as(self, handoff: Handoff, record: HandoffRecord) -> None:
-        """Be the group that another driver has noted, which goes on.
+        """Be the group that another run actor has noted, which goes on.
 
         Args:
             handoff: what the supervisor has.
@@ -531,7 +531,7 @@ class ActorGroup:
             shards = range(1, self.spec.region(region).ps_shards)
             self.shard_servers[region] = [record.servers[f"ps {i}", region] for i in shards]
         for (region, rank), (attempt, handle) in record.workers.items():
-            outcome = handle.outcome.remote(self.driver)
+            outcome = handle.outcome.remote(self.token)
             node = handle.node_id.remote()
             worker = GroupWorker(region, rank, attempt, handle, outcome, node=node)
             self.workers[region, rank] = worker

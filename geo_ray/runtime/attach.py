@@ -2,8 +2,8 @@
 
 The run loop holds the lease; the supervisor, then every server and bridge learn its fencing token
 and refuse the predecessor. `why_anew` decides (pure): processes are handoff unless something was
-under way that only the old driver knew. What the handoff record does not name ends. What the
-old driver may have heard and not written is reported again; nothing is logged twice.
+under way that only the old run actor knew. What the handoff record does not name ends. What the
+old run actor may have heard and not written is reported again; nothing is logged twice.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Living:
 
     Attributes:
         same_configuration: whether they have the one that is asked for.
-        is_changing: whether the driver before was changing members.
+        is_changing: whether the run actor before was changing members.
         view: the averager's; None where there is none, or it does not answer.
         phases: of the regions whose servers answer.
         told: kinds of events since the run last began.
-        uses_desk: whether any process sends its parts to the machine of the driver before.
+        uses_desk: whether any process sends its parts to the machine of the run actor before.
     """
 
     same_configuration: bool
@@ -78,7 +78,7 @@ class Living:
 
 
 def why_anew(living: Living) -> str | None:
-    """Why a new driver begins anew from a checkpoint; None: it goes on with what is there."""
+    """Why a new run actor begins anew from a checkpoint; None: it goes on with what is there."""
     if not living.same_configuration:
         return "another configuration is asked for"
     if not living.phases:
@@ -86,7 +86,7 @@ def why_anew(living: Living) -> str | None:
     if _ENDING.intersection(living.told):
         return "it was about to end"
     if living.uses_desk:
-        return "some of them send their parts of checkpoints to the driver before"
+        return "some of them send their parts of checkpoints to the run actor before"
     if living.is_changing or (living.view is not None and living.view.joining):
         return "its members were changing"
     still = sorted(name for name, phase in living.phases.items() if phase in _STILL)
@@ -117,7 +117,7 @@ class Attached:
     Attributes:
         experiment: its configuration.
         actors: its processes.
-        record: what the driver before has noted.
+        record: what the run actor before has noted.
         steps: of each region, as far as it answers.
         stretch: its events since it last began.
     """
@@ -172,28 +172,28 @@ class Attached:
 
 
 def running_processes(setup: RunSetup) -> Attached | str | None:
-    """Look for processes of the run that an earlier driver has left running.
+    """Look for processes of the run that an earlier run actor has left running.
 
-    The supervisor, servers and bridges refuse that driver from then on. Processes that cannot go
+    The supervisor, servers and bridges refuse that run actor from then on. Processes that cannot go
     on as they are have ended.
 
     Returns:
         They; or why there are none to go on with; None: the run has ended by itself before.
 
     Raises:
-        LeaseLostError: another driver has come since.
+        LeaseLostError: another run actor has come since.
     """
     launcher, experiment, run = setup.launcher, setup.experiment, setup.run
-    driver = setup.lease.epoch
+    token = setup.lease.epoch
     events = newest_stretch(EventTail(run.path / EVENTS_FILE))
-    handoff = launcher.attach(driver)
+    handoff = launcher.attach(token)
     if handoff is None or handoff.record is None:
         return why_gone({event.kind for event in events})
     record = handoff.record
     setup.reporting.status("the run's processes go on: attaching")
     shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
-    statuses = _attended(record.servers, driver)
-    leader = statuses.get(("bridge", record.where.leader.region), {})
+    statuses = _attended(record.servers, token)
+    home = statuses.get(("bridge", record.where.home.region), {})
     phases = {region: str(s["phase"]) for (role, region), s in statuses.items() if role == "ps"}
     seen = Living(
         digest(_as_begun(shaped, record)) == digest(record.spec.experiment),
@@ -208,7 +208,7 @@ def running_processes(setup: RunSetup) -> Attached | str | None:
         launcher.clear()
         return why
     launcher.keep_only(record.handles)
-    actors = _group(launcher, handoff, record, driver, desk_of(run, experiment))
+    actors = _group(launcher, handoff, record, token, desk_of(run, experiment))
     for primary in actors.primaries.values():
         primary.pause.remote(False)  # absences are judged again
     steps = {
@@ -227,20 +227,20 @@ def _group(
     launcher: ProcessLauncher,
     handoff: Handoff,
     record: HandoffRecord,
-    driver: int,
+    token: int,
     desk: PartDesk | None,
 ) -> ActorGroup:
     spec = replace(record.spec, resume=None)
-    group = ActorGroup(spec, dict(record.placed), launcher, launcher, driver, desk)
+    group = ActorGroup(spec, dict(record.placed), launcher, launcher, token, desk)
     group.go_on_as(handoff, record)
     return group
 
 
 def _attended(
-    servers: Mapping[tuple[str, str], Handle], driver: int
+    servers: Mapping[tuple[str, str], Handle], token: int
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """What servers and bridges tell that live; the others are missed by who polls them."""
-    calls = {key: handle.attend.remote(driver) for key, handle in servers.items()}
+    calls = {key: handle.attend.remote(token) for key, handle in servers.items()}
     ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=_ANSWER_S)
     came, told = set(ready), {}
     for key, call in calls.items():
@@ -303,10 +303,8 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
             controller.members.go_on(gone, unhurried=experiment.members.absent)
             for region in sorted(set(away).intersection(actors.primaries)):
                 requests.request_member_change(run.path, MemberRequest(verb="drain", region=region))
-            unresponsive_s = max(0.0, now_s - found.last_s)
-            recorder.emit(
-                "driver_attached", now_s, epoch=lease.epoch, unresponsive_s=unresponsive_s
-            )
+            downtime_s = max(0.0, now_s - found.last_s)
+            recorder.emit("run_actor_attached", now_s, token=lease.epoch, downtime_s=downtime_s)
             reporting.status("")
             yield Training(context, controller, found.startup_s)
     except (LeaseLostError, BrokenError):

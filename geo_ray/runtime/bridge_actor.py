@@ -187,19 +187,19 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         """A piece of the copy that another region lends; blocks."""
         return self._bridge.copies.fetch(giver, file, offset, num_bytes)
 
-    def attend(self, driver: int) -> dict[str, Any]:
-        """Another driver comes: tell it how things stand, and then what the last one heard, too."""
-        self._fence.check(driver)
+    def attend(self, token: int) -> dict[str, Any]:
+        """Attach a new run actor: report the state, and repeat what the last one received."""
+        self._fence.check(token)
         self._serving.event_buffer.recall()
         return self._bridge.status()
 
-    def poll(self, driver: int = 0) -> dict[str, Any]:
-        """State and new events, for a driver.
+    def poll(self, token: int = 0) -> dict[str, Any]:
+        """State and new events, for a run actor.
 
         Raises:
             LeaseLostError: a later one has asked.
         """
-        self._fence.check(driver)
+        self._fence.check(token)
         renewal = self._loaded.secrets.renewal()
         status = self._bridge.status() | {"certificate_request": renewal}
         return {"status": status, **self._serving.event_buffer.news()}

@@ -1,10 +1,10 @@
-"""Uploads checkpoint parts from processes that do not share the run's directory to the driver.
+"""Uploads checkpoint parts from processes that do not share the run's directory to the run actor.
 
 Opened when the first such process is found (a marker file in the directory tells). A part
 arrives in pieces, becomes a file when the last one is synced, and counts only with the
 manifest, for which it is read and hashed. On resume parts are served the other way.
 
-    server or bridge -- CarriedFolder --> PartDesk of the driver --> the run's directory
+    server or bridge -- CarriedFolder --> PartDesk of the run actor --> the run's directory
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def write_run_marker(run_dir: Path, run_id: str) -> None:
 
 
 def sees_run_directory(run_dir: Path, run_id: str) -> bool:
-    """Whether this process sees the directory that the driver of the run sees."""
+    """Whether this process sees the directory that the run actor of the run sees."""
     try:
         return (run_dir / SIGHT_FILE).read_text() == run_id
     except (OSError, UnicodeDecodeError):
@@ -136,7 +136,7 @@ class PartDesk:
     last one is synced, and counts only with the manifest, for which it is read and hashed like any
     other. At a resume parts are given out the other way.
 
-        server or bridge ── CarriedFolder ──▶ PartDesk of the driver ──▶ the run's directory It
+        server or bridge ── CarriedFolder ──▶ PartDesk of the run actor ──▶ the run's directory It
         cannot be pickled.
 
     Args:
@@ -203,7 +203,7 @@ class PartDesk:
             coming.discard()
 
     def __reduce__(self) -> str:
-        raise TypeError("the desk of a run does not leave the driver")
+        raise TypeError("the desk of a run does not leave the run actor")
 
     # -------------------------------------------------------------- what crosses regions
 
@@ -340,7 +340,7 @@ def _read(path: Path, offset: int, room: memoryview) -> int:
 
 
 log = logging.getLogger(__name__)
-_SILENT_S: Final = 60.0
+_UNANSWERED_S: Final = 60.0
 _ATTEMPTS: Final = 6
 _WAIT_S: Final = 0.5  # before the second attempt; twice as long before each further one
 
@@ -400,14 +400,14 @@ class DeskLine:
                 if client is None or client.is_closed:
                     hello: Meta = {"peer": f"{self.region}/part", "region": self.region}
                     client = LanClient(self.address, self.key, hello, config=DESK_LAN)
-                _, answer = told = client.request(meta, payload, timeout_s=_SILENT_S)
+                _, answer = told = client.request(meta, payload, timeout_s=_UNANSWERED_S)
                 return _Told(client, told[0], answer)
             except (LinkDownError, DeadlineExceededError) as error:
                 if client is not None:
                     client.close()
                 if attempt + 1 == _ATTEMPTS:
                     raise
-                log.warning("the driver's machine does not answer: %s", error.message)
+                log.warning("the run actor's machine does not answer: %s", error.message)
                 time.sleep(_WAIT_S * 2**attempt)
         raise AssertionError("not reached")
 
@@ -421,7 +421,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class CarriedPlaces:
-    """A `PartPlaces` on the driver's machine.
+    """A `PartPlaces` on the run actor's machine.
 
     Attributes:
         line: the way there.
@@ -437,7 +437,7 @@ class CarriedPlaces:
         return True
 
     def __str__(self) -> str:
-        return f"{self.name} of the driver's machine"
+        return f"{self.name} of the run actor's machine"
 
     def folder(self, id: int) -> CarriedFolder:
         """See `PartPlaces.folder`."""
@@ -445,7 +445,7 @@ class CarriedPlaces:
 
     def model_folder(self, run_dir: str) -> CarriedFolder:
         """See `PartPlaces.model_folder`."""
-        return CarriedFolder(self.line, MODEL, f"{run_dir} of the driver's machine")
+        return CarriedFolder(self.line, MODEL, f"{run_dir} of the run actor's machine")
 
     def prepare(self, region: str | None) -> None:
         """See `PartPlaces.prepare`; there is nothing to load."""
@@ -453,7 +453,7 @@ class CarriedPlaces:
 
 @dataclass(frozen=True, slots=True)
 class CarriedFolder:
-    """A `PartFolder` on the driver's machine.
+    """A `PartFolder` on the run actor's machine.
 
     Attributes:
         line: the way there.

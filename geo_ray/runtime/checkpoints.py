@@ -91,7 +91,7 @@ class Saver:
         return self._commit is not None
 
     def go_on(self, parts: set[str], newest: int) -> None:
-        """Go on where another driver has saved until now.
+        """Go on where another run actor has saved until now.
 
         Args:
             parts: names of those that regions write.
@@ -298,7 +298,7 @@ def crossing_of(actors: ActorGroup) -> TrafficSource | None:
 
 @dataclass(slots=True)
 class StoreTraffic:
-    """Counts the bytes of checkpoints that cross regions, through stores or to the driver.
+    """Counts the bytes of checkpoints that cross regions, through stores or to the run actor.
 
     It is told like what bridges send each other, as events `wan` of the class ``checkpoint``, so
     that summary, report and bill have it.

@@ -1,7 +1,7 @@
 """Watches over a run: writes its events and carries out what `RunPolicy` decides.
 
 It makes no training decisions, and every wait has a deadline. `Skews` maps times of other
-machines to the driver's clock where they differ by more than `TOLERATED_S`, by the smallest
+machines to the run actor's clock where they differ by more than `TOLERATED_S`, by the smallest
 observed delay, as in NTP.
 """
 
@@ -43,7 +43,7 @@ _TIMES: Final = ("t_s", "start_s")
 
 @dataclass(slots=True)
 class Skews:
-    """Puts the times that processes report onto the driver's clock. Pure.
+    """Puts the times that processes report onto the run actor's clock. Pure.
 
     Idea: each process counts from the time of day that its machine believes in. Nothing is ordered
         by
@@ -61,7 +61,7 @@ class Skews:
     def events(
         self, answers: Mapping[tuple[str, str], Mapping[str, Any]], now_s: float
     ) -> list[dict[str, Any]]:
-        """All events of some answers, with times of the driver's clock.
+        """All events of some answers, with times of the run actor's clock.
 
         Args:
             answers: by (role, region); ``now_s`` in one is what its process took for the present.
@@ -88,8 +88,8 @@ class Skews:
         if before_s is None:
             side = "ahead of" if ahead_s > 0 else "behind"
             log.warning(
-                "the clock of the machine of region '%s' (%s) is %.0f s %s the driver's: times of "
-                "its events are corrected; set it, since certificates go by it",
+                "the clock of the machine of region '%s' (%s) is %.0f s %s the run actor's: times "
+                "of its events are corrected; set it, since certificates depend on it",
                 key[1], key[0], abs(ahead_s), side,
             )  # fmt: skip
         return ahead_s
@@ -188,7 +188,7 @@ class Controller:
         self.plans = PlanWatch(ReplanPolicy(), self.plan_for, self)
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
-        self._polls.driver = self.actors.driver
+        self._polls.token = self.actors.token
 
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.

@@ -1,6 +1,6 @@
 """Starts the processes of a run, which end with their owner, and holds its keys.
 
-`HandoffRecord` is what a restarted driver must know about running processes.
+`HandoffRecord` is what a restarted run actor must know about running processes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class HandoffRecord:
         where: where all that listens.
         gone: regions that take no part.
         is_changing: whether a region is on its way in or out.
-        uses_desk: whether any process sends its parts to the driver's machine.
+        uses_desk: whether any process sends its parts to the run actor's machine.
     """
 
     spec: RunSpec
@@ -100,10 +100,10 @@ class HandoffRecord:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """What a supervisor has for a driver that comes.
+    """What a supervisor has for a run actor that comes.
 
     Attributes:
-        record: what the driver before has noted last; None: it had not begun to train.
+        record: what the run actor before has noted last; None: it had not begun to train.
         attempts: the newest incarnation that was made of each worker, by region and rank.
         newest_attempt: of bridges and servers.
     """
@@ -161,24 +161,24 @@ class ProcessSpec:
 
 
 class ProcessLauncher(Protocol):
-    """Owns the processes, places and keys of a run; commands of overtaken drivers are refused."""
+    """Owns the processes, places and keys of a run; refuses commands of superseded run actors."""
 
     @property
     def has_places(self) -> bool:
         """Whether places were reserved for the run before."""
         ...
 
-    def attach(self, driver: int) -> Handoff | None:
-        """Become the run's driver.
+    def attach(self, token: int) -> Handoff | None:
+        """Become the run actor.
 
         Args:
-            driver: fencing token: epoch of the driver's lease.
+            token: fencing token: epoch of the run actor's lease.
 
         Returns:
-            What an earlier driver has left; None: nothing outlives a driver here.
+            What an earlier run actor has left; None: nothing outlives a run actor here.
 
         Raises:
-            LeaseLostError: a later driver is there, as for all other methods.
+            LeaseLostError: a later run actor is there, as for all other methods.
         """
         ...
 
@@ -211,11 +211,11 @@ class ProcessLauncher(Protocol):
         ...
 
     def is_ours(self) -> bool:
-        """Whether this driver may still end them."""
+        """Whether this run actor may still end them."""
         ...
 
     def note(self, record: HandoffRecord) -> None:
-        """Keep for the next driver what this one knows of the run."""
+        """Keep for the next run actor what this one knows of the run."""
         ...
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
@@ -248,8 +248,8 @@ class OwnProcesses:
         """Whether places were reserved for the run."""
         return self._reserved is not None
 
-    def attach(self, driver: int) -> Handoff | None:
-        """See `ProcessLauncher.attach`: no earlier driver has left anything."""
+    def attach(self, token: int) -> Handoff | None:
+        """See `ProcessLauncher.attach`: no earlier run actor has left anything."""
         return None
 
     def begin(self, run_id: str, regions: Sequence[str], transport: TransportConfig) -> None:
@@ -280,7 +280,7 @@ class OwnProcesses:
         return True
 
     def note(self, record: HandoffRecord) -> None:
-        """No other driver could read it."""
+        """No other run actor could read it."""
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
         """See `RunKeys.for_bridge`."""

@@ -82,7 +82,7 @@ def run(
 
 @contextmanager
 def _ready(setup: RunSetup, resume: Resumption | None, *, attaches: bool) -> Iterator[Training]:
-    """Attach to the processes that an earlier driver has left, or start them."""
+    """Attach to the processes that an earlier run actor has left, or start them."""
     if attaches and resume is not None:
         found = running_processes(setup)
         if isinstance(found, Attached):

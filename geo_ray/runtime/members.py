@@ -136,13 +136,13 @@ class Members:
 
     @property
     def gone(self) -> GoneRegions:
-        """What another driver, or a resume, must know of regions that take no part."""
+        """What another run actor, or a resume, must know of regions that take no part."""
         regions = self.regions
         rows = {r.name: r.rows for r in regions if r.rows is not None and not r.is_here}
         return GoneRegions(tuple(regions.awaited), tuple(sorted(regions.away)), rows)
 
     def go_on(self, gone: GoneRegions, *, unhurried: Collection[str]) -> None:
-        """Take over what is known of regions that took no part before this driver came.
+        """Take over what is known of regions that took no part before this run actor came.
 
         Args:
             gone: what is known of them.

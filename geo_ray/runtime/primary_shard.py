@@ -382,8 +382,8 @@ class PrimaryShard:
         newest = self._attempts.get(worker, 0)
         if attempt < newest or (attempt > newest and not joins):
             raise LinkDownError(
-                f"worker {worker} of region '{self.server.plan.region}' in attempt {attempt} was "
-                f"replaced: attempt {newest} is the present one"
+                f"attempt {attempt} of worker {worker} of region '{self.server.plan.region}' was "
+                f"replaced by attempt {newest}"
             )
         if attempt > newest:
             self._attempts[worker] = attempt

@@ -78,7 +78,7 @@ class WorkerWatch:
         self._status[region] = status
 
     def go_on(self, requested: Collection[Place]) -> None:
-        """Another driver has requested replacements in these places, which do not work yet."""
+        """Another run actor has requested replacements in these places, which do not work yet."""
         for place in requested:
             worker = self.actors.workers.get(place)
             if worker is not None:
@@ -303,7 +303,8 @@ class HangWatch:
 
         Args:
             statuses: what parameter servers told of themselves just now, by region.
-            unresponsive_s: seconds since servers and bridges last answered, by (process, region).
+            unresponsive_s: seconds for which servers and bridges have not answered, by (process,
+                region).
 
         Returns:
             Workers to replace, with the cause.
@@ -337,7 +338,8 @@ class HangWatch:
                     continue
                 late[region, f"worker {rank}"] = f"worker {region}/{rank}: {cause}"
                 seconds[region, f"worker {rank}"] = computing.for_s
-        # An unresponsive server reports no workers: those already named stay named.
+        # A region whose server is unresponsive reports nothing on its workers: named ones stay
+        # named.
         gone = {key for key in self._named - late.keys() if key[0] not in statuses}
         self._name(late, seconds, gone, now_s)
         return hung

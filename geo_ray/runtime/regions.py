@@ -571,7 +571,7 @@ class Regions:
         unawaited: Collection[str],
         now_s: float,
     ) -> list[Action]:
-        """Take over what another driver, or a checkpoint, knows of regions that take no part.
+        """Take over what another run actor, or a checkpoint, knows of regions that take no part.
 
         Args:
             lost: regions that were lost, and may be brought back.

@@ -307,8 +307,8 @@ class ShardServer:
         newest = self._attempts[worker] = max(attempt, self._attempts.get(worker, 0))
         if attempt < newest:
             raise LinkDownError(
-                f"worker {worker} of region '{self._held.region}' in attempt {attempt} was "
-                f"replaced: attempt {newest} is the present one"
+                f"attempt {attempt} of worker {worker} of region '{self._held.region}' was "
+                f"replaced by attempt {newest}"
             )
         return worker
 

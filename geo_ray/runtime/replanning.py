@@ -255,7 +255,7 @@ class LinkNotes:
         self._heard_s = -_EVERY_S
         self._newest: dict[tuple[str, str], Mapping[str, int]] = {}
         self._before: dict[tuple[str, str], Counter[str]] = {}  # of bridges that are gone
-        self._told: dict[tuple[str, str], Mapping[str, int]] = {}  # by a driver that is gone
+        self._told: dict[tuple[str, str], Mapping[str, int]] = {}  # by a run actor that is gone
 
     def hear(
         self,
@@ -297,7 +297,7 @@ class LinkNotes:
         return dict(sorted((before + Counter(sent)).items()))
 
     def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
-        """Count on from what a driver before this one told, by link and class."""
+        """Count on from what a run actor before this one told, by link and class."""
         self._told = dict(sums)
 
     def note(self, region: str, links: Mapping[str, Any]) -> None:

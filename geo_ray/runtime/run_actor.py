@@ -202,11 +202,11 @@ class SupervisedLauncher:
     has_places: Final = False
 
     def __init__(self, supervisor: Handle) -> None:
-        self._supervisor, self._driver = supervisor, 0
+        self._supervisor, self._token = supervisor, 0
 
-    def attach(self, driver: int) -> Handoff | None:
+    def attach(self, token: int) -> Handoff | None:
         """See `ProcessLauncher.attach`."""
-        self._driver = driver
+        self._token = token
         handoff: Handoff = self._ask("attach")
         return handoff
 
@@ -227,7 +227,7 @@ class SupervisedLauncher:
         return placed
 
     def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
-        """See `ProcessLauncher.remove`; a driver that was overtaken removes nothing."""
+        """See `ProcessLauncher.remove`; a run actor that was overtaken removes nothing."""
         with suppress(RegionLostError, LeaseLostError):
             self._ask("remove", dict(placed))
 
@@ -249,7 +249,7 @@ class SupervisedLauncher:
 
     def note(self, record: HandoffRecord) -> None:
         """See `ProcessLauncher.note`; nothing is waited for."""
-        self._supervisor.note.remote(self._driver, record)
+        self._supervisor.note.remote(self._token, record)
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
         """See `ProcessLauncher.for_bridge`."""
@@ -267,5 +267,5 @@ class SupervisedLauncher:
         return signed
 
     def _ask(self, method: str, *arguments: Any, timeout_s: float = _ANSWER_S) -> Any:
-        call = getattr(self._supervisor, method).remote(self._driver, *arguments)
+        call = getattr(self._supervisor, method).remote(self._token, *arguments)
         return collect({"supervisor": call}, timeout_s)["supervisor"]

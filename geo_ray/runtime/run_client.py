@@ -22,11 +22,11 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geo_ray.base.errors import (
-    DriverLostError,
     GeoRayError,
     HeadLostError,
     InvariantError,
     RayUnreachableError,
+    RunActorLostError,
     RunHeldError,
 )
 from geo_ray.experiment.experiment import Experiment
@@ -129,7 +129,7 @@ def drive(
         for _ in log.new():
             pass  # what happened before is not of this run segment
         order = request.order(reporting.began_unix_s, log.read_bytes)
-        reporting.status("starting the run's driver")
+        reporting.status("starting the run actor")
         signals = stack.enter_context(counted_signals())  # a run that starts is ended by them
         watcher = RunWatcher(_start(order), request.run, reporting.observer, cluster, log, signals)
         try:
@@ -336,14 +336,14 @@ class RunWatcher:
             What it came to; None if it goes on.
 
         Raises:
-            DriverLostError: its supervisor died.
+            RunActorLostError: its supervisor died.
             HeadLostError: so did the head of the cluster.
             KeyboardInterrupt: it was ended at once.
             GeoRayError: whatever ended it early.
         """
         try:
             return self._follow(until_begun=until_begun)
-        except (DriverLostError, HeadLostError):
+        except (RunActorLostError, HeadLostError):
             raise
         except BaseException as error:  # the observer raised: that ends the run
             if not self._is_over and self._ends_at_s is None:
@@ -354,7 +354,7 @@ class RunWatcher:
         while True:
             try:
                 news = self._hear()
-            except DriverLostError:
+            except RunActorLostError:
                 self._pass_on_events()
                 end = self._noted_end()
                 if end is None:
@@ -406,11 +406,11 @@ class RunWatcher:
             wait_for_ray(self._cluster.address, _HEAD_S)
         except RayUnreachableError:
             return HeadLostError(
-                f"the Ray head at {self._cluster.address} is gone, and with it the run's driver"
+                f"the Ray head at {self._cluster.address} is gone, and with it the run actor"
             )
         failure = failure_of(error)
         if failure.is_lost:
-            return DriverLostError(f"the run's supervisor is gone: {failure.cause}")
+            return RunActorLostError(f"the run's supervisor is gone: {failure.cause}")
         return failure.as_error()
 
     def _pass_on(self, news: RunNews) -> None:

@@ -180,7 +180,7 @@ class RunContext:
     lease: LeaseKeeper
 
     def own_log(self) -> Path:
-        """Where its events go; a driver that has it open unheard writes to none from now on."""
+        """Where its events go; a run actor that has it open unheard writes to none from now on."""
         path = self.run.path / EVENTS_FILE
         if self.lease.from_unknown and path.exists():
             detach(path)
@@ -218,7 +218,7 @@ def evals_of(
         context: the run.
         recorder: takes events.
         keeper: keeps the best model; None if nobody wants it.
-        told: evaluations of which an earlier driver has taken note.
+        told: evaluations of which an earlier run actor has taken note.
     """
     board = build_evals(context.experiment, context.task)
     writer = ThreadPoolExecutor(1, "best-model")

@@ -84,7 +84,7 @@ def finish(training: Training) -> Summary:
     """Have the model written, and write the summary.
 
     The model comes through the store, if the run has one. If that does not take it in time, the
-    driver takes it from the server of the averager's region, so the run's directory has it.
+    run actor takes it from the server of the averager's region, so the run's directory has it.
 
     Args:
         training: a run whose workers are done.
@@ -137,7 +137,7 @@ def conclude(
     end: RunEnd,
     retry_s: float,
 ) -> Summary:
-    """Do what is left of steps 4 to 7, where a driver died after step 3.
+    """Do what is left of steps 4 to 7, where a run actor died after step 3.
 
     Args:
         run: whose log says how it has ended.

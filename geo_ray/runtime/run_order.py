@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunClock:
-    """The time of a run, which goes on while its driver restarts it from a checkpoint.
+    """The time of a run, which goes on while its run actor restarts it from a checkpoint.
 
     Attributes:
         origin_unix_s: time of day at which it was 0.
@@ -44,8 +44,8 @@ class Resumption:
         begins: whether a run that never saved starts from the beginning.
         cause: why the processes that the run had do not go on, if they might have.
         log_bytes: what the run's log had when this was asked for.
-        clock: of the run that this driver restarts: the restart takes part of its time; None: the
-            time that nobody drove it does not count.
+        clock: of the run that this run actor restarts. The restart counts as part of its time;
+            None: the time without a run actor does not count.
     """
 
     checkpoint: int | None = None
@@ -57,7 +57,7 @@ class Resumption:
     clock: RunClock | None = None
 
     def again(self, log: EventTail) -> Resumption:
-        """How another driver goes on after one that was told this and is gone.
+        """How another run actor goes on after one that was told this and is gone.
 
         As it was told, if that one had not come to begin. Else from the newest checkpoint; it may
         be the one that was gone on from, which has the state of regions that are not to take part.
@@ -72,7 +72,7 @@ class Resumption:
         has_begun = False
         for event in log.new():
             is_new = log.read_bytes > self.log_bytes
-            if event.kind in ("run_started", "driver_attached"):
+            if event.kind in ("run_started", "run_actor_attached"):
                 has_begun = has_begun or is_new
             if event.kind == "run_started":
                 there = set(event["regions"])

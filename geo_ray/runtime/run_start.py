@@ -110,7 +110,7 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
         spec = RunSpec(
             experiment_json=with_shapes(experiment, task).model_dump_json(),
             base_dir=str(run.base_dir),
-            driver_dir=str(Path.cwd()),
+            working_dir=str(Path.cwd()),
             manifest_address=address,
             run_id=run_id,
             run_dir=str(run.path),

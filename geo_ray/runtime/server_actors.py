@@ -261,21 +261,21 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         """Return the key of the region's sockets, sealed for a worker."""
         return seal_secret(self._serving.key, worker.public, LAN_KEY)
 
-    def attend(self, driver: int) -> dict[str, Any]:
+    def attend(self, token: int) -> dict[str, Any]:
         """See `BridgeActor.attend`."""
-        self._fence.check(driver)
+        self._fence.check(token)
         if self._is_starting:
             return {"phase": "starting"}
         self._serving.event_buffer.recall()
         return self._serving.shard.status()
 
-    def poll(self, driver: int = 0) -> dict[str, Any]:
-        """State and new events, for a driver.
+    def poll(self, token: int = 0) -> dict[str, Any]:
+        """State and new events, for a run actor.
 
         Raises:
             LeaseLostError: a later one has asked.
         """
-        self._fence.check(driver)
+        self._fence.check(token)
         if self._is_starting:
             return {"status": {"phase": "starting"}, "events": []}
         return {"status": self._serving.shard.status(), **self._serving.event_buffer.news()}
@@ -320,7 +320,7 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         return part, digest(tensors["params"])
 
     def model_bytes(self) -> tuple[dict[str, int], str]:
-        """Describe the final model for a driver that takes it piece by piece, without a store.
+        """Describe the final model for a run actor that takes it piece by piece, without a store.
 
         Returns:
             Bytes of each vector, as for `write_model`; the digest of the parameters.
@@ -348,18 +348,18 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
 class ShardServerActor(_ServerActor[LanServer]):
     """One more shard of a region."""
 
-    def attend(self, driver: int) -> dict[str, Any]:
+    def attend(self, token: int) -> dict[str, Any]:
         """See `BridgeActor.attend`."""
-        self._fence.check(driver)
+        self._fence.check(token)
         return {}
 
-    def poll(self, driver: int = 0) -> dict[str, Any]:
+    def poll(self, token: int = 0) -> dict[str, Any]:
         """A sign of life; the primary shard reports what happens.
 
         Raises:
-            LeaseLostError: a later driver has asked.
+            LeaseLostError: a later run actor has asked.
         """
-        self._fence.check(driver)
+        self._fence.check(token)
         return {"status": {}, "events": []}
 
     def open(self, lan_key: bytes) -> Address:

@@ -1,7 +1,7 @@
 """Specification of a run's actors, their resource demand, and the fencing token check.
 
 Plain values, small enough for one control message, and nothing secret; keys are handed out by
-`ray_cluster.keys`. An actor obeys only the driver with the newest lease (`DriverFence`).
+`ray_cluster.keys`. An actor obeys only the run actor with the newest lease (`TokenFence`).
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.parameters import BufferLayout
 
 
-class DriverFence:
+class TokenFence:
     """Any thread may ask."""
 
     def __init__(self) -> None:
         self._newest = 0
         self._changed = threading.Condition()
 
-    def check(self, driver: int) -> None:
-        """A driver asks; those before it are refused from now on.
+    def check(self, token: int) -> None:
+        """A run actor asks; those before it are refused from now on.
 
         Args:
-            driver: epoch of its lease.
+            token: epoch of its lease.
 
         Raises:
             LeaseLostError: a later one has asked.
         """
         with self._changed:
-            if driver < self._newest:
-                raise _overtaken(driver, self._newest)
-            if driver > self._newest:
-                self._newest = driver
+            if token < self._newest:
+                raise _overtaken(token, self._newest)
+            if token > self._newest:
+                self._newest = token
                 self._changed.notify_all()
 
-    def wait(self, driver: int, longest_s: float) -> None:
-        """Wait for a while, on behalf of a driver.
+    def wait(self, token: int, longest_s: float) -> None:
+        """Wait for a while, on behalf of a run actor.
 
         Raises:
             LeaseLostError: a later one has asked, before or meanwhile.
         """
         with self._changed:
-            if self._changed.wait_for(lambda: driver < self._newest, longest_s):
-                raise _overtaken(driver, self._newest)
+            if self._changed.wait_for(lambda: token < self._newest, longest_s):
+                raise _overtaken(token, self._newest)
 
 
-def _overtaken(driver: int, by: int) -> LeaseLostError:
+def _overtaken(token: int, by: int) -> LeaseLostError:
     return LeaseLostError(
-        f"the run was taken over by holder {by} of its lease; this process was holder {driver}"
+        f"the run was taken over by holder {by} of its lease; this process was holder {token}"
     )
 
 
@@ -128,8 +128,8 @@ class RunSpec:
 
     Attributes:
         experiment_json: the whole configuration.
-        base_dir: where relative paths of the configuration start, on the driver's machine.
-        driver_dir: the driver's working directory, which a submitted job has on every node.
+        base_dir: where relative paths of the configuration start, on the run actor's machine.
+        working_dir: the run actor's working directory, which a submitted job has on every node.
         manifest_address: where the data's manifest is.
         run_id: tells this run's sockets from another's.
         run_dir: the run's directory.
@@ -145,7 +145,7 @@ class RunSpec:
 
     experiment_json: str
     base_dir: str
-    driver_dir: str
+    working_dir: str
     manifest_address: str
     run_id: str
     run_dir: str = ""
@@ -167,9 +167,9 @@ class RunSpec:
     def here(self) -> Path:
         """`base_dir` on this machine: the same path, or the same place in the working directory."""
         base_dir = Path(self.base_dir)
-        if base_dir.is_dir() or not base_dir.is_relative_to(self.driver_dir):
+        if base_dir.is_dir() or not base_dir.is_relative_to(self.working_dir):
             return base_dir
-        return Path.cwd() / base_dir.relative_to(self.driver_dir)
+        return Path.cwd() / base_dir.relative_to(self.working_dir)
 
     def region(self, name: str) -> RegionConfig:
         """The configuration of one region."""

@@ -33,7 +33,7 @@ from geo_ray.transport.wire.message import BACKGROUND, CONTROL, Message
 
 PIECE_BYTES: Final = 4 << 20
 PIECES_AHEAD: Final = 4  # for all shards of a region together
-_SILENT_S: Final = 60.0
+_UNANSWERED_S: Final = 60.0
 _WANTED, _PIECE, _REFUSED = "copy_wanted", "copy_piece", "copy_refused"
 _TRAFFIC: Final = "join"
 _log = logging.getLogger(__name__)
@@ -123,10 +123,10 @@ class CopyTransfer:
         meta: Meta = {"number": number, "file": file, "offset": offset, "bytes": num_bytes}
         try:
             self.send(giver, Message(_WANTED, meta, b"", _TRAFFIC, CONTROL))
-            return wanted.result(_SILENT_S)
+            return wanted.result(_UNANSWERED_S)
         except LateError as error:
             raise LinkDownError(
-                f"region '{giver}' gave nothing of {file} for {_SILENT_S:g} s"
+                f"region '{giver}' gave nothing of {file} for {_UNANSWERED_S:g} s"
             ) from error
         finally:
             self._wanted.pop(number, None)

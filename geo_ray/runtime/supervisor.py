@@ -26,11 +26,11 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geo_ray.base.errors import (
-    DriverLostError,
     GeoRayError,
     HeadLostError,
     InterruptedRunError,
     LeaseLostError,
+    RunActorLostError,
 )
 from geo_ray.base.text import coarse_text
 from geo_ray.ray_cluster.calls import Handle, failure_of, kill
@@ -61,7 +61,7 @@ _AWAY_AFTER_S: Final = 5.0  # without a question a watcher is gone
 _LINGERS_S: Final = 20.0  # for watchers that come to hear how the run has ended
 _ANSWERED_S: Final = 0.5  # until a watcher that has heard it has its answer
 _PAUSED_S: Final = 5.0  # without a look of its own, the supervisor was stopped itself
-_HEAD_BACK_S: Final = 15.0  # that a start waits for a silent head; its silence is noted for 10 s
+_HEAD_BACK_S: Final = 15.0  # that a start waits for a unresponsive head; that is noted for 10 s
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._state = RunState.RUNNING
         # What the run owns.
-        self._driver = 0
+        self._token = 0
         self._processes = OwnProcesses()
         self._made: dict[str, Handle] = {}  # by actor id
         self._placed: dict[str, PlacedRegion] = {}
@@ -290,23 +290,23 @@ class Supervisor:
 
     # ------------------------------------------------------------------ what the run owns
 
-    def attach(self, driver: int) -> Handoff:
+    def attach(self, token: int) -> Handoff:
         """Return what is left of an earlier run actor, whose commands are refused from now on.
 
         Args:
-            driver: fencing token: epoch of the lease.
+            token: fencing token: epoch of the lease.
         """
         with self._lock:
-            self._check(driver)
-            self._driver = driver
+            self._check(token)
+            self._token = token
             return Handoff(self._record, dict(self._attempts), self._newest_attempt)
 
-    def confirm(self, driver: int) -> None:
-        """Return if this is the run's driver."""
-        self._check(driver)
+    def confirm(self, token: int) -> None:
+        """Return if this is the current run actor."""
+        self._check(token)
 
     def begin(
-        self, driver: int, run_id: str, regions: Sequence[str], transport: TransportConfig
+        self, token: int, run_id: str, regions: Sequence[str], transport: TransportConfig
     ) -> None:
         """See `ProcessLauncher.begin`.
 
@@ -314,31 +314,31 @@ class Supervisor:
             HeadLostError: what there is cannot be ended.
         """
         deadline_s = time.monotonic() + _HEAD_BACK_S
-        while not self._clear(driver):
+        while not self._clear(token):
             if time.monotonic() > deadline_s:
                 raise HeadLostError("the processes of the run cannot be ended: no head answers")
             time.sleep(_TICK_S)
         self._processes.begin(run_id, regions, transport)
 
-    def note(self, driver: int, record: HandoffRecord) -> None:
+    def note(self, token: int, record: HandoffRecord) -> None:
         """See `ProcessLauncher.note`."""
-        self._check(driver)
+        self._check(token)
         self._record, self._has_trained = record, True
 
-    def keep_only(self, driver: int, handles: Sequence[Handle]) -> None:
+    def keep_only(self, token: int, handles: Sequence[Handle]) -> None:
         """See `ProcessLauncher.keep_only`."""
-        self._keep_only(driver, handles)
+        self._keep_only(token, handles)
 
-    def clear(self, driver: int) -> None:
+    def clear(self, token: int) -> None:
         """See `ProcessLauncher.clear`."""
-        self._clear(driver)
+        self._clear(token)
 
-    def make(self, driver: int, specs: Sequence[ProcessSpec]) -> list[Handle]:
+    def make(self, token: int, specs: Sequence[ProcessSpec]) -> list[Handle]:
         """See `ProcessLauncher.make`."""
-        self._check(driver)
+        self._check(token)
         made = self._processes.make(specs)
         with self._lock:
-            if driver == self._driver:
+            if token == self._token:
                 self._made |= {actor_id(handle): handle for handle in made}
                 for spec in specs:
                     self._newest_attempt = max(self._newest_attempt, spec.attempt)
@@ -348,54 +348,54 @@ class Supervisor:
                 return made
         for handle in made:
             kill(handle)
-        raise self._overtaken(driver)
+        raise self._overtaken(token)
 
     def place(
-        self, driver: int, demands: Sequence[RegionDemand], timeout_s: float
+        self, token: int, demands: Sequence[RegionDemand], timeout_s: float
     ) -> dict[str, PlacedRegion]:
         """See `ProcessLauncher.place`."""
-        self._check(driver)
+        self._check(token)
         placed = self._processes.place(demands, timeout_s)
         with self._lock:
-            if driver == self._driver:
+            if token == self._token:
                 self._placed |= placed
                 return placed
         self._remove(placed.values())
-        raise self._overtaken(driver)
+        raise self._overtaken(token)
 
-    def remove(self, driver: int, placed: Mapping[str, PlacedRegion]) -> None:
+    def remove(self, token: int, placed: Mapping[str, PlacedRegion]) -> None:
         """See `ProcessLauncher.remove`."""
-        self._check(driver)
+        self._check(token)
         if self._remove(placed.values()):
             self._forget_places(placed)
 
-    def for_bridge(self, driver: int, region: str, introduction: Introduction) -> BridgeKeys:
+    def for_bridge(self, token: int, region: str, introduction: Introduction) -> BridgeKeys:
         """See `ProcessLauncher.for_bridge`."""
-        self._check(driver)
+        self._check(token)
         return self._processes.for_bridge(region, introduction)
 
-    def for_server(self, driver: int, region: str, introduction: Introduction) -> bytes:
+    def for_server(self, token: int, region: str, introduction: Introduction) -> bytes:
         """See `ProcessLauncher.for_server`."""
-        self._check(driver)
+        self._check(token)
         return self._processes.for_server(region, introduction)
 
-    def sign(self, driver: int, region: str, request_pem: bytes) -> SignedCertificate | None:
+    def sign(self, token: int, region: str, request_pem: bytes) -> SignedCertificate | None:
         """See `ProcessLauncher.sign`."""
-        self._check(driver)
+        self._check(token)
         return self._processes.sign(region, request_pem)
 
-    def _check(self, driver: int) -> None:
-        if driver < self._driver:
-            raise self._overtaken(driver)
+    def _check(self, token: int) -> None:
+        if token < self._token:
+            raise self._overtaken(token)
 
-    def _overtaken(self, driver: int) -> LeaseLostError:
+    def _overtaken(self, token: int) -> LeaseLostError:
         return LeaseLostError(
-            f"the run was taken over by holder {self._driver} of its lease; this process was "
-            f"holder {driver}"
+            f"the run was taken over by holder {self._token} of its lease; this process was "
+            f"holder {token}"
         )
 
-    def _clear(self, driver: int | None = None) -> bool:
-        are_ended = self._keep_only(driver, ())
+    def _clear(self, token: int | None = None) -> bool:
+        are_ended = self._keep_only(token, ())
         with self._lock:
             placed, self._record = dict(self._placed), None
         are_free = self._remove(placed.values())
@@ -403,11 +403,11 @@ class Supervisor:
             self._forget_places(placed)
         return are_ended and are_free
 
-    def _keep_only(self, driver: int | None, handles: Sequence[Handle]) -> bool:
-        """End all other processes; what a silent head does not end stays the run's.
+    def _keep_only(self, token: int | None, handles: Sequence[Handle]) -> bool:
+        """End all other processes; what a unresponsive head does not end stays the run's.
 
         Args:
-            driver: who asks; None: the supervisor itself.
+            token: who asks; None: the supervisor itself.
             handles: of the processes that stay.
 
         Returns:
@@ -415,8 +415,8 @@ class Supervisor:
         """
         wanted = {actor_id(handle) for handle in handles}
         with self._lock:
-            if driver is not None:
-                self._check(driver)
+            if token is not None:
+                self._check(token)
             others = {key: each for key, each in self._made.items() if key not in wanted}
         if others and not head_answers():
             log.warning("%d processes of the run are not ended: no Ray head answers", len(others))
@@ -498,10 +498,10 @@ class Supervisor:
         if self._state is RunState.ENDING:
             self._finish(RunEnd(None, self._requests.end))
         elif self._budget.take(has_trained=self._has_trained):
-            self._say(f"the run's driver was killed ({cause}): it is started again")
+            self._say(f"the run actor was killed ({cause}): restarting it")
             self._start()
         else:
-            self._finish(RunEnd(None, DriverLostError(f"the run's driver is gone: {cause}")))
+            self._finish(RunEnd(None, RunActorLostError(f"the run actor is gone: {cause}")))
 
     def _finish(self, end: RunEnd) -> None:
         """End all that the run owns; watchers hear of the end afterwards."""

@@ -83,7 +83,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
 
         Returns:
             Names of metrics that these rows have; None from other workers, and of rows that the
-            driver wrote and tried.
+            run actor wrote and tried.
         """
         experiment, task = self._spec.experiment, self._load_task()
         # Servers make theirs at the same time.
@@ -99,7 +99,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         return os.getpid()
 
     def doing(self) -> str:
-        """Return what the worker is doing, for a driver that waits for it."""
+        """Return what the worker is doing, for a run actor that waits for it."""
         return "starting" if self._is_starting else self._serving.doing
 
     def node_id(self) -> str:
@@ -121,7 +121,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
             if self._state is ActorState.CREATED:  # it replaces a lost worker
                 self._load(_Loaded(self._load_task()))
             steps = self._run(shards, lan_key)
-        except Exception as error:  # of any class: a driver that comes later gets it, too
+        except Exception as error:  # of any class: a run actor that comes later gets it, too
             outcome.set_exception(error)
             raise
         finally:
@@ -129,15 +129,15 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         outcome.set_result(steps)
         return steps
 
-    def outcome(self, driver: int) -> int:
-        """Wait for what `run` returns or raises, for a driver that did not call it.
+    def outcome(self, token: int) -> int:
+        """Wait for what `run` returns or raises, for a run actor that did not call it.
 
         Raises:
-            LeaseLostError: a later driver has asked.
+            LeaseLostError: a later run actor has asked.
         """
-        self._fence.check(driver)
+        self._fence.check(token)
         while not self._outcome.done():
-            self._fence.wait(driver, _LOOK_EVERY_S)
+            self._fence.wait(token, _LOOK_EVERY_S)
         return self._outcome.result()
 
     def _run(self, shards: list[Address], lan_key: bytes) -> int:

@@ -36,7 +36,7 @@ class WorkerLoop:
         step_s: how long steps are padded to; None for no padding.
 
     Attributes:
-        doing: what it is doing, for a driver that waits for it; any thread may read it.
+        doing: what it is doing, for a run actor that waits for it; any thread may read it.
     """
 
     def __init__(

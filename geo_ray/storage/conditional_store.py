@@ -193,8 +193,8 @@ class LocalConditionalStore:
             except OSError as error:
                 self._has_locks = False
                 _log.warning(
-                    "the file system of %s has no locks (%s): do not start two drivers of one run "
-                    "at the same moment",
+                    "the file system of %s has no locks (%s): do not start two run actors of one "
+                    "run at the same moment",
                     path.parent,
                     error.strerror,
                 )

@@ -79,7 +79,7 @@ from geo_ray.telemetry.events import Event, RunObserver
 
 TUNE_FOLDER: Final = "tune"
 _OF_RAY: Final = {*AUTO_RESULT_KEYS, "done", "trial_id", "experiment_tag", "should_checkpoint"}
-_DRIVER_CPUS: Final = 0.01
+_TRIAL_CPUS: Final = 0.01
 _ON_CLUSTER: Final = "cluster={kind: existing}"
 _STANDING: Final = "standing.json"
 _TRIALS_REGION: Final = "trials"
@@ -218,9 +218,9 @@ def _restored(run: RunDirectory) -> Standing | None:
 def candidate_resources(
     values: Mapping[str, JSONValue], spec: CandidateSpec
 ) -> PlacementGroupFactory:
-    """What a real trial reserves: its driver and every process of its run, in the run's regions."""
-    driver: tuple[dict[str, float], dict[str, str]] = ({"CPU": _DRIVER_CPUS}, {})
-    bundles = [driver]
+    """Resources of a real trial: its run actor and every process of its run, by region."""
+    run_actor: tuple[dict[str, float], dict[str, str]] = ({"CPU": _TRIAL_CPUS}, {})
+    bundles = [run_actor]
     with suppress(ConfigError):  # the trial itself reports what is wrong
         bundles += bundles_of(demands_of(spec.experiments(values)[0]))
     return PlacementGroupFactory(
@@ -237,7 +237,7 @@ def cluster_cpus(tried: Sequence[Experiment], jobs: int) -> tuple[tuple[str, ...
         for demand in by_label(demands_of(experiment)):
             most = max(totals.get(demand.region, 0.0), demand.total().get("CPU", 0.0))
             totals[demand.region] = most
-    return tuple(totals), jobs * (max(totals.values()) + _DRIVER_CPUS)
+    return tuple(totals), jobs * (max(totals.values()) + _TRIAL_CPUS)
 
 
 def trainable(
@@ -688,7 +688,7 @@ def _trainable(plan: SearchPlan, ended: Mapping[str, TrialRecord]) -> Any:
 
     def resources(drawn: dict[str, Any]) -> tune.PlacementGroupFactory:
         if key_of(drawn) in known:
-            return tune.PlacementGroupFactory([{"CPU": _DRIVER_CPUS}])
+            return tune.PlacementGroupFactory([{"CPU": _TRIAL_CPUS}])
         return candidate_resources(space.values(drawn), spec)
 
     if plan.is_real:

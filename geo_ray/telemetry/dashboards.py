@@ -86,15 +86,15 @@ ALERTS: Final = (
         "5m",
         "critical",
         "Run {{ $labels.run }} has taken no step for a quarter of an hour.",
-        "`geo-ray status RUN` says whether its driver lives and whom it waits for.",
+        "`geo-ray status RUN` shows whether its run actor runs and which regions it waits for.",
     ),
     AlertSpec(
-        "GeoRayRegionStands",
+        "GeoRayRegionStalled",
         f"(max by (run, region) (changes({_STEP}[10m])) == 0) "
         f"and on (run) (max by (run) (changes({_STEP}[10m])) > 0)",
         "5m",
         "warning",
-        "Region {{ $labels.region }} of {{ $labels.run }} stands still while others train.",
+        "Region {{ $labels.region }} of {{ $labels.run }} makes no progress while others train.",
         "`geo-ray watch RUN` shows whether it is lost, waits for its link or has left.",
     ),
     AlertSpec(

@@ -11,7 +11,9 @@ from collections import deque
 from typing import Any, Final
 
 _LOT: Final = 500
-_GIVEN: Final = 4 * _LOT  # that can be recalled: all that a driver can have taken and not written
+_GIVEN: Final = (
+    4 * _LOT
+)  # that can be recalled: all that a run actor can have taken and not written
 _EVALUATIONS: Final = 64  # and those that may wait for others' evaluations
 
 

@@ -225,10 +225,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_resumed": {},
     "bridge_requested": {"region": _text, "cause": _text},
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
-    "driver_attached": {
-        "epoch": _whole,
-        "unresponsive_s": _number,  # since the last driver was heard
-    },
+    "run_actor_attached": {"token": _whole, "downtime_s": _number},
     "region_drained": {"region": _text, "cause": _text},  # "asked" or "notice"
     "members_accepted": {"verb": _text, "region": _text, "request": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
@@ -315,7 +312,7 @@ MEMBER_KINDS = (  # what tells who took part when
     "worker_replaced",
     "join_failed",
     "bridge_replaced",
-    "driver_attached",
+    "run_actor_attached",
     "averager_moved",
 )
 

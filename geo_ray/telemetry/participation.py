@@ -77,7 +77,7 @@ class Presence:
         kind, t_s = event.kind, event.t_s
         if kind == "run_started":
             self._began_s = t_s
-            self._end(t_s, but=event["regions"])  # a driver that was killed told no end
+            self._end(t_s, but=event["regions"])  # a run actor that was killed told no end
             for name in event["regions"]:
                 self._enter(name, "member", t_s)
         elif kind in ("run_finished", "run_failed"):
@@ -90,8 +90,8 @@ class Presence:
             self.marks.append((t_s, f"the averager moves to {event['region']}"))
         elif kind == "bridge_replaced":
             self.marks.append((t_s, f"another bridge in {event['region']}: {event['cause']}"))
-        elif kind == "driver_attached":
-            self.marks.append((t_s, f"another driver, after {event['unresponsive_s']:.1f} s"))
+        elif kind == "run_actor_attached":
+            self.marks.append((t_s, f"run actor restarted after {event['downtime_s']:.1f} s"))
         elif kind == "join_failed":
             self.marks.append((t_s, f"{event['region']} does not join: {event['cause']}"))
         else:

@@ -31,7 +31,7 @@ _TOLD = (
     "worker_lost",
     "worker_replaced",
     "bridge_replaced",
-    "driver_attached",
+    "run_actor_attached",
     "worker_left",
     "team",
     "step_refused",
@@ -361,9 +361,9 @@ class Progress:
             case "bridge_replaced":
                 region, took_s = escape(event["region"]), event["took_s"]
                 self._say(f"[green]bridge replaced[/]: {region} after {took_s:.1f} s: {cause}")
-            case "driver_attached":
-                unresponsive_s = event["unresponsive_s"]
-                self._say(f"[green]driver attached[/]: nobody drove for {unresponsive_s:.1f} s")
+            case "run_actor_attached":
+                downtime_s = event["downtime_s"]
+                self._say(f"[green]run actor attached[/] after {downtime_s:.1f} s without one")
             case "worker_left":
                 self._say(f"[yellow]worker leaves[/]: {who}: {cause}")
             case "team":

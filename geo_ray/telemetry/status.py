@@ -43,14 +43,14 @@ _WITHOUT_STEPS: Final = (
 Ended = Literal["finished", "stopped", "failed"]
 
 
-class DriverStatus(StrictModel):
-    """Who drives a run, or did last."""
+class RunActorStatus(StrictModel):
+    """The run actor of a run, or the last one."""
 
     host: str = Field(description="name of its machine")
     pid: int = Field(description="process id there")
     since: str = Field(description="when it took the run, by its own clock")
-    epoch: int = Field(description="number of the run's driver; each new one gets the next")
-    alive: bool | None = Field(description="whether it drives the run now; null if not known")
+    token: int = Field(description="fencing token of its lease; grows with every restart")
+    alive: bool | None = Field(description="whether it is running; null if not known")
     how: str = Field(description="why that is thought, in words")
     doing: str = Field(default="", description="what it was last doing")
 
@@ -113,7 +113,7 @@ class RunStatus(ShownModel):
     is_going: bool | None = Field(description="whether anybody drives it; null if not known")
     waits_s: float | None = Field(
         default=None,
-        description="seconds within which its driver, which died, is started again; null: not",
+        description="seconds within which its run actor, which died, is started again; null: not",
     )
     strategy: str | None = Field(default=None, description="null before training began")
     averager: str | None = Field(default=None, description="region where the averager lives")
@@ -130,7 +130,7 @@ class RunStatus(ShownModel):
     target: TargetStatus | None = None
     checkpoint: CheckpointStatus | None = None
     spent: SpentStatus
-    driver: DriverStatus | None = Field(default=None, description="null for a simulation")
+    run_actor: RunActorStatus | None = Field(default=None, description="null for a simulation")
     code: str | None = Field(default=None, description="of the error that ended the run")
     message: str | None = Field(
         default=None, description="of that error, or why it is stopping, or was cut off"
@@ -518,7 +518,7 @@ def status_lines(status: RunStatus, width: int | None = None) -> list[str]:
     rows = [("", ", ".join(head))]
     rows += [] if status.message is None else [("cause", _one_line(status.message))]
     rows += [] if status.fix is None else [("fix", _one_line(status.fix))]
-    rows.append(("driver", _driver(status)))
+    rows.append(("run actor", _run_actor(status)))
     members = [region for region in status.regions if region.lost_cause is None]
     rows += [
         ("member" if number == 0 else "", _region(each)) for number, each in enumerate(members)
@@ -553,11 +553,13 @@ def _wrapped(head: str, text: str, width: int | None) -> list[str]:
     )
 
 
-def _driver(status: RunStatus) -> str:
-    driver = status.driver
-    if driver is None:
+def _run_actor(status: RunStatus) -> str:
+    run_actor = status.run_actor
+    if run_actor is None:
         return "none is noted: a simulation, or a run of an earlier release"
-    return f"host {driver.host}, process {driver.pid}, since {driver.since}: {driver.how}"
+    return (
+        f"host {run_actor.host}, process {run_actor.pid}, since {run_actor.since}: {run_actor.how}"
+    )
 
 
 def _region(region: RegionStatus) -> str:

@@ -131,8 +131,8 @@ class AveragerBooks:
     """The requests that the averager has taken in, its answers, and which regions have ended.
 
     Requests are numbered by (region, attempt, seq), and a region has one open at most. So the
-    newest number of each region says whether a request is a repetition, and its newest answer is
-    all that a repetition may ask for.
+    newest number of each region tells whether a request is a duplicate, and a duplicate only ever
+    needs the newest answer.
 
     Attributes:
         last: attempt and number of every region's newest request that was taken in or given up.
@@ -170,10 +170,11 @@ class AveragerBooks:
         }
 
     def join(self, region: str, giver: str) -> None:
-        """A region begins as a copy of another one: with its numbers, and no answer.
+        """Begin a region as a copy of another one: with its numbers, and no answer.
 
-        Attempts are a region's own. The giver's may be later than the newcomer's, where both came
-        up side by side, and all that the newcomer says would pass for a repetition.
+        Each region counts its own attempts. Those of the giver may be later than those of the
+        newcomer if both started at the same time; then every request of the newcomer would be taken
+        for a duplicate.
         """
         self.answers.pop(region, None)
         self.last[region] = (self.newest(region)[0], self.newest(giver)[1])

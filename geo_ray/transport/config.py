@@ -39,7 +39,7 @@ class LanConfig(StrictModel):
     max_handshakes: int = Field(
         default=32, gt=0, description="Connections that may be authenticating at the same time."
     )
-    silence_timeout_s: float = Field(
+    ack_timeout_s: float = Field(
         default=30.0, gt=0, description="Bytes unacknowledged for that long end a connection."
     )
 
@@ -162,7 +162,7 @@ class TransportConfig(StrictModel):
         return FrameLimits(self.max_meta_bytes, self.max_payload_bytes)
 
     @property
-    def silence_limit_s(self) -> float:
+    def unresponsive_after_s(self) -> float:
         """A peer that was silent for longer is down."""
         return self.peer_timeout_s + 2 * self.heartbeat_s
 

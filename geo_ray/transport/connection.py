@@ -645,7 +645,7 @@ class Connection:
         self._finishing = True
         self.wake()
 
-    def silent_s(self) -> float:
+    def since_received_s(self) -> float:
         """Return the seconds since anything was received from the peer."""
         return self._clock.now_s() - self._heard_s
 
@@ -715,7 +715,7 @@ class Connection:
             return
         now_s = self._clock.now_s()
         self._take_attached()
-        self._check_silence(now_s)
+        self._check_responsive(now_s)
         self._ask_kernel(now_s)
         if not self._finishing:
             self._tend_streams(now_s)
@@ -772,9 +772,9 @@ class Connection:
                 raise
             self._lose(stream, error)
 
-    def _check_silence(self, now_s: float) -> None:
-        if (silent_s := now_s - self._heard_s) > self._config.silence_limit_s:
-            raise LinkDownError(f"region {self._peer} was silent for {silent_s:.1f} s")
+    def _check_responsive(self, now_s: float) -> None:
+        if (since_received_s := now_s - self._heard_s) > self._config.unresponsive_after_s:
+            raise LinkDownError(f"region {self._peer} was silent for {since_received_s:.1f} s")
         flow, streams = self._session.flow, [self._control, *self._data]
         since_s = now_s - flow.stall_limit_s
         stalled = [each for each in streams if each.chunks and each.progress_s < since_s]

@@ -334,7 +334,7 @@ class Dialer:
 
     def _check(self, session: Session) -> None:
         session.give_up_revoked(self._connector.encryption.is_revoked)
-        limit_s = self._config.silence_limit_s
+        limit_s = self._config.unresponsive_after_s
         was_stuck = session.give_up_stuck(max(_STUCK_MIN_S, limit_s))
         with self._lock:
             is_dialed = session.peer in self._keepers

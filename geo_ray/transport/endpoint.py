@@ -49,8 +49,8 @@ class Endpoint:
             named is not shaped.
         clock: None takes the machine's.
         on_peer: called with (peer's region, its attempt, whether it is connected), in order with
-            its messages. A higher attempt means that the peer restarted: what it had not
-            acknowledged is dropped.
+            its messages. A higher attempt means that the peer restarted: messages that it had not
+            acknowledged are dropped.
         run_start_s: the clock's time at which the link models' time is 0; None takes now.
         certificate: this region's, for TLS; None if it needs none (see ``transport.tls``).
 

@@ -449,7 +449,7 @@ class FlowControl:
         would be given up like the last one, so the limit doubles each time, until chunks arrive
         in a small part of it again.
         """
-        return self._config.silence_limit_s * self._stall_factor
+        return self._config.unresponsive_after_s * self._stall_factor
 
     def on_stall(self) -> None:
         """Take in that streams were given up since they made no progress."""
@@ -457,7 +457,7 @@ class FlowControl:
 
     def on_chunk(self, took_s: float) -> None:
         """Take in how long a chunk took from the sender to its acknowledgement."""
-        if self._stall_factor > 1.0 and took_s < self._config.silence_limit_s / _PROMPT:
+        if self._stall_factor > 1.0 and took_s < self._config.unresponsive_after_s / _PROMPT:
             self._stall_factor = max(1.0, _CALM * self._stall_factor)
 
     def may_send(self, in_flight_bytes: int) -> bool:

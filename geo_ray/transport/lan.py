@@ -409,7 +409,7 @@ class LanClient:
     ) -> tuple[socket.socket, FrameSeries]:
         sock = sockets.dial(self.address, timeout_s)
         try:
-            sockets.tune(sock, silence_s=self._config.silence_timeout_s)
+            sockets.tune(sock, ack_timeout_s=self._config.ack_timeout_s)
             greeting = greet(sock, lan_side(sock, key, hello, self._config, timeout_s))
             return sock, FrameSeries(sock, greeting, self._config)
         except BaseException:
@@ -628,7 +628,7 @@ class LanServer:
     def _welcome(self, sock: socket.socket) -> LanConnection | None:
         side = lan_side(sock, self._key, {}, self._config, self._config.handshake_timeout_s)
         try:
-            sockets.tune(sock, silence_s=self._config.silence_timeout_s)
+            sockets.tune(sock, ack_timeout_s=self._config.ack_timeout_s)
             greeting = welcome(sock, side)
             sock.settimeout(None)
         except (TransportError, OSError) as error:

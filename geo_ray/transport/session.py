@@ -594,7 +594,7 @@ class Session:
                 estimate=asdict(self.flow.estimate),
                 outbox_messages=len(self._outbox),
                 outbox_bytes=self._outbox.size_bytes,
-                heard_s_ago=None if connection is None else connection.silent_s(),
+                heard_s_ago=None if connection is None else connection.since_received_s(),
                 last_error=counters.last_error,
             )
 
@@ -703,8 +703,7 @@ class Session:
         dropped = self._outbox.restart()
         self._counters.dropped_out += dropped
         _LOGGER.warning(
-            "region %s restarted with attempt %d; %d messages to its earlier incarnation are "
-            "dropped",
+            "region %s restarted as attempt %d; dropped %d messages to the previous attempt",
             self.peer, self._incarnation.attempt, dropped,
         )  # fmt: skip
 

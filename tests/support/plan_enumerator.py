@@ -1,4 +1,4 @@
-"""The model of docs/guides/planning.md ("The model, exactly") by plain enumeration.
+"""The model of docs/design/planner-model.md by plain enumeration.
 
 Written from that page alone: nothing here is the planner's. Takes a configuration, prices and links
 as a user writes them and goes through every plan.

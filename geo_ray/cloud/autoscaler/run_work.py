@@ -35,8 +35,8 @@ class NamedRun:
     Attributes:
         path: its directory if its name is free; else that with a number.
         plan: that it follows.
-        since_unix_s: when the cluster was asked for: a run whose driver has written nothing since
-            then is none of its work.
+        since_unix_s: when the cluster was requested. A run whose run actor has written nothing
+            since then is not counted as its work.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class FoundRun:
     Attributes:
         path: it.
         made_ns: when it was made, by its file system's clock.
-        written_unix_s: when its driver last wrote to it, by the same clock.
+        written_unix_s: when its run actor last wrote to it, by the same clock.
     """
 
     path: Path
@@ -147,7 +147,7 @@ class _Followed:
     speed: RecentSpeed
     status: RunStatus | None = None  # as it was last read
     unread_s: float | None = None  # since when it cannot be
-    cut_off_s: float | None = None  # since when it has had neither a driver nor an end
+    cut_off_s: float | None = None  # since when it has had neither a run actor nor an end
 
 
 class RunWork:
@@ -228,7 +228,7 @@ class RunWork:
         return each.unread_s is not None and self._now_s() - each.unread_s >= self._idle_s
 
     def _was_cut_off_for_long(self, each: _Followed, status: RunStatus) -> bool:
-        """Return whether a run has had no driver for so long that nobody seems to resume it."""
+        """Return whether a run has had no run actor for so long that nobody seems to resume it."""
         if _may_live(status):
             each.cut_off_s = None
             return False

@@ -52,11 +52,11 @@ _MOST_TOLD: Final = 50
 _log = logging.getLogger(__name__)
 
 
-_NO_DRIVER: Final = -1
+_NO_RUN_ACTOR: Final = -1
 
 
 class RunStops:
-    """Asks the runs of a name to save and stop, once for each driver of a run.
+    """Asks the runs of a name to save and stop, once for each run actor of a run.
 
     A run that cannot be read or asked does not keep the others from being asked.
 
@@ -68,7 +68,7 @@ class RunStops:
     def __init__(self, path: Path, since_unix_s: float) -> None:
         self._path, self._since_unix_s = path, since_unix_s
         self._readers: dict[Path, StatusReader] = {}
-        self._asked: dict[Path, int] = {}  # the epoch of the driver that was asked
+        self._asked: dict[Path, int] = {}  # the epoch of the run actor that was asked
 
     def ask(self) -> list[Path]:
         """Ask those that go on, or may, and were not asked yet; return these."""
@@ -104,9 +104,9 @@ class RunStops:
             return []
 
     def _going(self, path: Path) -> int | None:
-        """Return the epoch of a run's driver; None: it is over, or a run of another name.
+        """Return the epoch of a run's run actor; None: it is over, or a run of another name.
 
-        Whether a driver on another computer lives takes a while to see: till then it may.
+        Whether a run actor on another computer lives takes a while to see: till then it may.
         """
         if path not in self._readers:
             self._readers[path] = StatusReader(path)
@@ -116,7 +116,7 @@ class RunStops:
         status = reader.read()
         if status.is_going is False:
             return None
-        return _NO_DRIVER if status.driver is None else status.driver.epoch
+        return _NO_RUN_ACTOR if status.run_actor is None else status.run_actor.token
 
 
 _ANSWER_S: Final = 30.0

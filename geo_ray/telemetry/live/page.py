@@ -168,8 +168,12 @@ def _head(view: RunView) -> str:
         box = f'<div class="ended">{cause}{fix}</div>'
     for problem in view.problems:
         box += f'<p class="warn">{escape(problem)}</p>'
-    driver = status.driver
-    who = "" if driver is None else f"driven by process {driver.pid} on {driver.host}: {driver.how}"
+    run_actor = status.run_actor
+    who = (
+        ""
+        if run_actor is None
+        else f"run actor: process {run_actor.pid} on {run_actor.host}: {run_actor.how}"
+    )
     about = (", ".join(sub), who, status.run)
     return (
         f'<h1>{escape(_name(status.run))} <span class="tag{tag}">{escape(status.phase)}</span></h1>'

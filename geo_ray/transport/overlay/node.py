@@ -143,7 +143,7 @@ class Pace:
         parts = _GAIN * max(self._rates) * path_s / last.size_bytes
         self.limit = max(_LEAST, min(self._window, 1 + round(parts)))
 
-    def silent_s(self, now_s: float) -> float:
+    def idle_s(self, now_s: float) -> float:
         """Return the seconds without expected progress; 0 if no progress is expected."""
         # A part for which no acknowledgement was asked is no trouble while the next part is
         # awaited.
@@ -441,7 +441,7 @@ class Node:
         """Report transfers without progress to the coordinator."""
         for peer, pace in self._paces.items():
             active = self._active.get(peer, [])
-            if pace.silent_s(now_s) <= max((self._patience_s(o.rnd) for o in active), default=0.0):
+            if pace.idle_s(now_s) <= max((self._patience_s(o.rnd) for o in active), default=0.0):
                 continue
             pace.excuse(now_s)
             self.out += [(self.leader, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in active})]

@@ -170,12 +170,12 @@ def has_one_address(sock: socket.socket) -> bool:
     return sock.family in {socket.AF_INET, socket.AF_INET6} and own[0] == peer[0]
 
 
-def tune(sock: socket.socket, *, silence_s: float = 0.0, congestion: str = "") -> None:
+def tune(sock: socket.socket, *, ack_timeout_s: float = 0.0, congestion: str = "") -> None:
     """Send small frames at once, notice a vanished host, and pick a congestion control.
 
     Args:
         sock: a connected socket.
-        silence_s: unacknowledged, or unread by the other end, for that long, the connection
+        ack_timeout_s: unacknowledged, or unread by the other end, for that long, the connection
             counts as lost; 0 leaves that to the caller.
         congestion: name of the kernel's congestion control; kept as it is where that is unknown.
     """
@@ -185,7 +185,7 @@ def tune(sock: socket.socket, *, silence_s: float = 0.0, congestion: str = "") -
         ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
         ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", int(silence_s * 1000)),
+        ("TCP_USER_TIMEOUT", int(ack_timeout_s * 1000)),
     ):
         option = getattr(socket, name, None)  # not every system has them
         if option is not None:

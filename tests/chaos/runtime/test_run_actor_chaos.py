@@ -11,7 +11,7 @@ import pytest
 import ray
 
 import geo_ray
-from geo_ray.base.errors import DriverLostError
+from geo_ray.base.errors import RunActorLostError
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.runs.directory import RunDirectory
@@ -47,7 +47,7 @@ def check_undisturbed(experiment: Experiment, run_dir: Path, base_dir: Path) -> 
     """The second run actor has continued with the processes: every step once, the same bits."""
     events = events_of(run_dir)
     kinds = [event.kind for event in events]
-    assert kinds.count("run_started") == 1 and kinds.count("driver_attached") == 1
+    assert kinds.count("run_started") == 1 and kinds.count("run_actor_attached") == 1
     assert "worker_lost" not in kinds
     for region in experiment.region_names:
         steps = [e["step"] for e in events if e.kind == "step" and e["region"] == region]
@@ -71,8 +71,8 @@ def test_a_run_actor_is_killed_and_the_next_one_attaches(
         assert kill_run_actor(run_dir, number) != front.pid
         assert geo_ray.status(run_dir).phase != "cut off"
         assert front.wait(400) == 0, log.read_text()
-    assert "it is started again" in log.read_text()
-    assert "driver attached: nobody drove for" in log.read_text()
+    assert "restarting it" in log.read_text()
+    assert "run actor attached after" in log.read_text()
     check_undisturbed(experiment, run_dir, tmp_path)
     check_nothing_left(ray_cluster)
 
@@ -183,8 +183,8 @@ def test_the_supervisor_is_killed_and_the_run_is_resumed(
         assert front.poll() is None, first.read_text()
         name = supervisor_name(RunDirectory(run_dir, tmp_path))
         ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
-        assert front.wait(400) == DriverLostError.exit_code, first.read_text()
-    assert f"[{DriverLostError.code}]" in first.read_text()
+        assert front.wait(400) == RunActorLostError.exit_code, first.read_text()
+    assert f"[{RunActorLostError.code}]" in first.read_text()
     assert "--resume runs/tiny" in first.read_text()
     check_nothing_left(ray_cluster)
     with command(second, "--resume", str(run_dir)) as front:

@@ -18,29 +18,30 @@ ROOT = Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "docs" / "tutorials" / "two-regions.md"
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
-SHOWN = re.compile(r"(?:^ {4}.*\n(?:\n(?= {4}))?)+", re.M)
 
 
-def steps() -> list[tuple[str, str]]:
-    """("name of a file" or "", its content or shell commands), in the order of the page."""
+def blocks() -> list[tuple[str, str, str]]:
+    """(language, name of the file that it is saved as or "", content), in the order of the page."""
     text = GUIDE.read_text()
     found = []
     for fence in FENCE.finditer(text):
         before = text[: fence.start()].rstrip().rpartition("\n\n")[2]
+        names = re.findall(r"as `([\w.-]+)`", before)
         kind, body = fence.groups()
-        if kind == "sh":
-            found.append(("", body))
-        else:
-            names = re.findall(r"as `([\w.-]+)`", before)
-            assert names, f"which file is this?\n{body}"
-            found.append((names[-1], body))
+        assert kind in ("bash", "text") or names, f"which file is this?\n{body}"
+        found.append((kind, names[-1] if names and kind != "bash" else "", body))
     return found
 
 
+def steps() -> list[tuple[str, str]]:
+    """("name of a file" or "", its content or shell commands), in the order of the page."""
+    return [(name, body) for kind, name, body in blocks() if name or kind == "bash"]
+
+
 def outputs() -> list[str]:
-    """Lines that the page shows as printed, without code."""
-    prose = FENCE.sub("", GUIDE.read_text())
-    lines = [line for block in SHOWN.findall(prose) for line in block.splitlines()]
+    """Lines that the page shows as printed."""
+    shown = [body for kind, name, body in blocks() if kind == "text" and not name]
+    lines = [line for body in shown for line in body.splitlines()]
     return [" ".join(line.split()) for line in lines if line.strip() and "─" not in line]
 
 
@@ -54,7 +55,7 @@ def test_the_page_has_what_is_to_be_run() -> None:
     for verb in ("inspect", "stats", "merge-stats", "shard", "merge", "check"):
         assert f"geo-ray data {verb} " in commands
     assert "geo-ray simulate" in commands
-    assert len(outputs()) > 10
+    assert len(outputs()) > 15
 
 
 def run(command: list[str]) -> str:
@@ -82,10 +83,12 @@ def test_the_guide_works_to_the_letter(tmp_path: Path, monkeypatch: pytest.Monke
         for command in body.replace("\\\n", " ").splitlines():
             shown = run(shlex.split(command))
             printed += [" ".join(line.split()) for line in shown.splitlines()]
-    chances = [float(line.split()[-1]) for line in printed if line.startswith("churns with")]
-    assert len(chances) == 3
-    assert chances[0] > 0.8
-    assert chances[1] < 0.2
+    probabilities = [
+        float(line.split()[-1]) for line in printed if line.startswith("probability of churn:")
+    ]
+    assert len(probabilities) == 3
+    assert probabilities[0] > 0.8
+    assert probabilities[1] < 0.2
     (abroad,) = [float(line.split()[-1]) for line in printed if line.startswith("in eu-west:")]
     assert abroad > 0.8
     missing = [line for line in outputs() if line not in printed]

@@ -493,7 +493,7 @@ def test_a_run_in_a_bucket_outlives_its_run_actor(endpoint: str, tmp_path: Path)
     assert trains.returncode == 0, (out, err)
     run = geo_ray.open_run(uri)
     assert run.finished and final_digests([*run.events()]) == final_digests(quiet.events)
-    assert len(run.events("run_started")) == 1 and len(run.events("driver_attached")) == 1
+    assert len(run.events("run_started")) == 1 and len(run.events("run_actor_attached")) == 1
 
 
 def saved(uri: str) -> bool:

@@ -17,9 +17,9 @@ import geo_ray
 from geo_ray.api.status import change_members, follow_status
 from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import (
-    DriverMissingError,
     MembersRefusedError,
     RegionLostError,
+    RunActorMissingError,
     RunDirectoryError,
     RunFinishedError,
 )
@@ -117,8 +117,8 @@ def test_a_run_in_progress(run: RunDirectory) -> None:
         lease.renew()
         found = geo_ray.status(run.path)
     assert (found.phase, found.is_going, found.strategy) == ("training", True, "sma")
-    assert found.driver is not None
-    assert (found.driver.epoch, found.driver.alive) == (1, True)
+    assert found.run_actor is not None
+    assert (found.run_actor.token, found.run_actor.alive) == (1, True)
     assert [(r.name, r.step, r.steps, r.exchanges) for r in found.regions] == [
         ("eu", 4, 10, 0),
         ("us", 4, 10, 1),
@@ -141,7 +141,7 @@ def test_the_driver_was_killed(run: RunDirectory) -> None:
     with EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
     found = geo_ray.status(run.path)
-    assert (found.is_going, found.driver and found.driver.how) == (
+    assert (found.is_going, found.run_actor and found.run_actor.how) == (
         False,
         "its process is gone, it was killed",
     )
@@ -173,7 +173,7 @@ def test_a_killed_driver_s_run_trains_on_while_its_supervisor_restarts_it(tmp_pa
     found = geo_ray.status(run.path)
     assert (found.is_going, found.waits_s is not None) == (False, True)
     assert found.waits_s is not None and found.waits_s <= 50
-    assert found.phase == "trains on while its driver is started again"
+    assert found.phase == "training while its run actor restarts"
     assert found.fix == f"`geo-ray train --resume {run.path}` watches it."
     assert [(each.state, each.samples_per_s) for each in found.regions] == [("trains on", 0.0)] * 2
     shown = CliRunner().invoke(command, [str(run.path)]).stdout
@@ -252,7 +252,7 @@ def test_a_driver_elsewhere_is_listened_for(run: RunDirectory) -> None:
     assert reader.read().is_going is True
     clock.advance_to_s(17.6)
     silent = reader.read()
-    assert (silent.is_going, silent.driver and silent.driver.how) == (
+    assert (silent.is_going, silent.run_actor and silent.run_actor.how) == (
         False,
         "it has not been heard for 10 s",
     )
@@ -360,16 +360,16 @@ def test_the_lines(run: RunDirectory) -> None:
         shown = CliRunner().invoke(command, [str(run.path)])
     lines = shown.stdout.splitlines()
     assert lines[0] == f"{run.path}: training, sma, about 6 s left"
-    assert lines[1].startswith("  driver    host ")
+    assert lines[1].startswith("  run actor  host ")
     assert lines[1].endswith(": alive")
     assert lines[2:] == [
-        "  member    eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, 1 worker lost, "
+        "  member     eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, 1 worker lost, "
         "computing",
-        "  lost      us after step 4: its bridge is gone",
-        "  training  loss 0.5208, 16 samples/s, averager in eu, "
+        "  lost       us after step 4: its bridge is gone",
+        "  training   loss 0.5208, 16 samples/s, averager in eu, "
         "target accuracy at least 0.9: not reached",
-        "  saved     no checkpoint yet",
-        "  spent     4.0 s, 0 B between regions",
+        "  saved      no checkpoint yet",
+        "  spent      4.0 s, 0 B between regions",
     ]
 
 
@@ -381,7 +381,7 @@ def test_the_lines_fit_the_terminal(run: RunDirectory) -> None:
     wide, narrow = status_lines(found), status_lines(found, 80)
     assert max(map(len, wide)) > 200 and max(map(len, narrow)) <= 80
     assert " ".join(" ".join(narrow).split()) == " ".join(" ".join(wide).split())
-    assert [line for line in narrow if line.startswith("            some words")], narrow
+    assert [line for line in narrow if line.startswith("             some words")], narrow
 
 
 def test_a_region_that_takes_no_steps_has_no_pace(run: RunDirectory) -> None:
@@ -413,8 +413,8 @@ def test_follow_goes_on_until_nobody_drives_the_run(run: RunDirectory) -> None:
 
 def test_a_run_that_has_not_begun_and_no_run(run: RunDirectory, tmp_path: Path) -> None:
     found = geo_ray.status(run.path)
-    assert (found.phase, found.driver, found.regions) == ("not begun", None, ())
-    assert "  driver  none is noted" in CliRunner().invoke(command, [str(run.path)]).stdout
+    assert (found.phase, found.run_actor, found.regions) == ("not begun", None, ())
+    assert "  run actor  none is noted" in CliRunner().invoke(command, [str(run.path)]).stdout
     with pytest.raises(RunDirectoryError, match="there is no run"):
         geo_ray.status(tmp_path / "gone")
 
@@ -436,7 +436,7 @@ def test_who_stops_a_run_that_nobody_drives_is_told(run: RunDirectory) -> None:
 
 @contextmanager
 def answered(run: RunDirectory, kind: str, **more: str) -> Iterator[EventLog]:
-    """A driver that takes requests, and answers each with an event."""
+    """A run_actor that takes requests, and answers each with an event."""
     is_over = threading.Event()
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
@@ -474,7 +474,7 @@ def test_a_request_that_is_refused_is_an_error_with_the_reason(run: RunDirectory
         assert isinstance(failed.exception, MembersRefusedError) and failed.exception.exit_code
         assert geo_ray.status(run.path).refused == "drain eu: it hosts the averager"
         shown = CliRunner().invoke(command, [str(run.path)]).output
-        assert "  refused   drain eu: it hosts the averager" in shown
+        assert "  refused    drain eu: it hosts the averager" in shown
         shown = CliRunner().invoke(members_command, [str(run.path)]).output
         assert "refused: drain eu: it hosts the averager" in shown.splitlines()
 
@@ -494,7 +494,7 @@ def test_a_request_that_nobody_answers(run: RunDirectory, more: list[str]) -> No
 def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
-    with pytest.raises(DriverMissingError, match="\\(cut off\\): nothing was asked"):
+    with pytest.raises(RunActorMissingError, match="\\(cut off\\): nothing was asked"):
         change_members(run.path, "drain", "us")
     with EventLog(run.path / EVENTS_FILE) as log:
         log.write("run_finished", 9.0, summary={})

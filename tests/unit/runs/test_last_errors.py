@@ -45,7 +45,7 @@ def test_who_owes_ends_with_the_last_round(codec: str, owes: bool) -> None:
 
 
 def test_the_planner_has_the_bits_of_the_page() -> None:
-    """The table of docs/guides/planning.md."""
+    """The table of docs/design/planner-model.md."""
     rows = {
         None: ((32, 32), (32, 32)),
         "fp16": ((16, 16), (16.25, 16.25)),

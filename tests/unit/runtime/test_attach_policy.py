@@ -14,7 +14,7 @@ TRAINS = Living(
     is_changing=False,
     view=View(("asia", "eu")),
     phases={"asia": "training", "eu": "must_send"},
-    told={"run_started", "step", "exchange", "worker_lost", "region_lost", "driver_attached"},
+    told={"run_started", "step", "exchange", "worker_lost", "region_lost", "run_actor_attached"},
 )
 
 

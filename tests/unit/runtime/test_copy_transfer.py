@@ -96,7 +96,7 @@ def test_who_waits_is_told_that_the_bridge_closes(monkeypatch: pytest.MonkeyPatc
         newcomer.close()
         with pytest.raises(LinkDownError, match="closes"):
             piece.result(10)
-    monkeypatch.setattr("geo_ray.runtime.state_transfer._SILENT_S", 0.05)
+    monkeypatch.setattr("geo_ray.runtime.state_transfer._UNANSWERED_S", 0.05)
     with pytest.raises(LinkDownError, match="'eu' gave nothing of eu-ps0"):
         newcomer.fetch("eu", "eu-ps0.safetensors", 0, 10)
 

@@ -76,7 +76,7 @@ class Place:
         return f"{role} {rank}"
 
 
-def group_of(asked: list[tuple[object, ...]], driver: int) -> tuple[ActorGroup, Launcher]:
+def group_of(asked: list[tuple[object, ...]], token: int) -> tuple[ActorGroup, Launcher]:
     tree = {
         "name": "tiny",
         "task": {"use": "digits"},
@@ -91,7 +91,7 @@ def group_of(asked: list[tuple[object, ...]], driver: int) -> tuple[ActorGroup, 
     keys = RunKeys("run", experiment.region_names, experiment.transport)
     launcher, place = Launcher(asked), Place()
     placed: Any = {"eu": place, "us": place}
-    return ActorGroup(spec, placed, keys, launcher, driver), launcher  # type: ignore[arg-type]
+    return ActorGroup(spec, placed, keys, launcher, token), launcher  # type: ignore[arg-type]
 
 
 def filled(asked: list[tuple[object, ...]]) -> tuple[ActorGroup, Launcher]:

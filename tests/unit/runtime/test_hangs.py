@@ -78,20 +78,20 @@ def look(
     run: Run, for_s: float, attempt: int = 1, **unresponsive_s: float
 ) -> list[tuple[Any, str]]:
     status = {"usual_s": 0.2, "computing": {0: Computing(attempt, for_s, True)}}
-    silent = {("bridge", region): s for region, s in unresponsive_s.items()}
-    return run.controller.hang_watch.look({"eu": status}, silent)
+    unresponsive = {("bridge", region): s for region, s in unresponsive_s.items()}
+    return run.controller.hang_watch.look({"eu": status}, unresponsive)
 
 
-def silent(run: Run) -> list[tuple[str, str]]:
+def unresponsive(run: Run) -> list[tuple[str, str]]:
     told = [event.fields for event in run.events if event.kind == "process_unresponsive"]
     return [(fields["region"], fields["process"]) for fields in told]
 
 
 def test_a_stopped_worker_is_named_once_and_then_replaced(hung: Run) -> None:
     told: list[str] = hung.told_user  # type: ignore[attr-defined]
-    assert look(hung, 5.0) == [] and not told and not silent(hung)
+    assert look(hung, 5.0) == [] and not told and not unresponsive(hung)
     assert look(hung, 12.0) == look(hung, 13.0) == []
-    assert silent(hung) == [("eu", "worker 0")]
+    assert unresponsive(hung) == [("eu", "worker 0")]
     assert told == ["worker eu/0: its step takes 12 s (usually 0.2 s), and it does not answer"]
     ((worker, cause),) = look(hung, 61.0)
     assert worker is hung.actors.workers["eu", 0] and "61 s" in cause
@@ -104,7 +104,7 @@ def test_a_worker_that_goes_on_is_not_named_any_more(hung: Run) -> None:
     look(hung, 0.1)
     assert told[-1] == ""
     look(hung, 12.0)
-    assert silent(hung) == [("eu", "worker 0")] * 2
+    assert unresponsive(hung) == [("eu", "worker 0")] * 2
 
 
 def test_a_worker_that_waits_for_its_rows_is_not_replaced(hung: Run) -> None:
@@ -116,9 +116,9 @@ def test_a_worker_that_waits_for_its_rows_is_not_replaced(hung: Run) -> None:
 
 def test_servers_and_bridges_that_do_not_answer_are_named(hung: Run) -> None:
     look(hung, 0.1, eu=9.0)
-    assert not silent(hung)
+    assert not unresponsive(hung)
     look(hung, 0.1, eu=11.0, asia=2.0)
-    assert silent(hung) == [("eu", "bridge")]
+    assert unresponsive(hung) == [("eu", "bridge")]
     assert hung.told_user == [  # type: ignore[attr-defined]
         "the bridge of region 'eu' has not answered for 11 s"
     ]

@@ -64,7 +64,7 @@ class Site:
         self.spec = RunSpec(
             experiment_json=experiment_of(tmp_path).model_dump_json(),
             base_dir=str(tmp_path),
-            driver_dir=str(tmp_path),
+            working_dir=str(tmp_path),
             manifest_address="",
             run_id="tiny-1234",
             run_dir=str(tmp_path / "elsewhere"),

@@ -32,7 +32,7 @@ class Actor:
         self.calls: list[Call] = []
         self.poll = self
 
-    def remote(self, driver: int = 0) -> Call:
+    def remote(self, token: int = 0) -> Call:
         self.calls.append(Call(self.name, len(self.calls)))
         return self.calls[-1]
 
@@ -65,7 +65,7 @@ def test_a_slow_one_is_asked_once_and_heard_later() -> None:
     slow.calls.clear()
     first = Call("slow", 0)
     first.is_done = False
-    slow.remote = lambda driver=0: first  # type: ignore[method-assign]
+    slow.remote = lambda token=0: first  # type: ignore[method-assign]
     for number in range(3):
         answers, lost = polls.ask(handles, 0.5)
         assert answers == {("ps", "eu"): {"from": "quick", "number": number}} and not lost
@@ -80,7 +80,7 @@ def test_who_does_not_answer_for_long_is_lost() -> None:
     polls, handles = Polls(LOST_S, clock), {("ps", "eu"): slow}
     call = Call("slow", 0)
     call.is_done = False
-    slow.remote = lambda driver=0: call  # type: ignore[method-assign]
+    slow.remote = lambda token=0: call  # type: ignore[method-assign]
     clock.time_s = 5.0
     assert polls.ask(handles, 0.5) == ({}, {})
     clock.time_s = 5.0 + LOST_S - 1.0
@@ -94,7 +94,7 @@ def test_who_died_is_lost_at_once() -> None:
     polls, dead = Polls(LOST_S, Clock()), Actor("dead")
     call = dead.remote()
     call.value = ray.exceptions.RayActorError()
-    dead.remote = lambda driver=0: call  # type: ignore[method-assign]
+    dead.remote = lambda token=0: call  # type: ignore[method-assign]
     answers, lost = polls.ask({("ps", "eu"): dead}, 0.5)
     assert not answers
     assert lost == {("ps", "eu"): "The actor experienced an error before finishing this task"}
@@ -104,7 +104,7 @@ def test_who_is_replaced_is_asked_anew() -> None:
     polls, old, new = Polls(LOST_S, Clock()), Actor("old"), Actor("new")
     call = Call("old", 0)
     call.is_done = False
-    old.remote = lambda driver=0: call  # type: ignore[method-assign]
+    old.remote = lambda token=0: call  # type: ignore[method-assign]
     assert polls.ask({("ps", "eu"): old}, 0.5) == ({}, {})
     call.is_done = True
     answers, _ = polls.ask({("ps", "eu"): new}, 0.5)
@@ -112,10 +112,10 @@ def test_who_is_replaced_is_asked_anew() -> None:
 
 
 def test_who_listens_to_another_driver_is_not_lost() -> None:
-    polls, taken = Polls(LOST_S, Clock(), driver=1), Actor("taken")
+    polls, taken = Polls(LOST_S, Clock(), token=1), Actor("taken")
     call = Call("taken", 0)
     overtaken = LeaseLostError("the run was taken over")
     call.value = ray.exceptions.RayTaskError("poll", "", overtaken)
-    taken.remote = lambda driver: call  # type: ignore[method-assign]
+    taken.remote = lambda token: call  # type: ignore[method-assign]
     with pytest.raises(LeaseLostError, match="taken over"):
         polls.ask({("ps", "eu"): taken}, 0.5)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from geo_ray.base.errors import DriverLostError, GeoRayError, InterruptedRunError, RegionLostError
+from geo_ray.base.errors import GeoRayError, InterruptedRunError, RegionLostError, RunActorLostError
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.lease import driving, seeker_of
 from geo_ray.runtime import run_actor
@@ -96,14 +96,14 @@ def test_a_supervisor_that_dies_before_the_run_has_given_its_lease_back_is_lost(
 ) -> None:
     with driving(seeker_of(run.path, lambda text: None, None)):
         finished(run)
-        with pytest.raises(DriverLostError):
+        with pytest.raises(RunActorLostError):
             watch(run, Supervisor(RunNews((), 1, RunState.RUNNING), GONE))
 
 
 def test_a_supervisor_that_dies_while_the_run_trains_is_lost(run: RunDirectory) -> None:
     with EventLog(run.path / EVENTS_FILE) as log:
         log.write("run_started", 0.0, **started(regions=["us"])[2])
-    with pytest.raises(DriverLostError):
+    with pytest.raises(RunActorLostError):
         watch(run, Supervisor(GONE))
 
 

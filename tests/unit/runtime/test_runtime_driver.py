@@ -37,9 +37,9 @@ def test_a_head_that_is_silent_is_waited_for_and_then_given_up() -> None:
     watch = HeadWatch(60.0)
     assert watch.see(0.0, answers=True) is HeadState.THERE
     assert watch.see(3.0, answers=False) is HeadState.THERE  # once is nothing
-    assert watch.see(5.0, answers=False) is HeadState.SILENT
+    assert watch.see(5.0, answers=False) is HeadState.UNRESPONSIVE
     assert watch.see(20.0, answers=True) is HeadState.THERE
-    assert watch.see(49.9, answers=False) is HeadState.SILENT
+    assert watch.see(49.9, answers=False) is HeadState.UNRESPONSIVE
     assert watch.see(50.0, answers=False) is HeadState.GONE  # half of what Ray waits
 
 
@@ -146,7 +146,7 @@ def test_another_driver_leaves_those_out_that_have_not_come_since(
 
 
 @pytest.mark.parametrize(
-    "attached", [[], [("driver_attached", 3.0, {"epoch": 2, "unresponsive_s": 1})]]
+    "attached", [[], [("run_actor_attached", 3.0, {"token": 2, "downtime_s": 1})]]
 )
 def test_another_driver_does_as_the_one_before_was_told_that_had_not_begun(
     attached: list[Row], tmp_path: Path

@@ -74,7 +74,7 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
     """Its successor, or a region that is back, counts from 0; the sums of a link do not."""
     notes, totals = LinkNotes(tmp_path / "links.json"), LinkTotals()
 
-    silent = asdict(LinkEstimator().snapshot(0.0))
+    unresponsive = asdict(LinkEstimator().snapshot(0.0))
     for sent in (
         {"data": 10},
         {"data": 1000, "background": 5},
@@ -84,7 +84,7 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
         {},
         {"data": 3},
     ):
-        told = {"eu": {"us": {"bytes_sent": sent, "estimate": silent}}}
+        told = {"eu": {"us": {"bytes_sent": sent, "estimate": unresponsive}}}
         for link in notes.hear(told, force=True):
             totals.feed(*link)
     assert totals.by_class() == {"background": 5, "data": 1000 + 1100 + 3}

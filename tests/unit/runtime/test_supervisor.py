@@ -15,11 +15,11 @@ import pytest
 import ray
 
 from geo_ray.base.errors import (
-    DriverLostError,
     HeadLostError,
     InterruptedRunError,
     InvariantError,
     LeaseLostError,
+    RunActorLostError,
 )
 from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
 from geo_ray.runs.directory import RunDirectory
@@ -222,8 +222,8 @@ def test_a_run_actor_that_dies_is_replaced_and_commands_of_the_first_are_refused
     assert supervisor.beat(0, [("late", "")], None) == UserRequests()
     news = supervisor.hear("me", 0)
     assert [text for text, _ in news.lines] == [
-        "the run's driver was killed (The actor died unexpectedly before finishing this task): "
-        "it is started again"
+        "the run actor was killed (The actor died unexpectedly before finishing this task): "
+        "restarting it"
     ]
     assert news.state is RunState.RUNNING
     with pytest.raises(LeaseLostError):
@@ -242,7 +242,7 @@ def test_a_run_actor_that_never_trains_is_not_replaced_for_ever(
         supervisor._call.outcome = lost()
         supervisor._watch(world.now_s)
     assert supervisor._attempt == 2
-    assert isinstance(supervisor.hear("me", 0).error, DriverLostError)
+    assert isinstance(supervisor.hear("me", 0).error, RunActorLostError)
 
 
 def test_a_run_actor_that_hangs_is_killed_and_replaced(
@@ -345,7 +345,7 @@ def test_places_that_an_overtaken_driver_has_asked_for_are_given_back(
     assert removed == [placed]
 
 
-def silent(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> None:
+def unresponsive(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> None:
     """Let the head answer like this, and then as it did last."""
     monkeypatch.setattr(
         module, "head_answers", lambda: answers.pop(0) if len(answers) > 1 else answers[0]
@@ -364,7 +364,7 @@ def test_what_a_silent_head_did_not_end_is_ended_by_the_next_command(
     supervisor.attach(1)
     (process,) = supervisor.make(1, [order(1)])
     supervisor.place(1, [], 1.0)
-    silent(monkeypatch, answers)
+    unresponsive(monkeypatch, answers)
     supervisor.clear(1)
     supervisor.remove(1, cast(Any, placed))
     assert not killed and not given_back
@@ -380,11 +380,11 @@ def test_a_run_begins_once_the_processes_before_have_ended(
 ) -> None:
     supervisor.attach(1)
     (process,) = supervisor.make(1, [order(1)])
-    silent(monkeypatch, [False] * 20 + [True])
+    unresponsive(monkeypatch, [False] * 20 + [True])
     supervisor.begin(1, *RUN)
     assert killed == [process]
     supervisor.make(1, [order(1)])
-    silent(monkeypatch, [False])
+    unresponsive(monkeypatch, [False])
     with pytest.raises(HeadLostError):
         supervisor.begin(1, *RUN)
     assert killed == [process]
@@ -409,7 +409,7 @@ def test_it_knows_whether_the_same_run_is_asked_for(supervisor: Supervised) -> N
 def test_an_end_that_ray_disturbs_is_no_death_of_the_run_actor(
     supervisor: Supervised, world: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(driver: int | None = None) -> bool:
+    def fails(token: int | None = None) -> bool:
         raise ray.exceptions.RaySystemError("the head is away")
 
     monkeypatch.setattr(supervisor, "_clear", fails)

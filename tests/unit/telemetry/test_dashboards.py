@@ -136,11 +136,11 @@ tests:
   - {{eval_time: 35m, alertname: GeoRayNoProgress, exp_alerts: [
       {{exp_labels: {{severity: critical, run: b}}, exp_annotations: {{
         summary: "Run b has taken no step for a quarter of an hour.",
-        description: "`geo-ray status RUN` says whether its driver lives and whom it waits
-          for."}}}}]}}
-  - {{eval_time: 35m, alertname: GeoRayRegionStands, exp_alerts: [
+        description: "`geo-ray status RUN` shows whether its run actor runs and which
+          regions it waits for."}}}}]}}
+  - {{eval_time: 35m, alertname: GeoRayRegionStalled, exp_alerts: [
       {{exp_labels: {{severity: warning, run: a, region: us}}, exp_annotations: {{
-        summary: "Region us of a stands still while others train.",
+        summary: "Region us of a makes no progress while others train.",
         description: "`geo-ray watch RUN` shows whether it is lost, waits for its link or has
           left."}}}}]}}
   - {{eval_time: 35m, alertname: GeoRayStepsRefused, exp_alerts: []}}

@@ -78,11 +78,11 @@ def test_what_happens_at_a_moment_is_marked() -> None:
             event("averager_moved", 1.0, region="b", term=2),
             event("bridge_replaced", 2.0, region="a", cause="gone", took_s=3.0),
             event("join_failed", 3.0, region="c", cause="no node"),
-            event("driver_attached", 4.0, epoch=2, unresponsive_s=5.5),
+            event("run_actor_attached", 4.0, token=2, downtime_s=5.5),
         ]
     )
     assert [t_s for t_s, _ in found.marks] == [1.0, 2.0, 3.0, 4.0]
-    assert found.marks[3][1] == "another driver, after 5.5 s"
+    assert found.marks[3][1] == "run actor restarted after 5.5 s"
     assert "c does not join: no node" in found.marks[2][1]
 
 

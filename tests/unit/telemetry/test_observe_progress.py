@@ -112,7 +112,7 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
         ("worker_replaced", 2.0, {"region": "east", "worker": 1, "attempt": 2}),
         *[("step_refused", 3.0, {"region": "west", "step": n, "cause": "x"}) for n in range(9)],
         ("bridge_replaced", 3.0, {"region": "west", "cause": "signal 9", "took_s": 2.5}),
-        ("driver_attached", 3.0, {"epoch": 2, "unresponsive_s": 4.25}),
+        ("run_actor_attached", 3.0, {"token": 2, "downtime_s": 4.25}),
         ("region_joined", 3.0, {"region": "west", **JOINED}),
         ("checkpoint", 3.0, {"id": "0001", "step": 4, "bytes": 9}),
         noise(None, 3, 1.0, 2.0, 64),
@@ -126,7 +126,7 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
     assert lines[3] == "worker replaced: east worker 1, attempt 2"
     assert len([line for line in lines if line.startswith("step refused")]) == 3
     assert lines[-5] == "bridge replaced: west after 2.5 s: signal 9"
-    assert lines[-4] == "driver attached: nobody drove for 4.2 s"
+    assert lines[-4] == "run actor attached after 4.2 s without one"
     assert lines[-3] == "west joined at round 1,120, 38 MB, 4.1 s"
     assert lines[-2:] == ["checkpoint 0001 at step 4", "stopping: ctrl-c"]
 

@@ -163,7 +163,7 @@ def test_sockets_are_tuned_where_the_kernel_can() -> None:
         sockets.listen("127.0.0.1", 0) as listener,
         sockets.dial(sockets.address_of(listener), 10.0) as sock,
     ):
-        sockets.tune(sock, silence_s=5.0, congestion="no such thing")
+        sockets.tune(sock, ack_timeout_s=5.0, congestion="no such thing")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert sock.gettimeout() is None

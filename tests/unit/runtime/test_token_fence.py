@@ -7,20 +7,20 @@ import threading
 import pytest
 
 from geo_ray.base.errors import LeaseLostError
-from geo_ray.runtime.spec import DriverFence
+from geo_ray.runtime.spec import TokenFence
 
 
 def test_an_earlier_driver_is_refused_once_a_later_one_has_asked() -> None:
-    fence = DriverFence()
-    for driver in (0, 1, 1, 3):
-        fence.check(driver)
+    fence = TokenFence()
+    for token in (0, 1, 1, 3):
+        fence.check(token)
     with pytest.raises(LeaseLostError, match="taken over by holder 3"):
         fence.check(2)
     fence.check(3)
 
 
 def test_who_waits_is_told_that_another_driver_has_come() -> None:
-    fence, found = DriverFence(), list[str]()
+    fence, found = TokenFence(), list[str]()
     fence.check(1)
     fence.wait(1, 0.01)  # nobody came
 
