@@ -40,7 +40,7 @@ PARTS = {
         "tests/integration/*_in_process.py",
         "tests/integration/*_paths.py",
         "tests/integration/lab/test_lab_[cln]*.py",
-        "tests/integration/runs/test_far_runs.py",
+        "tests/integration/runs/test_remote_runs.py",
         "tests/integration/runs/test_store_troubles.py",
         "tests/integration/runtime/test_averager_failure.py",
         "tests/integration/runtime/test_large_updates.py",
@@ -61,6 +61,7 @@ PARTS = {
     RUN_UNITS: ("tests/unit/[r-t]*",),
     "units": ("tests/*",),
 }
+SITE = ["env", "NO_MKDOCS_2_WARNING=1", "mkdocs", "build", "--strict", "--quiet"]
 USAGE = """\
 scripts/test                    style, types and all tests but those marked slow
 scripts/test --all              the slow ones too
@@ -290,6 +291,7 @@ def everything(slow: bool) -> list[Task]:
         *tests(LINKS, "simulations", "contracts", RUN_UNITS, "units", "properties", nice=NICE),
         *tests(STRATEGIES, nice=NICE),
         Task("mypy", ["mypy"], NICE),
+        Task("site", SITE, NICE),
     ]
 
 

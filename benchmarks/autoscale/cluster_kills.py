@@ -251,8 +251,8 @@ def main() -> None:
     for cloud in arguments.providers.split(","):
         with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as caller:
             as_caller(caller, Path(scratch))
-            caller.setattr("geo_ray.cloud.cluster.state._FAR_LOOK_S", 0.1)
-            caller.setattr("geo_ray.cloud.cluster.state._NEAR_LOOK_S", 0.05)
+            caller.setattr("geo_ray.cloud.cluster.state._REMOTE_POLL_S", 0.1)
+            caller.setattr("geo_ray.cloud.cluster.state._LOCAL_POLL_S", 0.05)
             caller.setattr(ClusterState, "_store", near_store(Path(scratch) / "state"))
             with ALL_WORLDS[cloud](Path(scratch)) as world:
                 left, count = random_cluster_kills(world, kills, arguments.seed, support.say)

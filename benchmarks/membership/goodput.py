@@ -53,7 +53,7 @@ def config(kind: str) -> Experiment:
         "strategy": {"kind": kind, **SHORT.get(kind, {})},
         "codec": {"up": {"kind": "chunked_topk"}} if kind == "sparseloco" else {},
         "optimizer": {"kind": "sgd", "lr": 0.003 if kind == "demo" else 0.02},
-        "train": {"steps": STEPS, "count": "together", "eval_every": 0},
+        "train": {"steps": STEPS, "count": "total", "eval_every": 0},
         "emulate": {"step_s": 1.0, "link": {"rate_mbps": 100, "delay_s": 0.05}},
         "members": {"min": 1},
         "checkpoint": {"every_s": None},

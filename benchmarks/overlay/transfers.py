@@ -234,7 +234,7 @@ class Bridges:
         self.bridges[name].handle(None, meta, payload_bytes(update))  # type: ignore[arg-type]
         return ready_s
 
-    def together(self, names: list[str], seq: int) -> list[float]:
+    def pool(self, names: list[str], seq: int) -> list[float]:
         """One update of each region, all at the same moment; how long each took."""
         ready_s: dict[str, float] = {}
         start = threading.Barrier(len(names))
@@ -268,8 +268,8 @@ def sockets(quick: bool) -> list[support.Figure]:
     for name in WAYS:
         with Bridges(names, 500_000, LIMIT_MBPS, transfers=way(name)) as bridges:
             for seq in range(1, 3):  # rates are learned
-                bridges.together(names[1:], seq)
-            found = [bridges.together(names[1:], seq) for seq in range(3, 3 + rounds)]
+                bridges.pool(names[1:], seq)
+            found = [bridges.pool(names[1:], seq) for seq in range(3, 3 + rounds)]
         mean_s[name] = [statistics.mean(times_s) for times_s in found]
         support.say(f"sockets, {name}: {statistics.median(mean_s[name]):.3f} s")
     figures = [

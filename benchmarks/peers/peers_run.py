@@ -171,11 +171,11 @@ def train_peer(
     sent, busy = meter.between(began_s, max(each["ended_unix_s"] for each in told))
     curve = [
         (
-            max(steps for _, steps, *_ in together),
-            max(at_s for _, _, at_s, *_ in together) - began_s,
-            sum(e[3] for e in together) / sum(e[4] for e in together),
+            max(steps for _, steps, *_ in group),
+            max(at_s for _, _, at_s, *_ in group) - began_s,
+            sum(e[3] for e in group) / sum(e[4] for e in group),
         )
-        for together in _by_round([each["evals"] for each in told])
+        for group in _by_round([each["evals"] for each in told])
     ]
     return Outcome(curve, sent, told[0]["rounds"], busy, stats.late_share), stats
 

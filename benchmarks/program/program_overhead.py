@@ -25,7 +25,7 @@ import ray
 from benchmarks.common import support
 from benchmarks.program import nodes
 from geo_ray.experiment.cluster import LocalClusterConfig
-from geo_ray.program.graph import NodeGroupSpec, Program, ProgramNode
+from geo_ray.program.graph import NodeGroup, Program, ProgramNode
 from geo_ray.program.run import On, run_program
 from geo_ray.ray_cluster.connect import connect
 
@@ -33,7 +33,7 @@ from geo_ray.ray_cluster.connect import connect
 def program(calls: int) -> Program:
     echo = ProgramNode("echo", nodes.Echo)
     caller = ProgramNode("caller", nodes.Caller, (echo.handle, calls))
-    return Program("overhead", (NodeGroupSpec("eu", (echo, caller), cpus=0.5),))
+    return Program("overhead", (NodeGroup("eu", (echo, caller), cpus=0.5),))
 
 
 def beside(serve: Any, call_by: Any, calls: int) -> dict[str, float]:

@@ -69,7 +69,7 @@ def main() -> None:
             asked = target if own == "ones" else None
             figures.append(
                 support.Figure(
-                    f"{own}_under_{name}", statistics.mean(less), "share", asked, None, less
+                    f"{own}_under_{name}", statistics.mean(less), "fraction", asked, None, less
                 )
             )
     support.finish("ones", machine, figures, options.out)

@@ -24,7 +24,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from benchmarks.common import support
-from geo_ray.scheduler.bound import ForesightPolicy, utility_bound
+from geo_ray.scheduler.bound import OraclePolicy, utility_bound
 from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
 from geo_ray.scheduler.policies.registry import POLICIES
 from geo_ray.scheduler.policy import SchedulingPolicy
@@ -41,7 +41,7 @@ def geo_policies() -> dict[str, SchedulingPolicy]:
     """The policies of the second part: ours with money in its price, and the paper's without."""
     plain = PdOrsPolicy()
     return {
-        "geo": replace(plain, search=replace(plain.search, worth_per_usd=1.0)),
+        "geo": replace(plain, search=replace(plain.search, value_per_usd=1.0)),
         "paper": plain,
         **{name: POLICIES[name]() for name in OTHERS},
     }
@@ -59,8 +59,8 @@ def compare(shape: LoadShape, policies: dict[str, SchedulingPolicy], seeds: rang
             if name in ("pd_ors", "pd_ors_load", "geo"):
                 longest = max(longest, *done.decision_s)
         if seed < BOUNDED:
-            most = utility_bound(cluster, jobs, worth_per_usd=usd, rounds=30)
-            ahead = replay_jobs(cluster, jobs, ForesightPolicy(jobs, most, worth_per_usd=usd))
+            most = utility_bound(cluster, jobs, value_per_usd=usd, rounds=30)
+            ahead = replay_jobs(cluster, jobs, OraclePolicy(jobs, most, value_per_usd=usd))
             check_schedule(ahead)
             bounds.append((most.utility, ahead.total_utility - usd * ahead.usd))
     sums = tuple(map(sum, zip(*bounds, strict=True)))
@@ -115,7 +115,7 @@ def main() -> None:
     ]
     geo_ranks, gains, best = [], [], []
     for machines, jobs in sizes[:2] if options.quick else ((20, 20), (50, 50)):
-        shape = LoadShape(machines, jobs, regions=5, spot_share=0.3)
+        shape = LoadShape(machines, jobs, regions=5, spot_fraction=0.3)
         values, longest, (most, ahead) = compare(shape, geo_policies(), seeds, 1.0)
         means = {name: statistics.mean(each) for name, each in values.items()}
         ours = sum(values["geo"][:BOUNDED])

@@ -29,11 +29,11 @@ from geo_ray.ray_cluster.settings import driver_environment
 from geo_ray.runs.lease import LEASE_KEY, decode_record
 from geo_ray.scheduler.policies.registry import policy_named
 from geo_ray.scheduler.queue.config import QueueConfig
-from geo_ray.scheduler.queue.job_spec import JobWorth
-from geo_ray.scheduler.queue.journal import SeenJob
+from geo_ray.scheduler.queue.job_spec import JobValue
+from geo_ray.scheduler.queue.journal import ObservedJob
 from geo_ray.scheduler.queue.model import adapted, cluster_job, cluster_of
 from geo_ray.scheduler.queue.report import report_of
-from geo_ray.scheduler.queue.state import QueuePlace, QueueState
+from geo_ray.scheduler.queue.state import QueueLocation, QueueState
 from geo_ray.scheduler.replay import replay_jobs
 from geo_ray.storage.conditional_store import LocalConditionalStore
 
@@ -65,20 +65,20 @@ def main() -> None:
         config = queue_of(Path(work), key)
         cluster = LocalCluster(LocalClusterConfig(dashboard=True), REGIONS, cpus_per_region=4)
         with cluster as made, driver_environment(made.environment):
-            place = start_queue(config, address=made.address)
+            location = start_queue(config, address=made.address)
             try:
                 for each in WARM:  # how long starts take here, side by side
-                    submit(place, each, user)
-                start_s = follow(place, None).start_s
+                    submit(location, each, user)
+                start_s = follow(location, None).start_s
                 began_s = time.monotonic()
                 for wave in sorted({each[-1] for each in jobs}):
                     if wave:
                         time.sleep(SLOT_S)
                     for each in jobs:
                         if each[-1] == wave:
-                            submit(place, each, user)
+                            submit(location, each, user)
                 trouble = Trouble(Path(work) / "runs" / config.name, made.address)
-                state = follow(place, None if options.quick else trouble)
+                state = follow(location, None if options.quick else trouble)
                 took_s = time.monotonic() - began_s
             finally:
                 stop_queue(config, address=made.address)
@@ -88,7 +88,7 @@ def main() -> None:
     for row in report.jobs:
         support.say(
             f"{row.name}: planned {plans.get(row.name, 0.0):.3g}, actual {row.utility or 0.0:.3g}, "
-            f"{row.outcome}, {row.attempts} starts {row.told}"
+            f"{row.outcome}, {row.attempts} starts {row.message}"
         )
     rows = [row for row in report.jobs if not row.name.startswith("warm-")]
     actual = sum(row.utility or 0.0 for row in rows)
@@ -124,8 +124,8 @@ def queue_of(work: Path, key: str) -> QueueConfig:
     )
 
 
-def submit(place: str, each: tuple[Any, ...], user: QueueUser) -> None:
-    name, regions, seconds, worth, slots, urgency, _ = each
+def submit(location: str, each: tuple[Any, ...], user: QueueUser) -> None:
+    name, regions, seconds, value, slots, urgency, _ = each
     config = {
         "name": name,
         "task": {"use": "digits", "options": {"width": 2}},
@@ -140,8 +140,8 @@ def submit(place: str, each: tuple[Any, ...], user: QueueUser) -> None:
         "emulate": {"step_s": STEP_S},
         "checkpoint": {"every_s": 10.0},
     }
-    worths = JobWorth(worth=worth, deadline_s=slots * SLOT_S, urgency=urgency)
-    submit_job(place, config, user=user, worth=worths, wait_s=60.0)
+    worths = JobValue(value=value, deadline_s=slots * SLOT_S, urgency=urgency)
+    submit_job(location, config, user=user, value=worths, wait_s=60.0)
     support.say(f"{name} is submitted")
 
 
@@ -155,7 +155,7 @@ class Trouble:
     def look(self, state: QueueState) -> None:
         """Make trouble when it is due."""
         killed = state.jobs.get(KILLED)
-        if not self._has_killed and killed is not None and 0.3 < killed.course.done < 1.0:
+        if not self._has_killed and killed is not None and 0.3 < killed.progress.done < 1.0:
             self._has_killed = True
             found = LocalConditionalStore(self._runs / killed.id).read(LEASE_KEY)
             if found is not None:
@@ -165,7 +165,7 @@ class Trouble:
         asia, wide = state.jobs.get("asia"), state.jobs.get("wide")
         if asia is None or wide is None or asia.end is None or self._has_drained:
             return
-        if 0.0 < wide.course.done < 0.9:
+        if 0.0 < wide.progress.done < 0.9:
             self._has_drained = True
             self._drain()
 
@@ -177,22 +177,24 @@ class Trouble:
         support.say(f"draining {DRAINED}: {len(drained)} nodes")
 
 
-def follow(place: str, trouble: Trouble | None) -> QueueState:
+def follow(location: str, trouble: Trouble | None) -> QueueState:
     """Wait until all jobs have ended."""
     deadline_s = time.monotonic() + LONGEST_S
-    told = ""
+    message = ""
     while time.monotonic() < deadline_s:
-        state = QueuePlace.at(place).read()
+        state = QueueLocation.at(location).read()
         if state.jobs and not state.living():
             return state
         if trouble is not None:
             trouble.look(state)
-        text = ", ".join(f"{job.name} {job.state} {job.course.done:.0%}" for job in state.living())
-        if text != told:
-            told = text
+        text = ", ".join(
+            f"{job.name} {job.state} {job.progress.done:.0%}" for job in state.living()
+        )
+        if text != message:
+            message = text
             support.say(text)
         time.sleep(2.0)
-    raise SystemExit(f"jobs have not ended in {LONGEST_S:g} s: {told}")
+    raise SystemExit(f"jobs have not ended in {LONGEST_S:g} s: {message}")
 
 
 def plan_of(
@@ -200,25 +202,25 @@ def plan_of(
 ) -> tuple[float, dict[str, float]]:
     """Return the utility that the policy has in the simulator, over the same arrivals."""
     arrived: dict[str, int] = {}
-    room = state.era.slots[0].room
-    for entry in state.era.slots:
+    capacity = state.generation.slots[0].capacity
+    for entry in state.generation.slots:
         for name in entry.arrived:
             if not name.startswith("warm-"):
                 arrived.setdefault(name, entry.slot)
-    cluster = cluster_of(config, room, max(arrived.values()) + 100)
+    cluster = cluster_of(config, capacity, max(arrived.values()) + 100)
     jobs = []
     for name, slot in arrived.items():
         request = state.jobs[name].request
-        seen = SeenJob(
+        observed = ObservedJob(
             left=1.0,
-            worth=request.worth,
+            value=request.value,
             factor=1.0,
             regions=tuple(request.spec.regions),
             start_s=start_s,
         )
-        jobs.append(cluster_job(name, request.spec, seen, slot, 0.0, cluster))
+        jobs.append(cluster_job(name, request.spec, observed, slot, 0.0, cluster))
     done = replay_jobs(
-        cluster, jobs, adapted(policy_named(config.policy), 0.0), seed=state.era.number
+        cluster, jobs, adapted(policy_named(config.policy), 0.0), seed=state.generation.number
     )
     return done.total_utility, {name: done.utility(name) for name in done.jobs}
 

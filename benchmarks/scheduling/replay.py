@@ -24,11 +24,11 @@ def main() -> None:
     cluster, jobs = made_up_cluster(shape, 0), made_up_jobs(shape, 0)
     began_s = time.perf_counter()
 
-    def told(slot: int) -> None:
+    def message(slot: int) -> None:
         if slot % 20 == 0:
             support.say(f"slot {slot}, {time.perf_counter() - began_s:.0f} s")
 
-    done = replay_jobs(cluster, jobs, PdOrsPolicy(window=20), on_slot=told)
+    done = replay_jobs(cluster, jobs, PdOrsPolicy(window=20), on_slot=message)
     took_s = time.perf_counter() - began_s
     check_schedule(done)
     memory_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -64,7 +64,7 @@ strategy: {{kind: bsp}}
 optimizer: {{kind: sgd, lr: 0.1}}
 train:
   steps: {steps}
-  count: together
+  count: total
   eval_every: 8
   target: {{metric: accuracy, value: 0.93, direction: at_least}}
 emulate:
@@ -97,7 +97,7 @@ def main() -> None:
             support.ratio(f"speed_{name}", plain_s, times_s),
             support.Figure(f"reached_{name}", reached, "share"),
             support.median(f"mb_{name}", wan_mb, "MB"),
-            support.median(f"idle_{name}", [run.idle_share or 0.0 for run in runs], "share"),
+            support.median(f"idle_{name}", [run.idle_fraction or 0.0 for run in runs], "share"),
             support.median(f"accuracy_{name}", finals(runs, "accuracy"), "share"),
         ]
     support.finish("all_strategies", machine, figures, options.out)

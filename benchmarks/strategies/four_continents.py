@@ -3,7 +3,7 @@
 A byte-level transformer of 10 M parameters (40 MB in fp32, no codec), rows dealt without skew, the
 links of the preset `four-continents`; a step takes 0.7 s in `us` and three times as long in
 `australia`, and HALoS' question is asked: what does it cost that the others wait? Every strategy
-trains as many rows in all (`count: together`) and speaks every 12 local steps. HALoS' paper
+trains as many rows in all (`count: pool`) and speaks every 12 local steps. HALoS' paper
 (arXiv 2506.04531) finds 7.5 for synchronous training over `halos`, in a simulator, with four
 workers per region, a network of 70 M parameters and 12.9 G tokens.
 
@@ -162,7 +162,7 @@ def config(size: str, steps: int, factor: float = 1.0, seed: int = 0) -> str:
         "data.batch_size=4",
         "optimizer={kind: adamw, lr: 0.0003}",
         "strategy={kind: diloco, interval: 12}",
-        f"train={{steps: {steps}, eval_every: {EVERY}, count: together, step_timeout_s: 600}}",
+        f"train={{steps: {steps}, eval_every: {EVERY}, count: total, step_timeout_s: 600}}",
         f"emulate.step_s_by_region={{{step_s}}}",
         "checkpoint.every_s=null",
         f"seed={seed}",

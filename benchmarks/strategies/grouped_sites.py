@@ -53,7 +53,7 @@ strategy: {{kind: {FEDGSYNC.split(":")[0]}, interval: 4}}
 optimizer: {{kind: sgd, lr: 0.1}}
 train:
   steps: {steps}
-  count: together
+  count: total
   eval_every: {max(1, steps // 60)}
   target: {{metric: accuracy, value: {TARGET}, direction: at_least, stop: false}}
 emulate:

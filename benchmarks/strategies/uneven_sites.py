@@ -40,7 +40,7 @@ strategy: {{kind: bsp}}
 optimizer: {{kind: sgd, lr: 0.1}}
 train:
   steps: {steps}
-  count: together
+  count: total
   eval_every: {max(1, steps // 60)}
   target: {{metric: auc, value: {TARGET}, direction: at_least, stop: false}}
 emulate:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import support
-from geo_ray.base.threads import Together, in_turn
+from geo_ray.base.threads import ThreadPoolMap, in_turn
 from geo_ray.base.types import StepReport
 from geo_ray.runtime.exchange.messages import read_answer, report_meta
 from geo_ray.runtime.primary_shard import PrimaryShard
@@ -134,12 +134,12 @@ def serve(parent: Connection, num_params: int, count: int, index: int, key: byte
         parent.recv()
         lan.close()
         return
-    together = Together(count, "shards")
+    pool = ThreadPoolMap(count, "shards")
     hello: dict[str, Any] = {"peer": "here/lead", "role": "lead"}
     clients = [LanClient(address, key, hello) for address in parent.recv()]
     ports = [shard, *[RemoteShard(client, TIMEOUT_S) for client in clients]]
     plan = ServerPlan("here", num_workers=2, batch_size=1, steps=NEVER, mode="async")
-    server = Server.over(ports, num_params, plan, WirePlan(), together)
+    server = Server.over(ports, num_params, plan, WirePlan(), pool)
     lead = PrimaryShard(server, held, (), None, EventBuffer("here", time.time()), TIMEOUT_S)
     lan = LanServer("127.0.0.1", key, lead.handle, on_close=lead.on_close)
     parent.send(lan.address)
@@ -148,7 +148,7 @@ def serve(parent: Connection, num_params: int, count: int, index: int, key: byte
     lead.close()
     for client in clients:
         client.close()
-    together.close()
+    pool.close()
 
 
 class Worker:
@@ -161,8 +161,8 @@ class Worker:
         assert all((client.shared is not None) == shared for client in clients)
         _, grad_P, links = links_over(clients, num_params, TIMEOUT_S)
         grad_P.fill_(1e-6)
-        self._together = Together(len(links), "links")
-        self._links = ShardLinks(links, rank, self._together)
+        self._pool = ThreadPoolMap(len(links), "links")
+        self._links = ShardLinks(links, rank, self._pool)
         self._one_by_one = ShardLinks(links, rank, in_turn)
         self._rank = rank
         self._answer = read_answer(rank, self._links.ask({"op": "join"}, push=False))

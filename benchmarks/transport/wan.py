@@ -135,14 +135,14 @@ def sends(
                 a.ask("send", **each)
             for name in names:
                 runs.take(name, partial(judged, lab, partial(a.ask, "send", **order, count=1)))
-    return together([runs.take(name, never) for name in names if runs.has(name)])
+    return combined([runs.take(name, never) for name in names if runs.has(name)])
 
 
 def never() -> tuple[Any, LabStats]:
     raise AssertionError("the run is there")
 
 
-def together(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def combined(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """One list for each key of a node's answers."""
     found: dict[str, list[Any]] = defaultdict(list)
     for answer in answers:

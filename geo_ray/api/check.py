@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from rich.box import SIMPLE_HEAD
 
-from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.config import Config, FilePath, Overrides, preserving_threads, source_of
 from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.api.train import checked_run
@@ -69,8 +69,8 @@ class PromiseCheck:
         return Table(rows, {"promise": str, "why": str})
 
     def __repr__(self) -> str:
-        kept = len(self.findings) - len(self.broken)
-        return f"<PromiseCheck {self.name}: {kept} of {len(self.findings)} promises kept>"
+        passed = len(self.findings) - len(self.broken)
+        return f"<PromiseCheck {self.name}: {passed} of {len(self.findings)} promises kept>"
 
     def _repr_html_(self) -> str:
         rows = [(finding.promise, finding.why or "kept") for finding in self.findings]
@@ -176,14 +176,14 @@ def check_run(
         GeoRayError: whatever would keep `geo_ray.train` from starting, apart from the cluster.
     """
     followed = None if plan is None else plan_to_follow(plan)
-    tell = RunWatch(progress).tell
+    notify = RunWatch(progress).notify
     with (
-        own_threads_kept(),
+        preserving_threads(),
         tempfile.TemporaryDirectory() as scratch,
-        ticking("checking the run", tell),
+        ticking("checking the run", notify),
     ):
         source = source_of(config, base_dir)
-        experiment, _ = checked_run(source, override_items(overrides), followed, tell)
+        experiment, _ = checked_run(source, override_items(overrides), followed, notify)
         check_exports(experiment.observe.export)
         use_one_thread()
         task = load_task(experiment.task, source.parent)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.config import Config, FilePath, Overrides, preserving_threads, source_of
 from geo_ray.api.display import Table
 from geo_ray.api.plan import FollowedPlan, PlanInputs, plan_to_follow
 from geo_ray.base.canonical import JSONValue
@@ -37,7 +37,7 @@ from geo_ray.runs.follow_plan import check_model
 from geo_ray.runs.planning import Policy, make_plan
 from geo_ray.storage.uri import is_s3
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 TERRAFORM: Final = "terraform"
 
 
@@ -97,7 +97,7 @@ def up(
     inputs: PlanInputs | None = None,
     from_terraform: FilePath | None = None,
     longest_s: float = 900.0,
-    tell: Tell = lambda _: None,
+    notify: Notify = lambda _: None,
     base_dir: FilePath | None = None,
 ) -> UpCluster:
     """Make the cluster of a configuration, or complete one that was begun.
@@ -114,7 +114,7 @@ def up(
             used: the directory in which `terraform apply` ran, or a file with what `terraform
             output -json` printed there. The autoscaler owns the counts of machines.
         longest_s: longest wait for the plan's machines; they come later, too.
-        tell: told each step.
+        notify: told each step.
         base_dir: as for `geo_ray.train`.
 
     Raises:
@@ -124,10 +124,10 @@ def up(
         GeoRayError: whatever else keeps it from being made.
     """
     stack = _stack(provider, from_terraform)
-    asked = _asked(config, overrides, provider, plan, policy, inputs, base_dir, tell, stack=stack)
+    asked = _asked(config, overrides, provider, plan, policy, inputs, base_dir, notify, stack=stack)
     try:
-        record = make_cluster(asked, tell)
-        report = await_machines(record, asked.state, longest_s, tell)
+        record = make_cluster(asked, notify)
+        report = await_machines(record, asked.state, longest_s, notify)
     except KeyboardInterrupt:
         raise _half_made(asked.state) from None
     return UpCluster(record, asked.state, report)
@@ -181,13 +181,15 @@ def cluster_status(cluster: FilePath) -> ClusterReport:
     return report_of(record, state, clouds)
 
 
-def down(cluster: FilePath, *, at_once: bool = False, tell: Tell = lambda _: None) -> EndedCluster:
+def down(
+    cluster: FilePath, *, at_once: bool = False, notify: Notify = lambda _: None
+) -> EndedCluster:
     """End a cluster: runs are saved, machines ended, the cloud asked for anything that is left.
 
     Args:
         cluster: as for `cluster_status`.
         at_once: do not wait for runs to save and machines to drain.
-        tell: told each step.
+        notify: told each step.
 
     Raises:
         ClusterStateError: there is none.
@@ -196,7 +198,7 @@ def down(cluster: FilePath, *, at_once: bool = False, tell: Tell = lambda _: Non
     """
     state = cluster_at(cluster)
     try:
-        return end_cluster(state, tell, at_once=at_once)
+        return end_cluster(state, notify, at_once=at_once)
     except KeyboardInterrupt:
         raise InterruptedRunError(
             f"{state.name} is not down: what is left of it costs money",
@@ -219,7 +221,7 @@ def cluster_at(cluster: FilePath) -> ClusterState:
     """The state of a cluster by its folder or its configuration."""
     name = os.fspath(cluster)
     if not is_s3(name) and name.endswith((".yaml", ".yml")):
-        experiment = load_tree(Path(name), (), Experiment, to_look_at=True)
+        experiment = load_tree(Path(name), (), Experiment, read_only=True)
         section = experiment.provider or ProviderConfig()
         return ClusterState.below(section.state, experiment.name)
     return ClusterState.at(name)
@@ -233,12 +235,12 @@ def _asked(
     policy: Policy,
     inputs: PlanInputs | None,
     base_dir: FilePath | None,
-    tell: Tell,
+    notify: Notify,
     *,
     stack: TerraformStack | None = None,
     dry: bool = False,
 ) -> AskedCluster:
-    with own_threads_kept():
+    with preserving_threads():
         source = source_of(config, base_dir)
         experiment = load_tree(source, override_items(overrides), Experiment)
         if not dry and experiment.cluster.kind == "local":
@@ -253,12 +255,12 @@ def _asked(
             state.read()  # whether it can be, before what takes longer
         sources = (inputs or PlanInputs()).sources()
         if plan is None:
-            tell("planning")
+            notify("planning")
             found = make_plan(experiment, source.parent, policy, sources).plan
         else:
             found = plan_to_follow(plan)
             check_model(found, experiment, source.parent)
-        _tell_plan(found, tell)
+        _notify_plan(found, notify)
         book = known_book(sources.prices or own_files())
     return asked_cluster(experiment, found, book, cloud, time.time(), stack)
 
@@ -273,8 +275,8 @@ def _stack(provider: str | None, from_terraform: FilePath | None) -> TerraformSt
     return None if from_terraform is None else read_stack(Path(from_terraform))
 
 
-def _tell_plan(plan: Plan, tell: Tell) -> None:
-    tell(f"planned: {plan.machines_text}")
+def _notify_plan(plan: Plan, notify: Notify) -> None:
+    notify(f"planned: {plan.machines_text}")
 
 
 def offers_of(stack: TerraformStack) -> dict[str, RegionOffer]:

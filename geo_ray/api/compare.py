@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.config import Config, FilePath, Overrides, preserving_threads, source_of
 from geo_ray.api.display import RunWatch, ShowProgress, Table, progress_bar
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.base.errors import ConfigError, RunDirectoryError
@@ -39,7 +39,7 @@ from geo_ray.sweep.compare import compare as compare_all
 from geo_ray.sweep.loss import (
     LossTask,
     LossWanted,
-    kept_codecs_at,
+    codecs_held_at,
     loss_cases,
     measure_loss,
     opened,
@@ -204,12 +204,14 @@ def compare(
         real=real,
         bill=bill,
     )
-    with own_threads_kept():
+    with preserving_threads():
         watch = RunWatch(progress)
         rates_text = f" at {len(rates)} learning rates" if len(rates) > 1 else ""
-        watch.tell(f"comparing {len(variants)} strategies{rates_text}, each run with {seeds} seeds")
-        with ticking("running", watch.tell):
-            comparison = compare_all(wanted, watch.tell)
+        watch.notify(
+            f"comparing {len(variants)} strategies{rates_text}, each run with {seeds} seeds"
+        )
+        with ticking("running", watch.notify):
+            comparison = compare_all(wanted, watch.notify)
     save_comparison(comparison, directory / "compare.json")
     title = f"{experiment.name}: {','.join(texts)}"
     page = write_page(comparison, title, directory / "compare.html")
@@ -350,7 +352,7 @@ def profile_loss(
     grid = grid or LossGrid()
     _check(grid)
     watch = RunWatch(progress)
-    with own_threads_kept():
+    with preserving_threads():
         source = source_of(config, base_dir)
         experiment = load_tree(source, override_items(overrides), Experiment)
         path = default_loss_path(experiment) if out is None else Path(out)
@@ -368,19 +370,19 @@ def profile_loss(
             grid.jobs or default_jobs(),
         )
         file = opened(path, task, fresh=grid.fresh)
-        known, at = file.known, kept_codecs_at(task, file.known)
+        known, at = file.known, codecs_held_at(task, file.known)
         if at is not None and at != cases.codecs_at:
             cases = loss_cases(experiment, source.parent, replace(wanted, codecs_at=at))
             task = replace(task, cases=cases)
         for text in cases.left_out:
-            watch.tell(f"not measured: {text}")
+            watch.notify(f"not measured: {text}")
         todo = still_to_do(task, known)
         if len(todo) < len(cases.all):
-            watch.tell(
+            watch.notify(
                 f"{len(cases.all) - len(todo)} of {len(cases.all)} are known from {file.writes}"
             )
         if not experiment.strategy.traits.in_rounds and not experiment.links():
-            watch.tell("no links are emulated: updates come as on links that take no time")
+            watch.notify("no links are emulated: updates come as on links that take no time")
         found = known if len(todo) < len(cases.all) else None
         title = f"Measuring loss, {cases.steps} steps each"
         with progress_bar(title, len(todo) * grid.seeds, "runs", progress) as advance:

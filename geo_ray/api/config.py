@@ -51,7 +51,7 @@ def load_config(
     """
     from geo_ray.api.auto import load_experiment
 
-    with own_threads_kept():
+    with preserving_threads():
         return load_experiment(source_of(config, base_dir), override_items(overrides))[0]
 
 
@@ -85,7 +85,7 @@ def task_config(task: NamedTask) -> TaskConfig:
 
 
 @contextmanager
-def own_threads_kept() -> Iterator[None]:
+def preserving_threads() -> Iterator[None]:
     """Give the caller's process its number of PyTorch threads back; runs compute on one."""
     import torch
 

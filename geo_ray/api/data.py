@@ -363,7 +363,7 @@ def _from_files(
     resolved = resolve(preparation, task.columns, _statistics(files.stats), finder)
     notes = resolved.notes if files.heldout else (*resolved.notes, _NOTHING_HELD_OUT)
     for note in notes:
-        RunWatch(progress).tell(note)
+        RunWatch(progress).notify(note)
     found = find_files(source, files.read)
     hint = f"geo-ray data inspect {shlex.quote(source)} --task {shlex.quote(named.use)}"
     complaint = Complaint(

@@ -264,9 +264,9 @@ class _Lines:
     def __call__(self, amount: float) -> None:
         self._done += amount
         if time.monotonic() >= self._next_s:
-            share = self._done / self._total if self._total else 1.0
+            fraction = self._done / self._total if self._total else 1.0
             of_all = f" of {self._total:,.0f} {self._unit}" if self._total > 1 else ""
-            RunWatch(progress=True).tell(f"{self._title}: {share:.0%}{of_all}")
+            RunWatch(progress=True).notify(f"{self._title}: {fraction:.0%}{of_all}")
             self._next_s = time.monotonic() + _LINE_EVERY_S
 
 
@@ -344,7 +344,7 @@ class RunWatch:
     progress: ShowProgress = False
     on_event: OnEvent | None = None
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Say a line to people, if they are shown the run."""
         if self.progress:
             console_of_progress().print(
@@ -352,9 +352,9 @@ class RunWatch:
             )
 
     @property
-    def told(self) -> RunObserver:
+    def observer(self) -> RunObserver:
         """Receives the progress of several runs: phases are lines, events are not shown."""
-        return _Told(self)
+        return _PhaseLines(self)
 
     @contextmanager
     def over(self, experiment: Experiment, note: str = "") -> Iterator[Watched]:
@@ -371,7 +371,7 @@ class RunWatch:
             shown.status("")
 
 
-class _Told(Watched):
+class _PhaseLines(Watched):
     """Shows phases in lines."""
 
     def __init__(self, watch: RunWatch) -> None:
@@ -379,7 +379,7 @@ class _Told(Watched):
         self._watch = watch
 
     def status(self, text: str) -> None:
-        self._watch.tell(text)
+        self._watch.notify(text)
 
 
 def console_of_progress() -> Console:

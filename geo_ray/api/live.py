@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from geo_ray.api.config import FilePath
-from geo_ray.api.queue import names_queue, place_of
+from geo_ray.api.queue import names_queue, queue_location
 from geo_ray.api.status import directory_of, not_begun
 from geo_ray.base.clock import SystemClock
 from geo_ray.base.errors import GeoRayError
@@ -24,11 +24,11 @@ from geo_ray.runs import directory as rundir
 from geo_ray.runs.report import LiveReader
 from geo_ray.scheduler.queue.page import QueueView, queue_sections
 from geo_ray.scheduler.queue.page_reader import QueueLiveReader
-from geo_ray.storage.conditional_store import StorePlace
+from geo_ray.storage.conditional_store import StoreLocation
 from geo_ray.telemetry.event_log import EVENTS_FILE, has_begun, last_time_s, read_events
 from geo_ray.telemetry.export.base import ExportOrder, ObserveConfig
 from geo_ray.telemetry.export.exporters import open_exporters
-from geo_ray.telemetry.live.page import Board, Looking, page_sections
+from geo_ray.telemetry.live.page import PagePoller, PageState, page_sections
 from geo_ray.telemetry.live.server import PageServer
 from geo_ray.telemetry.view import RunView
 
@@ -53,7 +53,7 @@ def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
     parts = [each if isinstance(each, str) else json.dumps(dict(each)) for each in to]
     text = "export: [" + ", ".join(parts) + "]"
     config = load_text(text, [], ObserveConfig, "observe")
-    directory, _ = rundir.look(directory_of(run))
+    directory, _ = rundir.recorded_run(directory_of(run))
     log = directory.path / EVENTS_FILE
     if not has_begun(directory.path):
         raise not_begun(directory)
@@ -80,18 +80,18 @@ class LivePage:
     """A page that is served until `close`, or until the end of the ``with`` block."""
 
     def __init__(self, run: FilePath, port: int, every_s: float, machines: FilePath | None) -> None:
-        board = Board()
+        page_state = PageState()
         self._name = str(run)
         self._over = threading.Event()
-        self._server = PageServer(board, port, on_watcher=self._somebody_came)
-        at = (board, lambda: self._server.watchers, self._server.changed, every_s)
-        self._looking: Looking[QueueView] | Looking[RunView] | None = None
+        self._server = PageServer(page_state, port, on_watcher=self._somebody_came)
+        at = (page_state, lambda: self._server.watchers, self._server.changed, every_s)
+        self._poller: PagePoller[QueueView] | PagePoller[RunView] | None = None
         if names_queue(run):
-            queue = QueueLiveReader(place_of(run))
-            self._looking = Looking(str(run), queue, *at, draw=queue_sections)
+            queue = QueueLiveReader(queue_location(run))
+            self._poller = PagePoller(str(run), queue, *at, draw=queue_sections)
         else:
             reader = LiveReader(_finder(run), _machines_in(machines))
-            self._looking = Looking(str(run), reader, *at, draw=page_sections)
+            self._poller = PagePoller(str(run), reader, *at, draw=page_sections)
 
     @property
     def url(self) -> str:
@@ -110,8 +110,8 @@ class LivePage:
     def close(self) -> None:
         """Serve it no more; a second call does nothing."""
         self._over.set()
-        if self._looking is not None:
-            self._looking.close()
+        if self._poller is not None:
+            self._poller.close()
         self._server.close()
 
     def __repr__(self) -> str:
@@ -200,4 +200,4 @@ def _finder(run: FilePath) -> Callable[[], Path]:
 
 
 def _machines_in(where: FilePath | None) -> JournalMachines:
-    return JournalMachines(None if where is None else StorePlace(os.fspath(where)).store())
+    return JournalMachines(None if where is None else StoreLocation(os.fspath(where)).store())

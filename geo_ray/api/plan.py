@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.config import Config, FilePath, Overrides, preserving_threads, source_of
 from geo_ray.api.display import OnEvent, RunWatch, ShowProgress, Table
 from geo_ray.api.run import Run
 from geo_ray.api.status import directory_of
@@ -182,7 +182,7 @@ def plan(
         PlanInfeasibleError: no plan keeps every constraint; says what would do.
         GeoRayError: whatever else keeps a plan from being made.
     """
-    with own_threads_kept():
+    with preserving_threads():
         source = source_of(config, base_dir)
         experiment = load_tree(source, override_items(overrides), Experiment)
         sources = (inputs or PlanInputs()).sources()
@@ -216,7 +216,7 @@ def replan(
     """
     if age_h is not None and not 0 <= age_h < math.inf:
         raise ConfigError(f"age_h: {age_h} is no age", fix="Give hours, 0 or more.")
-    with own_threads_kept():
+    with preserving_threads():
         source = source_of(config, base_dir)
         experiment = load_tree(source, override_items(overrides), Experiment)
         path = directory_of(run)
@@ -310,7 +310,7 @@ def profile(
     began_unix_s = command_began_unix_s()
     grid = grid or ProfileGrid()
     watch = RunWatch(progress, on_event)
-    with own_threads_kept():
+    with preserving_threads():
         source = source_of(config, base_dir)
         experiment = load_tree(source, override_items(overrides), Experiment)
         path = default_profile_path(experiment) if out is None else Path(out)
@@ -327,10 +327,10 @@ def profile(
         known = begin_profile(experiment, source.parent, path, hardware(experiment))
         todo = wanted if grid.fresh else missing(wanted, experiment, labels, known)
         if len(todo) < len(wanted):
-            watch.tell(f"{len(wanted) - len(todo)} of {len(wanted)} runs are known from {path}")
+            watch.notify(f"{len(wanted) - len(todo)} of {len(wanted)} runs are known from {path}")
         found = known
-        told = watch.told, began_unix_s
-        profiles = measure(experiment, source.parent, todo, labels, known, grid.steps, *told)
+        observer = watch.observer, began_unix_s
+        profiles = measure(experiment, source.parent, todo, labels, known, grid.steps, *observer)
         with closing(profiles):
             for found in profiles:
                 save_profile(found, path)  # after each run: an interrupt loses one at most

@@ -116,12 +116,12 @@ class PriceRefresh:
     Attributes:
         path: the file that has them now.
         answers: one per question; a question that failed has an error.
-        kept: older prices that stay because their question failed.
+        stored: older prices that stay because their question failed.
     """
 
     path: Path
     answers: tuple[QueryResult, ...]
-    kept: tuple[PriceRecord, ...]
+    stored: tuple[PriceRecord, ...]
 
     @property
     def records(self) -> tuple[PriceRecord, ...]:
@@ -205,7 +205,7 @@ def refresh_prices(
         queries = _queries(cloud, wanted, endpoints, currency, tries)
     except CloudError:  # of the credentials: nobody was asked
         known = [r for r in before.records if r.cloud == cloud and r.region in wanted]
-        RunWatch(progress).tell(_kept_text(known))
+        RunWatch(progress).notify(_stored_text(known))
         raise
     answers: list[QueryResult] = []
     try:
@@ -213,8 +213,8 @@ def refresh_prices(
     finally:
         if any(answer.records for answer in answers):
             _write(answers, target)
-    kept = tuple(r for a in answers if a.error is not None for r in a.query.known(before))
-    done = PriceRefresh(target, tuple(answers), kept)
+    stored = tuple(r for a in answers if a.error is not None for r in a.query.known(before))
+    done = PriceRefresh(target, tuple(answers), stored)
     errors = [answer.error for answer in answers if answer.error is not None]
     if errors and not done.records:
         raise CloudError(
@@ -294,8 +294,8 @@ def _trouble(answer: QueryResult, before: PriceBook) -> str:
     """What people are told of an answer that is not whole, or ""."""
     what = answer.query.what
     if answer.error is not None:
-        kept = _kept_text(answer.query.known(before))
-        return f"{what} was not read: {answer.error.message}\n  {kept}"
+        stored = _stored_text(answer.query.known(before))
+        return f"{what} was not read: {answer.error.message}\n  {stored}"
     return f"{what}: no price of {', '.join(answer.missing)}" if answer.missing else ""
 
 
@@ -312,13 +312,13 @@ def _write(answers: Sequence[QueryResult], target: Path) -> None:
         ) from None
 
 
-def _kept_text(kept: Sequence[PriceRecord]) -> str:
-    if not kept:
+def _stored_text(stored: Sequence[PriceRecord]) -> str:
+    if not stored:
         return "no older price is known"
     now = time.time()
-    old = age_text(max(record.age_s(now) for record in kept))
-    stale = sum(record.is_stale(now) for record in kept)
-    count = "1 older price stays" if len(kept) == 1 else f"{len(kept)} older prices stay"
+    old = age_text(max(record.age_s(now) for record in stored))
+    stale = sum(record.is_stale(now) for record in stored)
+    count = "1 older price stays" if len(stored) == 1 else f"{len(stored)} older prices stay"
     return f"{count}, the oldest {old} old, {stale} stale"
 
 

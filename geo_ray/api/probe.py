@@ -98,19 +98,21 @@ def probe(
         bar = bars.add_task("preparing", total=None)
         said = ""
 
-        def tell(line: str) -> None:
+        def notify(line: str) -> None:
             nonlocal said
             if line != said:  # it is called again and again while a pair is measured
                 said = line
-                watch.tell(line)
+                watch.notify(line)
 
         def on_phase(phase: str) -> None:
-            tell(phase)
+            notify(phase)
             bars.update(bar, description=phase)
 
         def on_status(status: ProbeStatus) -> None:
             pairs = ", ".join(f"{src} -> {dst}" for (src, dst), _ in status.now)
-            tell(f"{status.done} of {status.total} measured" + (f", now {pairs}" if pairs else ""))
+            notify(
+                f"{status.done} of {status.total} measured" + (f", now {pairs}" if pairs else "")
+            )
             lines = "\n".join(_line(*pair, now) for pair, now in status.now)
             bars.update(bar, description=lines or "next", completed=status.done, total=status.total)
 
@@ -178,9 +180,9 @@ def serve_probes(
 
 def _line(src: str, dst: str, now: ProbeProgress) -> str:
     rate = "" if now.rate_mbps is None else f", {number_text(now.rate_mbps)} Mbit/s"
-    share = f" {now.share:.0%}" if now.share else ""
-    return f"{src} -> {dst}: {now.phase}{share}{rate}"
+    fraction = f" {now.share:.0%}" if now.share else ""
+    return f"{src} -> {dst}: {now.phase}{fraction}{rate}"
 
 
-def _nothing(told: object) -> None:
+def _nothing(observed: object) -> None:
     pass

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from geo_ray.api.auto import load_experiment
-from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.config import Config, FilePath, Overrides, preserving_threads, source_of
 from geo_ray.api.plan import PlanInputs
 from geo_ray.api.plan import plan as plan_of
 from geo_ray.api.train import simulate, train
@@ -44,12 +44,12 @@ class TrainingNode:
         if self._after is not None:
             self._after.ready()
         try:
-            told = self._trained()
+            final = self._trained()
         except BaseException as error:
             self._ended.set_exception(error)
             raise
-        self._ended.set_result(told)
-        return told
+        self._ended.set_result(final)
+        return final
 
     def outcome(self) -> dict[str, Any]:
         """Wait for the training's end, and return what ``run`` returns."""
@@ -123,7 +123,7 @@ def training_program(
     """
     source = source_of(config, base_dir)
     changes = override_items(overrides)
-    with own_threads_kept():
+    with preserving_threads():
         experiment, _ = load_experiment(source, changes)
     tree = apply_overrides(parse_yaml(read_text(source), str(source)), changes).value
     given: tuple[object, ...] = (tree, str(source.parent.absolute()), after)

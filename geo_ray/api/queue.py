@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.config import Config, FilePath, Overrides, preserving_threads, source_of
 from geo_ray.base.errors import QueueDeniedError, QueueMissingError, QueueRequestError, from_code
 from geo_ray.base.load import load_tree, override_items, text_of
 from geo_ray.experiment.cluster import ExistingClusterConfig
@@ -25,18 +25,18 @@ from geo_ray.scheduler.queue.job_spec import (
     is_job_name,
 )
 from geo_ray.scheduler.queue.job_spec import JobHints as JobHints
-from geo_ray.scheduler.queue.job_spec import JobWorth as JobWorth
-from geo_ray.scheduler.queue.job_spec import WorthChange as WorthChange
+from geo_ray.scheduler.queue.job_spec import JobValue as JobValue
+from geo_ray.scheduler.queue.job_spec import ValueChange as ValueChange
 from geo_ray.scheduler.queue.journal import QueueJournal
 from geo_ray.scheduler.queue.page import queue_sections
 from geo_ray.scheduler.queue.page_reader import QueueLiveReader
 from geo_ray.scheduler.queue.report import QueueReport as QueueReport
-from geo_ray.scheduler.queue.state import QueuePlace, QueueState, RequestAnswer
+from geo_ray.scheduler.queue.state import QueueLocation, QueueState, RequestAnswer
 from geo_ray.storage.uri import is_s3
 from geo_ray.telemetry.html_page import html_page, write_html
 
 _LOOK_S = 0.2
-Place = Literal["first", "last", "before"]
+Position = Literal["first", "last", "before"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def submit_job(
     *,
     user: QueueUser,
     name: str | None = None,
-    worth: JobWorth | None = None,
+    value: JobValue | None = None,
     hints: JobHints | None = None,
     working_dir: FilePath | None = None,
     wait_s: float = 10.0,
@@ -85,7 +85,7 @@ def submit_job(
         overrides: changes of single keys.
         user: who asks.
         name: of the job; default: the configuration's, in small letters.
-        worth: what it is worth by when it is done.
+        value: what it is worth by when it is done.
         hints: what the configuration does not say.
         working_dir: of the job's own code, which the queue's machine sees.
         wait_s: longest wait for the queue to hear of it.
@@ -100,7 +100,7 @@ def submit_job(
     from geo_ray.api.auto import load_experiment
     from geo_ray.scheduler.queue.job_config import config_tree, spec_of
 
-    with own_threads_kept():
+    with preserving_threads():
         source = source_of(config)
         experiment, _ = load_experiment(source, override_items(overrides))
         spec = spec_of(experiment, source.parent.absolute(), hints or JobHints())
@@ -115,7 +115,7 @@ def submit_job(
             "name": called,
             "config": config_tree(experiment),
             "spec": spec,
-            "worth": worth or JobWorth(),
+            "value": value or JobValue(),
             "working_dir": None if working_dir is None else str(Path(working_dir).absolute()),
         }
     )
@@ -145,9 +145,9 @@ def move_job(
     job: str,
     *,
     user: QueueUser,
-    place: Place | None = None,
+    position: Position | None = None,
     before: str | None = None,
-    worth: WorthChange | None = None,
+    value: ValueChange | None = None,
     wait_s: float = 10.0,
 ) -> QueueAnswer:
     """Change a job's place in a queue, or what it is worth.
@@ -156,9 +156,9 @@ def move_job(
         queue: its folder, or its configuration.
         job: its name.
         user: who asks.
-        place: first or last of all.
+        position: first or last of all.
         before: the job that it is to be before.
-        worth: what becomes another; all else of its worth stays as it was.
+        value: what becomes another; all else of its worth stays as it was.
         wait_s: longest wait for the queue to hear of it.
 
     Raises:
@@ -170,8 +170,8 @@ def move_job(
         sent_unix_s=time.time(),
         job=job,
         before=before,
-        place="before" if before is not None else place,
-        worth=worth,
+        position="before" if before is not None else position,
+        value=value,
     )
     return _asked(queue, user, request, wait_s)
 
@@ -185,7 +185,7 @@ def queue_report(queue: FilePath) -> QueueReport:
     Raises:
         QueueMissingError: there is none.
     """
-    return QueueLiveReader(place_of(queue)).report()
+    return QueueLiveReader(queue_location(queue)).report()
 
 
 def save_queue_page(queue: FilePath, path: FilePath) -> Path:
@@ -199,7 +199,7 @@ def save_queue_page(queue: FilePath, path: FilePath) -> Path:
         QueueMissingError: there is no queue.
         RunDirectoryError: the page cannot be written.
     """
-    view = QueueLiveReader(place_of(queue)).view()
+    view = QueueLiveReader(queue_location(queue)).view()
     body = "".join(queue_sections(view).values())
     return write_html(html_page(view.name, body), Path(path))
 
@@ -209,14 +209,14 @@ def _id() -> str:
 
 
 def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float) -> QueueAnswer:
-    place = place_of(queue)
-    if not place.is_there():
-        raise QueueMissingError(f"there is no queue in {place.shown}")
-    store = place.store()
+    location = queue_location(queue)
+    if not location.is_there():
+        raise QueueMissingError(f"there is no queue in {location.shown}")
+    store = location.store()
     journal, state = QueueJournal(store), QueueState()
     state.feed(journal.read())
     if state.config is None:
-        raise QueueMissingError(f"the queue in {place.shown} was never served")
+        raise QueueMissingError(f"the queue in {location.shown} was never served")
     _check_known(state.config, user)
     inbox.submit(store, user.tenant, inbox.signed(request, state.queue_id, user.token))
     deadline_s = time.monotonic() + wait_s
@@ -291,10 +291,10 @@ def start_queue(
     from geo_ray.scheduler.queue.actor import serve_queue  # Ray takes seconds to import
 
     queue = _absolute(load_queue(config, overrides))
-    place = QueuePlace.of(queue)
-    place.make()
+    location = QueueLocation.of(queue)
+    location.make()
     serve_queue(queue, ExistingClusterConfig(address=address), longest_s)
-    return place.uri
+    return location.uri
 
 
 def stop_queue(
@@ -322,21 +322,21 @@ def new_queue_token() -> tuple[str, str]:
     return token, key_of(token)
 
 
-def place_of(queue: FilePath) -> QueuePlace:
-    """The place of a queue by its folder or its configuration."""
+def queue_location(queue: FilePath) -> QueueLocation:
+    """The location of a queue, by its folder or its configuration."""
     name = os.fspath(queue)
     if not is_s3(name) and name.endswith((".yaml", ".yml")):
-        return QueuePlace.of(load_queue(name))
-    return QueuePlace.at(name)
+        return QueueLocation.of(load_queue(name))
+    return QueueLocation.at(name)
 
 
-def names_queue(place: FilePath) -> bool:
-    """Whether a place is a queue's folder or configuration, and so no run."""
-    name = os.fspath(place)
+def names_queue(location: FilePath) -> bool:
+    """Whether a location is a queue's folder or configuration, and so no run."""
+    name = os.fspath(location)
     if is_s3(name):
-        return QueuePlace.at(name).is_there()
+        return QueueLocation.at(name).is_there()
     return name.endswith((".yaml", ".yml")) or (
-        Path(name).is_dir() and QueuePlace.at(name).is_there()
+        Path(name).is_dir() and QueueLocation.at(name).is_there()
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from geo_ray.api.config import FilePath
 from geo_ray.api.display import Table
 from geo_ray.api.status import directory_of, not_begun
-from geo_ray.base.errors import ConfigDriftError, ConfigError, RunDirectoryError
+from geo_ray.base.errors import ConfigChangedError, ConfigError, RunDirectoryError
 from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import bytes_text, duration_text, metrics_text, nearest_word, number_text
 from geo_ray.cloud.autoscaler.journal import JournalMachines
@@ -172,7 +172,7 @@ class Run:
         self._check_best(checkpoint, best=best)
         try:
             rundir.has_moved(self.directory, self.experiment)
-        except ConfigDriftError as error:
+        except ConfigChangedError as error:
             _log.warning("%s", error.message)
         rundir.check_files(self.directory, self.experiment)
         task = load_task(self.experiment.task, self.directory.base_dir)
@@ -206,8 +206,8 @@ class Run:
         self._check_best(checkpoint, best=best)
         path = Path(out)
         step, metrics = self.summary.steps, self.summary.eval
-        if best and (kept := load_best(self.best_path)) is not None:
-            step, metrics = kept.step, kept.metrics
+        if best and (best_file := load_best(self.best_path)) is not None:
+            step, metrics = best_file.step, best_file.metrics
         if checkpoint is not None:
             step, metrics = _opened(self._store(), checkpoint).manifest.step, {}
         about = about_model(self.experiment, step, metrics)
@@ -283,7 +283,7 @@ def open_run(path: FilePath | Run, *, base_dir: FilePath | None = None) -> Run:
         RunDirectoryError: there is no run, or nothing has happened in it yet.
     """
     near = None if base_dir is None else Path(base_dir)
-    directory, experiment = rundir.reopen(directory_of(path), to_look_at=True, near=near)
+    directory, experiment = rundir.reopen(directory_of(path), read_only=True, near=near)
     summary = load_summary(directory.path)
     if summary is not None:
         return Run(directory, experiment, summary)
@@ -299,7 +299,7 @@ def open_run(path: FilePath | Run, *, base_dir: FilePath | None = None) -> Run:
 
 def _opened(store: CheckpointStore, id: int) -> Checkpoint:
     """A checkpoint; what lies far is verified where it is read, and not all of it before."""
-    return store.look(id) if store.far else store.open(id)
+    return store.peek(id) if store.is_remote else store.open(id)
 
 
 def _so_far(experiment: Experiment, events: Iterable[Event]) -> Summary:

@@ -11,7 +11,7 @@ from geo_ray.base.errors import ScheduleInputError
 from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import number_text
 from geo_ray.prices.price_book import known_book, own_files
-from geo_ray.scheduler.bound import ForesightPolicy, utility_bound
+from geo_ray.scheduler.bound import OraclePolicy, utility_bound
 from geo_ray.scheduler.policies.registry import policy_named
 from geo_ray.scheduler.replay import (
     HEADINGS,
@@ -34,13 +34,13 @@ class ScheduleResult:
     Attributes:
         schedules: by policy.
         bound: utility that no policy can exceed; None: not asked for.
-        foresight: a schedule that knows all jobs ahead; None: not asked for.
+        oracle: a schedule that knows all jobs ahead; None: not asked for.
         title: what was replayed.
     """
 
     schedules: Mapping[str, ClusterSchedule]
     bound: float | None
-    foresight: ClusterSchedule | None
+    oracle: ClusterSchedule | None
     title: str
 
     @property
@@ -126,6 +126,6 @@ def schedule(
     if not bound:
         return ScheduleResult(schedules, None, None, title)
     most = utility_bound(cluster, jobs)
-    ahead = replay_jobs(cluster, jobs, ForesightPolicy(jobs, most), seed=seed)
+    ahead = replay_jobs(cluster, jobs, OraclePolicy(jobs, most), seed=seed)
     check_schedule(ahead)
     return ScheduleResult(schedules, most.utility, ahead, title)

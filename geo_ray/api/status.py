@@ -29,7 +29,7 @@ from geo_ray.runs import directory as rundir
 from geo_ray.runs import requests
 from geo_ray.runs.checkpoints import regions_in, store_of
 from geo_ray.runs.directory import RunDirectory
-from geo_ray.runs.remote import pass_on, seen_copy
+from geo_ray.runs.remote import pass_on, view_copy
 from geo_ray.runs.requests import MemberRequest, Verb, request_member_change
 from geo_ray.runs.status import Beside, StatusReader
 from geo_ray.storage.uri import is_s3
@@ -39,8 +39,8 @@ from geo_ray.telemetry.status import MembersFold
 from geo_ray.telemetry.status import RunStatus as RunStatus
 from geo_ray.telemetry.totals import RunTotals
 
-_LOOK_EVERY_S = 0.25
-_LOOK_FAR_EVERY_S = 2.0  # each look is paid for
+_POLL_EVERY_S = 0.25
+_REMOTE_POLL_S = 2.0  # each look is paid for
 _MOST_EVENTS = 1_000_000
 
 
@@ -67,7 +67,7 @@ def status(run: FilePath) -> RunStatus:
     """
     reader, clock = StatusReader(directory_of(run)), SystemClock()
     while (found := reader.read()).is_going is None and found.run_actor is not None:
-        clock.sleep_s(_LOOK_EVERY_S)
+        clock.sleep_s(_POLL_EVERY_S)
     return found
 
 
@@ -162,7 +162,7 @@ def change_members(
     clock = SystemClock()
     until_s = clock.now_s() + (wait_s if found.waits_s is None else 0.0)
     while id not in answers and clock.now_s() < until_s:
-        clock.sleep_s(_LOOK_FAR_EVERY_S if reader.is_far else _LOOK_EVERY_S)
+        clock.sleep_s(_REMOTE_POLL_S if reader.is_remote else _POLL_EVERY_S)
         reader.feed(_MOST_EVENTS)
     answer = answers.get(id)
     if answer is not None and answer.kind == "members_refused":
@@ -202,7 +202,7 @@ def checkpoints(run: FilePath | OpenedRun) -> Table:
                 "bytes": sum(part.bytes for part in manifest.parts),
                 "regions": ", ".join(regions),
             }
-            _ = store.look(number) if store.far else store.open(number)
+            _ = store.peek(number) if store.is_remote else store.open(number)
             row["state"] = "healthy" if manifest.healthy else "diverged"
         except CheckpointError as error:
             row["state"] = error.message
@@ -257,7 +257,7 @@ def directory_of(run: FilePath | OpenedRun) -> Path:
     """
     if not isinstance(run, (str, os.PathLike)):
         return run.path
-    return seen_copy(run) if isinstance(run, str) and is_s3(run) else Path(run)
+    return view_copy(run) if isinstance(run, str) and is_s3(run) else Path(run)
 
 
 def _begun(run: FilePath | OpenedRun) -> tuple[RunDirectory, RecordedConfig]:
@@ -266,7 +266,7 @@ def _begun(run: FilePath | OpenedRun) -> tuple[RunDirectory, RecordedConfig]:
     Raises:
         RunDirectoryError: there is no run, or nothing has happened in it yet.
     """
-    directory, config = rundir.look(directory_of(run))
+    directory, config = rundir.recorded_run(directory_of(run))
     if not has_begun(directory.path):
         raise not_begun(directory)
     return directory, config

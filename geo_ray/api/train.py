@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from geo_ray.api.auto import load_experiment
-from geo_ray.api.config import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.config import Config, FilePath, Overrides, preserving_threads, source_of
 from geo_ray.api.display import OnEvent, RunWatch, ShowProgress
 from geo_ray.api.plan import FollowedPlan, plan_to_follow
 from geo_ray.api.run import Run, open_run
@@ -44,7 +44,7 @@ from geo_ray.runs.lease import LeaseSeeker, driving, seeker_of
 from geo_ray.runs.remote import RunObjects, copied_from, copy_path, driven_copy, is_ahead
 from geo_ray.runs.report import reported
 from geo_ray.runs.resume import check_resumable
-from geo_ray.runs.uploader import mirrored
+from geo_ray.runs.uploader import uploading
 from geo_ray.runtime.run_client import RunRequest, drive, may_be_running, watch_running
 from geo_ray.runtime.run_context import Reporting
 from geo_ray.runtime.run_order import Resumption
@@ -56,7 +56,7 @@ from geo_ray.telemetry.report import REPORT_FILE
 from geo_ray.telemetry.summary import load_summary
 from geo_ray.transport.security.cert_store import check_certificates, files_of, is_revoked
 
-Tell: TypeAlias = Callable[[str], None]
+Notify: TypeAlias = Callable[[str], None]
 _ABSENT: Final = "members.absent"
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def new_run(
     config: ConfigSource,
     overrides: tuple[str, ...],
     plan: Plan | None,
-    tell: Tell,
+    notify: Notify,
     *,
     emulated: bool = False,
 ) -> ReadyRun:
@@ -97,7 +97,7 @@ def new_run(
         config: where it comes from.
         overrides: as for ``--set``.
         plan: to follow: workers, batches, averager, interval, codec.
-        tell: told what was decided.
+        notify: told what was decided.
         emulated: whether it computes in this process, on machines as fast as the plan takes them
             to be.
 
@@ -107,7 +107,7 @@ def new_run(
         CertificateError: a region's certificate could not be used.
         RunDirectoryError: the directory cannot be made.
     """
-    experiment, reason = checked_run(config, overrides, plan, tell, emulated=emulated)
+    experiment, reason = checked_run(config, overrides, plan, notify, emulated=emulated)
     exact = experiment.run.again == "resume" and not emulated
     run = directory.create(experiment, config.parent, reason, plan, exact=exact)
     return ReadyRun(run, experiment, note=_name_note(run, experiment, emulated=emulated))
@@ -146,7 +146,7 @@ def checked_run(
     config: ConfigSource,
     overrides: tuple[str, ...],
     plan: Plan | None,
-    tell: Tell,
+    notify: Notify,
     *,
     emulated: bool = False,
 ) -> tuple[Experiment, str | None]:
@@ -156,7 +156,7 @@ def checked_run(
         config: as for `new_run`, as are the others.
         overrides: as for ``--set``.
         plan: to follow.
-        tell: told what was decided.
+        notify: told what was decided.
         emulated: whether it computes in this process.
 
     Returns:
@@ -169,12 +169,12 @@ def checked_run(
         overrides = _following(config, overrides, plan)
         if emulated:
             overrides = (*overrides, *emulation_of(plan))
-        tell(f"{plan.total_s:.4g} s and {plan.total_usd:.4g} USD are predicted by the plan")
+        notify(f"{plan.total_s:.4g} s and {plan.total_usd:.4g} USD are predicted by the plan")
     experiment, advice = load_experiment(config, overrides)
     for note in override_notes(config, overrides):
         _log.warning("%s", note)
     if advice is not None:
-        tell(advice.reason)
+        notify(advice.reason)
     if emulated or experiment.cluster.kind == "local":
         check_device(experiment)
     if not emulated:
@@ -208,7 +208,7 @@ def resumed_run(
 
     Raises:
         RunDirectoryError: there is no run.
-        ConfigDriftError: the configuration differs; or its codecs do, which no run outlives.
+        ConfigChangedError: the configuration differs; or its codecs do, which no run outlives.
         CheckpointMissingError: it never saved, or was simulated.
         RunFinishedError: nothing would come of it.
         ConfigError, PlanError: as for `new_run`.
@@ -241,7 +241,7 @@ def resumed_run(
             may_change=allowed,
         )
         named = (*allowed, *(item.partition("=")[0].strip() for item in overrides))
-        changes = directory.check_drift(experiment, wanted, named)
+        changes = directory.check_changes(experiment, wanted, named)
         notes += [f"changed: {key}: {change}" for key, change in changes.items()]
         notes += _schedule_notes(experiment, wanted)
     has_moved = directory.has_moved(run, wanted, allowed)
@@ -264,11 +264,11 @@ def _schedule_notes(saved: Experiment, wanted: Experiment) -> list[str]:
     before, now = _optimizer_steps(saved), _optimizer_steps(wanted)
     if before == now or saved.optimizer.schedule != schedule:
         return []
-    share = schedule.over(now).factor(min(before, now))
+    fraction = schedule.over(now).factor(min(before, now))
     return [
         f"the {schedule.kind} schedule of the learning rate now spans {now} steps instead of "
-        f"{before}: at step {min(before, now)} the rate is {share:.0%} of optimizer.lr instead of "
-        f"{schedule.over(before).factor(min(before, now)):.0%}; "
+        f"{before}: at step {min(before, now)} the rate is {fraction:.0%} of optimizer.lr instead "
+        f"of {schedule.over(before).factor(min(before, now)):.0%}; "
         f"`--set optimizer.schedule.steps={before}` keeps it as it was"
     ]
 
@@ -363,7 +363,7 @@ def train(
         raise ConfigError(
             f"checkpoint {checkpoint} of which run?", fix="Name the run to resume, too."
         )
-    with own_threads_kept(), terminal_outlived():
+    with preserving_threads(), terminal_outlived():
         again = run_to_resume(source, changes) if resume is None and source is not None else None
         resume = resume or again
         if resume is not None:
@@ -375,13 +375,13 @@ def train(
             if as_it_is and (running := _watched_if_running(path, watch, detach)):
                 return running
             leases = None if address is None else RunObjects(address).lease()
-            seeker = seeker_of(path, watch.tell, leases)
+            seeker = seeker_of(path, watch.notify, leases)
             seeker.wait()  # before anything is judged that a running run changes
             was_here = address is not None and is_ahead(RunObjects(address), path)
             if address is not None:
                 driven_copy(address)
             try:
-                with ticking("preparing the run", watch.tell):
+                with ticking("preparing the run", watch.notify):
                     ready = resumed_run(
                         path,
                         source,
@@ -399,8 +399,8 @@ def train(
             except GeoRayError as error:
                 raise name_run(error, path) from error.__cause__
         elif source is not None:
-            with ticking("preparing the run", watch.tell):
-                ready = new_run(source, changes, followed, watch.tell)
+            with ticking("preparing the run", watch.notify):
+                ready = new_run(source, changes, followed, watch.notify)
         else:
             raise ConfigError("there is no configuration", fix="Give one, or a run to resume.")
         with (
@@ -431,9 +431,9 @@ def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
     """Copy to its bucket the end of a finished run that was driven on this machine.
 
     Raises:
-        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `mirrored`.
+        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `uploading`.
     """
-    with driving(seeker) as held, mirrored(address, path, held.epoch, held.check):
+    with driving(seeker) as held, uploading(address, path, held.epoch, held.check):
         pass
 
 
@@ -457,7 +457,7 @@ def _watched_if_running(path: Path, watch: RunWatch, detach: bool) -> Run | None
     """Watch a run that goes on to its end; None if it does not go on, or not where it can be."""
     if not path.is_dir():
         return None
-    run, experiment = directory.reopen(path, to_look_at=True)
+    run, experiment = directory.reopen(path, read_only=True)
     if experiment.cluster.kind != "existing" or not may_be_running(run):
         return None
     with _tidied(run, watch, is_new=False), watch.over(experiment) as shown:
@@ -493,13 +493,15 @@ def simulate(
     """
     watch = RunWatch(progress, on_event)
     followed = None if plan is None else plan_to_follow(plan)
-    with own_threads_kept():
+    with preserving_threads():
         source = source_of(config, base_dir)
-        with ticking("preparing the run", watch.tell):
-            ready = new_run(source, override_items(overrides), followed, watch.tell, emulated=True)
+        with ticking("preparing the run", watch.notify):
+            ready = new_run(
+                source, override_items(overrides), followed, watch.notify, emulated=True
+            )
         with (
             _tidied(ready.run, watch, is_new=True),
-            mirrored(ready.run.address, ready.run.path, 1, lambda: None),
+            uploading(ready.run.address, ready.run.path, 1, lambda: None),
             reported(ready.run.path),
             watch.over(ready.experiment, ready.note) as watched,
         ):
@@ -517,7 +519,7 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
         raise
     except GeoRayError as error:
         if has_begun(run.path) and (run.path / REPORT_FILE).exists():
-            watch.tell(f"report   {short_path(run.path / REPORT_FILE)}")
+            watch.notify(f"report   {short_path(run.path / REPORT_FILE)}")
         raise name_run(error, run.path) from error.__cause__
     finally:
         if is_new and not has_begun(run.path):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from geo_ray.api.config import FilePath, Overrides, own_threads_kept
+from geo_ray.api.config import FilePath, Overrides, preserving_threads
 from geo_ray.api.display import RunWatch, ShowProgress, Table
 from geo_ray.base.errors import ConfigError, InterruptedRunError, TrialsFailedError
 from geo_ray.base.load import load_tree, override_items, text_of
@@ -133,14 +133,14 @@ def tune(
         InterruptedRunError: it was interrupted.
     """
     watch = RunWatch(progress)
-    with own_threads_kept():
-        with ticking("checking the search", watch.tell):
+    with preserving_threads():
+        with ticking("checking the search", watch.notify):
             plan = plan_of(config, overrides, out=out, base_dir=base_dir)
         kind = plan.config.trials.kind
-        watch.tell(f"{plan.wanted} {kind} trials, {plan.jobs} at once; results in {plan.out}")
+        watch.notify(f"{plan.wanted} {kind} trials, {plan.jobs} at once; results in {plan.out}")
         if plan.config.search.base_first and plan.space.base_draw() is None:
-            watch.tell("the base itself is no trial: it has values that the space does not")
-        found = search(plan, watch.tell, resume=resume)
+            watch.notify("the base itself is no trial: it has values that the space does not")
+        found = search(plan, watch.notify, resume=resume)
     return _finish(plan, found, _command(config, out))
 
 

@@ -53,8 +53,14 @@ def paragraph(path: str, info: FieldInfo) -> Iterator[str]:
 
 def facts_of(info: FieldInfo) -> str:
     """Type, limits and default of a key."""
+    default = "required" if info.is_required() else f"default: {default_text(info)}"
+    return f"{type_and_limits(info)}, {default}"
+
+
+def type_and_limits(info: FieldInfo) -> str:
+    """Type and limits of a key: ``int (>= 1)``."""
     place = Place.of(info)
-    return f"{type_text(place)}{_limits(place)}{_default(info)}"
+    return f"{type_text(place)}{_limits(place)}"
 
 
 def type_text(place: Place) -> str:
@@ -83,13 +89,14 @@ def _limits(place: Place) -> str:
     return f" ({', '.join([*limits, *([words] if words else [])])})" if limits or words else ""
 
 
-def _default(info: FieldInfo) -> str:
+def default_text(info: FieldInfo) -> str:
+    """Default of a key as JSON; "its own defaults" for a section, "required" without a default."""
     if info.is_required():
-        return ", required"
+        return "required"
     value: Any = info.get_default(call_default_factory=True, validated_data={})
     if isinstance(value, BaseModel):
-        return ", default: its own defaults"
-    return f", default: {json.dumps(value, ensure_ascii=False, default=str)}"
+        return "its own defaults"
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 _WORD: Final = re.compile(r'"([^"]*)"|([^".]+)')
@@ -117,14 +124,14 @@ class _Entry:
         facts: type, limits and default.
         lines: what it means.
         holds_values: whether there are values without keys of their own below it.
-        is_told: by another entry, unless it is asked for by itself.
+        is_listed: by another entry, unless it is asked for by itself.
     """
 
     path: _Path
     facts: str
     lines: tuple[str, ...] = ()
     holds_values: bool = False
-    is_told: bool = False
+    is_listed: bool = False
 
 
 def describe_key(root: type[BaseModel], key: str) -> str:
@@ -144,7 +151,7 @@ def describe_key(root: type[BaseModel], key: str) -> str:
         or [entry for entry in entries if _is_under(entry.path, words, exact=False)]
         or [entry for entry in entries if entry.holds_values and _is_value(entry.path, words)]
     )
-    found = [entry for entry in found if not entry.is_told] or found
+    found = [entry for entry in found if not entry.is_listed] or found
     if not words or not found:
         raise ConfigError(f"there is no key '{key}'", fix=_advice(words, entries))
     return "\n".join(_paragraphs(found, words))
@@ -185,8 +192,8 @@ def _below(place: Place, path: _Path) -> Iterator[_Entry]:
         if key:
             yield _Entry(at, "section", (meaning(model),))
         for entry in _entries(model, at):
-            is_told = bool(key) and entry.path == (*at, _Part(key))
-            yield replace(entry, is_told=True) if is_told else entry
+            is_listed = bool(key) and entry.path == (*at, _Part(key))
+            yield replace(entry, is_listed=True) if is_listed else entry
     for option in alternatives(place):
         if is_own(option) and option.model is not None:
             yield from _entries(option.model, path)

@@ -2,7 +2,7 @@
 
 Every error has a stable code, a process exit code, and advice on how to fix it. Each class
 carries everything that `docs/reference/generated/errors.md` says about it;
-`geo_ray.testing.errors_page` generates
+`geo_ray.testing.reference_pages` generates
 that page. All classes live in this module, so that `from_code` finds an error by its code.
 """
 
@@ -546,7 +546,7 @@ class CheckpointError(GeoRayError):
     exit_code = 7
     chapter = "Checkpoint"
     causes = "A save that broke the store's rules, such as a part with a name that is not allowed."
-    advice = "Save as docs/guides/checkpoints.md describes: it has the files and the rules."
+    advice = "docs/design/checkpoint-format.md has the files and the order of a save."
 
 
 class CheckpointCorruptError(CheckpointError):
@@ -596,10 +596,10 @@ class CheckpointMissingError(CheckpointError):
     more = "A run that has taken all its steps is told of as `RUN_FINISHED`."
 
 
-class ConfigDriftError(CheckpointError):
+class ConfigChangedError(CheckpointError):
     """The configuration differs from the one that the checkpoint was made with."""
 
-    code = "CONFIG_DRIFT"
+    code = "CONFIG_CHANGED"
     causes = (
         "An edited CONFIG, a release with other defaults, or a task, strategy or codec of your own "
         "whose file has changed. The message lists each difference. Other codecs, regions "
@@ -735,7 +735,7 @@ class RunActorMissingError(RunError):
 
     code = "RUN_ACTOR_MISSING"
     causes = "The run was stopped, has failed, or lost its processes."
-    advice = "Resume it first: `geo-ray train --resume RUN`."
+    advice = "Start it first: `geo-ray train --resume RUN`."
     more = "The request was not stored, so a resume does not carry it out later."
 
 
@@ -1183,10 +1183,10 @@ class SpeedUnknownError(QueueError):
     advice = "Measure it with `geo-ray profile CONFIG`, or say it with --rows-per-s."
 
 
-class NotWorthError(QueueError):
+class ValueTooLowError(QueueError):
     """A job was turned away: what it is worth does not pay for what it takes from others."""
 
-    code = "NOT_WORTH"
+    code = "VALUE_TOO_LOW"
     causes = "The cluster is full of worthier jobs, or the deadline cannot be kept."
     advice = "Submit it again later, with more worth, or with a later deadline."
 

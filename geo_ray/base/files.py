@@ -1,6 +1,6 @@
 """Atomic and durable file writes.
 
-A file written here is complete or absent, and has its mode from the first byte on. `Passing`
+A file written here is complete or absent, and has its mode from the first byte on. `PageCacheTrim`
 drops the pages of large files, such as checkpoints, from the page cache as they are written or
 read: nobody reads them again soon, they would displace the pages of other processes, and early
 writeback keeps the final sync short.
@@ -22,7 +22,7 @@ from geo_ray.base.errors import RunDirectoryError
 _WINDOW_BYTES: Final = 1 << 25
 
 
-class Passing:
+class PageCacheTrim:
     """One file, written or read from its beginning.
 
     Args:
@@ -178,14 +178,14 @@ class AtomicFile:
         except BaseException:
             self.discard()
             raise
-        self._passing = Passing(self._descriptor)
+        self._page_cache = PageCacheTrim(self._descriptor)
 
     def write(self, chunk: memoryview | bytes) -> None:
         """Append single bytes."""
         rest = memoryview(chunk)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
-        self._passing.note(memoryview(chunk).nbytes)
+        self._page_cache.note(memoryview(chunk).nbytes)
         self._failpoint("chunk_written")
 
     def commit(self) -> None:

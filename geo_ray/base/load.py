@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from geo_ray.base.canonical import JSONValue, canonical_json, sha256_hex
 from geo_ray.base.errors import ConfigError, GeoRayError, RunDirectoryError
 from geo_ray.base.explain import dotted, explain, keys_in
-from geo_ray.base.overrides import apply_overrides, kept_keys
+from geo_ray.base.overrides import applied_keys, apply_overrides
 from geo_ray.base.user_section import context
 from geo_ray.base.yaml import (
     ConfigSource,
@@ -102,7 +102,7 @@ def load_tree(
     *,
     base_dir: Path | None = None,
     may_change: Collection[str] = (),
-    to_look_at: bool = False,
+    read_only: bool = False,
 ) -> T:
     """Read a configuration file.
 
@@ -113,16 +113,16 @@ def load_tree(
         advice: where its keys are described; None if `geo-ray config schema` does.
         base_dir: where relative paths to the user's classes start; default: the file's directory.
         may_change: as for `geo_ray.base.user_section.context`.
-        to_look_at: import none of them; see `geo_ray.base.user_section.context`.
+        read_only: import none of them; see `geo_ray.base.user_section.context`.
 
     Raises:
         ConfigError: naming the file and every key that is wrong; nothing else escapes.
-        ConfigDriftError: a class of the user's has changed since the file was written.
+        ConfigChangedError: a class of the user's has changed since the file was written.
     """
     where = context(
         path.parent if base_dir is None else base_dir,
         may_change=may_change,
-        to_look_at=to_look_at,
+        read_only=read_only,
     )
     return load_text(read_text(path), overrides, root, str(path), advice, where)
 
@@ -172,7 +172,7 @@ def override_notes(path: ConfigSource, overrides: Sequence[str]) -> list[str]:
         ConfigError: as for `load_tree`, as far as the tree can be read.
     """
     tree = parse_yaml(read_text(path), str(path))
-    return kept_keys(tree, overrides) if isinstance(tree.value, dict) else []
+    return applied_keys(tree, overrides) if isinstance(tree.value, dict) else []
 
 
 def checked(

@@ -136,7 +136,7 @@ def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> 
     return {**node, str(head): _replaced(node.get(str(head)), rest, new, override)}
 
 
-def kept_keys(tree: YamlTree, overrides: Sequence[str]) -> list[str]:
+def applied_keys(tree: YamlTree, overrides: Sequence[str]) -> list[str]:
     """Notes about keys that were written for another kind of a section than it has now.
 
     ``strategy.kind=diloco`` leaves ``interval: 4``, which was chosen for `sma`, where it is.
@@ -153,15 +153,15 @@ def kept_keys(tree: YamlTree, overrides: Sequence[str]) -> list[str]:
             continue
         old, new = (each.get("use", each.get("kind")) for each in (before, after))
         was_set = tree.origins.get(path) != changed.origins[path]
-        kept = [
+        found = [
             f"{key}: {after[key]} ({changed.origins[(*path[:-1], key)]})"
             for key in after
             if key not in ("kind", "use") and changed.origins.get((*path[:-1], key)) != CALLED.get()
         ]
-        if was_set and old != new and kept:
+        if was_set and old != new and found:
             section = ".".join(str(key) for key in path[:-1])
             notes.append(
-                f"{section} is {new} now, and keeps what was written for {old}: {', '.join(kept)}"
+                f"{section} is {new} now, and keeps what was written for {old}: {', '.join(found)}"
             )
     return notes
 

@@ -13,7 +13,7 @@
 
 A table holds no data: the object that owns the state keeps what belongs to it, and its transition
 function returns the actions. `docs/reference/generated/states.md` shows all tables;
-`geo_ray.testing.states_page`
+`geo_ray.testing.reference_pages`
 lists them and writes the page.
 """
 

@@ -1,6 +1,6 @@
 """Threads with one owner, parallel calls, and calls with a deadline.
 
-`Workers` starts threads and joins them at the end. `Together` makes a few calls in parallel,
+`Workers` starts threads and joins them at the end. `ThreadPoolMap` makes a few calls in parallel,
 the first of them in the calling thread. `BoundedCalls` calls one endpoint and never waits
 longer than a limit: a late call continues in its own thread, and until it returns every further
 call fails at once, so that an endpoint that hangs blocks nobody twice and threads do not pile
@@ -88,7 +88,7 @@ def in_turn(calls: Sequence[Callable[[], R]]) -> list[R]:
     return [call() for call in calls]
 
 
-class Together:
+class ThreadPoolMap:
     """Runs calls at the same time. Its threads are daemons, and end with `close`.
 
     Args:

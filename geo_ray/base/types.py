@@ -31,7 +31,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class CodedShare:
+class CodedPartition:
     """A share of a coded gradient.
 
     Attributes:

@@ -37,7 +37,7 @@ from pydantic import (
     create_model,
 )
 
-from geo_ray.base.errors import ConfigDriftError, ConfigError, GeoRayError, OwnCodeError
+from geo_ray.base.errors import ConfigChangedError, ConfigError, GeoRayError, OwnCodeError
 from geo_ray.base.model import StrictModel
 from geo_ray.base.user_code import (
     UserClass,
@@ -50,7 +50,7 @@ from geo_ray.base.user_code import (
 )
 
 _USE, _DIGEST = "use", "sha256"
-_BASE_DIR, _MAY_CHANGE, _TO_LOOK_AT = "base_dir", "may_change", "to_look_at"
+_BASE_DIR, _MAY_CHANGE, _READ_ONLY = "base_dir", "may_change", "read_only"
 _BY_KIND: Final = "kind"
 _BY_USE: Final = "OwnClass"  # the name of the class, by which messages find it
 
@@ -88,7 +88,7 @@ class SavedClass(OwnClass):
 
 
 def context(
-    base_dir: Path, *, may_change: Collection[str] = (), to_look_at: bool = False
+    base_dir: Path, *, may_change: Collection[str] = (), read_only: bool = False
 ) -> dict[str, Any]:
     """The validation context for reading a configuration.
 
@@ -96,10 +96,10 @@ def context(
         base_dir: where relative paths start.
         may_change: files and modules, as sections name them, of which a class is taken although
             the file has another digest than the section says.
-        to_look_at: import nothing, and make a `SavedClass` of each section; the configuration can
+        read_only: import nothing, and make a `SavedClass` of each section; the configuration can
             be shown, and nothing can be run with it.
     """
-    return {_BASE_DIR: base_dir, _MAY_CHANGE: may_change, _TO_LOOK_AT: to_look_at}
+    return {_BASE_DIR: base_dir, _MAY_CHANGE: may_change, _READ_ONLY: read_only}
 
 
 def only_recorded(*sections: object) -> bool:
@@ -144,14 +144,14 @@ class OwnLoader:
             it, where it is no `typing.Protocol` but a base class.
         traits_class: class of the property `traits` of an object.
         taken: names that the library's own classes have.
-        may_drift: whether a run can be resumed with another content of the file.
+        may_change: whether a run can be resumed with another content of the file.
     """
 
     wanted: UserClass
     protocol: type
     traits_class: type
     taken: Collection[str]
-    may_drift: bool
+    may_change: bool
 
     def __call__(self, value: Any, _: Any, info: ValidationInfo) -> Any:
         """The object.
@@ -159,13 +159,13 @@ class OwnLoader:
         Raises:
             ValueError: an option is wrong; names it.
             ConfigError: the class cannot be found, or lacks something.
-            ConfigDriftError: the file is not the one that the section was made with.
+            ConfigChangedError: the file is not the one that the section was made with.
         """
         if isinstance(value, StrictModel) and not isinstance(value, OwnClass):
             return value
         section = OwnClass.model_validate(value)
         where = info.context or context(Path())
-        if where[_TO_LOOK_AT]:
+        if where[_READ_ONLY]:
             written = {"kind": section.use.rpartition(":")[2]} | section.model_dump()
             return SavedClass.model_validate(written)
         return self._object(section, where)
@@ -177,10 +177,10 @@ class OwnLoader:
         if section.sha256 not in (None, digest) and named not in where[_MAY_CHANGE]:
             otherwise = (
                 f"; or resume with the present one: --allow-change {named}."
-                if self.may_drift
+                if self.may_change
                 else ", or begin a new run."
             )
-            raise ConfigDriftError(
+            raise ConfigChangedError(
                 f"{self.wanted.what} {section.use}: the file is not the one that the "
                 "configuration was made with",
                 fix=f"Restore the file here and on every node{otherwise}",

@@ -540,10 +540,10 @@ def _split(kind: str, regions: list[str], ratio: str | None, alpha: float | None
 
 def _ratios(text: str, regions: list[str]) -> dict[str, float]:
     try:
-        shares = [float(share) for share in text.split(",")]
+        shares = [float(fraction) for fraction in text.split(",")]
     except ValueError:
         shares = []
-    if len(shares) != len(regions) or not all(0 < share < float("inf") for share in shares):
+    if len(shares) != len(regions) or not all(0 < fraction < float("inf") for fraction in shares):
         raise click.BadParameter(
             f"{text!r} is not one positive number per region ({len(regions)} regions)",
             param_hint="--ratio",

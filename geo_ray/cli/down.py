@@ -25,7 +25,7 @@ def down(cluster: RunRef, at_once: bool) -> None:
     click.echo(f"asking for {cluster}", err=True)
     import geo_ray
 
-    found = geo_ray.down(cluster, at_once=at_once, tell=partial(say, err=True))
+    found = geo_ray.down(cluster, at_once=at_once, notify=partial(say, err=True))
     if found.was_down:
         say(
             f"{found.name} was down already: the cloud lists nothing of it; "

@@ -142,8 +142,8 @@ def probe(
             bind,
             side,
             once=once,
-            on_listening=partial(_tell_other_end, side),
-            on_served=_tell_served,
+            on_listening=partial(_print_other_end, side),
+            on_served=_print_served,
         )
     elif Path(target).suffix in _CONFIGS:
         found = geo_ray.api.probe.probe(
@@ -156,7 +156,7 @@ def probe(
         _keep(probe_host(target, _with_key(side), how=how, progress=True), out)
 
 
-def _tell_other_end(side: ProbeSide, at: ProbeAddress) -> None:
+def _print_other_end(side: ProbeSide, at: ProbeAddress) -> None:
     click.echo(f"listening on {at.host} port {at.port} (TCP and UDP); on the other host run")
     names = f" --certs DIR --region NAME --peer {side.name}" if side.certs else ""
     click.echo(f"    geo-ray probe ADDRESS_OF_THIS_HOST:{at.port}{names}")
@@ -164,7 +164,7 @@ def _tell_other_end(side: ProbeSide, at: ProbeAddress) -> None:
         click.echo(f"and give it the key {at.key}")
 
 
-def _tell_served(count: int) -> None:
+def _print_served(count: int) -> None:
     click.echo(f"served {count}")
 
 

@@ -33,7 +33,7 @@ def wide_console() -> Console:
 def jobs_table(report: QueueReport, *, with_ended: bool = False) -> FittedTable:
     """A line per job."""
     table = FittedTable(
-        leave_out=("speed", "utility", "starts", "worth", "ends"),
+        leave_out=("speed", "utility", "starts", "value", "ends"),
         whole=("state",),
         box=SIMPLE_HEAD,
         padding=(0, 2, 0, 0),
@@ -41,7 +41,7 @@ def jobs_table(report: QueueReport, *, with_ended: bool = False) -> FittedTable:
     )
     for heading in ("job", "tenant", "state"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("worth", "deadline", "done", "ends", "speed", "starts", "utility"):
+    for heading in ("value", "deadline", "done", "ends", "speed", "starts", "utility"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     ended = [row for row in report.jobs if row.state == "ended"]
@@ -53,14 +53,14 @@ def jobs_table(report: QueueReport, *, with_ended: bool = False) -> FittedTable:
             row.name,
             row.tenant,
             _state(report, row),
-            f"{row.worth:g}",
+            f"{row.value:g}",
             _deadline_text(row),
             f"{row.done:.0%}",
             "" if report.is_served is False else _ends(row),
             f"{row.factor:.2f}",
             str(row.attempts),
             "" if row.utility is None else number_text(row.utility),
-            row.told if row.code is None else f"{row.code}: {row.told}",
+            row.message if row.code is None else f"{row.code}: {row.message}",
         )
         table.add_row(*cells)
     return table
@@ -68,24 +68,24 @@ def jobs_table(report: QueueReport, *, with_ended: bool = False) -> FittedTable:
 
 def queue_line(report: QueueReport) -> str:
     """Return a line about the queue."""
-    room = "; ".join(
+    capacity = "; ".join(
         f"{name} {cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
-        for name, (gpus, cpus) in report.room.items()
+        for name, (gpus, cpus) in report.capacity.items()
     )
     ago = coarse_text(max(0.0, time.time() - report.written_unix_s))
     slot = "no slot yet" if report.slot is None else f"slot {report.slot}"
     return (
         f"{report.name}: {report.policy}, {slot} of {duration_text(report.slot_s)}; "
-        f"{room or 'nothing there'}; written {ago} ago"
+        f"{capacity or 'nothing there'}; written {ago} ago"
         + ("; not served: nothing changes" if report.is_served is False else "")
     )
 
 
-def worth_line(row: QueueJobRow) -> str:
-    """Return what a job is worth."""
+def value_line(row: QueueJobRow) -> str:
+    """Return the line that shows the value of a job."""
     deadline_s = row.deadline_s
     half = "" if deadline_s is None else f", half of it after {duration_text(deadline_s)}"
-    return f"worth    {row.worth:g}{half}"
+    return f"value    {row.value:g}{half}"
 
 
 def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
@@ -95,14 +95,13 @@ def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
     state = _state(report, row)
     lines = [
         f"job      {row.name} of tenant {row.tenant}: {state}"
-        + (f", {row.told}" if row.told else ""),
+        + (f", {row.message}" if row.message else ""),
         f"run      {report.runs}/{row.id}",
-        worth_line(row)
-        + ("" if row.utility is None else f"; was worth {number_text(row.utility)}"),
+        value_line(row) + ("" if row.utility is None else f"; achieved {number_text(row.utility)}"),
         f"done     {row.done:.1%}, {row.factor:.2f} times as fast as said",
         f"starts   {row.attempts}",
     ]
-    for each in row.stretches:
+    for each in row.segments:
         since_s = each.since_unix_s - row.came_unix_s
         until = "now" if each.until_unix_s is None else duration_text(
             each.until_unix_s - row.came_unix_s
@@ -157,8 +156,8 @@ _token = click.option(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="With the tenant's token.  [default: the variable GEO_RAY_QUEUE_TOKEN]",
 )
-_worth = click.option(
-    "--worth",
+_value = click.option(
+    "--value",
     type=click.FloatRange(min=0, min_open=True),
     help="Of the job, done at once.  [a new job: 1]",
 )
@@ -226,7 +225,7 @@ def token() -> None:
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @click.option("--name", help="Of the job.  [default: the configuration's]")
-@_worth
+@_value
 @_deadline
 @_urgency
 @click.option("--rows-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a worker.")
@@ -245,7 +244,7 @@ def submit(
     config: Path,
     overrides: tuple[str, ...],
     name: str | None,
-    worth: float | None,
+    value: float | None,
     deadline_s: float | None,
     urgency: float | None,
     rows_per_s: float | None,
@@ -261,7 +260,7 @@ def submit(
     user = _user(tenant, token_file)
     click.echo(f"reading {config}, and asking {queue}", err=True)
     from geo_ray.api.queue import submit_job
-    from geo_ray.scheduler.queue.job_spec import JobHints, JobWorth
+    from geo_ray.scheduler.queue.job_spec import JobHints, JobValue
 
     answer = submit_job(
         queue,
@@ -269,7 +268,7 @@ def submit(
         overrides,
         user=user,
         name=name,
-        worth=JobWorth(**_said(worth, deadline_s, urgency)),
+        value=JobValue(**_said(value, deadline_s, urgency)),
         hints=JobHints(rows_per_s, anywhere, most_workers),
         working_dir=working_dir,
         wait_s=wait_s,
@@ -338,10 +337,10 @@ def cancel(queue: str, job: str, tenant: str, token_file: Path | None, wait_s: f
 @queue.command("move")
 @_queue
 @click.argument("job")
-@click.option("--first", "place", flag_value="first", help="Before all others.")
-@click.option("--last", "place", flag_value="last", help="Behind all others.")
+@click.option("--first", "position", flag_value="first", help="Before all others.")
+@click.option("--last", "position", flag_value="last", help="Behind all others.")
 @click.option("--before", metavar="OTHER", help="Before this job.")
-@_worth
+@_value
 @_deadline
 @_urgency
 @_tenant
@@ -350,9 +349,9 @@ def cancel(queue: str, job: str, tenant: str, token_file: Path | None, wait_s: f
 def move(
     queue: str,
     job: str,
-    place: str | None,
+    position: str | None,
     before: str | None,
-    worth: float | None,
+    value: float | None,
     deadline_s: float | None,
     urgency: float | None,
     tenant: str,
@@ -367,22 +366,22 @@ def move(
     user = _user(tenant, token_file)
     click.echo(f"asking {queue}", err=True)
     from geo_ray.api.queue import move_job, queue_report
-    from geo_ray.scheduler.queue.job_spec import WorthChange
+    from geo_ray.scheduler.queue.job_spec import ValueChange
 
-    change = _said(worth, deadline_s, urgency)
+    change = _said(value, deadline_s, urgency)
     answer = move_job(
         queue,
         job,
         user=user,
-        place=place,  # type: ignore[arg-type]  # click has checked it
+        position=position,  # type: ignore[arg-type]  # click has checked it
         before=before,
-        worth=WorthChange(**change) if change else None,
+        value=ValueChange(**change) if change else None,
         wait_s=wait_s,
     )
     _show(answer, "moved; it counts from the next slot on")
     row = queue_report(queue).job(job) if answer.is_taken and change else None
     if row is not None:
-        click.echo(worth_line(row))
+        click.echo(value_line(row))
 
 
 def _user(tenant: str, token_file: Path | None) -> QueueUser:
@@ -402,8 +401,8 @@ def _user(tenant: str, token_file: Path | None) -> QueueUser:
     return QueueUser(tenant, token.strip())
 
 
-def _said(worth: float | None, deadline_s: float | None, urgency: float | None) -> dict[str, float]:
-    said = {"worth": worth, "deadline_s": deadline_s, "urgency": urgency}
+def _said(value: float | None, deadline_s: float | None, urgency: float | None) -> dict[str, float]:
+    said = {"value": value, "deadline_s": deadline_s, "urgency": urgency}
     return {key: value for key, value in said.items() if value is not None}
 
 

@@ -82,7 +82,7 @@ _POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
 )
 @click.option(
     "--spot",
-    "spot_share",
+    "spot_fraction",
     default=0.0,
     show_default=True,
     type=click.FloatRange(0, 1),
@@ -114,7 +114,7 @@ def schedule(
     slots: int,
     slot_s: float,
     regions: int,
-    spot_share: float,
+    spot_fraction: float,
     machine: str | None,
     at: str | None,
     seed: int,
@@ -144,7 +144,7 @@ def schedule(
     import geo_ray.api.schedule
     from geo_ray.scheduler.workload import LoadShape
 
-    shape = LoadShape(machines, jobs, slots, regions, spot_share, slot_s)
+    shape = LoadShape(machines, jobs, slots, regions, spot_fraction, slot_s)
     result = geo_ray.api.schedule.schedule(
         names,
         shape=shape,
@@ -155,10 +155,10 @@ def schedule(
         seed=seed,
         bound=bound,
     )
-    ahead = None if result.foresight is None else result.foresight.total_utility
+    ahead = None if result.oracle is None else result.oracle.total_utility
     if as_json:
         numbers = {name: asdict(each) for name, each in result.outcomes.items()}
-        found = {"bound": result.bound, "foresight": ahead, "policies": numbers}
+        found = {"bound": result.bound, "oracle": ahead, "policies": numbers}
         say_json(json.dumps(found, indent=2))
     else:
         console = Console()

@@ -117,7 +117,7 @@ def up(
         policy=policy,  # type: ignore[arg-type]  # as above
         from_terraform=source,
         longest_s=longest_s,
-        tell=partial(say, err=True),
+        notify=partial(say, err=True),
     )
     if as_json:
         say_json(made.report.model_dump_json(indent=2))

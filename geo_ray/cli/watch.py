@@ -92,12 +92,12 @@ def _show_here(run_dir: RunRef, every_s: float, machines: str | None) -> None:
     views = follow_view(run_dir, every_s=every_s, machines=machines)
     console = Console()
     if not console.is_terminal:
-        told: list[str] = []
+        shown: list[str] = []
         for view in views:
             lines = view_lines(view)
-            if lines != told:  # what is awaited is told once
+            if lines != shown:  # what is awaited is told once
                 say("\n".join(lines))
-            told = lines
+            shown = lines
         return
     with Live(auto_refresh=False, console=console) as live:
         for view in views:

@@ -121,7 +121,7 @@ class TerraformStack(StrictModel):
     places: dict[str, TerraformPlace] = Field(min_length=1, description="by region of the run")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_compatible(self) -> Self:
         if self.head.region not in self.places:
             raise ValueError(f"the head is in {self.head.region}, which is no place of the stack")
         if self.clusters is not None and self.head.type is None:

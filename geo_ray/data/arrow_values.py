@@ -27,7 +27,7 @@ from geo_ray.base.model import StrictModel
 _NO_PYTHON_TYPE = (pa.ArrowException, ArithmeticError, ValueError, LookupError)
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0+")
 _TRUTH_TEXT = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
-_FAR = "<value out of range: "  # Arrow, of times beyond the year 32767
+_OUT_OF_RANGE = "<value out of range: "  # Arrow, of times beyond the year 32767
 
 
 def arrow_of(values: Sequence[Any] | np.ndarray[Any, Any]) -> pa.Array:
@@ -67,7 +67,7 @@ def _python_value(scalar: pa.Scalar) -> Any:
         text: str = scalar.cast(pa.string()).as_py()
     except pa.ArrowException:  # a time zone that nobody knows
         return str(scalar.value)
-    return text.removeprefix(_FAR).removesuffix(">")
+    return text.removeprefix(_OUT_OF_RANGE).removesuffix(">")
 
 
 def text_of(value: Any) -> str:
@@ -177,7 +177,7 @@ def other_marks(decimal: str, thousands: str | None) -> tuple[Marks, ...]:
     return found if decimal == "." else tuple(marks for marks in found if marks[0] == decimal)
 
 
-def fitting_marks(
+def matching_marks(
     words: Iterable[str], among: Iterable[Marks] = tuple(NUMBER_MARKS)
 ) -> tuple[Marks, ...]:
     """The marks with which all words are numbers."""
@@ -185,7 +185,7 @@ def fitting_marks(
     return tuple(m for m in among if all(NUMBER_MARKS[m].fullmatch(word) for word in words))
 
 
-def fitting_formats(
+def matching_formats(
     words: Iterable[str], among: Iterable[TimeFormat] = TIME_FORMATS
 ) -> tuple[TimeFormat, ...]:
     """The formats with which all words are times."""

@@ -84,69 +84,102 @@ class CalmConfig(StrictModel):
     """What keeps the autoscaler from following every price and every load."""
 
     dwell_s: float = Field(
-        1800.0, ge=0, description="a region's machines are exchanged for cheaper ones at most once"
+        1800.0, ge=0, description="seconds in which a region's machines are exchanged at most once"
     )
     least_gain: float = Field(
-        0.05, ge=0, lt=1, description="share of a region's price that such an exchange must save"
+        0.05, ge=0, lt=1, description="fraction of a region's price that an exchange must save"
     )
     horizon_s: float = Field(
-        3600.0, gt=0, description="for how long a price is taken to hold, to pay for the exchange"
+        3600.0,
+        gt=0,
+        description="seconds for which a price is assumed to hold; an exchange must pay in them",
     )
     idle_s: float = Field(
-        300.0, ge=0, description="how long there is too much before machines are ended"
+        300.0,
+        ge=0,
+        description="seconds for which machines must be surplus or idle, or the run over, before "
+        "they are ended",
     )
 
 
 class RetryConfig(StrictModel):
     """What is done about pools that give nothing, and machines that do not come."""
 
-    first_s: float = Field(60.0, gt=0, description="a pool that gave nothing is left alone")
-    longest_s: float = Field(3600.0, gt=0, description="it doubles each time, up to this")
-    resend_s: float = Field(30.0, gt=0, description="a launch without trace is sent again")
-    give_up_s: float = Field(
-        300.0, gt=0, description="and is given up, its pool left alone for the longest time"
+    first_s: float = Field(
+        60.0, gt=0, description="seconds for which a pool without capacity is left alone"
     )
-    join_s: float = Field(600.0, gt=0, description="a machine whose node is not there is ended")
-    missing_s: float = Field(90.0, ge=0, description="a machine not listed counts as gone")
+    longest_s: float = Field(
+        3600.0, gt=0, description="longest such time; it doubles with each failure"
+    )
+    resend_s: float = Field(
+        30.0, gt=0, description="seconds until a launch without a machine is resent"
+    )
+    give_up_s: float = Field(
+        300.0,
+        gt=0,
+        description="seconds until it is given up, and its pool left alone for `longest_s`",
+    )
+    join_s: float = Field(
+        600.0, gt=0, description="seconds until a machine without a Ray node is ended"
+    )
+    missing_s: float = Field(
+        90.0, ge=0, description="seconds until an unlisted machine counts as lost"
+    )
 
 
 class AutoscaleConfig(StrictModel):
     """How machines are rented for a run. What they are is in the section ``plan``."""
 
-    every_s: float = Field(15.0, gt=0, description="between two looks at the cloud")
+    every_s: float = Field(
+        15.0,
+        gt=0,
+        description="seconds between two iterations; prices are requested in every fourth, or once "
+        "a minute if that is longer",
+    )
     answer_s: float = Field(
-        30.0, gt=0, description="a region that does not answer for so long is left as it is"
+        30.0, gt=0, description="seconds after which a region that does not answer is unreachable"
     )
     floor: Floor = Field(
         "servers",
-        description="what is never on a spot machine: the machines of parameter servers, that of "
-        "the averager's region alone, or nothing",
+        description="machines that are never spot: those of all parameter servers (a worker's "
+        "machine where the server has none), those of the averager's region, or none",
     )
     zones: dict[str, Zones] = Field(
-        default_factory=dict, description="by region of the run; absent: the cloud chooses"
+        default_factory=dict,
+        description="zones by region of the run; absent: the cloud chooses, and prices and "
+        "failures are those of the region",
     )
     substitutes: bool = Field(
         False,
-        description="whether types that the plan does not have may stand in for those that it has: "
-        "not where the run's `nodes` name types",
+        description="whether types outside the plan may replace planned ones; not allowed where "
+        "the run's `nodes` name types, as with `geo-ray train --plan`",
     )
     machine_resources: dict[str, Amounts] = Field(
         default_factory=dict,
-        description="by type: what Ray finds there, such as {CPU: 8}, to know how many machines "
-        "what waits for a place needs; absent: such demand of the type's regions is not followed",
+        description="Ray resources by type, such as {CPU: 8}, to rent machines for waiting demand; "
+        "absent: demand is not followed. Once a machine exists, its real resources count",
     )
     start_s: float = Field(
-        180.0, ge=0, description="from a launch to a node that computes; the margin of a deadline"
+        180.0,
+        ge=0,
+        description="seconds from a launch to a node that computes; the margin of a deadline",
     )
-    drain_s: float = Field(120.0, ge=0, description="what leaves may take to end what it does")
+    drain_s: float = Field(
+        120.0, ge=0, description="longest time in seconds for a drained machine to become free"
+    )
     most_speed: float = Field(
-        1.5, ge=1, description="times the plan's machines at most, to catch up with a deadline"
+        1.5, ge=1, description="most machines, as a multiple of the plan's, to meet a deadline"
     )
     preemption_weight_h: float = Field(
-        20.0, gt=0, description="machine hours that the assumed preemptions of `plan.spot` weigh"
+        20.0,
+        gt=0,
+        description="machine hours that the assumed preemptions of `plan.spot` weigh against "
+        "observed ones",
     )
     life_h: float = Field(
-        24.0, gt=0, description="a machine ends by itself after so long, and is replaced before"
+        24.0,
+        gt=0,
+        description="hours after which a machine terminates itself; it is replaced before",
     )
     calm: CalmConfig = CalmConfig()
     retry: RetryConfig = RetryConfig()

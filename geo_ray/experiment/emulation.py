@@ -23,7 +23,7 @@ class EmulatedLink(LinkSpec):
 class StallsConfig(StrictModel):
     """Steps that take far longer than others, now here, now there."""
 
-    share: float = Field(gt=0, le=1, description="share of the steps")
+    fraction: float = Field(gt=0, le=1, description="fraction of the steps that stall")
     factor: float = Field(gt=1, description="how much longer they take")
 
 
@@ -92,7 +92,7 @@ class EmulateConfig(StrictModel):
         """How much longer the step takes that ``key`` names; mostly 1."""
         if self.stalls is None:
             return 1.0
-        return self.stalls.factor if random.Random(key).random() < self.stalls.share else 1.0
+        return self.stalls.factor if random.Random(key).random() < self.stalls.fraction else 1.0
 
 
 def _check_known(where: str, name: str, workers: Mapping[str, int]) -> None:

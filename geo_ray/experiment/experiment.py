@@ -170,13 +170,13 @@ class Experiment(StrictModel):
         return self.averager.first_standby(self.averager_region, self.present_names)
 
     @property
-    def counts_together(self) -> bool:
+    def counts_total_rows(self) -> bool:
         """Whether the run ends when all regions together have seen `rows` rows."""
         if len(self.regions) == 1:
             return False
         if self.train.count is not None:
-            return self.train.count == "together"
-        return self.strategy.traits.region.ends_together
+            return self.train.count == "total"
+        return self.strategy.traits.region.ends_by_total_rows
 
     @property
     def worker_steps(self) -> int:
@@ -198,7 +198,7 @@ class Experiment(StrictModel):
     def eval_rows(self) -> int | None:
         """Rows of all regions between evaluations; None if regions count their own steps."""
         every = self.train.eval_every
-        return self.rows * every // self.train.steps if self.counts_together and every else None
+        return self.rows * every // self.train.steps if self.counts_total_rows and every else None
 
     @property
     def statistics_spans(self) -> tuple[Span, ...]:

@@ -153,7 +153,7 @@ def judge(links: Mapping[str, LinkTimes]) -> LabVerdict:
         if max(times.taken, times.given) >= FEW_PACKETS
     ]
     if few:
-        found.append((FEW, _share_together(few), _mean_over_bound(few), ""))
+        found.append((FEW, _share_of_all(few), _mean_over_bound(few), ""))
     why = []
     for name, share, over, trip in found:
         if share > MAX_LATE_SHARE:
@@ -167,7 +167,7 @@ def judge(links: Mapping[str, LinkTimes]) -> LabVerdict:
     )
 
 
-def _share_together(links: Iterable[LinkTimes]) -> float:
+def _share_of_all(links: Iterable[LinkTimes]) -> float:
     links = list(links)
     return max(
         _per(sum(each.taken_late for each in links), sum(each.taken for each in links)),

@@ -61,11 +61,11 @@ class RentalPool:
 
     Attributes:
         fleets: of all regions.
-        together: whether all wait for each other.
+        synchronous: whether all wait for each other.
     """
 
     fleets: Sequence[RegionFleet]
-    together: bool
+    synchronous: bool
 
     @cached_property
     def most_spots(self) -> int:
@@ -73,7 +73,7 @@ class RentalPool:
         if not self._share:
             return 0
         each = [fleet.most_spots for fleet in self.fleets]
-        return sum(each) if self.together else max(each)
+        return sum(each) if self.synchronous else max(each)
 
     @cached_property
     def _share(self) -> float:
@@ -101,7 +101,7 @@ class RentalPool:
             return 0
         pairs = zip(self.fleets, picks, strict=True)
         each = [fleet.spots(pick.counts) for fleet, pick in pairs]
-        return sum(each) if self.together else max(each)
+        return sum(each) if self.synchronous else max(each)
 
     def slowest_s(self) -> list[float]:
         """Return how long each region's step takes at most on machines that are worth a thought."""
@@ -255,7 +255,7 @@ def _machines(
     spots_NR = of_all(
         [[fleet.spots(p.counts) for p in there] for fleet, there in zip(fleets, picks, strict=True)]
     )
-    spots_N = spots_NR.sum(axis=1) if pool.together else spots_NR.max(axis=1)
+    spots_N = spots_NR.sum(axis=1) if pool.synchronous else spots_NR.max(axis=1)
     stalls = np.array([pool.stall(spots) for spots in range(int(spots_N.max()) + 1)])
     return _Machines(
         of_all([[pick.step_s for pick in there] for there in picks]),
@@ -458,7 +458,7 @@ class Search:
 
     @cached_property
     def _pool(self) -> RentalPool:
-        return RentalPool(self.fleets, self.work.pattern.together)
+        return RentalPool(self.fleets, self.work.pattern.synchronous)
 
     @cached_property
     def _fastest_s(self) -> tuple[float, ...]:

@@ -146,7 +146,7 @@ class Pattern:
         bound: see `Timing.bound`.
         every: steps from one exchange to the next, by interval; else the interval over `fragments`.
         by_speed: see `Timing.by_speed`.
-        together: whether a region that stands still holds up all of them.
+        synchronous: whether a region that stands still holds up all of them.
         unit: see `Timing.unit`.
         hidden: steps that hide an exchange of those who stand still when late, by interval; else
             those until the next one.
@@ -157,7 +157,7 @@ class Pattern:
     fragments: int = 1
     bound: int | None = None
     by_speed: bool = False
-    together: bool = True
+    synchronous: bool = True
     unit: int = 1
     every: Mapping[int, float] = field(default_factory=dict)
     hidden: Mapping[int, float] = field(default_factory=dict)

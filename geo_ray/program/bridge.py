@@ -21,7 +21,7 @@ from geo_ray.base.errors import (
     from_code,
 )
 from geo_ray.program.clock import RealClock
-from geo_ray.program.peers import NodePeers, NodeTable
+from geo_ray.program.rpc import NodeStubs, NodeTable
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.emulation import LinkModel
 from geo_ray.transport.endpoint import Endpoint
@@ -40,7 +40,7 @@ _CALLS: Final = 2**40  # of one bridge, more than it will ever have
 
 
 @dataclass(frozen=True, slots=True)
-class CrossingCall:
+class CrossRegionCall:
     """A call on its way to another region.
 
     Attributes:
@@ -56,7 +56,7 @@ class CrossingCall:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossingAnswer:
+class CrossRegionAnswer:
     """What came of a call.
 
     Attributes:
@@ -72,8 +72,8 @@ class CrossingAnswer:
     fix: str | None = None
 
 
-CALL: Final = Record(CrossingCall, "number target method")
-ANSWER: Final = Record(CrossingAnswer, "number code message fix")
+CALL: Final = Record(CrossRegionCall, "number target method")
+ANSWER: Final = Record(CrossRegionAnswer, "number code message fix")
 
 
 class NodeBridge:
@@ -99,7 +99,7 @@ class NodeBridge:
     ) -> None:
         self._region = identity.region
         self._clock = RealClock()
-        self._peers = NodePeers(f"bridge of {identity.region}", identity.region, key)
+        self._stubs = NodeStubs(f"bridge of {identity.region}", identity.region, key)
         self._numbers = itertools.count(identity.attempt * _CALLS)
         self._lock = threading.Lock()
         self._open: dict[int, tuple[str, Future[bytes]]] = {}
@@ -131,7 +131,7 @@ class NodeBridge:
 
     def use(self, table: NodeTable) -> None:
         """Take a newer table."""
-        self._peers.use(table)
+        self._stubs.use(table)
 
     def attend(self) -> None:
         """Return when the bridge is closed."""
@@ -151,7 +151,7 @@ class NodeBridge:
             calls, self._open = self._open, {}
         for _, future in calls.values():
             future.set_exception(NodeLostError(f"the bridge of {self._region} ends"))
-        self._peers.close()
+        self._stubs.close()
         self._lan.close(0.5)
 
     # ------------------------------------------------------------------ calls of the own region
@@ -164,7 +164,7 @@ class NodeBridge:
         with self._lock:
             number = next(self._numbers)
             self._open[number] = (region, answer)
-        call = CrossingCall(number, fields.text(meta, "target"), fields.text(meta, "method"))
+        call = CrossRegionCall(number, fields.text(meta, "target"), fields.text(meta, "method"))
         request = b"" if payload is None else bytes(payload)  # kept until it is acknowledged
         try:
             self._endpoint.send(region, Message(_CALL, CALL.write(call), request, _CALL))
@@ -196,21 +196,23 @@ class NodeBridge:
         else:
             raise FrameError(f"a bridge of a program was sent a message {message.kind!r:.40}")
 
-    def _answer(self, region: str, call: CrossingCall, request: bytes) -> None:
+    def _answer(self, region: str, call: CrossRegionCall, request: bytes) -> None:
         result: bytes | memoryview = b""
         try:
-            result = self._peers.call(call.target, call.method, request)
-            answer = CrossingAnswer(call.number)
+            result = self._stubs.call(call.target, call.method, request)
+            answer = CrossRegionAnswer(call.number)
         except GeoRayError as error:
-            answer = CrossingAnswer(call.number, error.code, error.message, error.fix)
+            answer = CrossRegionAnswer(call.number, error.code, error.message, error.fix)
         try:
             self._send_answer(region, answer, result)
         except GeoRayError as error:  # too large, say; who has asked must hear of it
-            told = CrossingAnswer(call.number, error.code, error.message, error.fix)
+            failure = CrossRegionAnswer(call.number, error.code, error.message, error.fix)
             with suppress(LinkDownError):  # this bridge ends
-                self._send_answer(region, told, b"")
+                self._send_answer(region, failure, b"")
 
-    def _send_answer(self, region: str, answer: CrossingAnswer, result: bytes | memoryview) -> None:
+    def _send_answer(
+        self, region: str, answer: CrossRegionAnswer, result: bytes | memoryview
+    ) -> None:
         """Queue it, however long there is no room: who has asked waits for it."""
         message = Message(_ANSWER, ANSWER.write(answer), result, _ANSWER)
         while True:
@@ -219,7 +221,7 @@ class NodeBridge:
             except DeadlineExceededError as error:
                 _LOGGER.warning("an answer to %s waits: %s", region, error.message)
 
-    def _answered(self, answer: CrossingAnswer, result: bytes) -> None:
+    def _answered(self, answer: CrossRegionAnswer, result: bytes) -> None:
         with self._lock:
             found = self._open.pop(answer.number, None)
         if found is None:

@@ -26,7 +26,7 @@ from geo_ray.base.errors import (
     ValueUnshippableError,
 )
 from geo_ray.base.user_code import or_meant
-from geo_ray.program.clock import NodeStopped, NodeSurroundings, ProgramClock, being_at, name_here
+from geo_ray.program.clock import NodeContext, NodeStopped, ProgramClock, in_context, name_here
 from geo_ray.program.graph import NodeEdge, NodeHandle
 from geo_ray.program.serialization import pack, unpack
 
@@ -364,7 +364,7 @@ class CallBatch:
 _MOST_CHARS: Final = 8000  # of a traceback, which passes in the head of a message
 
 
-class CallGate:
+class CallSemaphore:
     """Lets so many calls through at a time, the others in their order."""
 
     def __init__(self, calls_at_once: int, clock: ProgramClock) -> None:
@@ -401,7 +401,7 @@ class NodeHost:
         make: what makes the node.
         args: for it; handles among them.
         calls_at_once: see `NodeGroup.calls_at_once`.
-        surroundings: of the instance.
+        context: of the instance.
         calls: of the instance to others.
         names: of the instances of every node.
     """
@@ -411,13 +411,13 @@ class NodeHost:
         make: Callable[..., object],
         args: tuple[object, ...],
         calls_at_once: int,
-        surroundings: NodeSurroundings,
+        context: NodeContext,
         calls: OutgoingCalls,
         names: Mapping[str, tuple[str, ...]],
     ) -> None:
         self._make, self._args = make, filled(args, calls, names)
-        self._surroundings = surroundings
-        self._gate = CallGate(calls_at_once, surroundings.clock)
+        self._context = context
+        self._semaphore = CallSemaphore(calls_at_once, context.clock)
         self._lock = threading.Lock()
         self._batches: dict[str, CallBatch] = {}
         self._node: Any = None
@@ -434,7 +434,7 @@ class NodeHost:
             NodeFailedError: it raised.
         """
         try:
-            with being_at(self._surroundings):
+            with in_context(self._context):
                 self._node = self._make(*self._args)
         except NodeStopped:
             raise
@@ -448,7 +448,7 @@ class NodeHost:
             NodeFailedError: it raised, or returned what cannot be sent.
         """
         try:
-            with being_at(self._surroundings):
+            with in_context(self._context):
                 return pack(self._node.run())
         except NodeStopped:
             raise
@@ -471,11 +471,11 @@ class NodeHost:
         """
         given, named = unpack(request)
         try:
-            with being_at(self._surroundings):
+            with in_context(self._context):
                 function = self._function(method)
                 marked = getattr(function, MARK, None)
                 if marked is None:
-                    with self._gate.passed():
+                    with self._semaphore.passed():
                         value = function(*given, **named)
                 else:
                     request_of_many = _only(given, named)
@@ -487,7 +487,7 @@ class NodeHost:
         try:
             return pack(value)
         except ValueUnshippableError as error:
-            who = f"{self._surroundings.name}.{method}"
+            who = f"{self._context.name}.{method}"
             raise ValueUnshippableError(f"the result of {who}: {error.message}") from None
 
     def _batch(
@@ -495,12 +495,12 @@ class NodeHost:
     ) -> CallBatch:
         with self._lock:
             if method not in self._batches:
-                clock = self._surroundings.clock
+                clock = self._context.clock
                 self._batches[method] = CallBatch(*marked, clock, partial(self._gated, function))
             return self._batches[method]
 
     def _gated(self, function: Callable[..., Any], requests: list[Any]) -> Any:
-        with self._gate.passed():
+        with self._semaphore.passed():
             return function(requests)
 
     def _function(self, method: str) -> Callable[..., Any]:
@@ -512,7 +512,7 @@ class NodeHost:
                 n for n in dir(kind) if n[0] != "_" and n != "run" and callable(getattr(kind, n))
             ]
             raise NodeCallError(
-                f"node {self._surroundings.name!r} has no method {method!r} to be called"
+                f"node {self._context.name!r} has no method {method!r} to be called"
                 f"{or_meant(method, there)}",
                 fix="Call a public method of the node; `run` is started by the launcher.",
             )
@@ -522,12 +522,12 @@ class NodeHost:
     def _failed(self, when: str, error: BaseException) -> NodeFailedError:
         if isinstance(error, NodeFailedError):
             return error
-        return NodeFailedError(f"node {self._surroundings.name!r} failed {when}: {_said(error)}")
+        return NodeFailedError(f"node {self._context.name!r} failed {when}: {_said(error)}")
 
     def _call_failed(self, method: str, error: BaseException) -> NodeCallError:
         if isinstance(error, NodeCallError):
             return error
-        return NodeCallError(f"{self._surroundings.name}.{method} failed: {_said(error)}")
+        return NodeCallError(f"{self._context.name}.{method} failed: {_said(error)}")
 
 
 def _only(given: list[Any], named: dict[str, Any]) -> Any:

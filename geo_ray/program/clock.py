@@ -139,11 +139,11 @@ class RealClock:
                 self._idle += 1
 
 
-_HERE: ContextVar[NodeSurroundings] = ContextVar("geo_ray program node")
+_HERE: ContextVar[NodeContext] = ContextVar("geo_ray program node")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSurroundings:
+class NodeContext:
     """Where a node runs; `here` gives it.
 
     Attributes:
@@ -169,7 +169,7 @@ class NodeSurroundings:
             self.clock.sleep_s(duration_s)
 
 
-def here() -> NodeSurroundings:
+def here() -> NodeContext:
     """The surroundings of the node whose code calls this.
 
     Raises:
@@ -188,9 +188,9 @@ def name_here() -> str:
 
 
 @contextmanager
-def being_at(surroundings: NodeSurroundings) -> Iterator[None]:
+def in_context(context: NodeContext) -> Iterator[None]:
     """Let `here` give these."""
-    token = _HERE.set(surroundings)
+    token = _HERE.set(context)
     try:
         yield
     finally:

@@ -309,13 +309,13 @@ def graph_text(
 
 
 def _group_text(group: NodeGroup) -> str:
-    told = [f" x {group.replicas}"] if group.replicas > 1 else []
-    told += [f" on {group.machine}"] if group.machine else []
+    parts = [f" x {group.replicas}"] if group.replicas > 1 else []
+    parts += [f" on {group.machine}"] if group.machine else []
     if group.restarts.most:
         within = group.restarts.window_s
         window = "" if within is None else f" in {duration_text(within)}"
-        told.append(f", {group.restarts.most} restarts{window}")
-    return "".join(told)
+        parts.append(f", {group.restarts.most} restarts{window}")
+    return "".join(parts)
 
 
 def _link_text(spec: LinkSpec | None) -> str:

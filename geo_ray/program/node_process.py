@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from geo_ray.base.errors import FrameError
-from geo_ray.program.peers import NodeServer, NodeTable
-from geo_ray.program.serialization import ShippedNode, pack, unpack
+from geo_ray.program.rpc import NodeServer, NodeTable
+from geo_ray.program.serialization import SerializedNode, pack, unpack
 from geo_ray.transport.emulation import LinkSpec, build_links
 from geo_ray.transport.lan import LanConnection, LanServer
 from geo_ray.transport.security.tls import TlsSource
@@ -58,7 +58,7 @@ class HeldPart:
         self._held: NodeServer | NodeBridge
         self.addresses: tuple[Address, ...]
         if "node" in order:
-            server = NodeServer(ShippedNode.of_plain(order["node"]), on, host, key)
+            server = NodeServer(SerializedNode.of_plain(order["node"]), on, host, key)
             self._held, self.addresses = server, (server.address,)
             return
         from geo_ray.program.bridge import NodeBridge  # nodes are spared what it imports
@@ -95,10 +95,10 @@ def _serve(path: Path) -> None:
         given = [] if payload is None else unpack(payload)
         return {}, pack(held.ask(fields.text(meta, "do"), given))
 
-    desk = LanServer(HOST, order["desk_key"], answer)
+    control = LanServer(HOST, order["control_key"], answer)
     part = path.with_suffix(f".{secrets.token_hex(4)}")
-    part.write_bytes(pack([desk.address, *held.addresses]))
-    part.rename(path.with_suffix(".told"))
+    part.write_bytes(pack([control.address, *held.addresses]))
+    part.rename(path.with_suffix(".ready"))
     while True:
         time.sleep(3600.0)  # the launcher ends this process
 

@@ -17,7 +17,7 @@ from geo_ray.base.user_code import or_meant
 from geo_ray.experiment.cluster import ClusterConfig, ExistingClusterConfig, LocalClusterConfig
 from geo_ray.program.graph import Program
 from geo_ray.program.node_process import HeldPart
-from geo_ray.program.peers import FOREVER_S
+from geo_ray.program.rpc import FOREVER_S
 from geo_ray.ray_cluster import ray_internals
 from geo_ray.ray_cluster.calls import Handle, RayThreads, collect, kill
 from geo_ray.ray_cluster.connect import connect
@@ -203,7 +203,7 @@ class RayActors:
     def _placed(self, started: StartedActor, region: str) -> Introduction:
         began_s = time.monotonic()
         try:
-            told: Introduction = started.call("introduce", timeout_s=_PLACE_S)
+            introduction: Introduction = started.call("introduce", timeout_s=_PLACE_S)
         except NodeFailedError as error:
             if time.monotonic() - began_s < _PLACE_S:
                 raise
@@ -211,7 +211,7 @@ class RayActors:
                 f"{started.what} has no place in region {region} after {_PLACE_S:g} s",
                 fix="Let the group ask for fewer cpus and gpus, or add machines there.",
             ) from error
-        return told
+        return introduction
 
 
 def default_cluster() -> ClusterConfig:

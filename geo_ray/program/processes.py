@@ -1,6 +1,6 @@
 """Runs a program in subprocesses of this machine, which end with it.
 
-`ApartCrew` keeps the table of instances and starts one bridge per region; `LocalProcesses`
+`ProcessBackend` keeps the table of instances and starts one bridge per region; `LocalProcesses`
 starts the processes.
 """
 
@@ -26,8 +26,8 @@ from geo_ray.base.errors import GeoRayError, NodeFailedError, NodeLostError, Tra
 from geo_ray.base.restarts import Restarts
 from geo_ray.program.clock import ProgramClock
 from geo_ray.program.graph import NodeInstance, Program
-from geo_ray.program.peers import FOREVER_S, NodeTable
-from geo_ray.program.serialization import pack, ship, unpack
+from geo_ray.program.rpc import FOREVER_S, NodeTable
+from geo_ray.program.serialization import pack, serialize_nodes, unpack
 from geo_ray.ray_cluster.child_processes import SupervisedProcesses
 from geo_ray.transport.lan import LanClient
 from geo_ray.transport.wire.sockets import Address
@@ -80,8 +80,8 @@ class Launcher(Protocol):
         """End all processes."""
 
 
-class ApartCrew:
-    """A `NodeCrew` whose instances run in other processes.
+class ProcessBackend:
+    """A `NodeBackend` whose instances run in other processes.
 
     Args:
         program: the whole.
@@ -93,40 +93,42 @@ class ApartCrew:
     """
 
     def __init__(self, program: Program, launcher: Launcher, clock: ProgramClock) -> None:
-        self._shipped = ship(program)
+        self._serialized = serialize_nodes(program)
         self._program, self._launcher, self._clock = program, launcher, clock
         self._nodes: dict[str, NodeProcess] = {}
         self._bridges: dict[str, NodeProcess] = {}
         self._counts: dict[str, list[dict[str, list[int]]]] = defaultdict(list)
         self._lock = threading.RLock()  # guards the table and all above
-        self._table = NodeTable(1, {name: each.region for name, each in self._shipped.items()})
-        self._crossing = sorted(
+        self._table = NodeTable(1, {name: each.region for name, each in self._serialized.items()})
+        self._bridged_regions = sorted(
             {r for e in program.edges if e.crosses for r in (e.source_region, e.target_region)}
-            & {each.region for each in self._shipped.values()}
+            & {each.region for each in self._serialized.values()}
         )
         self._is_ending = False
 
     def begin(self, alarm: Callable[[BaseException], None]) -> None:
-        """See `NodeCrew.begin`."""
+        """See `NodeBackend.begin`."""
         self._launcher.begin()
-        made: dict[str, Future[NodeProcess]] = {region: Future() for region in self._crossing}
+        made: dict[str, Future[NodeProcess]] = {
+            region: Future() for region in self._bridged_regions
+        }
         for region, future in made.items():  # at the same time: each is a process to be started
             self._clock.start(partial(_settle, future, partial(self._bridge, region, 1)))
         for region, future in made.items():
             self._clock.wait(future)
             self._bridges[region] = future.result()
-        for region in self._crossing:
-            self._link(region, [other for other in self._crossing if other < region])
+        for region in self._bridged_regions:
+            self._link(region, [other for other in self._bridged_regions if other < region])
         self._tell(bridges={r: b.addresses[1] for r, b in self._bridges.items()})
-        for region in self._crossing:
+        for region in self._bridged_regions:
             self._clock.start(partial(self._watch_bridge, region, alarm))
 
     def start(self, instance: NodeInstance, incarnation: int) -> bool:
-        """See `NodeCrew.start`."""
+        """See `NodeBackend.start`."""
         name = instance.name
         self._drop(name)
-        shipped = self._shipped[name]
-        node = self._launcher.start(name, shipped.region, {"node": shipped.plain()})
+        serialized = self._serialized[name]
+        node = self._launcher.start(name, serialized.region, {"node": serialized.plain()})
         with self._lock:
             self._nodes[name] = node
             table = self._table
@@ -137,17 +139,17 @@ class ApartCrew:
         return runs
 
     def run(self, name: str) -> bytes:
-        """See `NodeCrew.run`."""
+        """See `NodeBackend.run`."""
         with self._dropped_if_lost(name):
             return bytes(self._nodes[name].ask("run", forever=True))
 
     def attend(self, name: str) -> None:
-        """See `NodeCrew.attend`."""
+        """See `NodeBackend.attend`."""
         with self._dropped_if_lost(name):
             self._nodes[name].ask("attend", forever=True)
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
-        """See `NodeCrew.counts`. What an instance counted that was killed is lost with it."""
+        """See `NodeBackend.counts`. What an instance counted that was killed is lost with it."""
         with self._lock:
             nodes = dict(self._nodes)
         found = {name: list(counts) for name, counts in self._counts.items()}
@@ -157,7 +159,7 @@ class ApartCrew:
         return found
 
     def end(self) -> None:
-        """See `NodeCrew.end`."""
+        """See `NodeBackend.end`."""
         self._is_ending = True
         self._launcher.end()
 
@@ -191,11 +193,11 @@ class ApartCrew:
         """Change the table and tell everybody. A process that cannot be reached is failing."""
         with self._lock:
             table = self._table
-            kept = {name: each for name, each in table.nodes.items() if name != gone}
+            others = {name: each for name, each in table.nodes.items() if name != gone}
             self._table = NodeTable(
                 table.number + 1,
                 table.regions,
-                kept | dict(nodes or {}),
+                others | dict(nodes or {}),
                 dict(table.bridges) | dict(bridges or {}),
             )
             table = self._table
@@ -250,8 +252,8 @@ class ApartCrew:
         """Let the others dial a new bridge if they did before, and let it dial the rest."""
         bridge = self._bridges[region]
         bridge.ask("use", self._table.plain())
-        self._link(region, [other for other in self._crossing if other < region])
-        for other in self._crossing:
+        self._link(region, [other for other in self._bridged_regions if other < region])
+        for other in self._bridged_regions:
             if other > region:
                 bridge.ask("expect", other)
                 self._bridges[other].ask("connect", region, bridge.addresses[0])
@@ -277,9 +279,9 @@ class StartedProcess:
 
     Args:
         name: of the node or bridge.
-        desk: address of its launcher's requests.
+        control: address of its launcher's requests.
         addresses: see `NodeProcess`.
-        key: of the desk.
+        key: of the control.
         made: its launcher.
         process: its name there.
     """
@@ -287,7 +289,7 @@ class StartedProcess:
     def __init__(
         self,
         name: str,
-        desk: Address,
+        control: Address,
         addresses: tuple[Address, ...],
         key: bytes,
         made: LocalProcesses,
@@ -297,7 +299,8 @@ class StartedProcess:
         self._name, self._made, self._process = name, made, process
         # Two from the start: an open connection shows at once that the process has ended.
         self._client, self._waiting = (
-            LanClient(desk, key, {"peer": "launcher"}, connect_timeout_s=_ASK_S) for _ in range(2)
+            LanClient(control, key, {"peer": "launcher"}, connect_timeout_s=_ASK_S)
+            for _ in range(2)
         )
 
     def ask(self, what: str, *given: Any, forever: bool = False) -> Any:
@@ -325,63 +328,63 @@ class LocalProcesses:
     """
 
     def __init__(self, program: Program, logs: Path | None = None) -> None:
-        self._kept_logs = logs
+        self._logs_dir = logs
         self._keys = {region: secrets.token_bytes(_KEY_BYTES) for region in program.regions}
         self._wan_key = secrets.token_bytes(_KEY_BYTES)
         self._run_id = secrets.token_hex(8)
         self._lock = threading.Lock()  # one at a time talks to the keeper
-        self._kept: SupervisedProcesses | None = None
+        self._supervised: SupervisedProcesses | None = None
         self._logs: dict[str, Path] = {}
         self._names: dict[str, str] = {}
         self._count = 0
 
     def begin(self) -> None:
         """See `Launcher.begin`."""
-        self._kept = SupervisedProcesses(Path(tempfile.gettempdir()))
+        self._supervised = SupervisedProcesses(Path(tempfile.gettempdir()))
 
     def start(self, name: str, region: str, order: dict[str, Any]) -> StartedProcess:
         """See `Launcher.start`."""
-        desk_key = secrets.token_bytes(_KEY_BYTES)
-        secret = {"key": self._keys[region], "desk_key": desk_key}
+        control_key = secrets.token_bytes(_KEY_BYTES)
+        secret = {"key": self._keys[region], "control_key": control_key}
         if "node" not in order:
             secret |= {"wan_key": self._wan_key}
         with self._lock:
-            if self._kept is None:
+            if self._supervised is None:
                 raise NodeLostError(f"{name} is not started: the program ends")
             self._count += 1
             process = f"{self._count}"
-            path = self._kept.root / f"{process}.order"
+            path = self._supervised.root / f"{process}.order"
             path.write_bytes(pack({**order, **secret, "run_id": self._run_id}))
             argv = [sys.executable, "-m", _PROGRAM, str(path)]
             self._names[process] = name
-            self._logs[process] = self._kept.start(process, argv, _environment())
-        told = path.with_suffix(".told")
+            self._logs[process] = self._supervised.start(process, argv, _environment())
+        ready = path.with_suffix(".ready")
         deadline_s = time.monotonic() + _START_S
-        while not told.exists():
+        while not ready.exists():
             code = self._exit_code(process, 0.0)
             if code is not None or time.monotonic() > deadline_s:
                 self.kill(process)
                 raise NodeFailedError(self.ending(name, process))
             time.sleep(_LOOK_S)
-        desk, *addresses = unpack(told.read_bytes())
-        return StartedProcess(name, desk, tuple(addresses), desk_key, self, process)
+        control, *addresses = unpack(ready.read_bytes())
+        return StartedProcess(name, control, tuple(addresses), control_key, self, process)
 
     def end(self) -> None:
         """See `Launcher.end`."""
         with self._lock:
-            kept, self._kept = self._kept, None
-        if kept is None:
+            supervised, self._supervised = self._supervised, None
+        if supervised is None:
             return
         try:
             self._keep_logs()
         finally:
-            kept.close()
+            supervised.close()
 
     def kill(self, process: str) -> None:
         """End one process."""
         with self._lock, suppress(GeoRayError):
-            if self._kept is not None:
-                self._kept.kill(process)
+            if self._supervised is not None:
+                self._supervised.kill(process)
 
     def ending(self, name: str, process: str) -> str:
         """What is known of the end of a process."""
@@ -394,21 +397,21 @@ class LocalProcesses:
         return f"the process of {name!r} {how}"
 
     def _keep_logs(self) -> None:
-        if self._kept_logs is None:
+        if self._logs_dir is None:
             return
-        self._kept_logs.mkdir(parents=True, exist_ok=True)
+        self._logs_dir.mkdir(parents=True, exist_ok=True)
         for process, path in self._logs.items():
             name = self._names[process].replace("/", "-").replace(" ", "-")
             with suppress(OSError):
-                shutil.copyfile(path, self._kept_logs / f"{name}.{process}.log")
+                shutil.copyfile(path, self._logs_dir / f"{name}.{process}.log")
 
     def _exit_code(self, process: str, until_s: float) -> int | None:
         while True:
             with self._lock:
-                if self._kept is None:
+                if self._supervised is None:
                     return None
-                self._kept.poll()
-                code = self._kept.exit_codes.get(process)
+                self._supervised.poll()
+                code = self._supervised.exit_codes.get(process)
             if code is not None or time.monotonic() >= until_s:
                 return code
             time.sleep(_LOOK_S)

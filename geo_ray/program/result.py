@@ -107,7 +107,7 @@ class ProgramCost:
         machines_usd: by node, of all its instances.
         egress_usd: by pair of regions, source first.
         planned_usd: of what the planner has priced, by node.
-        crossing_bytes: by pair of regions, headers included.
+        cross_region_bytes: by pair of regions, headers included.
         unpriced: nodes of which nobody has said on what machine they are.
     """
 
@@ -115,7 +115,7 @@ class ProgramCost:
     machines_usd: Mapping[str, float]
     egress_usd: Mapping[tuple[str, str], float]
     planned_usd: Mapping[str, float]
-    crossing_bytes: Mapping[tuple[str, str], int]
+    cross_region_bytes: Mapping[tuple[str, str], int]
     unpriced: tuple[str, ...] = ()
 
     @property
@@ -127,14 +127,14 @@ class ProgramCost:
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         pairs = {f"{a} => {b}": usd for (a, b), usd in self.egress_usd.items()}
-        sizes = {f"{a} => {b}": size for (a, b), size in self.crossing_bytes.items()}
+        sizes = {f"{a} => {b}": size for (a, b), size in self.cross_region_bytes.items()}
         return {
             "usd": self.usd,
             "seconds": self.seconds,
             "machines_usd": dict(self.machines_usd),
             "egress_usd": pairs,
             "planned_usd": dict(self.planned_usd),
-            "crossing_bytes": sizes,
+            "cross_region_bytes": sizes,
             "unpriced": list(self.unpriced),
         }
 
@@ -142,7 +142,7 @@ class ProgramCost:
         lines = [f"{self.usd:.6f} USD in {duration_text(self.seconds)}"]
         for name, node_usd in (*self.machines_usd.items(), *self.planned_usd.items()):
             lines.append(f"  {node_usd:12.6f}  {name}")
-        for (a, b), size_bytes in self.crossing_bytes.items():
+        for (a, b), size_bytes in self.cross_region_bytes.items():
             usd = self.egress_usd.get((a, b)) if size_bytes else 0.0
             price = f"{_UNPRICED:>12}" if usd is None else f"{usd:12.6f}"
             why = "; the program has no places" if usd is None else ""
@@ -174,7 +174,7 @@ def cost_of(
         _, region = _place(program, group.region)
         usd = book.usd_of_hours(book.instance(cloud, region, kind), hours) * group.replicas
         machines |= {node.name: usd for node in group.nodes}
-    crossing = crossing_bytes(result)
+    crossing = cross_region_bytes(result)
     egress: dict[tuple[str, str], float] = {}
     for (src, dst), size_bytes in crossing.items():
         if program.places and size_bytes:
@@ -192,7 +192,7 @@ def cost_of(
     return ProgramCost(result.seconds, machines, egress, planned, crossing, unpriced)
 
 
-def crossing_bytes(result: ProgramResult) -> dict[tuple[str, str], int]:
+def cross_region_bytes(result: ProgramResult) -> dict[tuple[str, str], int]:
     """Bytes by pair of regions, with headers."""
     found: dict[tuple[str, str], int] = {}
     for each in result.traffic:

@@ -1,7 +1,7 @@
 """Runs a program in threads, in subprocesses, on Ray or on virtual time.
 
 `ProgramPolicy` decides restarts (pure); `execute` starts, restarts and ends the instances;
-`LocalCrew` runs them in threads.
+`ThreadBackend` runs them in threads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from geo_ray.program.calls import (
     traffic_of,
 )
 from geo_ray.program.clock import (
+    NodeContext,
     NodeStopped,
-    NodeSurroundings,
     ProgramClock,
     RealClock,
     VirtualThreads,
 )
 from geo_ray.program.graph import NodeInstance, Program, handles_in, instance_names
-from geo_ray.program.processes import ApartCrew, Launcher, LocalProcesses
+from geo_ray.program.processes import Launcher, LocalProcesses, ProcessBackend
 from geo_ray.program.result import ProgramResult
 from geo_ray.program.serialization import check_not_importing, pack, unpack
 from geo_ray.transport.emulation import build_links
@@ -120,14 +120,14 @@ class ProgramPolicy:
         return str(self._restarts[name])
 
 
-class NodeCrew(Protocol):
+class NodeBackend(Protocol):
     """Makes instances, by whatever means; each launcher has one."""
 
     def begin(self, alarm: Callable[[BaseException], None]) -> None:
         """Bring up what is there before all nodes.
 
         Args:
-            alarm: to be told of what the program cannot go on without.
+            alarm: to be value of what the program cannot go on without.
         """
 
     def start(self, instance: NodeInstance, incarnation: int) -> bool:
@@ -167,9 +167,9 @@ class _Inbox:
     _events: deque[tuple[str, str, Any]] = field(default_factory=deque)
     _news: Future[None] = field(default_factory=Future)
 
-    def put(self, what: str, name: str, told: Any) -> None:
+    def put(self, what: str, name: str, value: Any) -> None:
         with self._lock:
-            self._events.append((what, name, told))
+            self._events.append((what, name, value))
             news, self._news = self._news, Future()
         news.set_result(None)
 
@@ -182,7 +182,7 @@ class _Inbox:
             self.clock.wait(news)
 
 
-def execute(program: Program, crew: NodeCrew, clock: ProgramClock, on: str) -> ProgramResult:
+def execute(program: Program, backend: NodeBackend, clock: ProgramClock, on: str) -> ProgramResult:
     """Run a program to its end; nothing of it is left afterwards, however it ends.
 
     Raises:
@@ -194,38 +194,40 @@ def execute(program: Program, crew: NodeCrew, clock: ProgramClock, on: str) -> P
     values: dict[str, Any] = {}
     began_s = clock.now_s()
     try:
-        crew.begin(partial(inbox.put, "lost", ""))
+        backend.begin(partial(inbox.put, "lost", ""))
         while True:
             for name in policy.due():
                 number = policy.incarnations[name]
-                clock.start(partial(_look_after, instances[name], number, crew, inbox))
+                clock.start(partial(_look_after, instances[name], number, backend, inbox))
             if policy.is_over:
                 break
-            what, name, told = inbox.get()
+            what, name, value = inbox.get()
             if what == "stood":
-                policy.stood(name, runs=told)
+                policy.stood(name, runs=value)
             elif what == "returned":
                 policy.returned(name)
-                values[name] = unpack(told)
+                values[name] = unpack(value)
             elif what == "lost":
-                raise told
+                raise value
             elif not policy.failed(name, clock.now_s()):
-                raise _final(told, policy.limit(name))
+                raise _final(value, policy.limit(name))
         seconds = clock.now_s() - began_s
-        traffic = traffic_of(program.edges, crew.counts())
+        traffic = traffic_of(program.edges, backend.counts())
     finally:
-        crew.end()
+        backend.end()
     restarts = {name: n - 1 for name, n in policy.incarnations.items() if n > 1}
     return ProgramResult(program, on, values, seconds, traffic, restarts)
 
 
-def _look_after(instance: NodeInstance, incarnation: int, crew: NodeCrew, inbox: _Inbox) -> None:
+def _look_after(
+    instance: NodeInstance, incarnation: int, backend: NodeBackend, inbox: _Inbox
+) -> None:
     """One incarnation of an instance, from its start to its end."""
     try:
-        inbox.put("stood", instance.name, runs := crew.start(instance, incarnation))
+        inbox.put("stood", instance.name, runs := backend.start(instance, incarnation))
         if runs:
-            inbox.put("returned", instance.name, crew.run(instance.name))
-        crew.attend(instance.name)
+            inbox.put("returned", instance.name, backend.run(instance.name))
+        backend.attend(instance.name)
     except NodeStopped:
         raise
     except BaseException as error:  # it belongs to who waits
@@ -238,8 +240,8 @@ def _final(error: BaseException, limit: str) -> BaseException:
     return error
 
 
-class LocalCrew:
-    """Makes instances in this process; see `NodeCrew`.
+class ThreadBackend:
+    """Makes instances in this process; see `NodeBackend`.
 
     What crosses regions is held back as the program's links say, by one model for each direction,
     like a bridge for each region that all calls from there go through.
@@ -262,16 +264,16 @@ class LocalCrew:
         self._began_s = 0.0
 
     def begin(self, alarm: Callable[[BaseException], None]) -> None:
-        """See `NodeCrew.begin`."""
+        """See `NodeBackend.begin`."""
         self._began_s = self._clock.now_s()
 
     def start(self, instance: NodeInstance, incarnation: int) -> bool:
-        """See `NodeCrew.start`."""
+        """See `NodeBackend.start`."""
         region, group = instance.group.region, instance.group
         counter = TrafficCounter()
         self._counters[instance.node.name].append(counter)
         calls = OutgoingCalls(self._clock, partial(self._send, region), counter)
-        place = NodeSurroundings(instance.name, region, instance.replica, self._on, self._clock)
+        place = NodeContext(instance.name, region, instance.replica, self._on, self._clock)
         # As elsewhere, each instance has arguments of its own.
         args = unpack(pack(instance.node.args))
         host = NodeHost(instance.make, args, group.calls_at_once, place, calls, self._names)
@@ -280,7 +282,7 @@ class LocalCrew:
         return host.has_run
 
     def run(self, name: str) -> bytes:
-        """See `NodeCrew.run`."""
+        """See `NodeBackend.run`."""
         try:
             return self._hosts[name].result().run()
         except NodeFailedError:
@@ -288,15 +290,15 @@ class LocalCrew:
             raise
 
     def attend(self, name: str) -> None:
-        """See `NodeCrew.attend`."""
+        """See `NodeBackend.attend`."""
         self._clock.wait(self._ended)
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
-        """See `NodeCrew.counts`."""
+        """See `NodeBackend.counts`."""
         return {node: [each.counts() for each in all_] for node, all_ in self._counters.items()}
 
     def end(self) -> None:
-        """See `NodeCrew.end`; who goes on after it gets no further than the next call."""
+        """See `NodeBackend.end`; who goes on after it gets no further than the next call."""
         self._ended.set_result(None)
 
     def _send(self, region: str, target: str, method: str, request: bytes) -> bytes:
@@ -340,7 +342,7 @@ def run_program(
     Args:
         program: the whole.
         on: ``threads`` of this process, ``processes`` of this machine, ``ray``, or ``virtual``: in
-            this process, on a virtual clock on which only links and `NodeSurroundings.takes_s`
+            this process, on a virtual clock on which only links and `NodeContext.takes_s`
             take time.
         cluster: for ``ray``; None: the cluster that this process is connected to or runs in, else
             one that is made on this machine.
@@ -353,15 +355,16 @@ def run_program(
     check_not_importing()
     if on == "threads":
         real = RealClock()
-        return real.run(partial(execute, program, LocalCrew(program, real, on), real, on))
+        return real.run(partial(execute, program, ThreadBackend(program, real, on), real, on))
     if on == "virtual":
         virtual = VirtualThreads()
-        crew = LocalCrew(program, virtual, on)
-        return virtual.run(partial(execute, program, crew, virtual, on))
+        backend = ThreadBackend(program, virtual, on)
+        return virtual.run(partial(execute, program, backend, virtual, on))
     if on in ("processes", "ray"):
         real = RealClock()
-        apart = ApartCrew(program, _launcher(program, on, cluster, logs), real)
-        return real.run(partial(execute, program, apart, real, on))
+        launcher = _launcher(program, on, cluster, logs)
+        processes = ProcessBackend(program, launcher, real)
+        return real.run(partial(execute, program, processes, real, on))
     raise ProgramError(f"a program cannot run on {on!r}{or_meant(on, WAYS)}")
 
 

@@ -175,7 +175,7 @@ _USER_FILE: Final = "geo_ray_user_"  # modules that `import_file` has made
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedNode:
+class SerializedNode:
     """An instance for another process.
 
     Attributes:
@@ -203,7 +203,7 @@ class ShippedNode:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def of_plain(cls, plain: Any) -> ShippedNode:
+    def of_plain(cls, plain: Any) -> SerializedNode:
         """The inverse of `plain`.
 
         Raises:
@@ -246,17 +246,17 @@ class ShippedNode:
         return tuple(unpack(self.args))
 
 
-def ship(program: Program) -> dict[str, ShippedNode]:
+def serialize_nodes(program: Program) -> dict[str, SerializedNode]:
     """All instances, for other processes.
 
     Raises:
         NodeUnshippableError: one cannot be sent; says which, and why.
     """
     names = {name: instance_names(*both) for name, both in program.nodes.items()}
-    return {instance.name: _shipped(instance, names) for instance in program.instances}
+    return {instance.name: _serialized(instance, names) for instance in program.instances}
 
 
-def _shipped(instance: NodeInstance, names: Mapping[str, tuple[str, ...]]) -> ShippedNode:
+def _serialized(instance: NodeInstance, names: Mapping[str, tuple[str, ...]]) -> SerializedNode:
     node = instance.node
     try:
         where, what = _name_of(instance.make)
@@ -269,7 +269,7 @@ def _shipped(instance: NodeInstance, names: Mapping[str, tuple[str, ...]]) -> Sh
             f"node {node.name!r}: an argument cannot be sent: {error.message}"
         ) from None
     group = instance.group
-    return ShippedNode(
+    return SerializedNode(
         instance.name,
         group.region,
         instance.replica,

@@ -169,7 +169,7 @@ _VARIABLE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _RAYS_OWN_S: Final = 60.0
 _TOLD_AFTER_S: Final = 4.0
 _STOPS_AT: Final = 0.5
-_LOOK_EVERY_S: Final = 2.0
+_POLL_EVERY_S: Final = 2.0
 _ANSWERS_WITHIN_S: Final = 2.0
 _log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ def watched_head(address: str, lost: Callable[[HeadLostError], None]) -> Iterato
 
     def keep_watch() -> None:
         watch, before = HeadWatch(patience_s()), HeadState.THERE
-        while before is not HeadState.GONE and not over.wait(_LOOK_EVERY_S):
+        while before is not HeadState.GONE and not over.wait(_POLL_EVERY_S):
             state = watch.see(time.monotonic(), answers=answers(address))
             if state is before or over.is_set():
                 continue

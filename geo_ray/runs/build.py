@@ -19,7 +19,7 @@ from geo_ray.data.tasks.groups import GroupRun, group_runs
 from geo_ray.data.tasks.model_buffers import state_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.regions import RegionConfig
-from geo_ray.runs.evaluation import EvalBoard
+from geo_ray.runs.evaluation import EvalCollector
 from geo_ray.strategies.state import AveragerState
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
@@ -158,7 +158,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         num_workers=region.workers,
         batch_size=experiment.data.batch_size,
         batch_sizes=region.batch_sizes,
-        steps=None if experiment.counts_together else train.steps,
+        steps=None if experiment.counts_total_rows else train.steps,
         mode=train.mode,
         eval_every=train.eval_every,
         eval_rows=experiment.eval_rows,
@@ -213,7 +213,7 @@ def build_server(
     shards: Sequence[ShardPort],
     num_params: int,
     attempt: int = 1,
-    together: Concurrently = in_turn,
+    in_parallel: Concurrently = in_turn,
     start: ModelStart | None = None,
 ) -> Server:
     """The parameter server of ``region`` over its shards in order, wherever they live.
@@ -224,14 +224,14 @@ def build_server(
         shards: in order.
         num_params: P.
         attempt: incarnation of this server.
-        together: asks shards at the same time.
+        in_parallel: asks shards at the same time.
         start: parameters and model buffers at the start.
     """
     plan = _server_plan(experiment, region, attempt)
     model_buffers = None
     if start is not None and start.layout.entries:
         model_buffers = RegionBuffers(start.layout, start.buffers_B, region.workers, plan.alone)
-    return Server.over(shards, num_params, plan, wire_plan(experiment), together, model_buffers)
+    return Server.over(shards, num_params, plan, wire_plan(experiment), in_parallel, model_buffers)
 
 
 def build_worker(
@@ -281,7 +281,7 @@ def build_averager(
     """
     members = tuple(sorted(experiment.present_names))
     wire = AveragerWire(wire_plan(experiment))
-    enough = experiment.rows if experiment.counts_together else None
+    enough = experiment.rows if experiment.counts_total_rows else None
     reused, goal = ReusedMemory(), _goal(experiment)  # an answer lies where the one before lay
     state = AveragerState(members, room=reused.tensor, data_rows=dict(data_rows))
     model_buffers = AveragerBuffers() if layout is None else AveragerBuffers(layout)
@@ -383,15 +383,15 @@ def last_errors(experiment: Experiment) -> tuple[float, float]:
     return plan.last_error, plan.last_reply_error
 
 
-def build_evals(experiment: Experiment, task: Task) -> EvalBoard:
+def build_evals(experiment: Experiment, task: Task) -> EvalCollector:
     """What combines the regions' evaluations; those of asynchronous regions are near, not equal."""
     train = experiment.train
     per_step = {r.name: 1 if train.mode == "sync" else r.workers for r in experiment.regions}
     intervals = {name: train.eval_every * pushes for name, pushes in per_step.items()}
     count = len(experiment.present_names)
     if experiment.eval_rows is not None:
-        return EvalBoard(task, count, newest=True)
-    return EvalBoard(task, count, intervals if train.eval_every else {})
+        return EvalCollector(task, count, newest=True)
+    return EvalCollector(task, count, intervals if train.eval_every else {})
 
 
 def use_one_thread() -> None:
@@ -444,16 +444,16 @@ def with_shapes(experiment: Experiment, task: Task) -> Experiment:
         ConfigError: if a codec was given shapes of another model.
     """
     both = {"up": experiment.codec.up, "down": experiment.codec.down}
-    told = {
+    rules = {
         direction: codec.traits.with_shapes
         for direction, codec in both.items()
         if codec is not None and codec.traits.with_shapes is not None
     }
-    if not told:
+    if not rules:
         return experiment
     shapes = parameter_shapes(outlined_model(task, experiment.seed))
     filled = {}
-    for direction, with_shapes_of in told.items():
+    for direction, with_shapes_of in rules.items():
         try:
             filled[direction] = with_shapes_of(shapes)
         except ValueError as error:

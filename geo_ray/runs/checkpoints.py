@@ -8,7 +8,7 @@ from pathlib import Path
 from geo_ray.base.errors import CheckpointError, GeoRayError, StoreError
 from geo_ray.experiment.checkpoint import CheckpointConfig
 from geo_ray.experiment.regions import RegionConfig
-from geo_ray.runs.directory import RunDirectory, look
+from geo_ray.runs.directory import RunDirectory, recorded_run
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import shard_part_name
 from geo_ray.storage.places import CheckpointPlaces
@@ -61,7 +61,7 @@ def check_unused(store: CheckpointStore) -> None:
 def has_checkpoint(run_dir: Path) -> bool:
     """Whether there is one to resume from; True where a store does not tell."""
     try:
-        run, config = look(run_dir)
+        run, config = recorded_run(run_dir)
         store = store_of(run, config.checkpoint)
     except GeoRayError:  # no run, or none that can be read
         store = CheckpointStore(run_dir / "checkpoints")

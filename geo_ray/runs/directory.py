@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from geo_ray.base.errors import ConfigDriftError, ConfigError, RunDirectoryError, RunHeldError
+from geo_ray.base.errors import ConfigChangedError, ConfigError, RunDirectoryError, RunHeldError
 from geo_ray.base.files import make_directory, save_text
 from geo_ray.base.load import changes, dump_yaml, load_tree
 from geo_ray.experiment.recorded import RecordedConfig
@@ -210,7 +210,7 @@ def reopen(
     path: Path,
     *,
     allowed: Collection[str] = (),
-    to_look_at: bool = False,
+    read_only: bool = False,
     near: Path | None = None,
 ) -> tuple[RunDirectory, Experiment]:
     """Open the directory of an earlier run.
@@ -223,7 +223,7 @@ def reopen(
     Args:
         path: the directory.
         allowed: files of the user's, as the configuration names them, that may have changed since.
-        to_look_at: only read the run: import nothing that its configuration names. Nothing can be
+        read_only: only read the run: import nothing that its configuration names. Nothing can be
             run with the configuration then.
         near: where to look for files before all other places.
 
@@ -234,17 +234,17 @@ def reopen(
         RunDirectoryError: if ``path`` is no run directory.
         ConfigError: if its configuration cannot be read, or a file that it names is not found or
             lies in the run.
-        ConfigDriftError: if a file with the user's task, strategy or codec has changed since.
+        ConfigChangedError: if a file with the user's task, strategy or codec has changed since.
     """
     from geo_ray.experiment.experiment import Experiment
 
     path = _existing(path)
     origin, address = _read_origin(path), copied_from(path)
     file = path / CONFIG_FILE
-    saved = load_tree(file, [], Experiment, base_dir=origin.base_dir, to_look_at=True)
+    saved = load_tree(file, [], Experiment, base_dir=origin.base_dir, read_only=True)
     base_dir = _find_base_dir(path, origin, _named_files(saved, origin.task_sha256), near)
     run = RunDirectory(path, base_dir.absolute(), address)
-    if to_look_at:
+    if read_only:
         return run, saved
     files = own_files(saved)
     missing = [name for name in files if not (run.base_dir / name).is_file()]
@@ -277,7 +277,7 @@ def check_files(run: RunDirectory, experiment: Experiment) -> None:
             )
 
 
-def look(path: Path) -> tuple[RunDirectory, RecordedConfig]:
+def recorded_run(path: Path) -> tuple[RunDirectory, RecordedConfig]:
     """Open the directory of a run to read it; imports neither PyTorch nor code of the user.
 
     Args:
@@ -451,13 +451,13 @@ def has_moved(run: RunDirectory, experiment: Experiment, named: Collection[str] 
         named: files of the user's that may have changed.
 
     Raises:
-        ConfigDriftError: the task's file has changed, and nobody has named it.
+        ConfigChangedError: the task's file has changed, and nobody has named it.
     """
     origin = _read_origin(run.path)
     task = _file_of(experiment.task.use)
     digest = None if task is None else _sha256(run.base_dir / task)
     if task is not None and task not in named and origin.task_sha256 not in (None, digest):
-        raise ConfigDriftError(
+        raise ConfigChangedError(
             f"task {experiment.task.use}: {run.base_dir / task} is not the file that the run was "
             "made with",
             fix=f"Restore the file; or, if the change is meant, name it: --allow-change {task}.",
@@ -465,7 +465,7 @@ def has_moved(run: RunDirectory, experiment: Experiment, named: Collection[str] 
     return (origin.base_dir, origin.task_sha256) != (run.base_dir, digest)
 
 
-def check_drift(saved: Experiment, wanted: Experiment, named: Collection[str]) -> dict[str, str]:
+def check_changes(saved: Experiment, wanted: Experiment, named: Collection[str]) -> dict[str, str]:
     """Refuse to resume with a change that nobody has named.
 
     Keys that only say where and how a run is executed may change without being named.
@@ -479,7 +479,7 @@ def check_drift(saved: Experiment, wanted: Experiment, named: Collection[str]) -
         What changes: dotted keys, each with ``old -> new``.
 
     Raises:
-        ConfigDriftError: listing the changes that nobody has named.
+        ConfigChangedError: listing the changes that nobody has named.
     """
     found = changes(saved, wanted)
     may = (*named, *_EXECUTION)
@@ -491,7 +491,7 @@ def check_drift(saved: Experiment, wanted: Experiment, named: Collection[str]) -
     if unnamed:
         lines = "\n    ".join(f"{key}: {change}" for key, change in unnamed.items())
         allow = " ".join(f"--allow-change {key}" for key in unnamed)
-        raise ConfigDriftError(
+        raise ConfigChangedError(
             f"the configuration differs from that of the run:\n    {lines}",
             fix=f"Leave CONFIG out to go on as the run was. If it is meant, name it: {allow}.",
         )

@@ -57,7 +57,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Reported:
     stats: Stats
     samples: int
     step: int
@@ -65,7 +65,7 @@ class _Told:
 
 
 @dataclass(slots=True)
-class EvalBoard:
+class EvalCollector:
     """Collects one region's statistics after the other.
 
     Attributes:
@@ -83,7 +83,7 @@ class EvalBoard:
     intervals: Mapping[str, int] = field(default_factory=dict)
     newest: bool = False
     _joined: dict[str, int] = field(default_factory=dict)  # newcomers: their first interval
-    _open: dict[tuple[int, bool], dict[str, _Told]] = field(default_factory=dict)
+    _open: dict[tuple[int, bool], dict[str, _Reported]] = field(default_factory=dict)
 
     def add(
         self,
@@ -113,7 +113,7 @@ class EvalBoard:
         number = 0 if self.newest else step // self.intervals.get(region, 1)
         key = (-1 if final else number, final)
         group = self._open.setdefault(key, {})
-        group[region] = _Told(stats, samples, step, model)
+        group[region] = _Reported(stats, samples, step, model)
         metrics = checked_metrics(self.task, stats)
         done = [Evaluation(step, region, metrics, samples, final, steps={region: step})]
         return done + self._complete([key])
@@ -128,7 +128,7 @@ class EvalBoard:
         Returns:
             Combined evaluations that had waited for it alone.
         """
-        waiting = [key for key in self._open if len(self._told(key)) < self._wanted(*key)]
+        waiting = [key for key in self._open if len(self._reported(key)) < self._wanted(*key)]
         if self._joined.pop(region, None) is None:
             self.num_regions -= 1
         for group in self._open.values():
@@ -138,33 +138,33 @@ class EvalBoard:
     def _complete(self, keys: Sequence[tuple[int, bool]]) -> list[Evaluation]:
         done = []
         for key in keys:
-            group = self._told(key)
+            group = self._reported(key)
             if len(group) != self._wanted(*key):
                 continue
             if key[1] or not self.newest:
                 del self._open[key]
             if group:  # else all whom it was of are gone
-                done.append(self._together(group, final=key[1]))
+                done.append(self._combined(group, final=key[1]))
         return done
 
-    def _told(self, key: tuple[int, bool]) -> dict[str, _Told]:
+    def _reported(self, key: tuple[int, bool]) -> dict[str, _Reported]:
         """What the regions have told that an evaluation is of."""
         number, final = key
         always = final or self.newest
-        told = self._open[key].items()
-        return {name: t for name, t in told if always or number > self._joined.get(name, -1)}
+        reports = self._open[key].items()
+        return {name: t for name, t in reports if always or number > self._joined.get(name, -1)}
 
     def _wanted(self, number: int, final: bool) -> int:
         """How many regions an evaluation is of."""
         always = final or self.newest
         return self.num_regions + sum(always or number > first for first in self._joined.values())
 
-    def _together(self, group: Mapping[str, _Told], *, final: bool) -> Evaluation:
+    def _combined(self, group: Mapping[str, _Reported], *, final: bool) -> Evaluation:
         ordered = [group[name] for name in sorted(group)]
-        total = {n: sum_of([told.stats[n] for told in ordered]) for n in ordered[0].stats}
-        rows = sum(told.samples for told in ordered)
-        steps = {name: told.step for name, told in sorted(group.items())}
-        models = {told.model for told in ordered}
+        total = {n: sum_of([reports.stats[n] for reports in ordered]) for n in ordered[0].stats}
+        rows = sum(reports.samples for reports in ordered)
+        steps = {name: reports.step for name, reports in sorted(group.items())}
+        models = {reports.model for reports in ordered}
         one_model = len(ordered) == 1 or (len(models) == 1 and None not in models)
         metrics = checked_metrics(self.task, total)
         return Evaluation(max(steps.values()), None, metrics, rows, final, one_model, steps)
@@ -304,7 +304,7 @@ def regions_agree(experiment: Experiment) -> bool:
     train, traits = experiment.train, experiment.strategy.traits
     if len(experiment.regions) == 1:
         return True
-    if train.mode == "async" or train.stragglers is not None or experiment.counts_together:
+    if train.mode == "async" or train.stragglers is not None or experiment.counts_total_rows:
         return False
     up = experiment.codec.up
     if up is not None and up.traits.differential is not None:
@@ -467,20 +467,20 @@ class EvalNotes:
     evaluations in their order. What came of it is written down once it is known.
 
     Attributes:
-        board: combines the regions' evaluations.
+        collector: combines the regions' evaluations.
         emit: takes events.
         target: of the run.
         keeper: keeps the best model; None if nobody wants it.
         executor: keeps it one evaluation at a time, in order; None: there and then.
-        told: those of which an earlier run actor has taken note.
+        reports: those of which an earlier run actor has taken note.
     """
 
-    board: EvalBoard
+    collector: EvalCollector
     emit: Emit
     target: Target | None = None
     keeper: BestKeeper | None = None
     executor: Executor | None = None
-    told: frozenset[EvalMark] = frozenset()
+    reports: frozenset[EvalMark] = frozenset()
     _asked: deque[tuple[int, Future[Best | None]]] = field(default_factory=deque)  # by step
 
     def begin(self, t_s: float) -> None:
@@ -515,8 +515,8 @@ class EvalNotes:
             if best is not None:
                 self._note_best(best, t_s)
 
-    def take(self, finished: list[Evaluation], t_s: float, leader: str) -> str | None:
-        """Take in what `EvalBoard` has put together.
+    def take(self, finished: list[Evaluation], t_s: float, home: str) -> str | None:
+        """Take in what `EvalCollector` has put together.
 
         Args:
             finished: evaluations in order.
@@ -531,7 +531,7 @@ class EvalNotes:
         """
         cause = None
         for done in finished:
-            if (done.step, done.region, done.final) in self.told:
+            if (done.step, done.region, done.final) in self.reports:
                 continue
             written = self.emit(
                 "eval",

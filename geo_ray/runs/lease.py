@@ -458,18 +458,20 @@ class LeaseKeeper:
         )
 
     def _renew_often(self) -> None:
-        told = RateLimitedLog(_log, 10.0)
+        limited_log = RateLimitedLog(_log, 10.0)
         while not self._ended.wait(self._holding.record.lives_s / _RENEWALS):
             try:
                 self.renew()
             except LeaseLostError:
                 return  # who writes next is told
             except GeoRayError as error:
-                told.warning("renew", f"{self._name}: its lease is not renewed: {error.message}")
+                limited_log.warning(
+                    "renew", f"{self._name}: its lease is not renewed: {error.message}"
+                )
 
 
-LIVES_S: Final = 10.0
-_LOOK_EVERY_S: Final = 0.25
+LEASE_S: Final = 10.0
+_POLL_EVERY_S: Final = 0.25
 
 
 class LeaseSeeker:
@@ -478,7 +480,7 @@ class LeaseSeeker:
     Args:
         store: where the lease lies.
         name: of the run, for messages.
-        tell: told why it waits.
+        notify: told why it waits.
         lives_s: for how long a renewal of its own is to count.
         clock: by which it judges; a `BootClock` if None, so that a lease also runs out while the
             machine is suspended.
@@ -488,15 +490,15 @@ class LeaseSeeker:
         self,
         store: ConditionalStore,
         name: str,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         *,
-        lives_s: float = LIVES_S,
+        lives_s: float = LEASE_S,
         clock: Clock | None = None,
     ) -> None:
-        self._store, self._name, self._tell = store, name, tell
+        self._store, self._name, self._notify = store, name, notify
         self._clock = clock or BootClock()
         self.claim = Claim(this_process(), lives_s)
-        self._has_told = False
+        self._has_notified = False
 
     def wait(self) -> None:
         """Return when the lease is to be had; writes nothing.
@@ -517,12 +519,12 @@ class LeaseSeeker:
             RunHeldError: another process drives the run.
             RunDirectoryError: the lease cannot be read or written.
         """
-        while isinstance(found := self.look(), Waiting):
+        while isinstance(found := self.try_acquire(), Waiting):
             self._wait_for(found)
         found.start()
         return found
 
-    def look(self) -> LeaseKeeper | Waiting:
+    def try_acquire(self) -> LeaseKeeper | Waiting:
         """Look at the lease once, and take it if it is to be had.
 
         Returns:
@@ -560,13 +562,13 @@ class LeaseSeeker:
         return decision, found, now_s
 
     def _wait_for(self, what: Waiting) -> None:
-        if not self._has_told:
-            self._has_told = True
-            self._tell(
+        if not self._has_notified:
+            self._has_notified = True
+            self._notify(
                 f"{self._name} is driven by {what.record.owner.text}: looking for up to "
                 f"{what.left_s:.0f} s whether that lives"
             )
-        self._clock.sleep_s(min(what.left_s, _LOOK_EVERY_S))
+        self._clock.sleep_s(min(what.left_s, _POLL_EVERY_S))
 
 
 def _held(name: str, record: LeaseRecord) -> RunHeldError:
@@ -579,25 +581,25 @@ def _held(name: str, record: LeaseRecord) -> RunHeldError:
     )
 
 
-FAR_LIVES_S: Final = 30.0
+REMOTE_LEASE_S: Final = 30.0
 """Of a lease in a bucket: each renewal is paid for."""
 
 
 def seeker_of(
-    run_dir: Path, tell: Callable[[str], None], far: ConditionalStore | None = None
+    run_dir: Path, notify: Callable[[str], None], remote_store: ConditionalStore | None = None
 ) -> LeaseSeeker:
     """What seeks the lease of a run.
 
     Args:
         run_dir: its directory.
-        tell: told why it takes a while.
-        far: where the lease lies, if that is not in the directory.
+        notify: told why it takes a while.
+        remote_store: where the lease lies, if that is not in the directory.
     """
-    if far is not None:
-        return LeaseSeeker(far, str(far), tell, lives_s=FAR_LIVES_S)
+    if remote_store is not None:
+        return LeaseSeeker(remote_store, str(remote_store), notify, lives_s=REMOTE_LEASE_S)
     path = run_dir.absolute()
     near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return LeaseSeeker(LocalConditionalStore(path), str(near), tell)
+    return LeaseSeeker(LocalConditionalStore(path), str(near), notify)
 
 
 @contextmanager

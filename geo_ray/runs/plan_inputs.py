@@ -86,7 +86,7 @@ def model_size(task: Task, seed: int) -> ModelSize:
         with generators_restored(), _PlainAttention() if is_made else nullcontext():
             if is_made:
                 module = checked_model(task, seed)
-            few, more = (_kept_bytes(task, module, rows, device) for rows in (_FEW, _MORE))
+            few, more = (_activation_bytes(task, module, rows, device) for rows in (_FEW, _MORE))
     except Exception:  # a loss may refuse rows of zeros
         return ModelSize(num_params, None)
     return ModelSize(num_params, max(0.0, (more - few) / (_MORE - _FEW)))
@@ -96,20 +96,20 @@ def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _kept_bytes(task: Task, module: nn.Module, rows: int, device: torch.device) -> int:
+def _activation_bytes(task: Task, module: nn.Module, rows: int, device: torch.device) -> int:
     """What autograd keeps of a forward pass over so many rows, parameters left out."""
     module = copy.deepcopy(module)  # the pass may change what the task uses again, to train
     known = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
-    kept: dict[int, Tensor] = {}  # held, so that no storage takes the place of another
+    storages: dict[int, Tensor] = {}  # held, so that no storage takes the place of another
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage()._cdata not in known:
-            kept[tensor.untyped_storage()._cdata] = tensor
+            storages[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
     with device, torch.autograd.graph.saved_tensors_hooks(note, _unchanged):
         loss = task.loss(module, task.collate(_rows_of(task.columns, rows), device))
-    size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    size = sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
     del loss
     return size
 
@@ -184,7 +184,7 @@ class Footprint:
         """What a region's parameter server and bridge need."""
         return self._copies(4 + self.states + (2 if self.regions > 1 else 0))
 
-    def room(self, machine: Instance, *, serves: bool) -> tuple[float, str]:
+    def capacity(self, machine: Instance, *, serves: bool) -> tuple[float, str]:
         """Return the rows of a step that a machine has room for, and why there is none.
 
         Args:
@@ -257,7 +257,7 @@ def site_of(
     rentals, edges_h = [], _edges_h_of_server(offer, book)
     for machine in offer.machines:
         has = _facts(offer, machine)
-        room, why = footprint.room(has, serves=offer.server is None)
+        capacity, why = footprint.capacity(has, serves=offer.server is None)
         for market in machine.markets:
             record = book.instance(offer.cloud, offer.at, machine.type, market)
             edges_h |= {tier.after_h for tier in record.age_tiers}
@@ -269,11 +269,11 @@ def site_of(
                     market,
                     _hourly(book, record),
                     _speed(name, machine, measured),
-                    0 if record.availability == "none" or not room or lacks else machine.cap,
+                    0 if record.availability == "none" or not capacity or lacks else machine.cap,
                     min(lost, 0.9),
                     _lan_s(experiment, has, measured, footprint),
                     max(1, has.accelerators or 0),
-                    int(min(room, ANY_ROWS)),
+                    int(min(capacity, ANY_ROWS)),
                     lacks or why,
                 )
             )
@@ -526,7 +526,7 @@ def check_strategy(experiment: Experiment) -> None:
     Raises:
         ConfigError: regions take unequal numbers of steps until all have seen enough rows.
     """
-    if len(experiment.regions) > 1 and experiment.strategy.traits.region.ends_together:
+    if len(experiment.regions) > 1 and experiment.strategy.traits.region.ends_by_total_rows:
         raise ConfigError(
             f"strategy {experiment.strategy.kind} cannot be planned: its regions take unequal "
             "numbers of steps, and a plan's model gives all of them the same",

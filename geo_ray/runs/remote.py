@@ -328,12 +328,12 @@ class _DamagedError(Exception):
 
 def _checked(body: Any, digest: str | None) -> Iterator[bytes]:
     """The bytes of an object; an error behind them if they are not those that were written."""
-    seen = hashlib.sha256()
+    hasher = hashlib.sha256()
     with closing(body):  # not the body's own `with`; see `S3Store.read`
         for block in body.iter_chunks(_BLOCK_BYTES):
-            seen.update(block)
+            hasher.update(block)
             yield bytes(block)
-    if digest not in (None, seen.hexdigest()[:_DIGEST]):
+    if digest not in (None, hasher.hexdigest()[:_DIGEST]):
         raise _DamagedError
 
 
@@ -500,7 +500,7 @@ def _touch(log: Path) -> None:
         raise unwritable(log, error) from error
 
 
-def seen_copy(uri: str, *, models: bool = False) -> Path:
+def view_copy(uri: str, *, models: bool = False) -> Path:
     """The copy of a run to look at, as it is now.
 
     A run exists from the moment its name is taken, before it has written anything. Its copy always

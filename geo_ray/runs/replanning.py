@@ -94,9 +94,9 @@ def with_running(site: Site, present: RegionPlan, run_h: float) -> Site:
     running = _running(present)
     rentals: list[Rental] = []
     for rental in site.rentals:
-        kept = _kept(rental, running.get((rental.type, rental.market), {}), run_h)
-        left = max(0, rental.cap - sum(each.cap for each in kept))
-        rentals += [*kept, replace(rental, cap=left, since_h=run_h)]
+        retained = _retained(rental, running.get((rental.type, rental.market), {}), run_h)
+        left = max(0, rental.cap - sum(each.cap for each in retained))
+        rentals += [*retained, replace(rental, cap=left, since_h=run_h)]
     found = replace(site, rentals=rentals, server_since_h=run_h)
     if site.server is not None and present.server == site.server:
         since_h = present.server_since_h
@@ -120,7 +120,7 @@ def _running(present: RegionPlan) -> Mapping[Kind, Mapping[float, int]]:
     return found
 
 
-def _kept(rental: Rental, running: Mapping[float, int], run_h: float) -> list[Rental]:
+def _retained(rental: Rental, running: Mapping[float, int], run_h: float) -> list[Rental]:
     """Return those that run, the oldest first."""
     return [
         replace(
@@ -196,7 +196,7 @@ def decide(
         RunDirectoryError: there is no run.
         PlanError: it follows no plan, or as for `replanned`.
     """
-    run, _ = directory.reopen(run_dir, to_look_at=True)
+    run, _ = directory.reopen(run_dir, read_only=True)
     present = directory.followed_plan(run)
     if present is None:
         raise PlanError(
@@ -298,9 +298,9 @@ def changed_as_it_goes(
                 found.append(_with_interval(request, moved, interval, request.loss_budget))
             except PlanInfeasibleError:
                 continue  # it costs more loss than was allowed
-    kept = [plan for plan in found if request.limits.keeps(plan.total_s, plan.total_usd)]
+    retained = [plan for plan in found if request.limits.keeps(plan.total_s, plan.total_usd)]
     key = "total_s" if request.objective == "time" else "total_usd"
-    best = min(kept, key=attrgetter(key), default=None)
+    best = min(retained, key=attrgetter(key), default=None)
     return replan(going_on, best, request.objective, request.limits)
 
 
@@ -433,8 +433,8 @@ def can_follow(experiment: Experiment) -> bool:
     is told before that it is the last one, by the rows of the round before, to pay what codecs owe.
     """
     follows = experiment.members.follow_plan and experiment.train.keep_best is None
-    is_told = experiment.counts_together and wire_plan(experiment).owes
-    return follows and not is_told and experiment.strategy.traits.exchange.paced
+    reports_debt = experiment.counts_total_rows and wire_plan(experiment).owes
+    return follows and not reports_debt and experiment.strategy.traits.exchange.paced
 
 
 def plan_of_members(

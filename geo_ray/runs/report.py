@@ -198,7 +198,7 @@ class LiveReader:
         totals = reader.totals
         totals.forget(max(_EACH_STEPS, _ALL_STEPS // max(1, len(totals.regions))))
         self._history.prune()
-        return reader.read_share
+        return reader.read_fraction
 
     def view(self) -> RunView:
         """Give all that is shown of the run, as far as it was read.
@@ -223,9 +223,9 @@ class LiveReader:
         )
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether every look asks a bucket."""
-        return self._reader is not None and self._reader.is_far
+        return self._reader is not None and self._reader.is_remote
 
     def _opened(self) -> StatusReader:
         if self._reader is not None and not self._is_same():
@@ -244,7 +244,7 @@ class LiveReader:
         """Whether it is still the run that was opened: its log only grows, but for a torn line."""
         if self._path is None or self._reader is None or not self._path.is_dir():
             return False
-        if self._reader.is_far:
+        if self._reader.is_remote:
             return True  # whose copy says itself what has become of it
         log = self._path / EVENTS_FILE
         try:

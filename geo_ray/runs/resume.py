@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from geo_ray.base.errors import (
     CheckpointError,
     CheckpointMissingError,
-    ConfigDriftError,
+    ConfigChangedError,
     ConfigError,
     RunFinishedError,
 )
@@ -54,7 +54,7 @@ def check_resumable(
         RunFinishedError: it is finished and ``wanted`` asks for no more, or it has no checkpoint
             to go on from; says where its model is, and how to train further.
         CheckpointMissingError: it has no checkpoint, or ``wanted`` ends before that.
-        ConfigDriftError: ``wanted`` has other codecs than the checkpoint was made with, or other
+        ConfigChangedError: ``wanted`` has other codecs than the checkpoint was made with, or other
             regions or shards.
     """
     totals = _totals(run)
@@ -116,7 +116,7 @@ def _check_regions(saved: Experiment, wanted: Experiment) -> None:
             what += f", and {now[name]} in the configuration (regions[].ps_shards)"
         else:
             continue
-        raise ConfigDriftError(
+        raise ConfigChangedError(
             f"{what}; a checkpoint goes on with the regions and shards that it was made with",
             fix="Resume with the regions and shards of the run, or begin a new one.",
         )
@@ -127,7 +127,7 @@ def _check_stores(saved: Experiment, wanted: Experiment) -> None:
     for key in ("store", "region_stores"):
         before, now = getattr(saved.checkpoint, key), getattr(wanted.checkpoint, key)
         if before != now:
-            raise ConfigDriftError(
+            raise ConfigChangedError(
                 f"checkpoint.{key} is {now or 'not set'}, the run's checkpoints are in "
                 f"{before or 'its own directory'}",
                 fix="Resume with the stores of the run, or begin a new one.",
@@ -142,12 +142,12 @@ def _check_codecs(found: Mapping[str, JsonValue], wanted: Experiment) -> None:
             continue
         old, new = _own_file(before), _own_file(section)
         if old is not None and new is not None and old[0] == new[0] and old[1] != new[1]:
-            raise ConfigDriftError(
+            raise ConfigChangedError(
                 f"codec.{way} {old[0]}: the file is not the one that the checkpoint was made "
                 "with; what a codec owes to other regions cannot be taken over",
                 fix="Restore the file, or begin a new run.",
             )
-        raise ConfigDriftError(
+        raise ConfigChangedError(
             f"codec.{way} is {_named(section)}, the checkpoint was made with {_named(before)}; "
             "what a codec owes to other regions cannot be taken over",
             fix="Resume with the codecs of the checkpoint, or begin a new run.",
@@ -158,7 +158,7 @@ def _check_steps(taken: CheckpointManifest, wanted: Experiment) -> None:
     """Refuse to end before the checkpoint: the run would report what it has not done."""
     steps, size = wanted.train.steps, wanted.data.batch_size
     most = steps  # as servers count them: in async mode every push is one
-    if wanted.counts_together:  # one region may do nearly all, with few rows at once
+    if wanted.counts_total_rows:  # one region may do nearly all, with few rows at once
         pushed = min(min(region.batch_sizes or (size,)) for region in wanted.regions)
         most = wanted.rows // (pushed * max(1, wanted.worker_steps))
     elif wanted.train.mode == "async":
@@ -324,7 +324,7 @@ def lost_before(manifest: CheckpointManifest, experiment: Experiment) -> tuple[s
     return tuple(name for name in names if name in lost and name in absent and name not in there)
 
 
-def kept_rows(found: Checkpoint, left: Collection[str]) -> dict[str, Mapping[str, object]]:
+def saved_rows(found: Checkpoint, left: Collection[str]) -> dict[str, Mapping[str, object]]:
     """The books of rows of regions that a run goes on without, by region, for when they come back.
 
     Args:
@@ -335,10 +335,10 @@ def kept_rows(found: Checkpoint, left: Collection[str]) -> dict[str, Mapping[str
         CheckpointCorruptError: a part of it changed since it was opened.
         StoreError: its store does not answer or refuses.
     """
-    told = found.manifest.extra.get(ROWS)
+    recorded = found.manifest.extra.get(ROWS)
     rows: dict[str, Mapping[str, object]] = {}
-    if isinstance(told, dict):
-        rows = {name: dict(each) for name, each in told.items() if isinstance(each, dict)}
+    if isinstance(recorded, dict):
+        rows = {name: dict(each) for name, each in recorded.items() if isinstance(each, dict)}
     for name in left:
         control = found.meta(shard_part_name(name, 0)).get("control")
         rows[name] = rows_of(control if isinstance(control, dict) else {})
@@ -350,5 +350,5 @@ def _names(manifest: CheckpointManifest) -> set[str]:
 
 
 def _lost(manifest: CheckpointManifest) -> Sequence[str]:
-    told = manifest.extra.get(LOST)
-    return [str(name) for name in told] if isinstance(told, list) else []
+    recorded = manifest.extra.get(LOST)
+    return [str(name) for name in recorded] if isinstance(recorded, list) else []

@@ -86,7 +86,7 @@ class StatusReader:
         clock: Clock | None = None,
         beside: Callable[[], Beside] = _nobody,
     ) -> None:
-        self._run, self._config = directory.look(path)
+        self._run, self._config = directory.recorded_run(path)
         self._shown = self._run.shown if self._run.address is not None else str(path)
         self._copy: Copy | None = None
         self._leases: ConditionalStore = LocalConditionalStore(self._run.path)
@@ -124,7 +124,7 @@ class StatusReader:
         return self._fold.totals
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether the run's directory is in a bucket."""
         return self._copy is not None
 
@@ -139,7 +139,7 @@ class StatusReader:
         return self._tail.read_bytes
 
     @property
-    def read_share(self) -> float:
+    def read_fraction(self) -> float:
         """Which part of the log was read; a torn last line counts as read."""
         read_bytes, left_bytes = self._tail.read_bytes, self._tail.left_bytes
         return 1.0 if self._caught_up else read_bytes / max(1, read_bytes + left_bytes)
@@ -260,7 +260,7 @@ class StatusReader:
         if simulated or not phase.startswith(Ending.CUT_OFF.value):
             return None, totals.stop_cause, None
         why = totals.stop_cause
-        if self._config.cluster.kind != "local" and not self.is_far:
+        if self._config.cluster.kind != "local" and not self.is_remote:
             why = why or "its supervisor has ended, and its processes with it"
         if checkpoint is None:
             return None, why, "It has no checkpoint: begin again with `geo-ray train CONFIG`."

@@ -37,13 +37,13 @@ from geo_ray.telemetry.event_log import EVENTS_FILE
 
 _EVERY_S: Final = 2.0
 _MOST_BYTES: Final = 8 << 20  # of one piece of the log
-_TOGETHER: Final = 64
+_MERGE_AT: Final = 64
 _MOST_PAUSE_S: Final = 30.0
-_APART: Final = ("checkpoints", "data", REQUESTS, EVENTS_FILE)
+_EXCLUDED: Final = ("checkpoints", "data", REQUESTS, EVENTS_FILE)
 _log = logging.getLogger(__name__)
 
 
-class Mirror:
+class Uploader:
     """See the module's docstring.
 
     Args:
@@ -65,7 +65,7 @@ class Mirror:
         self._own: list[Segment] = []  # not put together yet
         self._failing_s: float | None = None  # since when the bucket takes nothing
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="uploader", daemon=True)
 
     def start(self) -> None:
         """Begin.
@@ -102,13 +102,13 @@ class Mirror:
         self._send_events()
         self._send_files()
 
-    def close(self, retry_s: float = 0.0, tell: Callable[[str], None] = _log.warning) -> None:
+    def close(self, retry_s: float = 0.0, notify: Callable[[str], None] = _log.warning) -> None:
         """Copy the rest.
 
         Args:
             retry_s: for so long a bucket that takes nothing is tried again, counted from when it
                 began to.
-            tell: told that it is.
+            notify: told that it is.
 
         Raises:
             LeaseLostError: the run is another's.
@@ -118,7 +118,7 @@ class Mirror:
         self._thread.join()
         began_s, pause_s = self._failing_s or time.monotonic(), 1.0
         try:
-            while not self._is_copied(began_s + retry_s, tell):
+            while not self._is_copied(began_s + retry_s, notify):
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         except (StoreError, RunDirectoryError, KeyboardInterrupt) as error:
@@ -131,7 +131,7 @@ class Mirror:
                 "machine, which copies it.",
             ) from error
 
-    def _is_copied(self, until_s: float, tell: Callable[[str], None]) -> bool:
+    def _is_copied(self, until_s: float, notify: Callable[[str], None]) -> bool:
         """Copy the rest; False: that is to be tried again."""
         try:
             self.tick()
@@ -139,12 +139,12 @@ class Mirror:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise
-            tell(f"copying the run is tried again for {left_s:.0f} s: {error.message}")
+            notify(f"copying the run is tried again for {left_s:.0f} s: {error.message}")
             return False
         return True
 
     def _run(self) -> None:
-        told = RateLimitedLog(_log, 30.0)
+        limited_log = RateLimitedLog(_log, 30.0)
         while not self._ended.wait(_EVERY_S):
             try:
                 self.tick()
@@ -153,7 +153,7 @@ class Mirror:
                 return  # who writes next is told
             except (GeoRayError, OSError) as error:
                 self._failing_s = self._failing_s or time.monotonic()
-                told.warning("mirror", f"{self._objects.name} is not up to date: {error}")
+                limited_log.warning("uploader", f"{self._objects.name} is not up to date: {error}")
 
     def _send_events(self) -> None:
         log = self._path / EVENTS_FILE
@@ -165,10 +165,10 @@ class Mirror:
                 self._own.append(self._objects.put_segment(self._epoch, self._sent, data))
                 self._sent += len(data)
                 file.seek(self._sent)
-        if len(self._own) >= _TOGETHER:
-            self._put_together()
+        if len(self._own) >= _MERGE_AT:
+            self._merge_segments()
 
-    def _put_together(self) -> None:
+    def _merge_segments(self) -> None:
         few = self._own
         with (self._path / EVENTS_FILE).open("rb") as file:
             file.seek(few[0].start)
@@ -180,8 +180,10 @@ class Mirror:
     def _send_files(self) -> None:
         for path in sorted(self._path.rglob("*")):
             name = path.relative_to(self._path)
-            is_apart = name.parts[0] in _APART or any(part.startswith(".") for part in name.parts)
-            if is_apart or not path.is_file():
+            is_excluded = name.parts[0] in _EXCLUDED or any(
+                part.startswith(".") for part in name.parts
+            )
+            if is_excluded or not path.is_file():
                 continue
             with suppress(FileNotFoundError):  # it was removed, or renamed, since
                 about = path.stat()
@@ -201,14 +203,14 @@ class Mirror:
 
 
 @contextmanager
-def mirrored(
+def uploading(
     address: str | None,
     path: Path,
     epoch: int,
     check: Callable[[], None],
     *,
     retry_s: float = 0.0,
-    tell: Callable[[str], None] = _log.warning,
+    notify: Callable[[str], None] = _log.warning,
 ) -> Iterator[None]:
     """Copy a run to its bucket while the block runs, and once more behind it.
 
@@ -217,26 +219,26 @@ def mirrored(
         path: of its directory on this machine.
         epoch: of its lease.
         check: raises if the lease is not held.
-        retry_s: as for `Mirror.close`, if the block ends well.
-        tell: as for `Mirror.close`.
+        retry_s: as for `Uploader.close`, if the block ends well.
+        notify: as for `Uploader.close`.
 
     Raises:
-        RunHeldError, StoreError: as for `Mirror`.
+        RunHeldError, StoreError: as for `Uploader`.
     """
     if address is None:
         yield
         return
-    mirror = Mirror(RunObjects(address), path, epoch, check)
-    mirror.start()
+    uploader = Uploader(RunObjects(address), path, epoch, check)
+    uploader.start()
     try:
         yield
     except BaseException:
         try:
-            mirror.close()
+            uploader.close()
         except GeoRayError as error:  # what ended the run matters more
             _log.warning("%s", error.message)
         raise
-    mirror.close(retry_s, tell)
+    uploader.close(retry_s, notify)
 
 
 def _whole_lines(data: bytes) -> bytes:

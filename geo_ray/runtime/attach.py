@@ -291,9 +291,9 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
             evals = evals_of(context, recorder, keeper, found.evaluated)
             for name in experiment.region_names:
                 if name in experiment.present_names and name not in actors.primaries:
-                    evals.board.forget(name)
+                    evals.collector.forget(name)
                 elif name in actors.primaries and name not in experiment.present_names:
-                    evals.board.admit(name, found.steps.get(name, 0))
+                    evals.collector.admit(name, found.steps.get(name, 0))
             controller = controller_of(context, recorder, evals, origin_unix_s)
             controller.links.go_on(found.sent)
             controller.checkpoints.traffic.go_on(found.sent)

@@ -360,7 +360,7 @@ class DeskEntry:
     def sight(self) -> bytes | None:
         """None if this process sees where parts go; else the public half of its key."""
         spec = self._spec
-        if spec.places.far or sees_run_directory(Path(spec.run_dir), spec.run_id):
+        if spec.places.is_remote or sees_run_directory(Path(spec.run_dir), spec.run_id):
             return None
         return self._receiver.public
 
@@ -432,8 +432,8 @@ class CarriedPlaces:
     name: str
 
     @property
-    def far(self) -> bool:
-        """See `Root.far`."""
+    def is_remote(self) -> bool:
+        """See `Root.is_remote`."""
         return True
 
     def __str__(self) -> str:
@@ -550,7 +550,7 @@ def desk_of(run: RunDirectory, experiment: Experiment) -> PartDesk | None:
     Returns:
         The desk; None if its checkpoints go to stores.
     """
-    if places_of(run, experiment.checkpoint).far:
+    if places_of(run, experiment.checkpoint).is_remote:
         return None
     here = region_here()
     near = here if here in experiment.region_names else experiment.averager_region

@@ -73,7 +73,7 @@ class Saver:
         self.health = health
         self._is_healthy = True
         self._id: int | None = None
-        self._newest = store.next_id() - 1 if store.far else -1
+        self._newest = store.next_id() - 1 if store.is_remote else -1
         self._refused: dict[int, GeoRayError] = {}  # saves that the store did not begin
         self._asking: threading.Thread | None = None  # what asks a far store last
         self._parts: dict[str, PartInfo] = {}
@@ -134,8 +134,8 @@ class Saver:
         """
         # Never an id twice, or late parts of an abandoned checkpoint would pass for the next one's.
         checkpoint = self._newest + 1
-        if self._store.far:
-            self._ask(partial(self._begin_far, checkpoint))
+        if self._store.is_remote:
+            self._ask(partial(self._begin_remote, checkpoint))
         else:
             checkpoint = max(self._store.next_id(), checkpoint)
             self._store.begin(checkpoint)
@@ -208,7 +208,7 @@ class Saver:
         if self._id is None or self._commit is not None:
             return
         given_up, self._id = self._id, None
-        if self._store.far:
+        if self._store.is_remote:
             self._ask(partial(self._abandon_one, given_up))
         else:
             self._abandon_one(given_up)
@@ -235,7 +235,7 @@ class Saver:
         self._asking = threading.Thread(target=in_turn, name="saver", daemon=True)
         self._asking.start()
 
-    def _begin_far(self, checkpoint: int) -> None:
+    def _begin_remote(self, checkpoint: int) -> None:
         try:
             self._store.begin(checkpoint)
         except Exception as error:  # whatever it is: who commits gets it
@@ -290,7 +290,7 @@ class TrafficSource(Protocol):
 def crossing_of(actors: ActorGroup) -> TrafficSource | None:
     """What tells it of a run, whose parts go to stores, or to its directory."""
     spec = actors.spec
-    if not spec.places.far:
+    if not spec.places.is_remote:
         return actors.desk
     checkpoint, leader = spec.experiment.checkpoint, spec.experiment.averager_region
     return StoreRegions(checkpoint.store_region or leader, checkpoint.region_stores)

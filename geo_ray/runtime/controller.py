@@ -33,7 +33,7 @@ from geo_ray.runtime.regions import MemberPolicy
 from geo_ray.runtime.replanning import CurrentLeader, LinkNotes, PlanFor, PlanWatch, ReplanPolicy
 from geo_ray.runtime.reporting import MemberRequests, StatusLine, no_requests, show_nothing
 from geo_ray.storage.manifest import shard_part_name
-from geo_ray.training.worker import StatisticsBoard
+from geo_ray.training.worker import StatisticsCollector
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Controller:
     quorum: Quorum = field(init=False)
     plans: PlanWatch = field(init=False)
     _polls: Polls = field(default_factory=partial(Polls, _POLL_TIMEOUT_S))
-    _statistics: StatisticsBoard = field(init=False)
+    _statistics: StatisticsCollector = field(init=False)
     _skews: Skews = field(default_factory=Skews)
     hang_watch: HangWatch = field(init=False)
     _phases: dict[str, str] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class Controller:
         self.bridges = BridgeWatch(self.actors, restarts, self.origin_unix_s, self)
         self.plans = PlanWatch(ReplanPolicy(), self.plan_for, self)
         spec = self.actors.spec
-        self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
+        self._statistics = StatisticsCollector(spec.layout, spec.data_rows)
         self._polls.token = self.actors.token
 
     def run(self) -> None:
@@ -341,14 +341,14 @@ class Controller:
         for bridge in self.actors.bridges.values():
             bridge.forget.remote(region)
         self._phases.pop(region, None)
-        self._note_evals(self.evals.board.forget(region), self.now_s())
+        self._note_evals(self.evals.collector.forget(region), self.now_s())
         self._share_statistics()
 
     def admit_region(self, region: str, step: int, attempt: int) -> None:
         """See `RunServices.admit_region`."""
         shards = self.actors.spec.region(region).ps_shards
         self.saver.expect({shard_part_name(region, index) for index in range(shards)}, attempt)
-        self.evals.board.admit(region, step)
+        self.evals.collector.admit(region, step)
 
     def _follow_averager(self, answers: Answers) -> None:
         """The averager may have moved by itself; what was asked of it is asked again."""
@@ -466,7 +466,7 @@ class Controller:
 
     def _evaluate(self, region: str, t_s: float, event: dict[str, Any]) -> None:
         stats = {name: _array(values) for name, values in event["stats"].items()}
-        finished = self.evals.board.add(
+        finished = self.evals.collector.add(
             region,
             event["step"],
             stats,
@@ -481,8 +481,10 @@ class Controller:
 
         Who stands still for a checkpoint makes none; then everybody has its own.
         """
-        board = self._statistics
-        found = board.give_up() if self.policy.is_halting else board.take(self.actors.primaries)
+        collector = self._statistics
+        found = (
+            collector.give_up() if self.policy.is_halting else collector.take(self.actors.primaries)
+        )
         for region, buffers_B in found.items():
             self.actors.primaries[region].use_statistics.remote(buffers_B.numpy().tobytes())
 

@@ -26,7 +26,7 @@ from geo_ray.base.errors import (
     LinkDownError,
     ReferenceLostError,
 )
-from geo_ray.base.threads import Together
+from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.runtime.bridge import BridgeLine, Told, Uplink
 from geo_ray.runtime.exchange.messages import (
     answer_meta,
@@ -126,7 +126,7 @@ class RegionWriter:
         self._held = held
         self._others = others
         self._event_buffer = event_buffer
-        self._together = Together(1 + len(others), "write-parts")
+        self._pool = ThreadPoolMap(1 + len(others), "write-parts")
 
     def write_apart(self, copies: Sequence[Written]) -> None:
         """Begin to write; events tell of the parts, or why there are none."""
@@ -135,7 +135,7 @@ class RegionWriter:
 
     def close(self) -> None:
         """End its threads."""
-        self._together.close()
+        self._pool.close()
 
     def _write(self, copies: Sequence[Written]) -> None:
         for copy in copies:
@@ -156,7 +156,7 @@ class RegionWriter:
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
         own = partial(self._held.write_primary_part, snapshot)
         others = [partial(each.ask, HeldShard.write_part, snapshot.id) for each in self._others]
-        return self._together([own, *others])
+        return self._pool([own, *others])
 
 
 log = logging.getLogger(__name__)

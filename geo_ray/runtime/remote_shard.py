@@ -382,14 +382,14 @@ class ShardLinks:
     Args:
         links: primary first.
         rank: of the worker.
-        together: uses them all; the owner of its threads ends them.
+        pool: uses them all; the owner of its threads ends them.
     """
 
-    def __init__(self, links: Sequence[ShardLink], rank: int, together: Concurrently) -> None:
+    def __init__(self, links: Sequence[ShardLink], rank: int, pool: Concurrently) -> None:
         self.primary = links[0]
         self._links = links
         self._rank = rank
-        self._together = together
+        self._pool = pool
 
     def ask(self, meta: Meta, *, push: bool, share: int | None = None) -> Meta:
         """One request that may push the gradient, and always brings the parameters.
@@ -402,10 +402,10 @@ class ShardLinks:
         if len(self._links) == 1:
             return self.primary.exchange(meta, push=push)
         if push:  # the primary shard may apply it at once, so all have it before
-            self._together([partial(link.put, share) for link in self._links])
+            self._pool([partial(link.put, share) for link in self._links])
         told, _ = self.primary.request(meta, push=False)
         pull = read_pull(self._rank, told)
-        self._together([partial(link.fetch, pull) for link in self._links])
+        self._pool([partial(link.fetch, pull) for link in self._links])
         return told
 
     def pull(self, *, judged: bool) -> None:

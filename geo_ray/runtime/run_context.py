@@ -23,7 +23,7 @@ from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.replanning import plan_of_members
 from geo_ray.runs.report import reported
 from geo_ray.runs.requests import Interruption, MemberRequest
-from geo_ray.runs.uploader import mirrored
+from geo_ray.runs.uploader import uploading
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.checkpoints import Saver
 from geo_ray.runtime.controller import Controller
@@ -33,7 +33,7 @@ from geo_ray.runtime.run_order import RunClock
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, detach
 from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.export.base import ExportOrder
-from geo_ray.telemetry.export.exporters import ExportPump, exporting
+from geo_ray.telemetry.export.exporters import ExportQueue, exporting
 from geo_ray.telemetry.metrics import METRICS, MetricsState
 
 
@@ -112,12 +112,12 @@ def held(run: RunDirectory, reporting: Reporting, retry_s: float) -> Iterator[Le
         retry_s: how long a bucket that is away is tried again at the end.
 
     Raises:
-        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `mirrored`.
+        RunHeldError, StoreError, RunDirectoryError: as for `driving` and `uploading`.
     """
     tell = reporting.observer.status
     with (
         driving(seeker_of(run.path, tell, lease_of(run))) as lease,
-        mirrored(run.address, run.path, lease.epoch, lease.check, retry_s=retry_s, tell=tell),
+        uploading(run.address, run.path, lease.epoch, lease.check, retry_s=retry_s, notify=tell),
         reported(run.path),
     ):
         yield lease
@@ -193,14 +193,14 @@ class RunContext:
         if self.actors.desk is not None:
             self.actors.desk.close()
 
-    def exporting(self, origin_unix_s: float) -> AbstractContextManager[ExportPump]:
+    def exporting(self, origin_unix_s: float) -> AbstractContextManager[ExportQueue]:
         """What hands its events on to other programs; its clock was 0 at this time of day."""
         order = ExportOrder(self.run.path, self.run.base_dir, origin_unix_s)
         return exporting(self.experiment.observe.export, order)
 
-    def recorder(self, log: EventLog, export: ExportPump, known: Sequence[Event] = ()) -> Recorder:
+    def recorder(self, log: EventLog, export: ExportQueue, known: Sequence[Event] = ()) -> Recorder:
         """What takes its events."""
-        # Of a run in a bucket the log is this machine's; the mirror asks before it copies.
+        # Of a run in a bucket the log is this machine's; the uploader asks before it copies.
         check = self.lease.check if self.run.address is None else self.lease.check_known
         sinks = [self.reporting.observer.on_event, RayMetrics().feed, export.feed]
         return Recorder(log, sinks, check, known)
@@ -220,10 +220,10 @@ def evals_of(
         keeper: keeps the best model; None if nobody wants it.
         told: evaluations of which an earlier run actor has taken note.
     """
-    board = build_evals(context.experiment, context.task)
+    collector = build_evals(context.experiment, context.task)
     writer = ThreadPoolExecutor(1, "best-model")
     target = context.experiment.train.target
-    return EvalNotes(board, recorder.emit, target, keeper, writer, told)
+    return EvalNotes(collector, recorder.emit, target, keeper, writer, told)
 
 
 def controller_of(

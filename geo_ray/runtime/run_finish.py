@@ -162,8 +162,8 @@ def _final_model(
     leader = actors.leader.region
     others = {r: p.write_model.remote(False) for r, p in actors.primaries.items() if r != leader}
     digests = {r: str(value) for r, (_, value) in collect(others, _WRITE_S).items()}
-    primary = actors.primaries[leader]
-    if not (places.far and retrying.is_store_away):
+    primary = actors.primaries[home]
+    if not (places.is_remote and retrying.is_store_away):
         folder = places.model_folder(str(run.path))
         try:
             found = retrying.until_done("the model", partial(_through, primary, folder, places))
@@ -188,12 +188,12 @@ def _through(
     primary: Handle, folder: Folder, places: CheckpointPlaces
 ) -> tuple[dict[str, Tensor], str]:
     """Have the model written to a folder, and read it there."""
-    if places.far:
+    if places.is_remote:
         places.beside("model").clear()  # of an end before this one that was not come to
     try:
         part, digest = collect({0: primary.write_model.remote(True)}, _WRITE_S)[0]
     except (RegionLostError, CheckpointConflictError) as error:  # an earlier attempt comes late
-        if not places.far:
+        if not places.is_remote:
             raise
         raise StoreError(f"{places} does not take the model: {error.message}") from error
     if part is None:

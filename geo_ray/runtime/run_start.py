@@ -21,7 +21,7 @@ from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import data_rows, prepare_manifest
 from geo_ray.runs.directory import RunDirectory, followed_plan
 from geo_ray.runs.evaluation import BestKeeper
-from geo_ray.runs.resume import kept_rows, left_out, lost_before, without_lost
+from geo_ray.runs.resume import left_out, lost_before, saved_rows, without_lost
 from geo_ray.runs.start_checks import check_evaluation, warn_at_start
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.checkpoint_upload import desk_of, write_run_marker
@@ -242,7 +242,7 @@ def _without(
     if left:
         why = "asked to leave" if resume.waits else "members.absent"
         reporting.status(f"going on without {', '.join(left)}: {why}")
-    gone = GoneRegions(lost_before(manifest, experiment), rows=kept_rows(found, left))
+    gone = GoneRegions(lost_before(manifest, experiment), rows=saved_rows(found, left))
     return experiment, gone.but_for(resume.away.difference(experiment.present_names))
 
 

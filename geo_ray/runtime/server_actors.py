@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.memory import give_back_memory
-from geo_ray.base.threads import Together
+from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.data.tasks.load import load_task
 from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
 from geo_ray.runs.build import ModelStart, build_server, build_shard, model_start, use_cpus
@@ -115,7 +115,7 @@ class _ServingPrimary:
         event_buffer: what happens in the region.
         shard: carries out the effects of the region's server.
         lan: where workers connect.
-        together: uses all shards of the region at the same time.
+        pool: uses all shards of the region at the same time.
         final: vectors of the final model, once they are asked for.
     """
 
@@ -123,7 +123,7 @@ class _ServingPrimary:
     event_buffer: EventBuffer
     shard: PrimaryShard
     lan: LanServer
-    together: Together
+    pool: ThreadPoolMap
     final: dict[str, Tensor] = field(default_factory=dict)
 
     def final_model(self) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class _ServingPrimary:
         """Close its sockets."""
         self.shard.close()
         self.lan.close()
-        self.together.close()
+        self.pool.close()
 
 
 S = TypeVar("S")
@@ -212,14 +212,14 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         timeout_s = operation_s(experiment.train, spec.num_params)
         event_buffer = EventBuffer(self._region, origin_unix_s)
         remotes = [RemoteShard(self._dial(key, address), timeout_s) for address in others]
-        together = Together(1 + len(others), "shards")
+        pool = ThreadPoolMap(1 + len(others), "shards")
         server = build_server(
             experiment,
             spec.region(self._region),
             [loaded.held.shard, *remotes],
             spec.num_params,
             spec.attempt,
-            together,
+            pool,
             loaded.start,
         )
         if loaded.restored:
@@ -230,7 +230,7 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         limit_s = wait_limit_s(experiment.train)
         shard = PrimaryShard(server, loaded.held, writers, uplink, event_buffer, limit_s)
         lan = LanServer(_host(), key, shard.handle, on_close=shard.on_close, config=experiment.lan)
-        self._serve(_ServingPrimary(key, event_buffer, shard, lan, together))
+        self._serve(_ServingPrimary(key, event_buffer, shard, lan, pool))
         return lan.address
 
     def pause(self, is_paused: bool) -> None:

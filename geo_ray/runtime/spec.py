@@ -187,7 +187,7 @@ class RunSpec:
         experiment = self.experiment
         generates = experiment.data.generate is not None and not is_s3(self.manifest_address)
         is_used = generates or experiment.train.keep_best is not None
-        if self.places.far and not is_used:
+        if self.places.is_remote and not is_used:
             return
         run = Path(self.run_dir)
         if not (run / CONFIG_FILE).is_file():

@@ -38,7 +38,7 @@ from geo_ray.transport.security.process_keys import SecretReceiver
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.sockets import Address
 
-_LOOK_EVERY_S: Final = 0.1
+_POLL_EVERY_S: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         """
         self._fence.check(token)
         while not self._outcome.done():
-            self._fence.wait(token, _LOOK_EVERY_S)
+            self._fence.wait(token, _POLL_EVERY_S)
         return self._outcome.result()
 
     def _run(self, shards: list[Address], lan_key: bytes) -> int:

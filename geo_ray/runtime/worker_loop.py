@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from geo_ray.base.threads import Together
+from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.base.types import Span, StepReport
 from geo_ray.data.reader import ReadAhead, RegionReader
 from geo_ray.data.tasks.base import Columns
@@ -51,8 +51,8 @@ class WorkerLoop:
         step_s: StepTime | None,
     ) -> None:
         self._worker = worker
-        self._together = Together(len(links), "shard-links")
-        self._links = ShardLinks(links, rank, self._together)
+        self._pool = ThreadPoolMap(len(links), "shard-links")
+        self._links = ShardLinks(links, rank, self._pool)
         self._ahead = ReadAhead(train.read)
         self._heldout = heldout
         self._rank = rank
@@ -82,7 +82,7 @@ class WorkerLoop:
                 found = (result.refused, result.grad_sq)
                 work = self._push(work, StepReport(work.span, result.loss, took_s, *found))
         finally:
-            self._together.close()
+            self._pool.close()
             self._ahead.close()
 
     def _join(self) -> Assignment:

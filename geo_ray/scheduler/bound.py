@@ -1,7 +1,7 @@
 """Upper bound on the utility of any schedule, and a schedule with full knowledge of the future.
 
 The bound is the relaxed offline problem, solved by column generation: sites are taken together,
-parts of slots and jobs are allowed, egress is free. `ForesightPolicy` schedules with all jobs
+parts of slots and jobs are allowed, egress is free. `OraclePolicy` schedules with all jobs
 known, by list scheduling at the bound's dual prices; it shows how much of the distance to the
 bound is the policy's. Source: duality and list scheduling; ours.
 """
@@ -27,7 +27,7 @@ from geo_ray.scheduler.pricing import (
     SearchRule,
     SlotOffers,
     best_schedule,
-    spread_ways,
+    placement_patterns,
 )
 from geo_ray.scheduler.schedule import Admission
 
@@ -160,7 +160,7 @@ _COLUMN_EPS = 1e-7
 @dataclass(frozen=True, eq=False)
 class _Column:
     job: int
-    worth: float
+    value: float
     used_TR: Floats
 
 
@@ -182,7 +182,7 @@ def utility_bound(
     cluster: SharedCluster,
     jobs: Sequence[ClusterJob],
     *,
-    worth_per_usd: float = 0.0,
+    value_per_usd: float = 0.0,
     rounds: int = 60,
 ) -> UtilityBound:
     """Return a number that no schedule's utility, less money, exceeds, and its prices.
@@ -190,11 +190,11 @@ def utility_bound(
     Args:
         cluster: the cluster.
         jobs: all that will come.
-        worth_per_usd: what a dollar counts; 0: utility alone.
+        value_per_usd: what a dollar counts; 0: utility alone.
         rounds: of column generation; fewer give a looser bound.
     """
     total_TR = cluster.capacity_TSR.sum(axis=1)
-    cheapest_TR = worth_per_usd * cluster.slot_s / 3600.0 * cluster.usd_per_h_TSR.min(axis=1)
+    cheapest_TR = value_per_usd * cluster.slot_s / 3600.0 * cluster.usd_per_h_TSR.min(axis=1)
     works = [slot_work(cluster, job) for job in jobs]
     columns: list[_Column] = []
     price_TR = np.zeros_like(total_TR)
@@ -253,9 +253,9 @@ def _best(
         return 0.0, None
     used_TR = np.zeros_like(price_TR)
     taken, end = found
-    for piece, t, share in taken:
+    for piece, t, fraction in taken:
         less_R = work.units_WR[piece.less] if piece.less >= 0 else 0.0
-        used_TR[first + t] += share * (work.units_WR[piece.more] - less_R)
+        used_TR[first + t] += fraction * (work.units_WR[piece.more] - less_R)
     return best, _Column(number, job.utility.of(end) - float((money_TR * used_TR).sum()), used_TR)
 
 
@@ -272,8 +272,8 @@ def _master(columns: Sequence[_Column], jobs: int, total_TR: Floats) -> tuple[fl
         shape=(jobs, len(columns)),
     )
     limits = np.concatenate([total_TR.ravel(), np.ones(jobs)])
-    worth = -np.array([column.worth for column in columns])
-    done = linprog(worth, A_ub=vstack([used, once]).tocsr(), b_ub=limits, method="highs")
+    value = -np.array([column.value for column in columns])
+    done = linprog(value, A_ub=vstack([used, once]).tocsr(), b_ub=limits, method="highs")
     duals = -np.asarray(done.ineqlin.marginals)
     return -float(done.fun), duals[: total_TR.size].reshape(total_TR.shape)
 
@@ -285,7 +285,7 @@ Plans = Mapping[str, Mapping[int, Allocation]]
 
 
 @dataclass(frozen=True, eq=False)
-class ForesightPolicy:
+class OraclePolicy:
     """A schedule that knows all jobs ahead: what an online policy could still gain.
 
     Idea: between an online policy and the upper bound lies the best schedule; one that really
@@ -299,20 +299,20 @@ class ForesightPolicy:
     Attributes:
         jobs: all that will come.
         bound: of these jobs; its prices are used.
-        worth_per_usd: what a dollar counts.
+        value_per_usd: what a dollar counts.
         change_s: none, as everything is planned.
     """
 
     jobs: Sequence[ClusterJob]
     bound: UtilityBound
-    worth_per_usd: float = 0.0
+    value_per_usd: float = 0.0
     change_s: float = 0.0
 
     def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
         """See `SchedulingPolicy`."""
         tried = [
-            _planned(cluster, self, times, per_share, seed)
-            for times, per_share in itertools.product(_TIMES, (False, True))
+            _planned(cluster, self, times, per_fraction, seed)
+            for times, per_fraction in itertools.product(_TIMES, (False, True))
         ]
         return _Planned(max(tried, key=itemgetter(0))[1])
 
@@ -334,15 +334,15 @@ class _Planned:
 
 
 def _planned(
-    cluster: SharedCluster, policy: ForesightPolicy, times: float, per_share: bool, seed: int
+    cluster: SharedCluster, policy: OraclePolicy, times: float, per_fraction: bool, seed: int
 ) -> tuple[float, Plans]:
-    """Return plans and what they are worth by the prices of their search."""
+    """Return plans and what they are value by the prices of their search."""
     rng = np.random.default_rng(seed)
-    kappa = policy.worth_per_usd
+    kappa = policy.value_per_usd
     money_TSR = _PRICE_EPS + kappa * cluster.slot_s / 3600.0 * cluster.usd_per_h_TSR
     scarce_TSR = times * policy.bound.price_TR[:, None, :]
     promised_TSR = np.zeros(cluster.capacity_TSR.shape)
-    rule = SearchRule(worth_per_usd=kappa)
+    rule = SearchRule(value_per_usd=kappa)
 
     def best(job: ClusterJob, price_TSR: Floats) -> BestSchedule | None:
         first = job.arrival_slot
@@ -350,9 +350,9 @@ def _planned(
             return None
         free_TSR = np.maximum(0.0, cluster.capacity_TSR[first:] - promised_TSR[first:])
         offers = SlotOffers(first, price_TSR[first:], free_TSR)
-        ways = spread_ways(cluster, job, rule.most_ways)
-        found = best_schedule(cluster, job, job.rows, offers, ways, rule, rng)
-        return found if found is not None and found.payoff > 0 else None
+        patterns = placement_patterns(cluster, job, rule.max_patterns)
+        found = best_schedule(cluster, job, job.rows, offers, patterns, rule, rng)
+        return found if found is not None and found.surplus > 0 else None
 
     total_R = cluster.capacity_TSR.sum(axis=(0, 1))
     ranks: list[tuple[float, int]] = []
@@ -362,24 +362,24 @@ def _planned(
             used_R = sum(
                 _used_SR(cluster, job, had).sum(axis=0) for had in found.allocations.values()
             )
-            share = float(np.divide(used_R, total_R, where=total_R > 0, out=0 * total_R).max())
-            ranks.append((-found.payoff / (share if per_share else 1.0), number))
+            fraction = float(np.divide(used_R, total_R, where=total_R > 0, out=0 * total_R).max())
+            ranks.append((-found.surplus / (fraction if per_fraction else 1.0), number))
     order = [policy.jobs[number] for _, number in sorted(ranks)]
     plans: dict[str, Mapping[int, Allocation]] = {}
-    worth = 0.0
+    value = 0.0
     for price_TSR in (money_TSR + scarce_TSR, money_TSR):
         for job in [job for job in order if job.id not in plans]:
             found = best(job, price_TSR)
             if found is None:
                 continue
             plans[job.id] = found.allocations
-            worth += job.utility.of(found.last - job.arrival_slot)
+            value += job.utility.of(found.last - job.arrival_slot)
             for slot, had in found.allocations.items():
                 used_SR = _used_SR(cluster, job, had)
                 promised_TSR[slot] += used_SR
-                worth -= float(((money_TSR[slot] - _PRICE_EPS) * used_SR).sum())
-                worth -= kappa * job.egress_usd_per_s(cluster, had) * cluster.slot_s
-    return worth, plans
+                value -= float(((money_TSR[slot] - _PRICE_EPS) * used_SR).sum())
+                value -= kappa * job.egress_usd_per_s(cluster, had) * cluster.slot_s
+    return value, plans
 
 
 def _used_SR(cluster: SharedCluster, job: ClusterJob, had: Allocation) -> Floats:

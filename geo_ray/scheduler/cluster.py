@@ -144,8 +144,8 @@ class SharedCluster:
         if not wrong:
             for name, values in (("capacity", self.capacity_TSR), ("price", self.usd_per_h_TSR)):
                 # Long histories repeat one slot: a broadcast array is looked at once.
-                seen = values[:1] if values.strides[0] == 0 else values
-                if not np.isfinite(seen).all() or (seen < 0).any():
+                observed = values[:1] if values.strides[0] == 0 else values
+                if not np.isfinite(observed).all() or (observed < 0).any():
                     wrong.append(f"a negative {name}, or one that is not finite")
             if (self.net.mbps_GG <= 0).any() or min(s.inside_mbps for s in self.sites) <= 0:
                 wrong.append("a link without goodput")

@@ -4,7 +4,7 @@ Speed: a step of ``F`` rows on ``W`` workers takes `StepModel.step_s` of ``F / W
 pull and push of the model: ``2 g / (S b)`` inside one site, with ``g`` the model's size, ``S``
 parameter servers and ``b`` the goodput; else the slowest pair of sites and the round trip, as
 often as `Timing` says. The region with the fewest workers for its share decides. Source:
-PD-ORS. Utility: ``u(d) = worth / (1 + exp(urgency (d - target_slots)))``. Source: SMD.
+PD-ORS. Utility: ``u(d) = value / (1 + exp(urgency (d - target_slots)))``. Source: SMD.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _STEEP: Final = 700.0  # exp of more is no float
 class SigmoidUtility:
     """What a job is worth by how long it takes: a sigmoid that falls around its target.
 
-    ``u(d) = worth / (1 + exp(urgency (d - target_slots)))``, where ``d`` is the number of slots
+    ``u(d) = value / (1 + exp(urgency (d - target_slots)))``, where ``d`` is the number of slots
     from the one in which the job came to the last one in which it ran. Urgency 0 is a job that does
     not mind waiting (half of its worth, whenever); 4 to 6 one that is worth nothing when late.
 
     Source: read in SMD, a sister paper of PD-ORS by the same authors.
 
     Attributes:
-        worth: priority; what the job is worth at once, if it is urgent.
+        value: priority; what the job is worth at once, if it is urgent.
         urgency: per slot.
         target_slots: when half of the worth is gone.
     """
 
-    worth: float
+    value: float
     urgency: float
     target_slots: float
 
     def of(self, slots: float) -> float:
         """Return what finishing ``slots`` after the slot of arrival is worth."""
-        return self.worth / (1 + math.exp(min(_STEEP, self.urgency * (slots - self.target_slots))))
+        return self.value / (1 + math.exp(min(_STEEP, self.urgency * (slots - self.target_slots))))
 
 
 MACHINE: Final = "worker"
@@ -161,7 +161,7 @@ class LinkUsed:
 
 
 def link_used(cluster: SharedCluster, allocation: Allocation) -> LinkUsed:
-    """Return the slowest way that an allocation uses."""
+    """Return the slowest pattern that an allocation uses."""
     sites = allocation.sites
     if len(sites) == 1:
         return LinkUsed(cluster.sites[sites[0]].inside_mbps, is_inside=True)
@@ -175,23 +175,25 @@ def link_used(cluster: SharedCluster, allocation: Allocation) -> LinkUsed:
 
 
 def counted_workers(
-    cluster: SharedCluster, allocation: Allocation, shares: Mapping[int, float]
+    cluster: SharedCluster, allocation: Allocation, fractions: Mapping[int, float]
 ) -> int:
     """Return the workers that count: of so many as its data shares allow.
 
     Args:
         cluster: the cluster.
         allocation: what the job has.
-        shares: of its data, by number of region; empty: they lie anywhere.
+        fractions: of its data, by number of region; empty: they lie anywhere.
     """
     total = allocation.num_workers
-    if not shares:
+    if not fractions:
         return total
-    there: dict[int, int] = dict.fromkeys(shares, 0)
+    there: dict[int, int] = dict.fromkeys(fractions, 0)
     for site, count in allocation.workers:
         region = cluster.sites[site].region
         there[region] = there.get(region, 0) + count
-    return math.floor(min(there[region] / share for region, share in shares.items()) + _EPS)
+    return math.floor(
+        min(there[region] / fraction for region, fraction in fractions.items()) + _EPS
+    )
 
 
 @dataclass(frozen=True, eq=False)

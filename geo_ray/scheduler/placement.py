@@ -22,7 +22,7 @@ from geo_ray.scheduler.policy import JobProgress, SlotView
 _EPS = 1e-9
 
 
-class SiteRoom:
+class SiteCapacity:
     """What is free in a slot; see the module's docstring."""
 
     def __init__(self, cluster: SharedCluster, capacity_SR: Floats) -> None:
@@ -38,7 +38,7 @@ class SiteRoom:
             self.free_SR[site] -= times * count * job.demands.server_R
 
     def fits(self, job: ClusterJob, allocation: Allocation) -> bool:
-        """Return whether there is room for an allocation as it is."""
+        """Return whether there is capacity for an allocation as it is."""
         need: dict[int, Floats] = {}
         for site, count in allocation.workers:
             need[site] = need.get(site, 0.0) + count * job.demands.worker_R
@@ -74,8 +74,8 @@ class SiteRoom:
 
     def _emptiest_regions(self) -> list[int]:
         regions = range(len(self.cluster.net.names))
-        share_S = _fullest(self.free_SR, self.capacity_SR)
-        free = [float(share_S[self.cluster.region_S == region].sum()) for region in regions]
+        fraction_S = _fullest(self.free_SR, self.capacity_SR)
+        free = [float(fraction_S[self.cluster.region_S == region].sum()) for region in regions]
         return sorted(regions, key=free.__getitem__, reverse=True)
 
     def most_that_fit(self, job: ClusterJob, workers: int) -> int:
@@ -94,8 +94,8 @@ class SiteRoom:
         fits_S = allowed_S & (self.free_SR + _EPS >= need_R).all(axis=1)
         if not fits_S.any():
             return None
-        share_S = _fullest(self.free_SR - need_R, self.capacity_SR)
-        return int(np.where(fits_S, share_S, np.inf).argmin())
+        fraction_S = _fullest(self.free_SR - need_R, self.capacity_SR)
+        return int(np.where(fits_S, fraction_S, np.inf).argmin())
 
     def _spread(
         self, job: ClusterJob, wanted: Mapping[int | None, int], servers: int, batch: int
@@ -105,8 +105,8 @@ class SiteRoom:
         order = np.argsort(-_fullest(free_SR, self.capacity_SR), kind="stable")
         for region, count in wanted.items():
             there = order if region is None else order[self.cluster.region_S[order] == region]
-            rooms = rooms_of(free_SR[there], job.demands.worker_R)
-            if not fill(there, rooms, count, of_workers):
+            capacities = capacities_of(free_SR[there], job.demands.worker_R)
+            if not fill(there, capacities, count, of_workers):
                 return None
         for site, count in of_workers.items():
             free_SR[site] -= count * job.demands.worker_R
@@ -115,7 +115,7 @@ class SiteRoom:
         is_near = np.isin(self.cluster.region_S[rest], self.cluster.region_S[own])
         at = np.concatenate([own, rest[is_near], rest[~is_near]])
         of_servers: dict[int, int] = {}
-        if not fill(at, rooms_of(free_SR[at], job.demands.server_R), servers, of_servers):
+        if not fill(at, capacities_of(free_SR[at], job.demands.server_R), servers, of_servers):
             # Workers have filled their sites; leave room for the servers, which go first then.
             return self._servers_first(job, wanted, servers, batch, order)
         return Allocation(counts_of(of_workers), counts_of(of_servers), batch)
@@ -133,14 +133,18 @@ class SiteRoom:
         is_near = np.isin(self.cluster.region_S[order], wanted_regions)
         order = np.concatenate([order[is_near], order[~is_near]])
         of_servers: dict[int, int] = {}
-        if not fill(order, rooms_of(free_SR[order], job.demands.server_R), servers, of_servers):
+        if not fill(
+            order, capacities_of(free_SR[order], job.demands.server_R), servers, of_servers
+        ):
             return None
         for site, count in of_servers.items():
             free_SR[site] -= count * job.demands.server_R
         of_workers: dict[int, int] = {}
         for region, count in wanted.items():
             there = order if region is None else order[self.cluster.region_S[order] == region]
-            if not fill(there, rooms_of(free_SR[there], job.demands.worker_R), count, of_workers):
+            if not fill(
+                there, capacities_of(free_SR[there], job.demands.worker_R), count, of_workers
+            ):
                 return None
         return Allocation(counts_of(of_workers), counts_of(of_servers), batch)
 
@@ -154,26 +158,29 @@ def split_workers(job: ClusterJob, workers: int) -> dict[int | None, int]:
         return {None: workers}
     if len(job.data) == 1:
         return {next(iter(job.data)): workers}
-    return {region: max(1, math.ceil(share * workers - _EPS)) for region, share in job.data.items()}
+    return {
+        region: max(1, math.ceil(fraction * workers - _EPS))
+        for region, fraction in job.data.items()
+    }
 
 
-def rooms_of(free_SR: Floats, need_R: Floats) -> np.ndarray:
-    """Return how many of such a process each site has room for."""
+def capacities_of(free_SR: Floats, need_R: Floats) -> np.ndarray:
+    """Return how many of such a process each site has capacity for."""
     asked = need_R > 0
     if not asked.any():
         return np.full(len(free_SR), 1_000_000)
-    rooms = np.floor((free_SR[:, asked] + _EPS) / need_R[asked]).min(axis=1)
-    return np.asarray(np.maximum(0, rooms).astype(np.int64))
+    capacities = np.floor((free_SR[:, asked] + _EPS) / need_R[asked]).min(axis=1)
+    return np.asarray(np.maximum(0, capacities).astype(np.int64))
 
 
-def fill(sites: np.ndarray, rooms: np.ndarray, count: int, into: dict[int, int]) -> bool:
+def fill(sites: np.ndarray, capacities: np.ndarray, count: int, into: dict[int, int]) -> bool:
     """Put so many on sites in their order; return whether there was room for all."""
-    total = np.cumsum(rooms)
+    total = np.cumsum(capacities)
     if count and (not len(total) or total[-1] < count):
         return False
     left = count
     for place in range(int(np.searchsorted(total, count)) + 1 if count else 0):
-        here = int(min(left, rooms[place]))
+        here = int(min(left, capacities[place]))
         if here:
             site = int(sites[place])
             into[site] = into.get(site, 0) + here
@@ -182,10 +189,10 @@ def fill(sites: np.ndarray, rooms: np.ndarray, count: int, into: dict[int, int])
 
 
 def _fullest(free_SR: Floats, capacity_SR: Floats) -> Floats:
-    """Return the mean share that is free of what each site has."""
+    """Return the mean fraction that is free of what each site has."""
     there_SR = capacity_SR > 0
-    share_SR = np.divide(free_SR, capacity_SR, out=np.zeros_like(free_SR), where=there_SR)
-    return np.asarray(share_SR.sum(axis=1) / np.maximum(1, there_SR.sum(axis=1)))
+    fraction_SR = np.divide(free_SR, capacity_SR, out=np.zeros_like(free_SR), where=there_SR)
+    return np.asarray(fraction_SR.sum(axis=1) / np.maximum(1, there_SR.sum(axis=1)))
 
 
 class GrowingJob:
@@ -196,10 +203,10 @@ class GrowingJob:
     the region that lacks most.
     """
 
-    def __init__(self, job: ClusterJob, room: SiteRoom) -> None:
+    def __init__(self, job: ClusterJob, capacity: SiteCapacity) -> None:
         self.job = job
         self.workers = 0
-        self._room = room
+        self._capacity = capacity
         self._of_workers: dict[int, int] = defaultdict(int)
         self._of_servers: dict[int, int] = defaultdict(int)
         self._servers = 0
@@ -227,13 +234,13 @@ class GrowingJob:
         site = self._site(demands.worker_R, for_worker=True)
         if site is None:
             return False
-        self._room.free_SR[site] -= demands.worker_R
+        self._capacity.free_SR[site] -= demands.worker_R
         if demands.servers(self.workers + 1) > self._servers:
             other = self._site(demands.server_R, for_worker=False, near=site)
             if other is None:
-                self._room.free_SR[site] += demands.worker_R
+                self._capacity.free_SR[site] += demands.worker_R
                 return False
-            self._room.free_SR[other] -= demands.server_R
+            self._capacity.free_SR[other] -= demands.server_R
             self._of_servers[other] += 1
             self._servers += 1
         self._of_workers[site] += 1
@@ -242,31 +249,31 @@ class GrowingJob:
 
     def give_back(self) -> None:
         """Return all that it has."""
-        self._room.take(self.job, self.allocation, times=-1)
+        self._capacity.take(self.job, self.allocation, times=-1)
         self.workers = self._servers = 0
         self._of_workers.clear()
         self._of_servers.clear()
 
     def _there(self, region: int) -> int:
-        sites = self._room.cluster.sites
+        sites = self._capacity.cluster.sites
         return sum(n for site, n in self._of_workers.items() if sites[site].region == region)
 
     def _site(self, need_R: Floats, *, for_worker: bool, near: int | None = None) -> int | None:
         own = [*([near] if near is not None else []), *self._of_workers, *self._of_servers]
         region = self._lacking() if for_worker else None
-        sites = self._room.cluster.sites
+        sites = self._capacity.cluster.sites
         for site in dict.fromkeys(own):
             is_allowed = region is None or sites[site].region == region
-            if is_allowed and (self._room.free_SR[site] + 1e-9 >= need_R).all():
+            if is_allowed and (self._capacity.free_SR[site] + 1e-9 >= need_R).all():
                 return site
-        rooms = rooms_of(self._room.free_SR, need_R)
+        capacities = capacities_of(self._capacity.free_SR, need_R)
         if region is not None:
-            rooms = rooms * (self._room.cluster.region_S == region)
+            capacities = capacities * (self._capacity.cluster.region_S == region)
         elif own:  # stay in the region, if there is room
-            here = rooms * (self._room.cluster.region_S == sites[own[0]].region)
-            rooms = here if here.any() else rooms
-        best = int(rooms.argmax())
-        return best if rooms[best] > 0 else None
+            here = capacities * (self._capacity.cluster.region_S == sites[own[0]].region)
+            capacities = here if here.any() else capacities
+        best = int(capacities.argmax())
+        return best if capacities[best] > 0 else None
 
     def _lacking(self) -> int | None:
         data = self.job.data
@@ -295,8 +302,8 @@ def progress_curve(cluster: SharedCluster, job: ClusterJob, batch: int) -> Float
     return np.concatenate([[0.0], found_W])
 
 
-def worker_shares(view: SlotView) -> Floats:
-    """Return the dominant share of all that there is, of a worker of each active job."""
+def worker_fractions(view: SlotView) -> Floats:
+    """Return the dominant fraction of all that there is, of a worker of each active job."""
     total_R = np.maximum(1e-9, view.capacity_SR.sum(axis=0))
     found = []
     for each in view.active.values():
@@ -318,7 +325,7 @@ def put(
         view: the slot.
         wanted: workers and batch of each job that shall run.
     """
-    room = SiteRoom(cluster, view.capacity_SR)
+    capacity = SiteCapacity(cluster, view.capacity_SR)
     given: dict[str, Allocation] = {}
     rest: list[tuple[int, JobProgress]] = []
     for name, (workers, batch) in wanted.items():
@@ -326,19 +333,19 @@ def put(
         same = (
             each.had is not None
             and each.had.num_workers == workers
-            and room.fits(each.job, each.had)
+            and capacity.fits(each.job, each.had)
         )
         if same and each.had is not None:
             given[name] = Allocation(each.had.workers, each.had.servers, batch)
-            room.take(each.job, given[name])
+            capacity.take(each.job, given[name])
         else:
             rest.append((workers, each))
     for count, each in sorted(rest, key=itemgetter(0), reverse=True):
         workers, batch = count, wanted[each.job.id][1]
         while workers > 0:
-            found = room.place(each.job, workers, batch)
+            found = capacity.place(each.job, workers, batch)
             if found is not None and found.num_workers <= most_workers(each.job, batch):
-                room.take(each.job, found)
+                capacity.take(each.job, found)
                 given[each.job.id] = found
                 break
             workers //= 2

@@ -23,14 +23,14 @@ class JobProgress:
     Attributes:
         job: the job.
         rows_left: of its work.
-        attained_s: seconds of accelerators (or of workers, if it has none) that it has had.
+        service_s: seconds of accelerators (or of workers, if it has none) that it has had.
         had: in the slot before; None: nothing.
         waited_slots: that it had nothing in.
     """
 
     job: ClusterJob
     rows_left: float
-    attained_s: float = 0.0
+    service_s: float = 0.0
     had: Allocation | None = None
     waited_slots: int = 0
 

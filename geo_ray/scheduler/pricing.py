@@ -18,7 +18,7 @@ import numpy as np
 
 from geo_ray.scheduler.cluster import Allocation, Floats, SharedCluster, counts_of
 from geo_ray.scheduler.job import ClusterJob, LinkUsed
-from geo_ray.scheduler.placement import fill, rooms_of, split_workers
+from geo_ray.scheduler.placement import capacities_of, fill, split_workers
 
 
 def packing_factor(rows: int, width: float, delta: float = 0.5) -> float:
@@ -103,11 +103,11 @@ class SpreadSolver:
             key: _by_cost(sites, question.worker_cost_S) for key, sites in question.groups.items()
         }
         self._rooms = {
-            key: rooms_of(question.free_SR[sites], question.worker_R)
+            key: capacities_of(question.free_SR[sites], question.worker_R)
             for key, sites in self._workers.items()
         }
         self._servers = _by_cost(question.servers, question.server_cost_S)
-        self._server_rooms = rooms_of(question.free_SR[self._servers], question.server_R)
+        self._server_rooms = capacities_of(question.free_SR[self._servers], question.server_R)
 
     def least(self, workers: Mapping[int | None, int], servers: int) -> float:
         """Return a price below which no plan is; infinite if there is none."""
@@ -170,10 +170,10 @@ class SpreadSolver:
             return None
         return of_workers, of_servers, np.maximum(0.0, done.x), float(done.fun)
 
-    def _some(self, sites: np.ndarray, rooms: np.ndarray, count: int) -> np.ndarray:
-        total = np.cumsum(rooms)
+    def _some(self, sites: np.ndarray, capacities: np.ndarray, count: int) -> np.ndarray:
+        total = np.cumsum(capacities)
         last = int(np.searchsorted(total, _ROOM * count)) + 4
-        return sites[:last][rooms[:last] > 0]
+        return sites[:last][capacities[:last] > 0]
 
     def _rounded_plans(self, workers: Mapping[int | None, int], servers: int) -> list[SpreadFound]:
         solved = self.relaxed(workers, servers)
@@ -183,11 +183,11 @@ class SpreadSolver:
         num, found = len(of_workers), []
         starts = [np.floor(values + 1e-9).astype(np.int64)]
         starts += [rounded(values, self._rule.factor, self._rng) for _ in range(self._rule.tries)]
-        seen: set[bytes] = set()
+        observed: set[bytes] = set()
         for start in starts:
-            if start.tobytes() in seen:
+            if start.tobytes() in observed:
                 continue
-            seen.add(start.tobytes())
+            observed.add(start.tobytes())
             begun = {int(s): int(n) for s, n in zip(of_workers, start[:num], strict=True) if n}
             plan = self._completed(begun, workers, servers)
             if plan is not None:
@@ -204,22 +204,22 @@ class SpreadSolver:
         for key, count in workers.items():
             left, sites = count, self._workers[key]
             for site in sites[np.isin(sites, list(begun))] if begun else ():
-                room = int(rooms_of(free_SR[site : site + 1], q.worker_R)[0])
-                here = min(begun[int(site)], left, room)
+                capacity = int(capacities_of(free_SR[site : site + 1], q.worker_R)[0])
+                here = min(begun[int(site)], left, capacity)
                 if here > 0:
                     placed[int(site)] = placed.get(int(site), 0) + here
                     free_SR[site] -= here * q.worker_R
                     left -= here
             more: dict[int, int] = {}
-            rooms = rooms_of(free_SR[sites], q.worker_R) if begun else self._rooms[key]
-            if not fill(sites, rooms, left, more):
+            capacities = capacities_of(free_SR[sites], q.worker_R) if begun else self._rooms[key]
+            if not fill(sites, capacities, left, more):
                 return None
             for site, extra in more.items():
                 placed[site] = placed.get(site, 0) + extra
                 free_SR[site] -= extra * q.worker_R
         of_servers: dict[int, int] = {}
-        rooms = rooms_of(free_SR[self._servers], q.server_R)
-        if not fill(self._servers, rooms, servers, of_servers):
+        capacities = capacities_of(free_SR[self._servers], q.server_R)
+        if not fill(self._servers, capacities, servers, of_servers):
             return None
         cost = sum(n * float(q.worker_cost_S[site]) for site, n in placed.items())
         cost += sum(n * float(q.server_cost_S[site]) for site, n in of_servers.items())
@@ -230,18 +230,18 @@ def _by_cost(sites: np.ndarray, cost_S: Floats) -> np.ndarray:
     return np.asarray(sites[np.argsort(cost_S[sites], kind="stable")])
 
 
-def _filled(costs: Floats, rooms: np.ndarray, count: int) -> float:
+def _filled(costs: Floats, capacities: np.ndarray, count: int) -> float:
     """Return the price of so many on the cheapest places; infinite if there is no room."""
-    total = np.cumsum(rooms)
+    total = np.cumsum(capacities)
     if not len(total) or total[-1] < count:
         return math.inf if count else 0.0
     place = int(np.searchsorted(total, count))
     before = int(total[place - 1]) if place else 0
-    return float((costs[:place] * rooms[:place]).sum() + costs[place] * (count - before))
+    return float((costs[:place] * capacities[:place]).sum() + costs[place] * (count - before))
 
 
 @dataclass(frozen=True, eq=False)
-class SpreadWay:
+class PlacementPattern:
     """A way to lie apart.
 
     Attributes:
@@ -257,7 +257,9 @@ class SpreadWay:
     server_region: int
 
 
-def spread_ways(cluster: SharedCluster, job: ClusterJob, most: int) -> list[SpreadWay]:
+def placement_patterns(
+    cluster: SharedCluster, job: ClusterJob, most: int
+) -> list[PlacementPattern]:
     """Return the ways to spread, fastest links first, at most ``most`` with distinct sites.
 
     Args:
@@ -270,7 +272,7 @@ def spread_ways(cluster: SharedCluster, job: ClusterJob, most: int) -> list[Spre
     regions = range(len(net.names))
     allowed_S = job.may_work_S(cluster)
     homes = list(job.data) if job.data else list(regions)
-    found: list[SpreadWay] = []
+    found: list[PlacementPattern] = []
     for anchor in regions:
         servers = np.flatnonzero(region_S == anchor)
         for mbps in sorted({float(both_GG[home, anchor]) for home in homes}, reverse=True):
@@ -280,13 +282,15 @@ def spread_ways(cluster: SharedCluster, job: ClusterJob, most: int) -> list[Spre
             workers = np.flatnonzero(allowed_S & np.isin(region_S, near))
             rtt_s = float(net.rtt_s_GG[near, anchor].max())
             if len(workers) and len(servers):
-                found.append(SpreadWay(workers, servers, LinkUsed(mbps, False, rtt_s), anchor))
+                found.append(
+                    PlacementPattern(workers, servers, LinkUsed(mbps, False, rtt_s), anchor)
+                )
     found.sort(key=attrgetter("link.mbps"), reverse=True)
     if not job.data or len(job.data) < 2:
         return found[:most]
     # Links inside a region come first, and there may be many: those of the data's regions matter.
-    near_data = [way for way in found if way.server_region in job.data]
-    rest = [way for way in found if way.server_region not in job.data]
+    near_data = [pattern for pattern in found if pattern.server_region in job.data]
+    rest = [pattern for pattern in found if pattern.server_region not in job.data]
     return (near_data + rest)[:most]
 
 
@@ -298,15 +302,15 @@ class SearchRule:
         quanta: parts of the work.
         rounding: of spread slots.
         inside: whether everything may be on one site.
-        worth_per_usd: utility that a dollar costs; 0: money does not count.
-        most_ways: of spreads that are tried.
+        value_per_usd: utility that a dollar costs; 0: money does not count.
+        max_patterns: of spreads that are tried.
     """
 
     quanta: int = 10
     rounding: RoundingRule = field(default_factory=RoundingRule)
     inside: bool = True
-    worth_per_usd: float = 0.0
-    most_ways: int = 6
+    value_per_usd: float = 0.0
+    max_patterns: int = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,7 +323,7 @@ class SlotOffers:
         free_NSR: what is not promised.
         span: slots that each row stands for: a job has the same in all of them.
         later_slots: that a job goes on for behind the schedule, as work is planned in part only.
-        later_share: price of the whole job, to that of the part that is planned.
+        later_fraction: price of the whole job, to that of the part that is planned.
     """
 
     first: int
@@ -327,7 +331,7 @@ class SlotOffers:
     free_NSR: Floats
     span: int = 1
     later_slots: float = 0.0
-    later_share: float = 1.0
+    later_fraction: float = 1.0
 
     def in_blocks(self, span: int, most: int) -> SlotOffers:
         """Return the same in blocks of so many slots, at most so many blocks."""
@@ -344,13 +348,13 @@ class BestSchedule:
 
     Attributes:
         allocations: by slot.
-        payoff: utility less price.
+        surplus: utility less price.
         cost: the price.
         last: slot in which the job ends.
     """
 
     allocations: Mapping[int, Allocation]
-    payoff: float
+    surplus: float
     cost: float
     last: int
 
@@ -360,7 +364,7 @@ def best_schedule(
     job: ClusterJob,
     rows_left: float,
     offers: SlotOffers,
-    ways: list[SpreadWay],
+    patterns: list[PlacementPattern],
     rule: SearchRule,
     rng: np.random.Generator,
 ) -> BestSchedule | None:
@@ -371,11 +375,11 @@ def best_schedule(
         job: the job.
         rows_left: of its work.
         offers: prices and room.
-        ways: to spread it.
+        patterns: to spread it.
         rule: how to look.
         rng: of the rounding.
     """
-    return _Search(cluster, job, rows_left, offers, ways, rule, rng).run()
+    return _Search(cluster, job, rows_left, offers, patterns, rule, rng).run()
 
 
 class _Search:
@@ -385,7 +389,7 @@ class _Search:
         job: ClusterJob,
         rows_left: float,
         offers: SlotOffers,
-        ways: list[SpreadWay],
+        patterns: list[PlacementPattern],
         rule: SearchRule,
         rng: np.random.Generator,
     ) -> None:
@@ -397,7 +401,7 @@ class _Search:
         self._workers_W = np.arange(1, most + 1)
         self._servers_W = -(-self._workers_W // job.demands.workers_per_server)
         self._parts_K = rows_left / rule.quanta * np.arange(1, rule.quanta + 1)
-        self._ways = [(way, self._needed_K(way.link)) for way in ways]
+        self._patterns = [(pattern, self._needed_K(pattern.link)) for pattern in patterns]
         self._allowed_S = job.may_work_S(cluster)
 
     def _needed_K(self, link: LinkUsed) -> np.ndarray:
@@ -430,10 +434,10 @@ class _Search:
                 taken_NK[n + 1, k] = int(sums.argmin())
                 total_NK[n + 1, k] = sums[taken_NK[n + 1, k]]
         ends_N = offers.first - job.arrival_slot + offers.span * (np.arange(slots) + 1) - 1
-        worth_N = np.array([job.utility.of(end + offers.later_slots) for end in ends_N.tolist()])
-        payoff_N = worth_N - total_NK[1:, quanta] * offers.later_share
-        end = int(payoff_N.argmax())
-        if not math.isfinite(payoff_N[end]):
+        value_N = np.array([job.utility.of(end + offers.later_slots) for end in ends_N.tolist()])
+        surplus_N = value_N - total_NK[1:, quanta] * offers.later_fraction
+        end = int(surplus_N.argmax())
+        if not math.isfinite(surplus_N[end]):
             return None
         found: dict[int, Allocation] = {}
         left = quanta
@@ -443,9 +447,9 @@ class _Search:
                 begins = offers.first + (n - 1) * offers.span
                 found |= dict.fromkeys(range(begins, begins + offers.span), plans[n - 1][k])
                 left -= k
-        cost = float(total_NK[end + 1, quanta]) * offers.later_share
+        cost = float(total_NK[end + 1, quanta]) * offers.later_fraction
         last = offers.first + (end + 1) * offers.span - 1
-        return BestSchedule(found, float(payoff_N[end]), cost, last)
+        return BestSchedule(found, float(surplus_N[end]), cost, last)
 
     def _inside(self) -> tuple[Floats, np.ndarray, np.ndarray]:
         """Return price and site of every number of quanta inside one site, by slot."""
@@ -491,8 +495,8 @@ class _Search:
             workers, site = int(workers_NK[n, k]), int(site_K[k])
             servers = job.demands.servers(workers)
             found[k + 1] = Allocation(((site, workers),), ((site, servers),), self._batch)
-        for way, needed_K in self._ways:
-            solver = self._solver(n, way)
+        for pattern, needed_K in self._patterns:
+            solver = self._solver(n, pattern)
             for k, needed in enumerate(needed_K):
                 if not needed:
                     break
@@ -517,17 +521,17 @@ class _Search:
         return found
 
     def _egress(self, had: Allocation) -> float:
-        if not self._rule.worth_per_usd:
+        if not self._rule.value_per_usd:
             return 0.0
         per_s = self._job.egress_usd_per_s(self._cluster, had)
-        return self._rule.worth_per_usd * per_s * self._block_s
+        return self._rule.value_per_usd * per_s * self._block_s
 
-    def _solver(self, n: int, way: SpreadWay) -> SpreadSolver:
+    def _solver(self, n: int, pattern: PlacementPattern) -> SpreadSolver:
         demands, region_S = self._job.demands, self._cluster.region_S
         price_SR = self._offers.price_NSR[n]
-        groups: dict[int | None, np.ndarray] = {None: way.workers}
+        groups: dict[int | None, np.ndarray] = {None: pattern.workers}
         if self._job.data:
-            groups = {g: way.workers[region_S[way.workers] == g] for g in self._job.data}
+            groups = {g: pattern.workers[region_S[pattern.workers] == g] for g in self._job.data}
         question = SpreadQuestion(
             self._offers.free_NSR[n],
             price_SR @ demands.worker_R,
@@ -535,6 +539,6 @@ class _Search:
             demands.worker_R,
             demands.server_R,
             groups,
-            way.servers,
+            pattern.servers,
         )
         return SpreadSolver(question, self._rule.rounding, self._rng)

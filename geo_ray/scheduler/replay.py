@@ -62,16 +62,16 @@ def check_jobs(cluster: SharedCluster, jobs: Sequence[ClusterJob]) -> None:
     Raises:
         ScheduleInputError: names the first.
     """
-    seen: set[str] = set()
+    observed: set[str] = set()
     most_SR = (
         cluster.capacity_TSR.max(axis=0)
         if cluster.capacity_TSR.strides[0]
         else (cluster.capacity_TSR[0])
     )
     for job in jobs:
-        if job.id in seen:
+        if job.id in observed:
             raise ScheduleInputError(f"two jobs are called {job.id}")
-        seen.add(job.id)
+        observed.add(job.id)
         if job.arrival_slot < 0 or job.rows <= 0:
             raise ScheduleInputError(f"job {job.id}: it comes before slot 0, or has no work")
         if min(job.demands.most_workers, job.speed.batch.rows) < max(1, len(job.data)):
@@ -140,11 +140,11 @@ class _History:
         for each in decision.admissions:
             if not each.is_admitted:
                 self._active.pop(each.job, None)
-        self._check_room(view, decision.allocations)
+        self._check_capacity(view, decision.allocations)
         for name in list(self._active):
             self._advance(slot, name, decision.allocations.get(name))
 
-    def _check_room(self, view: SlotView, given: Mapping[str, Allocation]) -> None:
+    def _check_capacity(self, view: SlotView, given: Mapping[str, Allocation]) -> None:
         """Refuse what does not fit, before anything is counted."""
         used_SR = np.zeros_like(view.capacity_SR)
         for name, each in given.items():
@@ -181,8 +181,8 @@ class _History:
             del self._active[name]
             return
         gpus = float(now.job.demands.worker_R[0]) or 1.0
-        attained_s = now.attained_s + gpus * given.num_workers * slot_s
-        self._active[name] = JobProgress(now.job, rows_left, attained_s, given, 0)
+        service_s = now.service_s + gpus * given.num_workers * slot_s
+        self._active[name] = JobProgress(now.job, rows_left, service_s, given, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ def outcome_of(schedule: ClusterSchedule) -> ScheduleOutcome:
         _times(took_s),
         len(took_s),
         sum(not one.is_admitted for one in schedule.admissions),
-        sum(not one.is_admitted and one.payoff is None for one in schedule.admissions),
+        sum(not one.is_admitted and one.surplus is None for one in schedule.admissions),
         makespan_s,
         _utilisation(schedule),
         _fairness(schedule),
@@ -262,8 +262,8 @@ def alone_s(schedule: ClusterSchedule, job: ClusterJob) -> float:
     return job.rows / float(per_s_W.max())
 
 
-def used_shares(schedule: ClusterSchedule) -> np.ndarray:
-    """Return the share in use of the most used resource, by slot until the last use."""
+def used_fractions(schedule: ClusterSchedule) -> np.ndarray:
+    """Return the fraction in use of the most used resource, by slot until the last use."""
     last = max((use.slot for use in schedule.uses), default=-1)
     used_TR = np.zeros((last + 1, len(schedule.cluster.resources)))
     for use in schedule.uses:
@@ -272,8 +272,8 @@ def used_shares(schedule: ClusterSchedule) -> np.ndarray:
         )
         used_TR[use.slot] += units_R * (use.used_s / schedule.cluster.slot_s)
     there_TR = schedule.cluster.capacity_TSR[: last + 1].sum(axis=1)
-    share_TR = np.divide(used_TR, there_TR, out=np.zeros_like(used_TR), where=there_TR > 0)
-    return np.asarray(share_TR.max(axis=1, initial=0.0))
+    fraction_TR = np.divide(used_TR, there_TR, out=np.zeros_like(used_TR), where=there_TR > 0)
+    return np.asarray(fraction_TR.max(axis=1, initial=0.0))
 
 
 def _times(took_s: list[float]) -> CompletionTimes:
@@ -284,8 +284,8 @@ def _times(took_s: list[float]) -> CompletionTimes:
 
 
 def _utilisation(schedule: ClusterSchedule) -> float:
-    shares = used_shares(schedule)
-    return float(shares.mean()) if len(shares) else 0.0
+    fractions = used_fractions(schedule)
+    return float(fractions.mean()) if len(fractions) else 0.0
 
 
 def _fairness(schedule: ClusterSchedule) -> float:
@@ -358,7 +358,7 @@ def write_schedule_page(
     utilities = {name: max(0.0, each.utility) for name, each in outcomes.items()}
     if bound is not None:
         utilities["upper bound"] = bound
-    ended, shares = [], []
+    ended, fractions = [], []
     for place, (name, each) in enumerate(schedules.items()):
         slot_s = each.cluster.slot_s
         took = sorted(
@@ -367,8 +367,8 @@ def write_schedule_page(
         )
         part = np.arange(1, len(took) + 1) / max(1, len(each.jobs))
         ended.append(Curve(name, np.array(took, dtype=np.float64), part.astype(np.float64), place))
-        used = used_shares(each)
-        shares.append(Curve(name, np.arange(len(used), dtype=np.float64) * slot_s, used, place))
+        used = used_fractions(each)
+        fractions.append(Curve(name, np.arange(len(used), dtype=np.float64) * slot_s, used, place))
     charts = (
         bars_chart("Utility", utilities, number_text)
         + curves_chart(
@@ -378,7 +378,7 @@ def write_schedule_page(
             x_time=True,
             zero=True,
         )
-        + curves_chart("Share in use", shares, x_label="time", x_time=True, zero=True)
+        + curves_chart("Share in use", fractions, x_label="time", x_time=True, zero=True)
     )
     body = (
         f"<header><h1>{escape(title)}</h1></header>"

@@ -49,13 +49,13 @@ class Admission:
         job: its id.
         slot: when.
         is_admitted: or turned away for good.
-        payoff: what it is worth beyond what it costs; None: the policy does not ask.
+        surplus: what it is worth beyond what it costs; None: the policy does not ask.
     """
 
     job: str
     slot: int
     is_admitted: bool
-    payoff: float | None = None
+    surplus: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ClusterSchedule:
 
     @property
     def total_utility(self) -> float:
-        """What all jobs were worth."""
+        """What all jobs were value."""
         return sum(self.utility(job) for job in self.finished_s)
 
 
@@ -116,11 +116,11 @@ def violations(schedule: ClusterSchedule) -> Iterator[str]:
     """Yield every rule that is broken, in words."""
     yield from _capacities(schedule)
     done: dict[str, float] = defaultdict(float)
-    seen: set[tuple[int, str]] = set()
+    observed: set[tuple[int, str]] = set()
     for use in schedule.uses:
-        if (use.slot, use.job) in seen:
+        if (use.slot, use.job) in observed:
             yield f"{use.job} has two allocations in slot {use.slot}"
-        seen.add((use.slot, use.job))
+        observed.add((use.slot, use.job))
         yield from _one(schedule, use)
         done[use.job] += use.rows
     yield from _books(schedule, done)

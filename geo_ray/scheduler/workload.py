@@ -47,7 +47,7 @@ class LoadShape:
         jobs: that come.
         slots: of the horizon; jobs come in its first half.
         regions: 1: the papers' own setting.
-        spot_share: of the machines, that are of the spot market.
+        spot_fraction: of the machines, that are of the spot market.
         slot_s: seconds of a slot.
     """
 
@@ -55,7 +55,7 @@ class LoadShape:
     jobs: int = 50
     slots: int = 20
     regions: int = 1
-    spot_share: float = 0.0
+    spot_fraction: float = 0.0
     slot_s: float = 1200.0
 
 
@@ -103,7 +103,7 @@ def made_up_cluster(
     rtt_GG = rng.uniform(0.02, 0.2, (regions, regions))
     np.fill_diagonal(rtt_GG, 0.0)
     names = tuple(f"region{number}" for number in range(regions))
-    spots = rng.random(machines) < shape.spot_share
+    spots = rng.random(machines) < shape.spot_fraction
     sites = tuple(
         ClusterSite(f"m{number}", number % regions, 20_000.0, bool(spots[number]))
         for number in range(machines)

@@ -118,14 +118,14 @@ class Gradients:
         while self._waiting:
             some, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
             try:
-                self._together(some)
+                self._batched(some)
             except Exception as error:
                 # Whatever is wrong with the task itself is said, by name, when it computes alone.
                 _LOGGER.info("gradients are computed one after another: %s", error)
                 self.works = False
                 self._waiting.clear()
 
-    def _together(self, works: Sequence[PendingGradient]) -> None:
+    def _batched(self, works: Sequence[PendingGradient]) -> None:
         params_WP = torch.stack([work.params_P for work in works])
         parts = torch.split(params_WP, self._sizes, dim=1)
         params = {

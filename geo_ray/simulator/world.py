@@ -40,7 +40,7 @@ from geo_ray.training.membership import MemberChange, ShardState, giver_of, rows
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.state_guard import StateChange
-from geo_ray.training.worker import StatisticsBoard
+from geo_ray.training.worker import StatisticsCollector
 
 
 @dataclass(slots=True)
@@ -354,16 +354,16 @@ class World:
             self._scheduler,
             self,
         )
-        board = build_evals(experiment, task)
-        self._evals = EvalNotes(board, emit, experiment.train.target, keeper)
+        collector = build_evals(experiment, task)
+        self._evals = EvalNotes(collector, emit, experiment.train.target, keeper)
         self._open: dict[str, tuple[float, SendUpdate]] = {}
         self._arrived_s: dict[str, float] = {}
         self._wake_s: float | None = None
         self._saved = SimCheckpoints(len(experiment.regions) > 1)
-        gradients = None if start.layout.entries else _together(experiment, task)
+        gradients = None if start.layout.entries else _batched(experiment, task)
         candidates = None if keeper is None else keeper.candidates
         around = Surroundings(self._scheduler, lan_s, gradients, candidates)
-        self._statistics = StatisticsBoard(start.layout, rows)
+        self._statistics = StatisticsCollector(start.layout, rows)
         self._go_on: dict[str, Callable[[Tensor], None]] = {}
         self._regions = {
             region.name: partial(SimRegion, experiment, region, task, manifest, start, around, self)
@@ -517,8 +517,8 @@ class World:
             return
         region = self.regions[name] = self._regions[name]()
         region.begin_as(handed, shards, self._rows.get(name))
-        self._evals.board.admit(name, region.server.version)
-        about = {"view": self.averager.view.generation, "round": handed.round, "step": handed.step}
+        self._evals.collector.admit(name, region.server.version)
+        about = {"view": self.averager.view.epoch, "round": handed.round, "step": handed.step}
         about |= {"bytes": size}
         self._emit("region_joined", now_s, region=name, **about, took_s=now_s - asked_s)
         self.averager.begun(name)
@@ -552,7 +552,7 @@ class World:
         self._rows[name] = region.server.work.ledger.export()
         self._open.pop(name, None)
         self._saved.abandon()
-        self._note_evals(self._evals.board.forget(name))
+        self._note_evals(self._evals.collector.forget(name))
         self._share_statistics()
 
     def restore(self, checkpoint: SimCheckpoint) -> None:
@@ -720,7 +720,9 @@ class World:
         self, name: str, step: int, stats: Stats, rows: int, final: bool, model: str | None
     ) -> None:
         """See `RegionHost`."""
-        self._note_evals(self._evals.board.add(name, step, stats, rows, final=final, model=model))
+        self._note_evals(
+            self._evals.collector.add(name, step, stats, rows, final=final, model=model)
+        )
 
     def _note_evals(self, finished: list[Evaluation]) -> None:
         cause = self._evals.take(finished, self._scheduler.now_s, self._leader.region)
@@ -748,7 +750,7 @@ class World:
             next(iter(self.regions.values())).server.stop()
 
 
-def _together(experiment: Experiment, task: Task) -> Gradients | None:
+def _batched(experiment: Experiment, task: Task) -> Gradients | None:
     """What computes the gradients of many workers together; None if they are few or coded."""
     workers = sum(region.workers for region in experiment.regions)
     if workers < MANY or experiment.worker_steps or experiment.train.stragglers is not None:

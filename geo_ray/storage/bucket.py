@@ -565,23 +565,23 @@ def _in_pieces(
     upload = bucket.begin_upload(key, mine)
     note("opened")
     size = max(PIECE_BYTES, -(-num_bytes // _MOST_PIECES))
-    rooms: SimpleQueue[bytearray] = SimpleQueue()
+    free: SimpleQueue[bytearray] = SimpleQueue()
     for _ in range(_LANES + 1):
-        rooms.put(bytearray(size))
+        free.put(bytearray(size))
 
-    def send(number: int, room: bytearray) -> str:
+    def send(number: int, piece: bytearray) -> str:
         try:
-            return bucket.put_piece(key, upload, number, room)
+            return bucket.put_piece(key, upload, number, piece)
         finally:
-            rooms.put(room)
+            free.put(piece)
 
     tags: list[str] = []
     sent: deque[Future[str]] = deque()
     try:
         with ThreadPoolExecutor(_LANES, "upload", give_way) as lanes:
             try:
-                for number, room in enumerate(_filled(chunks, rooms), 1):
-                    sent.append(lanes.submit(send, number, room))
+                for number, piece in enumerate(_filled(chunks, free), 1):
+                    sent.append(lanes.submit(send, number, piece))
                     note("chunk_written")
                     while sent and sent[0].done():
                         tags.append(sent.popleft().result())  # after one that failed none is sent
@@ -613,20 +613,20 @@ def _drop(bucket: Bucket, key: str, upload: str) -> None:
 
 
 def _filled(
-    chunks: Iterable[memoryview | bytes], rooms: SimpleQueue[bytearray]
+    chunks: Iterable[memoryview | bytes], free: SimpleQueue[bytearray]
 ) -> Iterator[bytearray]:
     """Buffers full of the content, the last one cut to what is left."""
-    room, used = rooms.get(), 0
+    piece, used = free.get(), 0
     for chunk in chunks:
         rest = memoryview(chunk)
         while rest:
-            size = min(len(rest), len(room) - used)
-            room[used : used + size] = rest[:size]
+            size = min(len(rest), len(piece) - used)
+            piece[used : used + size] = rest[:size]
             used += size
             rest = rest[size:]
-            if used == len(room):
-                yield room
-                room, used = rooms.get(), 0
+            if used == len(piece):
+                yield piece
+                piece, used = free.get(), 0
     if used:
-        del room[used:]
-        yield room
+        del piece[used:]
+        yield piece

@@ -123,9 +123,9 @@ class CheckpointStore:
         return str(self._root)
 
     @property
-    def far(self) -> bool:
-        """Whether each look is a request that takes its time; see `Root.far`."""
-        return self._root.far
+    def is_remote(self) -> bool:
+        """Whether each look is a request that takes its time; see `Root.is_remote`."""
+        return self._root.is_remote
 
     # -------------------------------------------------------------- saving
 
@@ -144,9 +144,9 @@ class CheckpointStore:
         next_id = max((each for each, is_whole in found.items() if is_whole), default=-1) + 1
         if id in self._open or id < next_id:
             # Nobody else is in a directory; in a store it is somebody else who came so far.
-            kind = CheckpointConflictError if self.far and id < next_id else CheckpointError
+            kind = CheckpointConflictError if self.is_remote and id < next_id else CheckpointError
             raise kind(f"checkpoint {id} cannot be begun; the next is {next_id}")
-        if self.far:  # parts may be on their way already; a number is never used again
+        if self.is_remote:  # parts may be on their way already; a number is never used again
             with self._writing():
                 self._root.claim(id)
             self._open.add(id)
@@ -207,7 +207,7 @@ class CheckpointStore:
             raise CheckpointError(f"checkpoint {id} is committed, so it cannot be abandoned")
         self._open.discard(id)
         if self._root.owner(id) != "other":
-            with nullcontext() if self.far else self._writing():  # far, it is nobody else's
+            with nullcontext() if self.is_remote else self._writing():  # far, it is nobody else's
                 self._root.folder(id).clear()
 
     # -------------------------------------------------------------- finding
@@ -226,7 +226,10 @@ class CheckpointStore:
         In a store it is larger than that of unfinished saves, too: of them parts may come still.
         """
         found = self._root.ids()
-        return max((id for id, is_whole in found.items() if is_whole or self.far), default=-1) + 1
+        return (
+            max((id for id, is_whole in found.items() if is_whole or self.is_remote), default=-1)
+            + 1
+        )
 
     def newest_id(self) -> int:
         """Return the newest id of all saves, unfinished ones included; -1 if there is none."""
@@ -245,7 +248,7 @@ class CheckpointStore:
             verify_part(folder, part)
         return Checkpoint(folder, manifest)
 
-    def look(self, id: int) -> Checkpoint:
+    def peek(self, id: int) -> Checkpoint:
         """Open one checkpoint and verify its manifest, and the sizes of its parts.
 
         Raises:
@@ -326,7 +329,7 @@ class CheckpointStore:
         return f"Name one that is there: {'..., ' if len(ids) > _MOST_SHOWN else ''}{shown}."
 
     def _verify(self, folder: Folder, manifest: CheckpointManifest) -> None:
-        if self._root.far:
+        if self._root.is_remote:
             _check_sizes(folder, manifest)
             return
         for part in manifest.parts:
@@ -353,13 +356,13 @@ class CheckpointStore:
 
         A failure here is logged only: the save itself has succeeded.
         """
-        kept, has_healthy = 0, False
+        retained, has_healthy = 0, False
         for id in reversed(self.ids()):
             found = None if id in self._known_bad else self._seen(id)
             is_first_healthy = found is not None and not has_healthy and found.manifest.healthy
             has_healthy |= is_first_healthy
-            if kept < self._keep or is_first_healthy:
-                kept += found is not None
+            if retained < self._keep or is_first_healthy:
+                retained += found is not None
                 continue
             folder = self._root.folder(id)
             try:
@@ -374,7 +377,7 @@ class CheckpointStore:
     def _seen(self, id: int) -> Checkpoint | None:
         """A checkpoint that looks whole; hashing old ones at each save costs much."""
         try:
-            return self.look(id)
+            return self.peek(id)
         except CheckpointError:
             return None
 

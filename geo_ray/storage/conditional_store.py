@@ -346,19 +346,19 @@ class _Asked:
                 return request()
             except StoreError as error:
                 if not self._has_time_after(wait_s):
-                    raise _far(error) from error
+                    raise _remote_error(error) from error
             self.repeats += 1
             time.sleep(wait_s)
         try:
             return request()
         except StoreError as error:
-            raise _far(error) from error
+            raise _remote_error(error) from error
 
     def _has_time_after(self, wait_s: float) -> bool:
         return time.monotonic() + wait_s + self._longest_s <= self._until_s
 
 
-def _far(error: StoreError) -> RunDirectoryError:
+def _remote_error(error: StoreError) -> RunDirectoryError:
     return RunDirectoryError(error.message, fix=error.fix)
 
 
@@ -375,7 +375,7 @@ def _age_s(answer: Mapping[str, Any]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class StorePlace:
+class StoreLocation:
     """See the module.
 
     Attributes:
@@ -385,14 +385,14 @@ class StorePlace:
     uri: str
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether it lies in a bucket."""
         return is_s3(self.uri)
 
     @property
     def shown(self) -> str:
         """How people would type it."""
-        if self.is_far:
+        if self.is_remote:
             return self.uri
         path, here = Path(self.uri), Path.cwd()
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
@@ -406,7 +406,7 @@ class StorePlace:
         Raises:
             StoreError: the address is none.
         """
-        if not self.is_far:
+        if not self.is_remote:
             return LocalConditionalStore(Path(self.uri) / below)
         address = parse_s3(self.uri)
         folder = "".join(f"{part}/" for part in (address.prefix, below) if part)

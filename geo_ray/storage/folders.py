@@ -25,7 +25,7 @@ from typing import IO, Any, Final, Literal, Protocol
 from geo_ray.base.errors import CheckpointConflictError, CheckpointCorruptError, RunDirectoryError
 from geo_ray.base.files import (
     Failpoint,
-    Passing,
+    PageCacheTrim,
     make_directory,
     no_failpoint,
     save_chunks,
@@ -105,11 +105,12 @@ class Root(Protocol):
     """The place below which the folders of one run's checkpoints lie.
 
     Attributes:
-        far: whether each look is a request that takes its time and may cost money. There a save is
-            compared by sizes when it is committed: the server has checked what it was sent.
+        is_remote: whether every access is a network request, which is slow and may cost money. A
+            remote save is verified by sizes when it is committed: the server has checked the
+            contents of each upload.
     """
 
-    far: bool
+    is_remote: bool
 
     def __str__(self) -> str:
         """Its address, for messages."""
@@ -233,7 +234,7 @@ class LocalRoot:
         path: the directory; made by the first claim.
     """
 
-    far = False
+    is_remote = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -279,11 +280,11 @@ class _Passed(io.FileIO):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
-        self._passing = Passing(self.fileno())
+        self._page_cache = PageCacheTrim(self.fileno())
 
     def readinto(self, buffer: Any) -> int:
         size = super().readinto(buffer) or 0
-        self._passing.note(size)
+        self._page_cache.note(size)
         return size
 
 
@@ -375,7 +376,7 @@ class S3Root:
         uri: ``s3://bucket/prefix?endpoint_url=...&region=...&addressing=...``.
     """
 
-    far = True
+    is_remote = True
 
     def __init__(self, uri: str) -> None:
         address = parse_s3(uri)
@@ -460,7 +461,7 @@ def _drop_uploads(
             bucket.drop_upload(key, upload)
 
 
-class SpoolFolder:
+class TempFileFolder:
     """See `PartTarget`; what was written is read by pieces, from any thread."""
 
     def __init__(self) -> None:
@@ -483,18 +484,18 @@ class SpoolFolder:
         failpoint: Failpoint = no_failpoint,
     ) -> None:
         """See `PartTarget.write`."""
-        spool = tempfile.TemporaryFile()  # noqa: SIM115 - open until the folder is cleared
+        stream = tempfile.TemporaryFile()  # noqa: SIM115 - open until the folder is cleared
         try:
             for chunk in chunks:
-                spool.write(chunk)
-            spool.flush()
+                stream.write(chunk)
+            stream.flush()
         except OSError as error:
-            spool.close()
+            stream.close()
             raise RunDirectoryError(
                 f"{self.name_of(file)}: cannot be written: {error.strerror}"
             ) from error
         with self._lock:
-            self._files[file] = spool
+            self._files[file] = stream
 
     def piece(self, file: str, offset: int, num_bytes: int) -> bytes:
         """Bytes of a file from ``offset`` on; fewer than asked for only at its end.
@@ -503,12 +504,12 @@ class SpoolFolder:
             CheckpointCorruptError: the file is not there any more, or cannot be read.
         """
         with self._lock:
-            spool = self._files.get(file)
-            if spool is None:
+            stream = self._files.get(file)
+            if stream is None:
                 raise CheckpointCorruptError(f"{self.name_of(file)}: it is not there any more")
             try:
-                spool.seek(offset)
-                return spool.read(num_bytes)
+                stream.seek(offset)
+                return stream.read(num_bytes)
             except OSError as error:
                 raise CheckpointCorruptError(
                     f"{self.name_of(file)}: cannot be read: {error.strerror}"
@@ -517,6 +518,6 @@ class SpoolFolder:
     def clear(self) -> None:
         """Remove all."""
         with self._lock:
-            for spool in self._files.values():
-                spool.close()
+            for stream in self._files.values():
+                stream.close()
             self._files.clear()

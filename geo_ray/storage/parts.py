@@ -329,9 +329,9 @@ class _Filling:
             rest = rest[size:]
 
     def take(self, num_bytes: int) -> bytes:
-        room = bytearray(num_bytes)
-        self.fill(memoryview(room))
-        return bytes(room)
+        buffer = bytearray(num_bytes)
+        self.fill(memoryview(buffer))
+        return bytes(buffer)
 
 
 def _read_header(source: _Filling, file_bytes: int) -> tuple[dict[str, str], list[Entry]]:

@@ -38,8 +38,8 @@ class PartPlaces(Protocol):
     """Where the parts of one process go."""
 
     @property
-    def far(self) -> bool:
-        """See `Root.far`."""
+    def is_remote(self) -> bool:
+        """See `Root.is_remote`."""
 
     def __str__(self) -> str:
         """Its address, for messages."""
@@ -83,8 +83,8 @@ class CheckpointPlaces:
         return self.root().folder(id)
 
     @property
-    def far(self) -> bool:
-        """See `Root.far`."""
+    def is_remote(self) -> bool:
+        """See `Root.is_remote`."""
         return is_s3(self.main)
 
     def model_folder(self, run_dir: str) -> Folder:
@@ -93,11 +93,11 @@ class CheckpointPlaces:
         Args:
             run_dir: the run's directory, which all see where there is no store.
         """
-        return self.beside("model") if self.far else LocalFolder(Path(run_dir))
+        return self.beside("model") if self.is_remote else LocalFolder(Path(run_dir))
 
     def beside(self, name: str) -> Folder:
         """A folder that is of no checkpoint."""
-        if self.far:
+        if self.is_remote:
             return S3Root(self.main).beside(name)
         return LocalFolder(Path(self.main) / name)
 
@@ -179,7 +179,7 @@ class RegionRoot:
     def __init__(self, main: Root, regions: Mapping[str, Root]) -> None:
         self._main = main
         self._regions = regions
-        self.far = True
+        self.is_remote = True
 
     def __str__(self) -> str:
         return str(self._main)

@@ -27,14 +27,14 @@ _OWN_STRATEGY: Final = OwnLoader(
     Strategy,
     Traits,
     STRATEGIES,
-    may_drift=True,
+    may_change=True,
 )
 _OWN_CODEC: Final = OwnLoader(
     UserClass("codec", ConfigError, "examples/own_codec.py"),
     Codec,
     CodecTraits,
     CODECS,
-    may_drift=False,
+    may_change=False,
 )
 
 if TYPE_CHECKING:

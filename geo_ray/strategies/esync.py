@@ -57,7 +57,7 @@ class ESync(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(stands_still="always", every=self.slowest_steps, last="rest"),
-            region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
+            region=RegionTraits(ends_by_total_rows=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 

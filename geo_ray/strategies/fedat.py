@@ -73,7 +73,7 @@ class FedAt(LocalSteps):
                 interval=self.interval,
                 paced=True,
             ),
-            region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
+            region=RegionTraits(ends_by_total_rows=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(releases=True),
         )
 
@@ -142,8 +142,8 @@ class FedAt(LocalSteps):
         then_s = numbers.get(_SORTED_S + name)
         if then_s is None:
             return
-        far = 1.0 + self.retier_at
-        way = float(took_s > far * then_s) - float(took_s * far < then_s)
+        factor = 1.0 + self.retier_at
+        way = float(took_s > factor * then_s) - float(took_s * factor < then_s)
         moved = numbers.get(_MOVED + name, 0.0)
         numbers[_MOVED + name] = moved + way if moved * way >= 0 and way else way
 

@@ -66,7 +66,7 @@ class FedAvg(LocalSteps):
                 interval=self.interval,
                 paced=not self.by_speed,
             ),
-            region=RegionTraits(ends_together=True, eval_params=local_steps.ANCHOR),
+            region=RegionTraits(ends_by_total_rows=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain, releases=True),
         )
 

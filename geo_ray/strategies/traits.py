@@ -108,9 +108,9 @@ class RegionTraits:
     Attributes:
         worker_steps: local steps of each worker's own optimizer between two pushes; what a worker
             pushes then is its change, not a gradient. 0: workers push gradients.
-        ends_together: whether the run ends for all regions at once, when they have seen enough rows
-            together, because they take unequal numbers of steps between rounds. If not, each region
-            ends after the same number of steps of its own.
+        ends_by_total_rows: whether the run ends for all regions at once, after a total number of
+            rows, because regions take unequal numbers of steps between rounds. If false, every
+            region ends after the same number of steps.
         whole_model: whether a region's model must not be cut into shards.
         eval_params: the tensor of `RegionState.memory` that is evaluated (those parameters that the
             averager knows); None: the region's own parameters.
@@ -122,7 +122,7 @@ class RegionTraits:
     """
 
     worker_steps: int = 0
-    ends_together: bool = False
+    ends_by_total_rows: bool = False
     whole_model: bool = False
     eval_params: str | None = None
     rate_key: str = "optimizer.lr"
@@ -217,5 +217,5 @@ class Traits:
     @property
     def round_steps(self) -> int | None:
         """Steps of a round that are the same in all regions; None: there are no such rounds."""
-        same = self.in_rounds and not self.region.ends_together and not self.exchange.by_speed
+        same = self.in_rounds and not self.region.ends_by_total_rows and not self.exchange.by_speed
         return math.ceil(self.exchange.every - _EPS) if same else None

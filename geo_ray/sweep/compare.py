@@ -215,7 +215,7 @@ class Row:
         seconds: of a whole run.
         rounds: exchanges.
         wan_bytes: between regions.
-        idle_share: of the regions' time.
+        idle_fraction: of the regions' time.
         final: the metric at the end.
         usd: what a run costs until the target or its end; NaN without prices.
     """
@@ -230,7 +230,7 @@ class Row:
     seconds: Spread
     rounds: Spread
     wan_bytes: Spread
-    idle_share: Spread
+    idle_fraction: Spread
     final: Spread
     usd: Spread
 
@@ -285,7 +285,7 @@ def row_of(outcomes: Sequence[Outcome], target: Target | None) -> Row:
         seconds=spread([outcome.seconds for outcome in ended]),
         rounds=spread([outcome.rounds for outcome in ended]),
         wan_bytes=spread([outcome.wan_bytes for outcome in ended]),
-        idle_share=spread([outcome.idle_share for outcome in ended]),
+        idle_fraction=spread([outcome.idle_fraction for outcome in ended]),
         final=spread(finals),
         usd=spread([outcome.usd for outcome in ended]),
     )
@@ -444,14 +444,14 @@ class Comparison:
         return standing(row, self.rows[0])
 
 
-def compare(plan: ComparisonPlan, tell: Callable[[str], None]) -> Comparison:
+def compare(plan: ComparisonPlan, notify: Callable[[str], None]) -> Comparison:
     """Choose each variant's learning rate, then run every seed with it.
 
     Trials that an interrupted comparison has recorded are not run again.
 
     Args:
         plan: what to do.
-        tell: told every trial that ends.
+        notify: told every trial that ends.
 
     Raises:
         ConfigError: a variant does not fit the workload; before anything runs.
@@ -473,7 +473,7 @@ def compare(plan: ComparisonPlan, tell: Callable[[str], None]) -> Comparison:
             done += 1
             found.append(priced(outcome, plan.bill))
             what = f"{outcome.label} x{outcome.rate:g} seed {outcome.seed}"
-            tell(progress_text(done, count, time.monotonic() - began_s, done, what))
+            notify(progress_text(done, count, time.monotonic() - began_s, done, what))
         return found
 
     tuning = outcomes_of(tried)
@@ -551,7 +551,7 @@ def cells(row: Row, comparison: Comparison) -> list[str]:
         _text(row.seconds, duration_text),
         _text(row.rounds, number_text),
         _text(row.wan_bytes, bytes_text),
-        _text(row.idle_share, _percent_text),
+        _text(row.idle_fraction, _percent_text),
         _text(row.final, number_text),
         comparison.standing(row),
         _text(row.usd, number_text),
@@ -714,8 +714,8 @@ def _rate(outcome: Outcome) -> str:
     return f"x{outcome.rate:g}" if outcome.lr is None else f"{outcome.lr:g}"
 
 
-def _percent_text(share: float) -> str:
-    return f"{share:.0%}"
+def _percent_text(fraction: float) -> str:
+    return f"{fraction:.0%}"
 
 
 def _text(values: Spread, text: Callable[[float], str]) -> str:

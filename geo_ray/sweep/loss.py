@@ -265,7 +265,7 @@ class LossTask:
     jobs: int
 
 
-def kept_codecs_at(task: LossTask, known: LossProfile | None) -> int | None:
+def codecs_held_at(task: LossTask, known: LossProfile | None) -> int | None:
     """The interval that an earlier measurement of the very same has codecs at; None: at none.
 
     Codecs are compared at one interval of a file, so new ones belong to those that it has.
@@ -388,7 +388,7 @@ def _trials(task: LossTask, cases: Sequence[LossCase], scratch: Path) -> list[Tr
     for number, case in enumerate(cases):
         for seed in task.seeds:
             run = with_seed(case.experiment, task.base_dir, seed, scratch / f"{number}-{seed}")
-            trials.append(TrialSpec(label_of(case.key), 1.0, run, task.base_dir, is_kept=False))
+            trials.append(TrialSpec(label_of(case.key), 1.0, run, task.base_dir, is_saved=False))
     return trials
 
 

@@ -56,8 +56,8 @@ def write_page(title: str, summary: str, body: str, path: Path) -> Path:
     Raises:
         RunDirectoryError: it cannot be written.
     """
-    told = f'<p class="sub">{lines(summary)}</p>' if summary else ""
-    head = f"<header><h1>{escape(title)}</h1>{told}</header>"
+    summary_html = f'<p class="sub">{lines(summary)}</p>' if summary else ""
+    head = f"<header><h1>{escape(title)}</h1>{summary_html}</header>"
     return write_html(html_page(title, head + body), path)
 
 

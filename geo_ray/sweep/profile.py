@@ -310,9 +310,9 @@ def measure(
         return
     profile = known
     place = directory.local_root(experiment).absolute() / "profiles" / "runs"
-    told_unix_s = began_unix_s
+    noted_unix_s = began_unix_s
     with cluster_of(experiment, observer) as cluster:
-        before_s = time.time() - told_unix_s  # a run of its own takes that long to come so far
+        before_s = time.time() - noted_unix_s  # a run of its own takes that long to come so far
         ordered = sorted(corners, key=attrgetter("workers"), reverse=True)
         for number, corner in enumerate(ordered, 1):
             what = f"{number}/{len(corners)} {corner.workers} workers, {corner.rows} rows"
@@ -334,8 +334,8 @@ def measure(
             with suppress(OSError):  # others may lie there
                 place.rmdir()
             now_unix_s = time.time()
-            spent_s = profile.spent_s + now_unix_s - told_unix_s
-            told_unix_s = now_unix_s
+            spent_s = profile.spent_s + now_unix_s - noted_unix_s
+            noted_unix_s = now_unix_s
             profile = profile.model_copy(update={"spent_s": spent_s})
             yield profile
 

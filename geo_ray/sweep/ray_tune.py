@@ -189,9 +189,9 @@ class _Reporter(RunObserver):
         standing = self._watch.feed(event)
         if standing is None or not self._reports:
             return
-        told = report_of(standing, self._watch.goal, self._spec.objectives)
+        reported = report_of(standing, self._watch.goal, self._spec.objectives)
         if self._saved is None or self._saved == self._sent:
-            tune.report(told)
+            tune.report(reported)
             return
         folder = directory_of(self._run.checkpoints, self._saved)
         self._sent = self._saved
@@ -199,7 +199,7 @@ class _Reporter(RunObserver):
             shutil.copytree(folder, Path(scratch) / folder.name)
             known = {k: v for k, v in asdict(standing).items() if v is None or math.isfinite(v)}
             (Path(scratch) / _STANDING).write_text(json.dumps(known), "utf-8")
-            tune.report(told, checkpoint=tune.Checkpoint.from_directory(scratch))
+            tune.report(reported, checkpoint=tune.Checkpoint.from_directory(scratch))
 
 
 def _restored(run: RunDirectory) -> Standing | None:
@@ -282,7 +282,7 @@ def trainable(
 # ------------------------------------------------------------------ what Ray Tune is given
 
 
-class BaseKeptAsha(ASHAScheduler):
+class AshaKeepingBase(ASHAScheduler):
     """ASHA that never stops the base, because other trials are compared with its score.
 
     Args:
@@ -300,11 +300,11 @@ class BaseKeptAsha(ASHAScheduler):
         return str(self.CONTINUE if _is_base(trial, self._base) else decision)
 
 
-class BaseKeptPbt(PopulationBasedTraining):
+class PbtKeepingBase(PopulationBasedTraining):
     """Population based training that never makes the base a copy of another trial.
 
     Args:
-        base: as for `BaseKeptAsha`.
+        base: as for `AshaKeepingBase`.
         options: of the scheduler.
     """
 
@@ -403,7 +403,7 @@ def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
     """
     schedule = config.schedule
     if schedule.kind == "asha":
-        untyped: Any = BaseKeptAsha  # whose types are of steps, which are whole
+        untyped: Any = AshaKeepingBase  # whose types are of steps, which are whole
         made: TrialScheduler = untyped(
             space.base_draw() or {},
             time_attr=_TIME_ATTRS[config.objectives[0]],
@@ -416,13 +416,13 @@ def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
         )
         return made
     if schedule.kind == "pbt":
-        return BaseKeptPbt(
+        return PbtKeepingBase(
             space.base_draw() or {},
             time_attr="training_iteration",
             metric="behind",
             mode="min",
             perturbation_interval=schedule.every,
-            quantile_fraction=schedule.share,
+            quantile_fraction=schedule.quantile,
             hyperparam_mutations=param_space(space),
         )
     plain: Any = FIFOScheduler
@@ -460,11 +460,11 @@ def trial_count(config: TuningConfig, space: Space) -> int:
 # ------------------------------------------------------------------ the search
 
 
-def _tell_nobody(_line: str) -> None:
+def _ignore(_line: str) -> None:
     pass
 
 
-TELL: ContextVar[Callable[[str], None]] = ContextVar("tell", default=_tell_nobody)
+NOTIFY: ContextVar[Callable[[str], None]] = ContextVar("tell", default=_ignore)
 """Given each line. No attribute of the callback, which Ray Tune stores with the search."""
 
 
@@ -523,16 +523,16 @@ class ProgressCallback(Callback):
         done = len(ended | {trial.trial_id})
         spent_s = time.monotonic() - self._began_s
         what = f"{trial.trial_id} {self._text(trial)}"
-        TELL.get()(progress_text(done, self._wanted, spent_s, len(self._done), what))
+        NOTIFY.get()(progress_text(done, self._wanted, spent_s, len(self._done), what))
 
     def _text(self, trial: Trial) -> str:
-        told = trial.last_result or {}
-        if told.get("status") == "failed" or score_key(self._objectives[0]) not in told:
-            why = str(told.get("why") or "its process died").splitlines()[0]
+        reported = trial.last_result or {}
+        if reported.get("status") == "failed" or score_key(self._objectives[0]) not in reported:
+            why = str(reported.get("why") or "its process died").splitlines()[0]
             return f"failed: {why}"
-        texts = [score_text(name, float(told[score_key(name)])) for name in self._objectives]
-        early = "" if "status" in told else "ended early, "
-        if told.get("status") == "diverged":
+        texts = [score_text(name, float(reported[score_key(name)])) for name in self._objectives]
+        early = "" if "status" in reported else "ended early, "
+        if reported.get("status") == "diverged":
             return f"diverged, {', '.join(texts)}"
         if self._note_best(trial):
             texts.append("the best so far")
@@ -540,9 +540,9 @@ class ProgressCallback(Callback):
 
     def _note_best(self, trial: Trial) -> bool:
         """Whether a trial is better than those before it; it is the best then."""
-        told = trial.last_result or {}
-        score = told.get(score_key(self._objectives[0]))
-        if told.get("status", "failed") in ("failed", "diverged") or score is None:
+        reported = trial.last_result or {}
+        score = reported.get(score_key(self._objectives[0]))
+        if reported.get("status", "failed") in ("failed", "diverged") or score is None:
             return False
         if self._best is not None and float(score) >= self._best:
             return False
@@ -622,7 +622,7 @@ class SearchPlan:
         return digest(self.config) + digest(self.space.base.experiment())
 
 
-def run_search(plan: SearchPlan, tell: Callable[[str], None]) -> ResultGrid:
+def run_search(plan: SearchPlan, notify: Callable[[str], None]) -> ResultGrid:
     """Run all trials, or those that are not recorded; Ctrl-C ends it with those that have ended.
 
     Recorded trials repeat their reports, so that the search algorithm and the scheduler learn from
@@ -630,7 +630,7 @@ def run_search(plan: SearchPlan, tell: Callable[[str], None]) -> ResultGrid:
 
     Args:
         plan: what to do; its directory exists.
-        tell: told every trial that ends, and phases that take long.
+        notify: told every trial that ends, and phases that take long.
 
     Raises:
         RunDirectoryError: the file of the trials cannot be read.
@@ -639,11 +639,11 @@ def run_search(plan: SearchPlan, tell: Callable[[str], None]) -> ResultGrid:
     with ExitStack() as stack:
         ended = plan.file.read(tuple(param_space(plan.space)))
         shutil.rmtree(plan.out / TUNE_FOLDER, ignore_errors=True)  # pickled by Ray, never read
-        stack.enter_context(_quiet(tell))
-        with ticking("starting the cluster of the trials", tell):
+        stack.enter_context(_quiet(notify))
+        with ticking("starting the cluster of the trials", notify):
             stack.enter_context(_cluster(plan))
         stack.enter_context(sigterm_as_ctrl_c())  # Ray has set a handler of its own
-        with ticking("running trials", tell):
+        with ticking("running trials", notify):
             return _tuner(plan, ended).fit()
 
 
@@ -745,19 +745,19 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(tell: Callable[[str], None]) -> Iterator[None]:
-    """Suppress Ray's own lines and tables; ours go to ``tell``."""
+def _quiet(notify: Callable[[str], None]) -> Iterator[None]:
+    """Suppress Ray's own lines and tables; ours go to ``notify``."""
     before = {name: os.environ.get(name) for name in _QUIET}
     os.environ.update(_QUIET)
     loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
-    token = TELL.set(tell)
+    token = NOTIFY.set(notify)
     try:
         yield
     finally:
-        TELL.reset(token)
+        NOTIFY.reset(token)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
         for name, value in before.items():

@@ -246,10 +246,10 @@ class _Processes:
                 f"the process that simulated {trial.label} died",
                 fix="Out of memory is the usual cause: give fewer --jobs.",
             )
-        told = json.loads(answer)
-        if "code" in told:
-            raise from_code(told["code"], told["message"], told["fix"])
-        return Outcome.model_validate_json(told["outcome"])
+        answered = json.loads(answer)
+        if "code" in answered:
+            raise from_code(answered["code"], answered["message"], answered["fix"])
+        return Outcome.model_validate_json(answered["outcome"])
 
     def _ask(self, line: str) -> str:
         process = self._process()
@@ -286,7 +286,7 @@ def _request(trial: TrialSpec) -> str:
             "rate": trial.rate,
             "experiment": trial.experiment.model_dump(mode="json"),
             "base_dir": str(trial.base_dir.absolute()),
-            "is_kept": trial.is_kept,
+            "is_saved": trial.is_saved,
         }
     )
 
@@ -297,7 +297,7 @@ def _answer_to(line: str) -> str:
     base_dir = Path(given["base_dir"])
     try:
         experiment = validated(given["experiment"], base_dir)
-        trial = TrialSpec(given["label"], given["rate"], experiment, base_dir, given["is_kept"])
+        trial = TrialSpec(given["label"], given["rate"], experiment, base_dir, given["is_saved"])
         return json.dumps({"outcome": trial.measure().model_dump_json()})
     except GeoRayError as error:
         return json.dumps({"code": error.code, "message": error.message, "fix": error.fix})

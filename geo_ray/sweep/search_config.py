@@ -158,7 +158,12 @@ class PbtSchedule(StrictModel):
 
     kind: Literal["pbt"]
     every: int = Field(2, ge=1, description="evaluations between two such moments")
-    share: float = Field(0.25, gt=0, le=0.5, description="that is worst, and that is copied from")
+    quantile: float = Field(
+        0.25,
+        gt=0,
+        le=0.5,
+        description="fraction of the trials replaced by copies of as many of the best trials",
+    )
 
 
 ScheduleConfig = Annotated[WholeSchedule | AshaSchedule | PbtSchedule, Field(discriminator="kind")]
@@ -224,7 +229,7 @@ class TuningConfig(StrictModel):
     prices: PricesConfig | None = Field(None, description="what trials cost")
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
+    def _check_compatible(self) -> Self:
         if not self.space:
             raise ValueError("`space`: there is nothing to search")
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):

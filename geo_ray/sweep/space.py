@@ -312,10 +312,10 @@ class Space:
             try:
                 tried.append(self.experiment(drawn))
             except ConfigError as error:
-                told, values = self._complaint(error), self._read(entry, drawn)
-                complaints.setdefault(told, f"{entry.key} = {json.dumps(values)}")
+                complaint, values = self._complaint(error), self._read(entry, drawn)
+                complaints.setdefault(complaint, f"{entry.key} = {json.dumps(values)}")
         if complaints:
-            lines = "\n    ".join(f"{at}: {told}" for told, at in complaints.items())
+            lines = "\n    ".join(f"{at}: {complaint}" for complaint, at in complaints.items())
             raise ConfigError(
                 f"the space has values that no run can have:\n    {lines}",
                 fix="Correct them: `geo-ray config schema KEY` shows what a key takes; `when` "
@@ -377,9 +377,9 @@ class Space:
         for key, wanted in entry.domain.when.items():
             options = wanted if isinstance(wanted, (list, tuple)) else [wanted]
             for other in self.entries:
-                fitting = [each for each in options if other.domain.holds(each)]
-                if other.key == key and fitting:
-                    drawn[other.name] = self.written(other, fitting[0])
+                matching = [each for each in options if other.domain.holds(each)]
+                if other.key == key and matching:
+                    drawn[other.name] = self.written(other, matching[0])
                     self._meet(other, drawn, depth + 1)
                     break
 

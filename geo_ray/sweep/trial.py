@@ -104,14 +104,14 @@ class TrialSpec:
         rate: factor on the learning rate.
         experiment: its configuration; `run.dir` is a directory of the trial alone.
         base_dir: where relative paths of the configuration start.
-        is_kept: whether the directory stays once the outcome is known.
+        is_saved: whether the directory stays once the outcome is known.
     """
 
     label: str
     rate: float
     experiment: Experiment
     base_dir: Path
-    is_kept: bool = True
+    is_saved: bool = True
 
     @property
     def values(self) -> dict[str, JSONValue]:
@@ -138,7 +138,7 @@ class TrialSpec:
             outcome = outcome_of(self.label, self.rate, self.experiment, summary, run.path)
         except NonFiniteError as error:
             outcome = failed_outcome(self.label, self.rate, self.experiment, str(error))
-        if not self.is_kept:
+        if not self.is_saved:
             shutil.rmtree(directory, ignore_errors=True)
         return outcome
 
@@ -171,7 +171,7 @@ class Outcome(StrictModel):
     sent_bytes: dict[str, dict[str, float]] | None = Field(
         None, description="by source and destination, until the target or the end; null: not known"
     )
-    idle_share: float = Field(description="of the regions' time without computation")
+    idle_fraction: float = Field(description="of the regions' time without computation")
     usd: float | None = Field(description="until the target or the end; null without prices")
     eval: dict[str, float | None] = Field(description="metrics at the end")
     points: tuple[Point, ...] = Field(description="its evaluations")
@@ -214,7 +214,7 @@ def outcome_of(
         rounds=summary.rounds,
         wan_bytes=sum(summary.wan_bytes.values()),
         sent_bytes=_nested(sent.by_link()),
-        idle_share=idle_s / (busy_s + idle_s) if busy_s + idle_s else 0.0,
+        idle_fraction=idle_s / (busy_s + idle_s) if busy_s + idle_s else 0.0,
         usd=None,
         eval=summary.eval,
         points=_points(evals, np.array(wan, dtype=np.float64).reshape(-1, 2)),
@@ -257,7 +257,7 @@ def failed_outcome(label: str, rate: float, experiment: Experiment, why: str) ->
         samples_to_target=None,
         rounds=0,
         wan_bytes=0,
-        idle_share=0.0,
+        idle_fraction=0.0,
         usd=None,
         eval={},
         points=(),

@@ -45,12 +45,12 @@ def front(scores: Sequence[Sequence[float]]) -> list[int]:
         scores: per trial one number per objective; less is better.
     """
     order = sorted(range(len(scores)), key=lambda place: (tuple(scores[place]), place))
-    kept: list[int] = []
+    retained: list[int] = []
     for place in order:  # none that comes later beats one that came before
         mine = scores[place]
-        if not any(all(a <= b for a, b in zip(scores[k], mine, strict=True)) for k in kept):
-            kept.append(place)
-    return kept
+        if not any(all(a <= b for a, b in zip(scores[k], mine, strict=True)) for k in retained):
+            retained.append(place)
+    return retained
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class TrialRow:
         status: how it ended: at its target, at its end, early, with a training loss that had
             exploded, or in an error.
         scores: one per objective; less is better.
-        told: the numbers of its newest report.
+        reported: the numbers of its newest report.
         points: its evaluations, in order.
         why: what it failed with; "" if it did not.
     """
@@ -87,7 +87,7 @@ class TrialRow:
     values: dict[str, JSONValue]
     status: Status
     scores: tuple[float, ...]
-    told: dict[str, float] = field(repr=False)
+    reported: dict[str, float] = field(repr=False)
     points: tuple[TrialPoint, ...] = field(repr=False)
     why: str = ""
 
@@ -175,14 +175,16 @@ class SearchResult:
     interrupted: bool
 
 
-def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = False) -> SearchResult:
+def search(
+    plan: SearchPlan, notify: Callable[[str], None], *, resume: bool = False
+) -> SearchResult:
     """Run all trials, or those that are left.
 
     In the main thread, Ctrl-C ends it; the trials that have ended are its result.
 
     Args:
         plan: what to do.
-        tell: told every trial that ends, and phases that take long.
+        notify: told every trial that ends, and phases that take long.
         resume: continue the search in its directory.
 
     Raises:
@@ -191,7 +193,7 @@ def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = Fals
         ClusterError: the cluster does not start, or cannot be reached.
     """
     with sigterm_as_ctrl_c(), _claimed(plan, resume=resume):
-        grid = run_search(plan, tell)
+        grid = run_search(plan, notify)
     found = [_row(grid[place], plan) for place in range(len(grid))]
     rows = ordered([row for row in found if row is not None])
     goal = Goal.of(plan.space.base.experiment().train.target)
@@ -247,25 +249,25 @@ def _claim(plan: SearchPlan, *, resume: bool) -> None:
 
 def _row(result: Result, plan: SearchPlan) -> TrialRow | None:
     """The result of a trial; None: it has not begun."""
-    told: dict[str, Any] = dict(result.metrics or {})
+    reported: dict[str, Any] = dict(result.metrics or {})
     drawn = _drawn(result)
     if drawn is None:
         return None
     objectives = plan.config.objectives
-    why = str(told.get("why") or "")
-    status: Status = told.get("status") or ("failed" if result.error else "stopped")
+    why = str(reported.get("why") or "")
+    status: Status = reported.get("status") or ("failed" if result.error else "stopped")
     if result.error is not None and not why:
         status, why = "failed", str(result.error).strip().splitlines()[-1]
-    scores = tuple(float(told[score_key(n)]) for n in objectives if score_key(n) in told)
+    scores = tuple(float(reported[score_key(n)]) for n in objectives if score_key(n) in reported)
     if status == "failed" or len(scores) < len(objectives):
         scores = no_scores(objectives)
-    numbers = {k: float(v) for k, v in told.items() if _is_number(v)}
+    numbers = {k: float(v) for k, v in reported.items() if _is_number(v)}
     return TrialRow(
         id=Path(result.path).name,
         values=plan.space.values(drawn),
         status=status,
         scores=scores,
-        told=numbers,
+        reported=numbers,
         points=_points(result, Goal.of(plan.space.base.experiment().train.target).metric),
         why=why,
     )
@@ -467,13 +469,13 @@ def _cells(row: TrialRow, keys: Sequence[str], tuning: Tuning) -> list[str]:
     texts = [short_id(row), status]
     texts += [value_text(row.values[key]) if key in row.values else "" for key in keys]
     texts += [cell(n, s) for n, s in zip(tuning.objectives, row.scores, strict=True)]
-    told: list[tuple[str, Callable[[float], str]]] = [
+    reported: list[tuple[str, Callable[[float], str]]] = [
         ("time_s", duration_text),
         ("samples", number_text),
         ("wan_bytes", bytes_text),
         (tuning.goal.metric, number_text),
     ]
-    texts += [text(row.told[key]) if key in row.told else "-" for key, text in told]
+    texts += [text(row.reported[key]) if key in row.reported else "-" for key, text in reported]
     return [escape(text) for text in texts]
 
 

@@ -24,15 +24,15 @@ Floats = NDArray[np.float64]
 MAX_POINTS = 1000
 
 
-def smooth(y_N: Floats, share: float = 0.03, breaks: Sequence[int] = ()) -> Floats:
-    """Give the centred moving mean over ``share`` of the points, values that are NaN left out.
+def smooth(y_N: Floats, fraction: float = 0.03, breaks: Sequence[int] = ()) -> Floats:
+    """Give the centred moving mean over ``fraction`` of the points, values that are NaN left out.
 
     The window has at least 9 points, fewer at the ends of the curve and beside a break; fewer than
     60 points are left as they are.
 
     Args:
         y_N: values, float64 (N,).
-        share: width of the window as a part of N.
+        fraction: width of the window as a part of N.
         breaks: the first points after gaps, rising; no window has points of both sides.
 
     Returns:
@@ -40,7 +40,7 @@ def smooth(y_N: Floats, share: float = 0.03, breaks: Sequence[int] = ()) -> Floa
     """
     if len(y_N) < 60:
         return y_N.copy()
-    half = max(4, int(len(y_N) * share / 2))
+    half = max(4, int(len(y_N) * fraction / 2))
     good_N = np.isfinite(y_N)
     finite_N = np.where(good_N, y_N, 0.0)
     unit = max(1.0, float(np.abs(finite_N).max()))  # sums of large values stay finite
@@ -214,8 +214,8 @@ def log_axis(low: float, high: float) -> Axis:
     digits = (1, 2, 5) if last - first <= 3 else (1,)
     stride = max(1, (last - first) // 6)
     values = [digit * 10.0**power for power in range(first, last + 1, stride) for digit in digits]
-    kept = [value for value in values if low * 0.999 <= value <= high * 1.001]
-    return Axis(low, high, tuple((value, number_text(value)) for value in kept), log=True)
+    shown = [value for value in values if low * 0.999 <= value <= high * 1.001]
+    return Axis(low, high, tuple((value, number_text(value)) for value in shown), log=True)
 
 
 def time_axis(low_s: float, high_s: float, count: int = 6) -> tuple[Axis, str]:

@@ -39,7 +39,7 @@ def grown(name: str, over: str, select: str = "", by: str = "run, region") -> st
     return f"sum by ({by}) (increase({scraped(name)}{{{select}}}[{over}]))"
 
 
-def wait_share(select: str = REGION, over: str = "2m") -> str:
+def wait_fraction(select: str = REGION, over: str = "2m") -> str:
     """Query the part of its time that a region waits."""
     wait = per_second("geo_ray_wait_seconds", select, over=over)
     compute = per_second("geo_ray_compute_seconds", select, over=over)
@@ -61,7 +61,7 @@ class AlertSpec:
         query: true where it is to fire.
         lasts: for how long that must be so, in Prometheus's words.
         severity: ``critical`` wakes people.
-        told: what is the matter, with the labels of what fires.
+        description: what is the matter, with the labels of what fires.
         advice: what to do.
     """
 
@@ -69,7 +69,7 @@ class AlertSpec:
     query: str
     lasts: str
     severity: Literal["critical", "warning"]
-    told: str
+    description: str
     advice: str
 
 
@@ -171,7 +171,7 @@ def alert_rules() -> dict[str, Any]:
                         "expr": each.query,
                         "for": each.lasts,
                         "labels": {"severity": each.severity},
-                        "annotations": {"summary": each.told, "description": each.advice},
+                        "annotations": {"summary": each.description, "description": each.advice},
                     }
                     for each in ALERTS
                 ],
@@ -194,13 +194,13 @@ class PanelSpec:
         title: above it.
         queries: what is drawn, each with the legend of its curves.
         unit: as Grafana calls it.
-        told: what one sees there.
+        description: what one sees there.
     """
 
     title: str
     queries: tuple[tuple[str, str], ...]
     unit: str = "short"
-    told: str = ""
+    description: str = ""
 
 
 _EACH: Final = "{{region}}"
@@ -211,16 +211,16 @@ TRAINING: Final = (
     PanelSpec(
         "Evaluation",
         ((gauge("geo_ray_eval_value", RUN, "run, region, metric"), "{{metric}} of {{region}}"),),
-        told="`all` is all regions together.",
+        description="`all` is all regions together.",
     ),
     PanelSpec("Step", ((gauge("geo_ray_step_index"), _EACH),)),
     PanelSpec("Samples per second", ((gauge("geo_ray_samples_per_second"), _EACH),)),
     PanelSpec(
         "Samples per second, counted",
         ((per_second("geo_ray_samples_count"), _EACH),),
-        told="Those repeated after a resumption count again.",
+        description="Those repeated after a resumption count again.",
     ),
-    PanelSpec("Share of the time spent waiting", ((wait_share(), _EACH),), "percentunit"),
+    PanelSpec("Share of the time spent waiting", ((wait_fraction(), _EACH),), "percentunit"),
     PanelSpec(
         "Faults in 15 minutes",
         (
@@ -232,7 +232,7 @@ TRAINING: Final = (
     PanelSpec(
         "Newest checkpoint",
         ((gauge("geo_ray_checkpoint_step_index", RUN, "run"), "step"),),
-        told="A line that does not rise: nothing has been saved.",
+        description="A line that does not rise: nothing has been saved.",
     ),
 )
 EXCHANGES: Final = (
@@ -250,7 +250,9 @@ EXCHANGES: Final = (
     ),
     PanelSpec("Exchanges per second", ((per_second("geo_ray_exchanges_count"), _EACH),)),
     PanelSpec("Round", ((gauge("geo_ray_round_index"), _EACH),)),
-    PanelSpec("Staleness", ((gauge("geo_ray_staleness_updates"), _EACH),), told="In updates."),
+    PanelSpec(
+        "Staleness", ((gauge("geo_ray_staleness_updates"), _EACH),), description="In updates."
+    ),
     PanelSpec("Size of the newest checkpoint",
               ((gauge("geo_ray_checkpoint_bytes", RUN, "run"), "size"),), "bytes"),
 )  # fmt: skip
@@ -313,7 +315,7 @@ def _panel(number: int, panel: PanelSpec) -> dict[str, Any]:
         "id": number + 1,
         "type": "timeseries",
         "title": panel.title,
-        "description": panel.told,
+        "description": panel.description,
         "datasource": _SOURCE,
         "gridPos": {
             "x": _WIDE * (number % 2),

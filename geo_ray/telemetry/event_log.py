@@ -79,7 +79,7 @@ class EventLog:
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque()  # for room on the disk
         self._waiting_bytes = 0
-        self._told = RateLimitedLog(_log)
+        self._limited_log = RateLimitedLog(_log)
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -129,7 +129,7 @@ class EventLog:
                 os.ftruncate(self._fd, self._size)  # no torn line in the middle of the log
                 if not is_full(error) or self._waiting_bytes > MOST_WAITING_BYTES:
                     raise _cannot("write", self.path, error) from error
-                self._told.warning(
+                self._limited_log.warning(
                     "full",
                     f"the disk of {self.path} is full: {len(self._waiting)} events wait in memory "
                     "until there is room",
@@ -206,12 +206,12 @@ def follow(
     clock = clock or SystemClock()
     tail = EventTail(path)
     while True:
-        last_look = stop()  # asked first: what was written before it turned true is still given
+        final_poll = stop()  # asked first: what was written before it turned true is still given
         ended = False
         for event in tail.new():
             yield event
             ended = event.kind in ("run_finished", "run_failed")
-        if last_look or ended:
+        if final_poll or ended:
             return
         clock.sleep_s(poll_s)
 
@@ -488,9 +488,9 @@ def _newest_s(path: Path) -> float:
 def failure_fields(error: BaseException) -> dict[str, str]:
     """Give what `run_failed` says of an error."""
     if isinstance(error, GeoRayError):
-        told = error
+        cause = error
     elif isinstance(error, KeyboardInterrupt):
-        told = InterruptedRunError("the run was interrupted and ended at once")
+        cause = InterruptedRunError("the run was interrupted and ended at once")
     else:
-        told = InvariantError(f"{type(error).__name__}: {error}")
-    return {"code": told.code, "message": told.message, "fix": told.fix}
+        cause = InvariantError(f"{type(error).__name__}: {error}")
+    return {"code": cause.code, "message": cause.message, "fix": cause.fix}

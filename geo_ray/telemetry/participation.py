@@ -43,7 +43,7 @@ _STATE_AFTER: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class TimeRange:
     """A state of a region or worker.
 
     Attributes:
@@ -58,16 +58,16 @@ class Band:
 
 
 @dataclass(slots=True)
-class Presence:
+class Participation:
     """Folds events, in order.
 
     Attributes:
-        bands: of each region and worker of which something is known, in order of appearance;
+        ranges: of each region and worker of which something is known, in order of appearance;
             workers are called ``region/worker``.
         marks: what happened at a moment: seconds, and words.
     """
 
-    bands: dict[str, list[Band]] = field(default_factory=dict)
+    ranges: dict[str, list[TimeRange]] = field(default_factory=dict)
     marks: list[tuple[float, str]] = field(default_factory=list)
     _now: dict[str, tuple[str, float]] = field(default_factory=dict)
     _began_s: float = 0.0
@@ -97,12 +97,12 @@ class Presence:
         else:
             self._changed(event)
 
-    def until(self, end_s: float) -> dict[str, list[Band]]:
+    def until(self, end_s: float) -> dict[str, list[TimeRange]]:
         """All bands, with those that last cut off at the end of what is known."""
-        found = {name: list(bands) for name, bands in self.bands.items()}
+        found = {name: list(ranges) for name, ranges in self.ranges.items()}
         for name, (state, start_s) in self._now.items():
             if end_s > start_s:
-                found.setdefault(name, []).append(Band(state, start_s, end_s))
+                found.setdefault(name, []).append(TimeRange(state, start_s, end_s))
         return found
 
     def _changed(self, event: Event) -> None:
@@ -111,9 +111,9 @@ class Presence:
             self._enter(region, _STATE_AFTER[event.kind], event.t_s)
             return
         name = f"{region}/{event['worker']}"
-        if name not in self._now and name not in self.bands:
+        if name not in self._now and name not in self.ranges:
             self._now[name] = ("member", self._began_s)  # nobody told of it so far
-            self.bands[name] = []
+            self.ranges[name] = []
         self._enter(name, _STATE_AFTER[event.kind], event.t_s)
 
     def _enter(self, name: str, state: str, t_s: float) -> None:
@@ -124,9 +124,9 @@ class Presence:
 
     def _leave(self, name: str, t_s: float) -> None:
         state, start_s = self._now.pop(name, ("", t_s))
-        bands = self.bands.setdefault(name, [])
+        ranges = self.ranges.setdefault(name, [])
         if t_s > start_s:
-            bands.append(Band(state, start_s, t_s))
+            ranges.append(TimeRange(state, start_s, t_s))
 
     def _end(self, t_s: float, but: Collection[str] = ()) -> None:
         """All bands end but those of members in ``but``, and of their workers that are members."""
@@ -135,14 +135,18 @@ class Presence:
                 self._leave(name, t_s)
 
 
-def absences(bands: Iterable[Band]) -> tuple[tuple[float, float], ...]:
+def absences(ranges: Iterable[TimeRange]) -> tuple[tuple[float, float], ...]:
     """Return when a region was lost or had left: the start and the end of each time in seconds."""
-    return tuple((band.start_s, band.end_s) for band in bands if band.state in ("lost", "left"))
+    return tuple(
+        (time_range.start_s, time_range.end_s)
+        for time_range in ranges
+        if time_range.state in ("lost", "left")
+    )
 
 
-def presence_of(events: Iterable[Event]) -> Presence:
+def participation_of(events: Iterable[Event]) -> Participation:
     """Fold the events of a run, in order; those of other kinds are passed over."""
-    found = Presence()
+    found = Participation()
     for event in events:
         if event.kind in MEMBER_KINDS:
             found.feed(event)
@@ -162,46 +166,46 @@ MEMBERS_NOTE: Final = (
 
 def members_section(run: RunRecord) -> str:
     """The section; nothing if the members were the same all the time."""
-    found = presence_of(run.changes)
+    found = participation_of(run.changes)
     end_s = run.totals.elapsed_s
-    bands = found.until(end_s)
-    changed = any(band.state != "member" for each in bands.values() for band in each)
-    joined = any(each and each[0].start_s > _first_s(bands) for each in bands.values())
+    ranges = found.until(end_s)
+    changed = any(time_range.state != "member" for each in ranges.values() for time_range in each)
+    joined = any(each and each[0].start_s > _first_s(ranges) for each in ranges.values())
     if not (changed or joined or found.marks) or end_s <= 0:
         return ""
-    return section("Members", members_figure(bands, found.marks, end_s), MEMBERS_NOTE)
+    return section("Members", members_figure(ranges, found.marks, end_s), MEMBERS_NOTE)
 
 
 def members_figure(
-    bands: Mapping[str, list[Band]], at: Sequence[tuple[float, str]], end_s: float
+    ranges: Mapping[str, list[TimeRange]], at: Sequence[tuple[float, str]], end_s: float
 ) -> str:
     """Draw bands over time.
 
     Args:
-        bands: of the run, its regions and workers, by name.
+        ranges: of the run, its regions and workers, by name.
         at: what happened at a moment: seconds, and words.
         end_s: end of the time; above 0.
     """
-    lanes = _in_order(bands)
+    lanes = _in_order(ranges)
     return _drawn(lanes[:_MOST_LANES], len(lanes), end_s, at)
 
 
-def _first_s(bands: Mapping[str, Sequence[Band]]) -> float:
-    return min((each[0].start_s for each in bands.values() if each), default=0.0)
+def _first_s(ranges: Mapping[str, Sequence[TimeRange]]) -> float:
+    return min((each[0].start_s for each in ranges.values() if each), default=0.0)
 
 
 def _turn(name: str) -> tuple[bool, list[str]]:
     return name != RUN, name.split("/")
 
 
-def _in_order(bands: Mapping[str, list[Band]]) -> list[tuple[str, list[Band]]]:
+def _in_order(ranges: Mapping[str, list[TimeRange]]) -> list[tuple[str, list[TimeRange]]]:
     """The run, then each region with its workers behind it."""
-    names = sorted(bands, key=_turn)
-    return [(name, bands[name]) for name in names]
+    names = sorted(ranges, key=_turn)
+    return [(name, ranges[name]) for name in names]
 
 
 def _drawn(
-    lanes: Sequence[tuple[str, list[Band]]],
+    lanes: Sequence[tuple[str, list[TimeRange]]],
     count: int,
     end_s: float,
     at: Sequence[tuple[float, str]],
@@ -210,13 +214,15 @@ def _drawn(
     lane, height = _ROOMY if len(lanes) <= _ROOMY_LANES else _TIGHT
     names = [(i * lane + 4 + height / 2, _name(name)) for i, (name, _) in enumerate(lanes)]
     body = "".join(
-        _band(band, i * lane + 4, height, axis)
-        for i, (_, bands) in enumerate(lanes)
-        for band in bands
+        _time_range(time_range, i * lane + 4, height, axis)
+        for i, (_, ranges) in enumerate(lanes)
+        for time_range in ranges
     )
     total = lane * len(lanes) + 4
     shown = [
-        s for s in _STATE_ORDER if any(band.state == s for _, bands in lanes for band in bands)
+        s
+        for s in _STATE_ORDER
+        if any(time_range.state == s for _, ranges in lanes for time_range in ranges)
     ]
     legend = "".join(
         f'<li><svg width="14" height="12"><rect class="m-{state}" width="14" height="12"/></svg>'
@@ -237,12 +243,12 @@ def _drawn(
     return figure(f"members over time{rest}", f'<ul class="legend">{legend}</ul>', drawing)
 
 
-def _band(band: Band, top: int, height: int, axis: Axis) -> str:
-    x = STRETCHED_WIDTH * axis.part(band.start_s)
-    width = max(STRETCHED_WIDTH * axis.part(band.end_s) - x, 0.6)
-    text = f"{band.state} for {duration_text(band.end_s - band.start_s)}"
+def _time_range(time_range: TimeRange, top: int, height: int, axis: Axis) -> str:
+    x = STRETCHED_WIDTH * axis.part(time_range.start_s)
+    width = max(STRETCHED_WIDTH * axis.part(time_range.end_s) - x, 0.6)
+    text = f"{time_range.state} for {duration_text(time_range.end_s - time_range.start_s)}"
     return (
-        f'<rect class="m-{band.state}" x="{x:.1f}" y="{top}" width="{width:.1f}" '
+        f'<rect class="m-{time_range.state}" x="{x:.1f}" y="{top}" width="{width:.1f}" '
         f'height="{height}"><title>{escape(text)}</title></rect>'
     )
 
@@ -289,8 +295,8 @@ class Spans:
 
     def before(self, end_s: float) -> Spans:
         """Give those that begin before ``end_s``, cut off there."""
-        kept = self.start < end_s
-        return Spans(self.start[kept], np.minimum(self.end[kept], end_s))
+        is_shown = self.start < end_s
+        return Spans(self.start[is_shown], np.minimum(self.end[is_shown], end_s))
 
 
 Lanes = Mapping[str, Mapping[str, Spans]]  # region -> kind -> spans

@@ -212,7 +212,7 @@ class Progress:
             elif event.kind == "step":
                 self._first_steps.setdefault(event["region"], event["step"] - 1)
             if event.kind in _TOLD:
-                self._tell(event)
+                self._describe(event)
             if self._plain and self._started and now_s - self._printed_at_s >= PLAIN_LINE_EVERY_S:
                 self._printed_at_s = now_s
                 self._printed_line = self.line()
@@ -310,7 +310,7 @@ class Progress:
             f"{region.rates.sent.per_s(now_s) * 8e-6:.1f}",
             f"{region.rates.received.per_s(now_s) * 8e-6:.1f}",
             number_text(region.staleness),
-            f"{region.rates.wait_share(now_s):.0%}",
+            f"{region.rates.wait_fraction(now_s):.0%}",
             state,
         ]
 
@@ -349,7 +349,7 @@ class Progress:
             left_s = max(left_s, (self._total_steps - region.step) * elapsed_s / done)
         return left_s if left_s > 0 else None
 
-    def _tell(self, event: Event) -> None:
+    def _describe(self, event: Event) -> None:
         """Print what a person must not miss as a line that stays."""
         who = escape(f"{event.fields.get('region', '')} worker {event.fields.get('worker', '')}")
         cause = escape(str(event.fields.get("cause", "")))

@@ -40,7 +40,13 @@ from geo_ray.telemetry.columns import RegionRecord, RunRecord, record, standing
 from geo_ray.telemetry.event_log import EVENTS_FILE, LOGS_DIRECTORY, Ending, ending_of, read_events
 from geo_ray.telemetry.events import FAULT_KINDS, Event
 from geo_ray.telemetry.html_page import empty_note, html_page, section, write_html
-from geo_ray.telemetry.participation import absences, lanes, members_section, presence_of, timeline
+from geo_ray.telemetry.participation import (
+    absences,
+    lanes,
+    members_section,
+    participation_of,
+    timeline,
+)
 from geo_ray.telemetry.run_map import map_figure, map_of_record
 from geo_ray.telemetry.sections import (
     cost_section,
@@ -79,13 +85,15 @@ def tag(ending: Ending, *, early: bool = False) -> str:
     return f'<span class="{_TAGS.get(ending, "tag cut")}">{escape(text)}</span>'
 
 
-def ending_box(run_dir: Path, run: RunRecord, ending: Ending) -> str:
+def ended_note(run_dir: Path, run: RunRecord, ending: Ending) -> str:
     """Give a box that says how and where the run ended and how to go on; nothing if it is whole."""
     if ending is Ending.FINISHED:
         return ""
     if ending is Ending.GOING:
-        told = "This page was made while the run was going on: its numbers are those until then."
-        return f'<div class="ended going"><p>{told}</p></div>'
+        sentence = (
+            "This page was made while the run was going on: its numbers are those until then."
+        )
+        return f'<div class="ended going"><p>{sentence}</p></div>'
     run_dir = run_dir.absolute()  # the page may be read from elsewhere
     totals = run.totals
     rows: list[tuple[str, str]] = []
@@ -188,9 +196,9 @@ _Returns: TypeAlias = Mapping[str, tuple[float, ...]]
 def curve_sections(run: RunRecord) -> str:
     """Draw training loss and evaluations over time, steps, samples, and bytes if there are any."""
     so_far = _SoFar.of(run)
-    bands = presence_of(run.changes).until(run.totals.elapsed_s)
+    ranges = participation_of(run.changes).until(run.totals.elapsed_s)
     returns = {
-        name: tuple(end_s for _, end_s in absences(of_region)) for name, of_region in bands.items()
+        name: tuple(end_s for _, end_s in absences(of_region)) for name, of_region in ranges.items()
     }
     axes = [axis for axis in AXES if axis != WAN_AXIS or so_far.wan_bytes.any()]
     return switched(axes, _loss(run, so_far, axes, returns) + _evals(run, so_far, axes, returns))
@@ -379,12 +387,12 @@ def render_report(
     if started is None:
         name = run_dir.resolve().name
         head = f"<header><h1>{escape(name)} {tag(ending)}</h1></header>"
-        return html_page(name, head + ending_box(run_dir, run, ending) + _config(run_dir))
+        return html_page(name, head + ended_note(run_dir, run, ending) + _config(run_dir))
     # Of a run that was resumed and has not ended, there is the summary of the stretch before.
     summary = load_summary(run_dir) if ending is Ending.FINISHED else None
     parts = [
         _header(run, started, summary, ending),
-        ending_box(run_dir, run, ending),
+        ended_note(run_dir, run, ending),
         _facts(run, started, summary),
         cost_section(load_cost(run_dir)),
         regions_section(run),
@@ -442,12 +450,12 @@ def _header(run: RunRecord, started: Event, summary: Summary | None, ending: End
         digest += f", final parameters {_fingerprint(summary.digest)}"
     sub = f"{started['task']}, {started['strategy']}, {named}"
     links = started.fields.get("links")
-    told = "" if links is None else f"<br>{escape(links)}"
+    sentence = "" if links is None else f"<br>{escape(links)}"
     asked = f'<p class="warn">Asked to stop: {escape(stop)}</p>' if stop is not None else ""
     return (
         f"<header><h1>{escape(started['run'])} {tags}</h1>"
         f'<p class="sub">{escape(sub)}<br>'
-        f"{digest}{told}</p>{asked}</header>"
+        f"{digest}{sentence}</p>{asked}</header>"
     )
 
 

@@ -17,7 +17,7 @@ from geo_ray.base.text import bytes_text, number_text
 from geo_ray.telemetry.charts import figure
 from geo_ray.telemetry.columns import RunRecord
 from geo_ray.telemetry.html_page import empty_note
-from geo_ray.telemetry.participation import presence_of
+from geo_ray.telemetry.participation import participation_of
 from geo_ray.telemetry.view import MapLink, MapRegion, MapView
 
 MOST_LINKS: Final = 400
@@ -54,10 +54,10 @@ def places_of(view: MapView) -> dict[str, Place]:
     """
     names = [region.name for region in view.regions]
     middle = (_WIDTH / 2, _height(len(names)) / 2)
-    hub = _hub(view)
-    ring = [name for name in names if name != hub]
+    center = _center(view)
+    ring = [name for name in names if name != center]
     ring_x, ring_y = middle[0] - 150, middle[1] - 56
-    places = {} if hub is None else {hub: middle}
+    places = {} if center is None else {center: middle}
     for number, name in enumerate(ring):
         angle = math.pi + 2 * math.pi * number / len(ring)
         x, y = middle[0] + ring_x * math.cos(angle), middle[1] + ring_y * math.sin(angle)
@@ -65,7 +65,7 @@ def places_of(view: MapView) -> dict[str, Place]:
     return places
 
 
-def _hub(view: MapView) -> str | None:
+def _center(view: MapView) -> str | None:
     """The region that is linked with most others, if these are few links for so many regions."""
     count = len(view.regions)
     if count == 1:
@@ -78,8 +78,8 @@ def _hub(view: MapView) -> str | None:
     if not degrees:
         return leader
     names = {region.name for region in view.regions}
-    hub, degree = max(degrees.items(), key=lambda item: (item[1], item[0] == leader, item[0]))
-    return hub if degree > count / 2 and hub in names else None
+    center, degree = max(degrees.items(), key=lambda item: (item[1], item[0] == home, item[0]))
+    return center if degree > count / 2 and center in names else None
 
 
 def map_figure(view: MapView, *, now: bool) -> str:
@@ -126,17 +126,17 @@ def _link(link: MapLink, places: Mapping[str, Place], scale: float, *, written: 
     middle_x, middle_y = (x1 + x2) / 2 + bow * across_x, (y1 + y2) / 2 + bow * across_y
     width = 1.0 + scale * link.mbps
     kind = "k-idle" if link.mbps <= 0 else "k-load"
-    if link.share is not None and link.share >= _BUSY:
+    if link.fraction is not None and link.fraction >= _BUSY:
         kind = "k-full"
     load = f"{number_text(round(link.mbps, 2))} Mb/s"
     limit = "" if link.limit_mbps is None else f" of {number_text(link.limit_mbps)}"
-    told = f"{link.src} to {link.dst}: {load}{limit}, {bytes_text(link.bytes)} so far"
+    title = f"{link.src} to {link.dst}: {load}{limit}, {bytes_text(link.bytes)} so far"
     text = ""
     if written and link.mbps > 0:
         x, y = (x1 + x2) / 2 + 0.85 * bow * across_x, (y1 + y2) / 2 + 0.85 * bow * across_y
         text = f'<text class="k" x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle">{load}</text>'
     return (
-        f'<g><title>{escape(told)}</title><path class="{kind}" stroke-width="{width:.1f}" '
+        f'<g><title>{escape(title)}</title><path class="{kind}" stroke-width="{width:.1f}" '
         f'd="M{x1:.1f} {y1:.1f}Q{middle_x + bow * across_x / 2:.1f} '
         f'{middle_y + bow * across_y / 2:.1f} {x2:.1f} {y2:.1f}"/>{text}</g>'
     )
@@ -146,10 +146,10 @@ def _region(region: MapRegion, place: Place, *, named: bool) -> str:
     x, y = place
     size = 13 if named else 6
     kind = _STATES.get(region.state, "m-left")
-    leader = ", home of the averager" if region.is_leader else ""
-    more = f", {region.told}" if region.told else ""
-    told = f"{region.name}: {region.state}{leader}{more}"
-    ring = f'<circle class="leader" cx="{x}" cy="{y}" r="{size + 5}"/>' if region.is_leader else ""
+    home = ", home of the averager" if region.is_home else ""
+    more = f", {region.detail}" if region.detail else ""
+    title = f"{region.name}: {region.state}{home}{more}"
+    ring = f'<circle class="home" cx="{x}" cy="{y}" r="{size + 5}"/>' if region.is_home else ""
     text = ""
     if named or region.is_leader:
         # Beside the ring, away from its links; above and below it in the middle.
@@ -163,7 +163,7 @@ def _region(region: MapRegion, place: Place, *, named: bool) -> str:
             f'text-anchor="{anchor}">{escape(short)}</text>'
         )
     return (
-        f'<g><title>{escape(told)}</title>{ring}<circle class="{kind} node" cx="{x}" cy="{y}" '
+        f'<g><title>{escape(title)}</title>{ring}<circle class="{kind} node" cx="{x}" cy="{y}" '
         f'r="{size}"/>{text}</g>'
     )
 
@@ -175,7 +175,7 @@ def _legend(view: MapView) -> str:
     if any(region.is_leader for region in view.regions):
         ring = '<svg width="16" height="14"><circle class="leader" cx="8" cy="7" r="6"/></svg>'
         items.append(f"<li>{ring}averager</li>")
-    if any(link.share is not None and link.share >= _BUSY for link in view.links):
+    if any(link.fraction is not None and link.fraction >= _BUSY for link in view.links):
         line = (
             '<svg width="22" height="8"><path class="k-full" stroke-width="4" d="M0 4H22"/></svg>'
         )
@@ -186,16 +186,16 @@ def _legend(view: MapView) -> str:
 def map_of_record(run: RunRecord) -> MapView:
     """Put regions and links of a run on a map."""
     totals = run.totals
-    bands = presence_of(run.changes).until(totals.elapsed_s)
-    leader = None if totals.started is None else totals.started.fields.get("averager")
+    ranges = participation_of(run.changes).until(totals.elapsed_s)
+    home = None if totals.started is None else totals.started.fields.get("averager")
     for event in run.changes:
         if event.kind == "averager_moved":
             leader = event["region"]
     regions = [
         MapRegion(
             name,
-            bands[name][-1].state if bands.get(name) else "member",
-            name == leader and len(totals.regions) > 1,
+            ranges[name][-1].state if ranges.get(name) else "member",
+            name == home and len(totals.regions) > 1,
             f"{region.steps.step:,} steps, loss {number_text(region.steps.end_loss())}",
         )
         for name, region in totals.regions.items()

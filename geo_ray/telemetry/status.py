@@ -259,7 +259,7 @@ class RegionRates:
         for rate in (self.samples, self.compute, self.waiting, self.sent, self.received):
             rate.start(t_s)
 
-    def wait_share(self, now_s: float) -> float:
+    def wait_fraction(self, now_s: float) -> float:
         """Give the part of the last 10 s of compute and wait that was wait, 0 to 1."""
         wait, compute = self.waiting.per_s(now_s), self.compute.per_s(now_s)
         return wait / (wait + compute) if wait + compute > 0 else 0.0
@@ -299,7 +299,7 @@ class RegionNow:
             return self.gone
         if not self.begun:
             return "starting"
-        return "waiting" if self.rates.wait_share(now_s) > 0.5 else "computing"
+        return "waiting" if self.rates.wait_fraction(now_s) > 0.5 else "computing"
 
 
 class RunNow:
@@ -434,15 +434,15 @@ class StatusFold:
         """The target and whether it is reached."""
         if self._target is None:
             return None
-        told = self._target.model_dump(include={"metric", "value", "direction"})
-        return TargetStatus(**told, reached_s=self._reached_s)
+        target = self._target.model_dump(include={"metric", "value", "direction"})
+        return TargetStatus(**target, reached_s=self._reached_s)
 
     def _steps_of(self, name: str) -> int | None:
         """How many it is to take; of one that has joined since: as many as all, if they agree."""
         started = self.totals.started
-        told = {} if started is None else started.fields.get("steps") or {}
-        same = set(told.values())
-        return told.get(name, same.pop() if len(same) == 1 else None)
+        configured = {} if started is None else started.fields.get("steps") or {}
+        same = set(configured.values())
+        return configured.get(name, same.pop() if len(same) == 1 else None)
 
     def _region(self, name: str, totals: RegionTotals, unseen: str | None) -> RegionStatus:
         """One region; ``unseen`` is what those do of a run that nobody drives."""

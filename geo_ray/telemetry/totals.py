@@ -301,8 +301,8 @@ class RunTotals:
     @property
     def codec(self) -> dict[str, str]:
         """The codecs by direction, ``up`` and ``down``; without those that are none."""
-        told = {} if self.started is None else self.started.fields.get("codec") or {}
-        return {direction: kind for direction, kind in told.items() if kind is not None}
+        codecs = {} if self.started is None else self.started.fields.get("codec") or {}
+        return {direction: kind for direction, kind in codecs.items() if kind is not None}
 
     @property
     def steps(self) -> int:

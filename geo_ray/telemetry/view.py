@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from geo_ray.base.text import number_text
 from geo_ray.telemetry.events import FAULT_KINDS, MEMBER_KINDS, Event
-from geo_ray.telemetry.participation import Band, Presence, absences
+from geo_ray.telemetry.participation import Participation, TimeRange, absences
 from geo_ray.telemetry.status import RegionStatus, RunStatus
 from geo_ray.telemetry.summary import Cost
 from geo_ray.telemetry.totals import Link, LinkTotals, Rate, RunTotals
@@ -77,14 +77,14 @@ class MapRegion:
     Attributes:
         name: of the region.
         state: as in `RegionStatus`; ``member`` where no more is known.
-        is_leader: whether the averager lives there.
-        told: more about it, in words.
+        is_home: whether the averager lives there.
+        detail: more about it, in words.
     """
 
     name: str
     state: str
-    is_leader: bool = False
-    told: str = ""
+    is_home: bool = False
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class MapLink:
     limit_mbps: float | None = None
 
     @property
-    def share(self) -> float | None:
+    def fraction(self) -> float | None:
         """Its load as a part of what it can carry; None where that is not known."""
         return None if self.limit_mbps is None else self.mbps / self.limit_mbps
 
@@ -189,12 +189,12 @@ class MembersView:
     """Who took part when.
 
     Attributes:
-        bands: by region and worker.
+        ranges: by region and worker.
         marks: what happened at a moment: seconds, and words.
         end_s: until when that is known.
     """
 
-    bands: dict[str, list[Band]]
+    ranges: dict[str, list[TimeRange]]
     marks: tuple[tuple[float, str], ...]
     end_s: float
 
@@ -296,7 +296,7 @@ class HistoryFold:
         self._usd_gap_s, self._usd_at_s = 1.0, 0.0
         self._wan = LinkTotals()
         self._loads: dict[Link, Rate] = {}
-        self._presence = Presence()
+        self._participation = Participation()
         self._notes: deque[tuple[float, str]] = deque(maxlen=_NOTES)
         self._now_s = 0.0
 
@@ -304,7 +304,7 @@ class HistoryFold:
         """Take the next event, and what the run amounts to with it."""
         self._now_s = max(self._now_s, event.t_s)
         if event.kind in MEMBER_KINDS:
-            self._presence.feed(event)
+            self._participation.feed(event)
             self._shorten()
         if event.kind in _NOTED:
             self._notes.append((event.t_s, note_text(event)))
@@ -354,10 +354,10 @@ class HistoryFold:
 
     def history(self) -> HistoryView:
         """Give everything over time."""
-        bands = self._presence.until(self._now_s)
+        ranges = self._participation.until(self._now_s)
         losses = [_curve("all regions", self._loss)]
         losses += [
-            _curve(name, curve, absences(bands.get(name, ())))
+            _curve(name, curve, absences(ranges.get(name, ())))
             for name, curve in self._losses.items()
         ]
         usd = None
@@ -369,7 +369,7 @@ class HistoryFold:
             evals=tuple(_curve(name, curve) for name, curve in self._evals.items()),
             exchanges=_curve("exchange", self._exchanges),
             usd=usd,
-            members=MembersView(bands, tuple(self._presence.marks), self._now_s),
+            members=MembersView(ranges, tuple(self._participation.marks), self._now_s),
             notes=tuple(self._notes),
         )
 
@@ -400,16 +400,16 @@ class HistoryFold:
 
     def _shorten(self) -> None:
         """A run of months, whose workers come and go: its newest bands are enough."""
-        for bands in self._presence.bands.values():
-            del bands[: max(0, len(bands) - _BANDS)]
-        marks = self._presence.marks
+        for ranges in self._participation.ranges.values():
+            del ranges[: max(0, len(ranges) - _BANDS)]
+        marks = self._participation.marks
         del marks[: max(0, len(marks) - _BANDS)]
 
 
 def map_of(status: RunStatus, links: tuple[MapLink, ...]) -> MapView:
     """Put the regions of a status on a map."""
     regions = tuple(
-        MapRegion(each.name, each.state, each.name == status.averager, _told(each))
+        MapRegion(each.name, each.state, each.name == status.averager, _detail(each))
         for each in status.regions
     )
     return MapView(regions, links)
@@ -425,7 +425,7 @@ def note_text(event: Event) -> str:
     return ": ".join([parts[0], ", ".join(parts[1:])]) if len(parts) > 1 else parts[0]
 
 
-def _told(region: RegionStatus) -> str:
+def _detail(region: RegionStatus) -> str:
     return (
         f"step {region.step:,}, loss {number_text(region.loss)}, "
         f"{number_text(round(region.samples_per_s, 1))} samples/s"

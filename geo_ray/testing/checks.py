@@ -36,13 +36,13 @@ class Finding:
     why: str | None
 
 
-def expect(kept: bool, why: str) -> None:
+def expect(holds: bool, why: str) -> None:
     """Go on only if something is as promised.
 
     Raises:
         BrokenPromiseError: it is not.
     """
-    if not kept:
+    if not holds:
         raise BrokenPromiseError(why)
 
 

@@ -77,8 +77,8 @@ def lossless_means_every_bit(codec: Codec) -> None:
         return
     odd_P = torch.tensor([-0.0, 0.0, 1e-45, -1e-40, 3.4e38, -3.4e38, 1.5, 65520.0, 0.1])
     vectors = [torch.cat([gauss(1001), odd_P.repeat(3), torch.zeros(77)])]
-    for share in (0.0, 0.001, 0.05, 0.5, 1.0):
-        there_P = torch.rand(9001, generator=torch.Generator().manual_seed(3)) < share
+    for fraction in (0.0, 0.001, 0.05, 0.5, 1.0):
+        there_P = torch.rand(9001, generator=torch.Generator().manual_seed(3)) < fraction
         vectors.append(gauss(9001) * there_P)
     for x_P in vectors:
         same = _same_bits(codec.decode(codec.encode(x_P, {}, 1)), x_P)
@@ -180,10 +180,10 @@ def bytes_are_a_row_and_few(codec: Codec) -> None:
         )
         most = 4 * num + 4 * num // 16 + _ROOM_BYTES
         expect(coded.size_bytes <= most, f"{num} values take more bytes than without a codec")
-    told, found = codec.traits.bits_per_value, 8 * coded.size_bytes / num
+    stated, found = codec.traits.bits_per_value, 8 * coded.size_bytes / num
     expect(
-        abs(found - told) <= _ESTIMATE * found,
-        f"a value takes {found:.4g} bits; its traits say {told:.4g}",
+        abs(found - stated) <= _ESTIMATE * found,
+        f"a value takes {found:.4g} bits; its traits say {stated:.4g}",
     )
 
 
@@ -198,8 +198,8 @@ def nothing_is_lost_in_the_books(codec: Codec) -> None:
         decoded_P += encoder.encode(x_P, number).sent_P
     if encoder.residual_P is not None:
         decoded_P += encoder.residual_P
-    far = float((handed_P - decoded_P).norm() / handed_P.norm())
-    expect(far <= 1e-4, f"with error feedback {far:.2g} of the sum is missing")
+    gap = float((handed_P - decoded_P).norm() / handed_P.norm())
+    expect(gap <= 1e-4, f"with error feedback {gap:.2g} of the sum is missing")
 
 
 def _decode_or_refuse(codec: Codec, coded: Coded) -> None:
@@ -208,8 +208,8 @@ def _decode_or_refuse(codec: Codec, coded: Coded) -> None:
         out_P = codec.decode(coded)
     except FrameError:
         return
-    as_told = out_P.dtype == torch.float32 and out_P.shape == (coded.num,)
-    expect(as_told, f"bytes for {coded.num} values become {tuple(out_P.shape)}")
+    has_declared_shape = out_P.dtype == torch.float32 and out_P.shape == (coded.num,)
+    expect(has_declared_shape, f"bytes for {coded.num} values become {tuple(out_P.shape)}")
 
 
 def _must_refuse(codec: Codec, coded: Coded, what: str) -> None:

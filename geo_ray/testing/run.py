@@ -394,8 +394,8 @@ def check_codec(codec: Codec, base_dir: Path) -> None:
         BrokenPromiseError: it does not.
     """
     coded = encoded(codec)
-    told = [{"num": c.num, "data": bytes(c.data_B.tolist()).hex()} for c in coded]
-    found = _asked({"codec": _section(codec), "base_dir": str(base_dir), "coded": told})
+    coded_rows = [{"num": c.num, "data": bytes(c.data_B.tolist()).hex()} for c in coded]
+    found = _asked({"codec": _section(codec), "base_dir": str(base_dir), "coded": coded_rows})
     expect(
         found["decoded"] == decoded(codec, coded),
         "another process decodes the bytes to other values: what decode needs must be in the bytes",

@@ -314,21 +314,21 @@ def _sent(fleet: Fleet, name: str) -> list[UpdateMessage]:
 def exchanges_are_as_many_as_it_says(strategy: Strategy) -> None:
     """After every step, and after the end; off by one where `every` is not whole."""
     exchange = strategy.traits.exchange
-    room = 0 if float(exchange.every).is_integer() else 1
+    tolerance = 0 if float(exchange.every).is_integer() else 1
     steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments)) + 1
     fleet, grads = Fleet(strategy, lag=1), gradients(steps)
     for t in range(steps):
         fleet.run(grads, range(t, t + 1))
-        _expect_count(fleet, exchange.within, room)
+        _expect_count(fleet, exchange.within, tolerance)
     fleet.finish()
-    _expect_count(fleet, exchange.count, room)
+    _expect_count(fleet, exchange.count, tolerance)
 
 
-def _expect_count(fleet: Fleet, told: Callable[[int], int], room: int) -> None:
+def _expect_count(fleet: Fleet, expected: Callable[[int], int], tolerance: int) -> None:
     for name, region in fleet.regions.items():
-        found, wanted = len(_sent(fleet, name)), told(region.steps)
+        found, wanted = len(_sent(fleet, name)), expected(region.steps)
         expect(
-            abs(wanted - found) <= room,
+            abs(wanted - found) <= tolerance,
             f"in {region.steps} steps region {name} spoke {found} times; its traits say {wanted}",
         )
 
@@ -347,8 +347,11 @@ def payloads_are_as_large_as_it_says(strategy: Strategy) -> None:
             expect(whole, "the last exchange is not of the whole model")
         full = len(ordinary) // exchange.fragments * exchange.fragments
         sent = 4 * sum(update.payload_P.numel() for update in ordinary[:full])
-        told = full * exchange.payload_bytes(NUM_PARAMS)
-        expect(abs(sent - told) < 1, f"{full} exchanges sent {sent} bytes; its traits say {told}")
+        expected = full * exchange.payload_bytes(NUM_PARAMS)
+        expect(
+            abs(sent - expected) < 1,
+            f"{full} exchanges sent {sent} bytes; its traits say {expected}",
+        )
     sizes = {(reply.to, reply.seq): reply.payload_P.numel() for reply in fleet.replies}
     asked = {(update.region, update.seq): update.payload_P.numel() for update in fleet.updates}
     expect(sizes == {key: asked[key] for key in sizes}, "an answer is not as long as its update")
@@ -356,16 +359,18 @@ def payloads_are_as_large_as_it_says(strategy: Strategy) -> None:
 
 def regions_stand_still_as_it_says(strategy: Strategy) -> None:
     """For every exchange, for those that are late, or for none."""
-    told = strategy.traits.exchange.stands_still
+    expected = strategy.traits.exchange.stands_still
     fleet = Fleet(strategy, lag=3)
     exchange = strategy.traits.exchange
     steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments))
     fleet.run(gradients(steps), range(steps)).finish()
-    if told == "always":
+    if expected == "always":
         expect(all(fleet.stood_still), "a region trains on while its request is open")
     else:
-        expect(not any(fleet.stood_still), f"a region stands still at once; its traits say {told}")
-    if told == "never":
+        expect(
+            not any(fleet.stood_still), f"a region stands still at once; its traits say {expected}"
+        )
+    if expected == "never":
         expect(not fleet.waits, "a region stands still for a late answer; its traits say never")
 
 
@@ -451,11 +456,11 @@ def rounds_may_be_summed_as_it_says(strategy: Strategy) -> None:
         mean_P = (weights[:, None] * payloads).sum(0) / weights.sum()
         wanted = _round(strategy, plain, dict(zip("abc", payloads, strict=True)), rows)
         found = _round(strategy, summed, dict.fromkeys("abc", mean_P), rows)
-        far = float((wanted[0].payload_P - found[0].payload_P).abs().max())
-        expect(far <= _NEAR, f"the answer to summed updates with rows {rows} is {far:g} off")
+        gap = float((wanted[0].payload_P - found[0].payload_P).abs().max())
+        expect(gap <= _NEAR, f"the answer to summed updates with rows {rows} is {gap:g} off")
         if mean.is_answer:
-            far = float((found[0].payload_P - mean_P).abs().max())
-            expect(far <= _NEAR, f"its answer is not the mean, but {far:g} off")
+            gap = float((found[0].payload_P - mean_P).abs().max())
+            expect(gap <= _NEAR, f"its answer is not the mean, but {gap:g} off")
 
 
 def _round(
@@ -495,8 +500,8 @@ def updates_add_up_as_it_says(strategy: Strategy) -> None:
             if reply.own:
                 models[reply.to] += payloads["ab".index(reply.to)]
         ends.append(torch.stack([models[name] for name in "ac"]))
-    far = float((ends[0] - ends[1]).abs().max())
-    expect(far <= _NEAR, f"a sum of updates leaves regions {far:g} from where the updates do")
+    gap = float((ends[0] - ends[1]).abs().max())
+    expect(gap <= _NEAR, f"a sum of updates leaves regions {gap:g} from where the updates do")
 
 
 def mean_gradients_are_such(strategy: Strategy) -> None:
@@ -510,8 +515,8 @@ def mean_gradients_are_such(strategy: Strategy) -> None:
         expect(same, "its traits say that updates are gradients")
     total = sum(SAMPLES[name] for name in grads)
     mean_P = sum((SAMPLES[n] / total * each[0] for n, each in grads.items()), torch.zeros(()))
-    far = float((fleet.replies[0].payload_P - mean_P).abs().max())
-    expect(far <= _NEAR, "its traits say that answers are the mean by rows")
+    gap = float((fleet.replies[0].payload_P - mean_P).abs().max())
+    expect(gap <= _NEAR, "its traits say that answers are the mean by rows")
 
 
 HONESTY: Final[Checks[Strategy]] = {
@@ -549,9 +554,9 @@ def _is_exact(strategy: Strategy) -> bool:
 def _expect_equal(strategy: Strategy, fleet: Fleet, when: str) -> None:
     first, *others = [region.params_P for region in fleet.regions.values()]
     for other_P in others:
-        far = float((first - other_P).abs().max())
+        gap = float((first - other_P).abs().max())
         near = 0.0 if _is_exact(strategy) else _NEAR
-        expect(far <= near, f"{when} regions are {far:g} apart")
+        expect(gap <= near, f"{when} regions are {gap:g} apart")
 
 
 def the_end_leaves_all_regions_equal(strategy: Strategy) -> None:
@@ -568,7 +573,7 @@ def the_end_leaves_all_regions_equal(strategy: Strategy) -> None:
 def regions_may_end_at_other_times(strategy: Strategy) -> None:
     """Without rounds; where steps are unequal, regions end together."""
     traits, steps = strategy.traits, _steps_of(strategy)
-    if traits.in_rounds or traits.region.ends_together:
+    if traits.in_rounds or traits.region.ends_by_total_rows:
         return
     fleet, grads = Fleet(strategy), gradients(steps)
     fleet.run(grads, range(4))
@@ -591,7 +596,7 @@ def messages_are_the_carriers_once_answered(strategy: Strategy) -> None:
 
 def everything_lies_in_the_states(strategy: Strategy) -> None:
     """Two runs side by side with one object do not disturb each other, nor chance."""
-    steps, seen = _steps_of(strategy), []
+    steps, found = _steps_of(strategy), []
     torch.manual_seed(1)
     before = torch.get_rng_state()
     alone = [whole_run(strategy, seed) for seed in (1, 2)]
@@ -601,9 +606,9 @@ def everything_lies_in_the_states(strategy: Strategy) -> None:
             fleet.run(each, range(t, t + 1))
     for fleet in fleets:
         fleet.finish()
-        seen.append(fleet.digests())
+        found.append(fleet.digests())
     expect(torch.equal(torch.get_rng_state(), before), "the program's random numbers moved")
-    expect(seen == alone, "it remembers something outside of the states that it is given")
+    expect(found == alone, "it remembers something outside of the states that it is given")
 
 
 def whole_run(strategy: Strategy, seed: int) -> list[str]:

@@ -676,7 +676,7 @@ class Averager:
         """Become what `export` saved.
 
         Raises:
-            ConfigDriftError: if it was saved with other codecs.
+            ConfigChangedError: if it was saved with other codecs.
             CheckpointCorruptError: if open requests or answers cannot be read.
         """
         last, wire = control["last"], control.get("wire", {})

@@ -20,7 +20,7 @@ from geo_ray.base.errors import CheckpointCorruptError, GeoRayError, RunDirector
 from geo_ray.base.threads import given_way
 from geo_ray.base.user_code import error_summary
 from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport
-from geo_ray.storage.folders import SpoolFolder
+from geo_ray.storage.folders import TempFileFolder
 from geo_ray.storage.manifest import AVERAGER_PART, PartInfo, shard_part_name
 from geo_ray.storage.parts import InPieces, write_part
 from geo_ray.storage.places import PartPlaces
@@ -246,7 +246,7 @@ class HeldShard:
     region: str
     index: int
     places: PartPlaces
-    handed: SpoolFolder = field(default_factory=SpoolFolder)
+    handed: TempFileFolder = field(default_factory=TempFileFolder)
 
     def write_part(self, checkpoint: int) -> PartInfo:
         """Write the copy that the shard took for ``checkpoint``.
@@ -271,7 +271,7 @@ class HeldShard:
         name = shard_part_name(self.region, self.index)
         if checkpoint < HANDED:
             folder = self.places.folder(checkpoint)
-            if not self.places.far:
+            if not self.places.is_remote:
                 return write_part(folder, name, tensors, meta)
             keep([*copies.values(), *([] if snapshot is None else snapshot.lent.values())])
             return given_way(partial(write_part, folder, name, tensors, meta))
@@ -321,7 +321,7 @@ def write_averager_part(places: PartPlaces, snapshot: AveragerSnapshot) -> PartI
     control: dict[str, Any] = {"control": snapshot.control}
     folder = places.folder(snapshot.id)
     write = partial(write_part, folder, AVERAGER_PART, snapshot.copies, control)
-    if not places.far:
+    if not places.is_remote:
         return write()
     keep(snapshot.copies.values())
     return given_way(write)

@@ -259,7 +259,7 @@ def become_twin(averager: Averager, twin: AveragerTwin) -> None:
 
     Raises:
         CheckpointCorruptError: it makes no sense.
-        ConfigDriftError: it is that of a run with other codecs.
+        ConfigChangedError: it is that of a run with other codecs.
     """
     averager.restore(twin.tensors, twin.control)
     try:
@@ -308,7 +308,7 @@ def resume_averager(
         control: plain values of its part.
 
     Raises:
-        ConfigDriftError: it was saved with other codecs.
+        ConfigChangedError: it was saved with other codecs.
         CheckpointCorruptError: it cannot be read.
         GeoRayError: the strategy cannot go on without who is not there.
     """

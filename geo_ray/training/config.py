@@ -94,10 +94,10 @@ class TrainConfig(StrictModel):
     steps: int = Field(
         ge=1, le=10**12, description="steps of every region (async: pushes per worker)"
     )
-    count: Literal["each", "together"] | None = Field(
+    count: Literal["each", "total"] | None = Field(
         None,
         description="whether each region takes `steps`, or all together as many rows as that were; "
-        "default: each, but together where regions take unequal numbers of steps between rounds",
+        "default: each, but total where regions take unequal numbers of steps between rounds",
     )
     mode: Literal["sync", "async"] = Field(
         "sync", description="inside a region: combine one gradient per worker, or apply each alone"
@@ -184,10 +184,10 @@ class TrainConfig(StrictModel):
                 f"train.clip_mean_norm: workers of '{strategy.kind}' push changes of several steps "
                 "and no gradients; use clip_norm, which clips each of these steps"
             )
-        if self.count == "each" and traits.region.ends_together:
+        if self.count == "each" and traits.region.ends_by_total_rows:
             raise ValueError(
                 f"train.count: each region ends at its own time, but '{strategy.kind}' gives "
-                "them unequal numbers of steps and needs all of them: use together"
+                "them unequal numbers of steps and needs all of them: use total"
             )
         if self.mode == "async" and traits.in_rounds and len(set(workers.values())) > 1:
             raise ValueError(

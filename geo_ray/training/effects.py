@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from geo_ray.base.types import CodedShare, Span, StepReport
+from geo_ray.base.types import CodedPartition, Span, StepReport
 from geo_ray.training.lazy_copy import LazyCopy
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.noise import NoiseReading
@@ -36,7 +36,7 @@ class Assignment:
     evaluate: bool = False
     done: bool = False
     eval_params: bool = False
-    parts: tuple[CodedShare, ...] = ()
+    parts: tuple[CodedPartition, ...] = ()
     share: int | None = None
 
 

@@ -76,18 +76,19 @@ class RegionBuffers:
         if share in self._pushed:
             self._pushed[share] = self._pushed[share].clone()
 
-    def apply(self, contributions: Sequence[Contribution], *, together: bool) -> None:
+    def apply(self, contributions: Sequence[Contribution], *, synchronous: bool) -> None:
         """Take in one step.
 
         Args:
             contributions: who takes part, with how many rows; refused ones have none.
-            together: the step is of all workers. If not, each counts as it would in a mean of all:
-                then values stay between those that were there, however many come one by one.
+            synchronous: whether the step combines all workers. If false, each contribution has the
+                weight that it would have in a mean over all workers, so values stay within the
+                range of the contributions.
         """
         used = [c for c in contributions if c.num_samples > 0 and c.worker in self._pushed]
         vectors = [self._pushed[c.worker] for c in used]
         weights = [float(c.num_samples) for c in used]
-        if vectors and not together and self.num_workers > 1:
+        if vectors and not synchronous and self.num_workers > 1:
             others = sum(weights) * (self.num_workers - len(used)) / len(used)
             vectors, weights = [*vectors, self.present_B], [*weights, others]
         if vectors:

@@ -17,7 +17,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from geo_ray.base.errors import ConfigDriftError, InvariantError, NonFiniteError, ReferenceLostError
+from geo_ray.base.errors import (
+    ConfigChangedError,
+    InvariantError,
+    NonFiniteError,
+    ReferenceLostError,
+)
 from geo_ray.codecs.base import Codec, Coded, wrong
 from geo_ray.codecs.feedback import Encoder, all_finite, open_coded
 from geo_ray.strategies.traits import Sends
@@ -100,12 +105,12 @@ class WirePlan:
             saved: what `export` gave; None for a checkpoint that knew no codecs.
 
         Raises:
-            ConfigDriftError: if they are not the present ones.
+            ConfigChangedError: if they are not the present ones.
         """
         found = saved if isinstance(saved, Mapping) else {"up": "none", "down": "none"}
         for direction, wanted in self.export().items():
             if found.get(direction) != wanted:
-                raise ConfigDriftError(
+                raise ConfigChangedError(
                     f"codec.{direction} is {wanted}, the checkpoint was made with "
                     f"{found.get(direction)}; what it owes to other regions cannot be taken over",
                     fix="Resume with the codecs of the checkpoint, or begin a new run.",
@@ -317,7 +322,7 @@ class RegionWire:
         """Become what `tensors` and `export` saved.
 
         Raises:
-            ConfigDriftError: if it was saved with other codecs.
+            ConfigChangedError: if it was saved with other codecs.
         """
         self.plan.check(control.get("codecs"))
         self._encoder.restore(tensors)
@@ -475,7 +480,7 @@ class AveragerWire:
         """Become what `export` saved.
 
         Raises:
-            ConfigDriftError: if it was saved with other codecs.
+            ConfigChangedError: if it was saved with other codecs.
         """
         self.plan.check(control.get("codecs"))
         versions, merged = control.get("versions", {}), control.get("merged", {})

@@ -207,8 +207,8 @@ class ReplicatedAverager:
             return False
         ahead = [o for o in self._lines if o.is_committed and not self._is_there(o)]
         line.distance = distance(self.averager, line.entry.op)
-        together = sum(other.distance for other in ahead) + line.distance
-        return together <= self.bound and len(ahead) < _MOST_AHEAD
+        combined = sum(other.distance for other in ahead) + line.distance
+        return combined <= self.bound and len(ahead) < _MOST_AHEAD
 
     def _is_there(self, line: _Line) -> bool:
         return not self.has_standby or line.entry.number <= self._stable

@@ -367,11 +367,11 @@ class Server:
         num_params: int,
         plan: ServerPlan,
         codecs: WirePlan,
-        together: Concurrently = in_turn,
+        in_parallel: Concurrently = in_turn,
         model_buffers: RegionBuffers | None = None,
     ) -> Server:
         """The server of a region of ``num_params`` parameters over its shards in order."""
-        model = RegionModel(shards, num_params, codecs.fragments, together)
+        model = RegionModel(shards, num_params, codecs.fragments, in_parallel)
         return cls(plan, model, RegionWire(codecs, plan.region, num_params), model_buffers)
 
     # -------------------------------------------------------------- events
@@ -578,7 +578,7 @@ class Server:
         step = self.version + 1
         norms = self.noise.norms(step, contributions, reports)
         if self.model_buffers is not None:
-            self.model_buffers.apply(contributions, together=self.plan.mode == "sync")
+            self.model_buffers.apply(contributions, synchronous=self.plan.mode == "sync")
         mean_sq = self.model.apply(
             contributions,
             measure=len(norms) > 1,
@@ -673,7 +673,7 @@ class Server:
             tensors: the wire's.
 
         Raises:
-            ConfigDriftError: if it was saved with other codecs.
+            ConfigChangedError: if it was saved with other codecs.
         """
         ledger, wire = data["ledger"], data.get("wire", {})
         if not isinstance(ledger, dict) or not isinstance(wire, dict):

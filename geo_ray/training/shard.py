@@ -486,7 +486,7 @@ class RegionModel:
         shards: in the order of their slices.
         num_params: P, so that replies can be cut.
         fragments: parts of the model that are sent one at a time.
-        together: asks all shards; at the same time where they live in processes of their own.
+        pool: asks all shards; at the same time where they live in processes of their own.
     """
 
     def __init__(
@@ -494,10 +494,10 @@ class RegionModel:
         shards: Sequence[ShardPort],
         num_params: int,
         fragments: int = 1,
-        together: Concurrently = in_turn,
+        pool: Concurrently = in_turn,
     ) -> None:
         self._shards = tuple(shards)
-        self._together = together
+        self._pool = pool
         self.pulls = OpenPulls()
         slices = split_sizes(num_params, len(self._shards))
         self._sizes = [[b - a for a, b in fragments_in(num_params, fragments, s)] for s in slices]
@@ -560,7 +560,7 @@ class RegionModel:
         change = self._next_change()
         pairs = zip(self._shards, parts, strict=True)
         asks = [partial(shard.ask, Shard.merge, part, change=change) for shard, part in pairs]
-        self._together(asks)
+        self._pool(asks)
 
     def snapshot(self, checkpoint: int) -> None:
         """Every shard takes its copy."""
@@ -575,7 +575,7 @@ class RegionModel:
         self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None
     ) -> list[R]:
         asks = [partial(each.ask, operation, *arguments, change=change) for each in self._shards]
-        return self._together(asks)
+        return self._pool(asks)
 
     def _change(self, operation: Callable[[Shard, *As], R], *arguments: *As) -> list[R]:
         """The same for an operation that may change the parameters."""

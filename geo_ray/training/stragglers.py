@@ -20,7 +20,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from geo_ray.base.model import StrictModel
-from geo_ray.base.types import CodedShare, Span, StepReport
+from geo_ray.base.types import CodedPartition, Span, StepReport
 from geo_ray.strategies.gradient_code import GradientCode, cyclic, fractional_repetition
 from geo_ray.training.shard import Contribution
 
@@ -92,12 +92,12 @@ class Stragglers:
         """Whose rows are computed now: with a code also those of workers that are still late."""
         return takers if self.code is None or not takers else range(self.num_workers)
 
-    def parts_of(self, worker: int, spans: Mapping[int, Span]) -> tuple[CodedShare, ...]:
+    def parts_of(self, worker: int, spans: Mapping[int, Span]) -> tuple[CodedPartition, ...]:
         """Rows and weights of what ``worker`` pushes; empty for a plain gradient of its own."""
         if self.code is None:
             return ()
         pairs = zip(self.code.partitions_of(worker), self.code.weights_of(worker), strict=True)
-        return tuple(CodedShare(spans[partition], weight) for partition, weight in pairs)
+        return tuple(CodedPartition(spans[partition], weight) for partition, weight in pairs)
 
     def is_enough(self, pushes: Mapping[int, StepReport]) -> bool:
         """Whether a step can be made of these."""

@@ -28,7 +28,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from geo_ray.base.errors import NonFiniteError, TaskStateError
 from geo_ray.base.random_state import generators_restored, seed_generators
-from geo_ray.base.types import CodedShare, Span
+from geo_ray.base.types import CodedPartition, Span
 from geo_ray.data.tasks.base import Batch, Columns, Stats, Task, num_rows
 from geo_ray.data.tasks.checked_calls import (
     blamed,
@@ -100,7 +100,7 @@ def precise_statistics(
 
 
 @dataclass(slots=True)
-class StatisticsBoard:
+class StatisticsCollector:
     """Puts the regions' statistics of the final parameters together, before they are evaluated.
 
     Every region's first worker makes them over rows of its own; the final evaluation, and the model
@@ -452,7 +452,7 @@ class LocalStepsWorker:
 
 def coded_step(
     worker: Worker | LocalStepsWorker,
-    parts: Sequence[CodedShare],
+    parts: Sequence[CodedPartition],
     own: Span,
     read: Callable[[Span], Columns],
 ) -> StepResult:

@@ -367,10 +367,10 @@ class Rates:
         else:
             self._contended(seen * beside)
 
-    def _contended(self, together_mbps: float) -> None:
-        self._signs.append(together_mbps)
+    def _contended(self, total_mbps: float) -> None:
+        self._signs.append(total_mbps)
         if self._learned is not None:
-            self._learned = _MEMORY * self._learned + (1 - _MEMORY) * together_mbps
+            self._learned = _MEMORY * self._learned + (1 - _MEMORY) * total_mbps
         elif len(self._signs) >= _SIGNS:
             self._learned = max(self._signs[-_SIGNS:])
 

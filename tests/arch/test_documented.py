@@ -17,7 +17,9 @@ from geo_ray.base.errors import every_class
 from geo_ray.base.load import load_tree
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.sweep.search_config import TuningConfig
-from geo_ray.testing.errors_page import page
+from geo_ray.telemetry.events import EVENT_FIELDS, OPTIONAL_FIELDS
+from geo_ray.testing.reference_pages import EVENTS, FIELDS, errors_page
+from geo_ray.testing.reference_pages import pages as generated_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -79,20 +81,35 @@ def test_every_class_says_itself_what_its_section_needs(kind: type[errors.GeoRay
         assert text.rstrip()[-1] in ".!?`", text
 
 
-def test_the_page_of_errors_is_what_the_classes_say() -> None:
-    """If this fails, run `geo_ray.testing.errors_page` with the page's path."""
-    assert (ROOT / "docs" / "reference" / "generated" / "errors.md").read_text(
-        encoding="utf-8"
-    ) == page()
+@pytest.mark.parametrize("name", sorted(generated_pages()))
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    """If this fails: `python -m geo_ray.testing.reference_pages docs/reference/generated`."""
+    generated = ROOT / "docs" / "reference" / "generated" / name
+    assert generated.read_text(encoding="utf-8") == generated_pages()[name]
+
+
+FURTHER_FIELDS = {"run_started": {"resumed_step"}, "members_refused": {"request"}}
+
+
+def test_every_event_and_field_is_described() -> None:
+    assert set(EVENTS) == set(EVENT_FIELDS)
+    for kind, (when, meanings) in EVENTS.items():
+        known = {**EVENT_FIELDS[kind], **OPTIONAL_FIELDS.get(kind, {})}
+        assert when.endswith(".")
+        assert not [name for name in known if name not in meanings and name not in FIELDS], kind
+        assert set(meanings) - set(known) <= FURTHER_FIELDS.get(kind, set()), kind
 
 
 def test_the_page_has_a_section_for_every_code() -> None:
-    assert re.findall(r"^## (.+)$", page(), flags=re.M) == [
+    assert re.findall(r"^### (.+)$", errors_page(), flags=re.M) == [
         *[errors.GeoRayError.code],
         *[kind.code for kind in sorted(ERRORS[1:], key=chapter_first)],
     ]
     for kind in ERRORS:
-        assert f"## {kind.code}\n\nExit code: {kind.exit_code}. Class: `{kind.__name__}`" in page()
+        assert (
+            f"### {kind.code}\n\nExit code: {kind.exit_code}. Class: `{kind.__name__}`"
+            in errors_page()
+        )
 
 
 def chapter_first(kind: type[errors.GeoRayError]) -> int:

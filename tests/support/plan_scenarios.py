@@ -23,11 +23,11 @@ STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"kind": "sma"}, {"first_in_full": True}),
     (
         {"kind": "async_local_sgd", "by_speed": False},
-        {"last": "always", "together": False, "one_by_one": True},
+        {"last": "always", "synchronous": False, "one_by_one": True},
     ),
     (
         {"kind": "async_local_sgd"},
-        {"last": "always", "together": False, "one_by_one": True, "by_speed": True},
+        {"last": "always", "synchronous": False, "one_by_one": True, "by_speed": True},
     ),
     ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
     (
@@ -36,7 +36,7 @@ STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     (
         {"kind": "asgd_ga"},
-        {"stands_still": "never", "last": "always", "together": False, "one_by_one": True},
+        {"stands_still": "never", "last": "always", "synchronous": False, "one_by_one": True},
     ),
     (
         {"kind": "asgd_ga", "staleness": {"bound": 2}},

@@ -64,7 +64,7 @@ class Setup:
         """After which all end together; None if each ends after its steps."""
         per_step = 1 if self.mode == "sync" else max(self.workers.values())
         rows = self.steps * per_step * BATCH * sum(self.workers.values())
-        return rows if self.strategy.traits.region.ends_together else None
+        return rows if self.strategy.traits.region.ends_by_total_rows else None
 
 
 class Watched:

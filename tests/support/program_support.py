@@ -16,7 +16,7 @@ import numpy as np
 from geo_ray.base.errors import GeoRayError
 from geo_ray.program.calls import batched_handler, gathered
 from geo_ray.program.clock import here
-from geo_ray.program.graph import NodeGroupSpec, NodeRestarts, Program, ProgramNode, load_program
+from geo_ray.program.graph import NodeGroup, NodeRestarts, Program, ProgramNode, load_program
 from geo_ray.transport.emulation import LinkSpec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "program.py"
@@ -189,10 +189,10 @@ def battery() -> Program:
     return Program(
         "battery",
         (
-            NodeGroupSpec("us", (near,), replicas=2, cpus=0.1),
-            NodeGroupSpec("eu", (far, counter), cpus=0.1, calls_at_once=2),
-            NodeGroupSpec("us", (flaky, caller), cpus=0.1),
-            NodeGroupSpec("us", (again,), cpus=0.1, restarts=NodeRestarts(1)),
+            NodeGroup("us", (near,), replicas=2, cpus=0.1),
+            NodeGroup("eu", (far, counter), cpus=0.1, calls_at_once=2),
+            NodeGroup("us", (flaky, caller), cpus=0.1),
+            NodeGroup("us", (again,), cpus=0.1, restarts=NodeRestarts(1)),
         ),
         links={("us", "eu"): LINK},
     )
@@ -205,9 +205,7 @@ def example() -> Program:
 
 def alone(*nodes: ProgramNode, restarts: int = 0) -> Program:
     """Nodes in one region."""
-    return Program(
-        "alone", (NodeGroupSpec("eu", nodes, cpus=0.1, restarts=NodeRestarts(restarts)),)
-    )
+    return Program("alone", (NodeGroup("eu", nodes, cpus=0.1, restarts=NodeRestarts(restarts)),))
 
 
 def flaky(failures: int, restarts: int) -> Program:
@@ -254,8 +252,8 @@ def mortal(
     return Program(
         "mortal",
         (
-            NodeGroupSpec(region, (called,), cpus=0.1, restarts=NodeRestarts(restarts)),
-            NodeGroupSpec("eu", (user,), cpus=0.1),
+            NodeGroup(region, (called,), cpus=0.1, restarts=NodeRestarts(restarts)),
+            NodeGroup("eu", (user,), cpus=0.1),
         ),
     )
 
@@ -300,4 +298,4 @@ def wrecked(by: type = Wrecker) -> Program:
     """A program in which a bridge is killed."""
     far = ProgramNode("far", Echo)
     wrecker = ProgramNode("wrecker", by, (far.handle,))
-    return Program("wrecked", (NodeGroupSpec("eu", (far,)), NodeGroupSpec("us", (wrecker,))))
+    return Program("wrecked", (NodeGroup("eu", (far,)), NodeGroup("us", (wrecker,))))

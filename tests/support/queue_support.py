@@ -21,7 +21,7 @@ from geo_ray.scheduler.queue.job_spec import (
     JobPace,
     JobRequest,
     JobSpec,
-    JobWorth,
+    JobValue,
     MoveRequest,
     RegionNeeds,
     SubmitRequest,
@@ -37,7 +37,12 @@ from geo_ray.scheduler.queue.loop import (
     is_submission_of,
     submission_name,
 )
-from geo_ray.scheduler.queue.model import QueueSeen, RunEnd, SubmissionSeen, share_per_s
+from geo_ray.scheduler.queue.model import (
+    ObservedSubmission,
+    QueueObservation,
+    RunEnd,
+    fraction_per_s,
+)
 from geo_ray.scheduler.queue.state import QueueState
 from geo_ray.storage.conditional_store import ConditionalStore, LocalConditionalStore
 
@@ -72,7 +77,7 @@ def job(
     regions: Sequence[str] = ("us",),
     *,
     seconds: float = 20.0,
-    worth: float = 10.0,
+    value: float = 10.0,
     deadline_s: float | None = None,
     urgency: float = 2.0,
     workers: int = 1,
@@ -96,7 +101,7 @@ def job(
         name=name,
         config=config_of(name, spec),
         spec=spec,
-        worth=JobWorth(worth=worth, deadline_s=deadline_s, urgency=urgency),
+        value=JobValue(value=value, deadline_s=deadline_s, urgency=urgency),
         working_dir=working_dir,
     )
 
@@ -150,7 +155,7 @@ class SimWorld:
 
     Attributes:
         config: of the queue.
-        room: what nodes have.
+        capacity: what nodes have.
         speed: of jobs, to what they say; 0 stands still.
         fails: attempts of a job that fail after a second of training.
         fail_code: of the error that they end with.
@@ -159,7 +164,7 @@ class SimWorld:
     """
 
     config: QueueConfig
-    room: dict[str, tuple[float, float]]
+    capacity: dict[str, tuple[float, float]]
     now_s: float = 0.0
     save_s: float = 1.0
     speed: dict[str, float] = field(default_factory=dict)
@@ -200,7 +205,7 @@ class SimWorld:
             self.fails[name] -= 1
             each.is_over, each.end = True, "failed"
             return
-        per_s = share_per_s(each.request.spec, members, each.averager, self.config)
+        per_s = fraction_per_s(each.request.spec, members, each.averager, self.config)
         run.done = min(1.0, run.done + per_s * self.speed.get(name, 1.0) * step_s)
         if run.done >= 1.0 - 1e-9:
             each.is_over, each.end = True, "finished"
@@ -221,7 +226,7 @@ class SimWorld:
 
     def used_cpus(self) -> dict[str, float]:
         """CPUs by region that runs have."""
-        used = dict.fromkeys(self.room, 0.0)
+        used = dict.fromkeys(self.capacity, 0.0)
         for each in self.submissions.values():
             if each.is_over:
                 continue
@@ -232,7 +237,7 @@ class SimWorld:
 
     # ------------------------------------------------------------------ QueueWorld
 
-    def see(self, state: QueueState, unix_s: float) -> QueueSeen:
+    def see(self, state: QueueState, unix_s: float) -> QueueObservation:
         if self.is_down:
             raise ClusterError("nobody answers")
         attempts, mine = {}, set()
@@ -243,10 +248,10 @@ class SimWorld:
             mine.add(name)
             found, run = self.submissions.get(name), self.runs.get(each.name, SimRun())
             if found is None:
-                attempts[each.name] = SubmissionSeen("unknown")
+                attempts[each.name] = ObservedSubmission("unknown")
                 continue
             trains = not found.is_over and self.now_s - found.began_s > self._start_s
-            attempts[each.name] = SubmissionSeen(
+            attempts[each.name] = ObservedSubmission(
                 "over" if found.is_over else "going",
                 run.done,
                 trains,
@@ -255,12 +260,12 @@ class SimWorld:
                 self.fail_code if found.end == "failed" else None,
                 "it broke" if found.end == "failed" else "",
             )
-        strays = [
+        orphans = [
             name
             for name, each in self.submissions.items()
             if is_submission_of(self.config.name, name) and not each.is_over and name not in mine
         ]
-        return QueueSeen(unix_s, dict(self.room), attempts, tuple(strays))
+        return QueueObservation(unix_s, dict(self.capacity), attempts, tuple(orphans))
 
     def act(self, action: Action) -> None:
         self.before_act(action)
@@ -355,8 +360,8 @@ class SimQueue:
         return self.ask(tenant, MoveRequest(job=name, **how, **self._new()))
 
 
-def sim_queue(root: Path, room: float = 8.0, **changes: Any) -> SimQueue:
+def sim_queue(root: Path, capacity: float = 8.0, **changes: Any) -> SimQueue:
     """A queue in a directory, over a cluster with so many CPUs a region."""
     config = queue_config(**changes)
-    world = SimWorld(config, dict.fromkeys(config.regions, (0.0, room)))
+    world = SimWorld(config, dict.fromkeys(config.regions, (0.0, capacity)))
     return SimQueue(root, config, world)

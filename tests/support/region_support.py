@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from geo_ray.base.errors import GeoRayError
-from geo_ray.base.threads import Together
+from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.base.types import Span
 from geo_ray.data.manifest import Manifest
 from geo_ray.data.tasks.load import load_task
@@ -141,13 +141,13 @@ class Site:
             self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
             uplink = self._dial(self.bridge_lan.address, hello, 4 * world.params_P.numel())
         shards = [self.shards[0], *remotes]
-        self.together = Together(count, "shards")
+        self.pool = ThreadPoolMap(count, "shards")
         self.server = build_server(
             experiment,
             self.region,
             shards,
             world.params_P.numel(),
-            together=self.together,
+            in_parallel=self.pool,
             start=world.start,
         )
         writers = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
@@ -271,7 +271,7 @@ class Site:
         for client in self.clients:
             client.close()
         self.lead.close()
-        self.together.close()
+        self.pool.close()
         if self.endpoint is not None:
             self.endpoint.close(0.0)
         for server in self.servers:

@@ -56,7 +56,7 @@ def job_of(
     model_bytes: float = 1e6,
     most: int = 4,
     per_server: int = 2,
-    worth: float = 10.0,
+    value: float = 10.0,
     urgency: float = 0.0,
     target: float = 5.0,
     data: Mapping[int, float] | None = None,
@@ -74,5 +74,5 @@ def job_of(
     demands = JobDemands(
         np.array([*worker, 0.0, 0.0]), np.array([*server, 0.0, 0.0]), per_server, most, wanted
     )
-    utility = SigmoidUtility(worth, urgency, target)
+    utility = SigmoidUtility(value, urgency, target)
     return ClusterJob(name, arrival, rows, demands, speed, utility, data or {})

@@ -150,7 +150,7 @@ def pack(
             mine.sort(key=lambda item: sum(fits(item.bundle, each.room) for each in offers))
             again = _packed(mine, rooms, offers, on_demand_first)
             found = again if len(again.missed) < len(found.missed) else found
-        failed = _together(groups, found.missed)
+        failed = _batched(groups, found.missed)
         if not failed:
             found.missed |= dropped
             return found
@@ -224,7 +224,7 @@ def _packed(
     return found
 
 
-def _together(groups: Sequence[PendingGroup], missed: set[int]) -> list[int]:
+def _batched(groups: Sequence[PendingGroup], missed: set[int]) -> list[int]:
     return sorted(number for number in missed if groups[number].way != "alone")
 
 

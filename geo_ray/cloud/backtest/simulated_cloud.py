@@ -113,7 +113,7 @@ class SimulatedCloud:
             for each in self.machines.values()
             if each.cluster == cluster and each.listed_unix_s <= now_s
         ]
-        return self._as_far([(each.pool.region, each) for each in found])
+        return self._reachable([(each.pool.region, each) for each in found])
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
         """See `MachineProvider.launch`."""
@@ -140,7 +140,9 @@ class SimulatedCloud:
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
         """See `MachineProvider.poll_failures`."""
-        return self._as_far([(f.pool.region, f) for name, f in self._failures if name == cluster])
+        return self._reachable(
+            [(f.pool.region, f) for name, f in self._failures if name == cluster]
+        )
 
     def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
         """See `MachineProvider.availability`; the remaining capacity is not reported."""
@@ -150,7 +152,7 @@ class SimulatedCloud:
             market = self.markets.get(pool)
             availability = Availability(pool, None if market is None else market.usd_at(self.now()))
             found.append((pool.region, availability))
-        return self._as_far(found)
+        return self._reachable(found)
 
     # ------------------------------------------------------------------ for who plays the world
 
@@ -250,7 +252,7 @@ class SimulatedCloud:
         address = f"10.0.{number}.{1 + len(each.machine.id) % 200}"
         return replace(each.machine, state=MachineState.RUNNING, address=address)
 
-    def _as_far(self, found: Sequence[tuple[str, T]]) -> list[T]:
+    def _reachable(self, found: Sequence[tuple[str, T]]) -> list[T]:
         """Return what regions say, unless some do not."""
         told = [each for region, each in found if region not in self.unreachable]
         if not self.unreachable:

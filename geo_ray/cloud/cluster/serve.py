@@ -47,7 +47,7 @@ from geo_ray.runs.status import StatusReader
 _HEAD_S: Final = 300.0
 _AGAIN_S: Final = 1.0
 _SAVE_S: Final = 180.0
-_NEAR_LOOK_S: Final = 0.5
+_LOCAL_POLL_S: Final = 0.5
 _MOST_TOLD: Final = 50
 _log = logging.getLogger(__name__)
 
@@ -275,7 +275,7 @@ class ClusterServer:
         self._cluster.start(order_of(record, self._state))
         self._cluster.allow(record.target.budget_usd)
         allowed_usd = record.target.budget_usd
-        every_s = record.autoscale.every_s if self._state.is_far else _NEAR_LOOK_S
+        every_s = record.autoscale.every_s if self._state.is_remote else _LOCAL_POLL_S
         while True:
             found = self._state.known()
             # It may have gone, and another one have come, between two looks.

@@ -27,7 +27,7 @@ from geo_ray.cloud.cluster.state import (
     ClusterRecord,
     ClusterState,
     HeadRecord,
-    RunPlace,
+    RunLocation,
     StandingHead,
 )
 from geo_ray.cloud.local import LocalCatalog, LocalOffer
@@ -322,7 +322,7 @@ def asked_cluster(
         began_unix_s=now_unix_s,
         clouds=clouds,
         head=head,
-        run=RunPlace(name=experiment.name, dir=_run_dir(experiment)),
+        run=RunLocation(name=experiment.name, dir=_run_dir(experiment)),
         provider=provider,
         autoscale=autoscale,
         target=target,
@@ -390,7 +390,7 @@ def _place(
         provider, name = provider_on_stack(provider, stack), stack.cluster
     clouds = _clouds(experiment, provider, cloud)
     state = ClusterState.below(provider.state, name)
-    if clouds != (LOCAL,) and not state.is_far:
+    if clouds != (LOCAL,) and not state.is_remote:
         raise ConfigError(
             "provider.state: the head keeps the cluster's journal there, and a machine of a cloud "
             "does not see a directory of this computer",

@@ -30,8 +30,8 @@ from geo_ray.cloud.provider import Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
 from geo_ray.experiment.provider import ProviderConfig
 from geo_ray.planner.plan import Plan
-from geo_ray.runs.lease import FAR_LIVES_S, LIVES_S, LeaseKeeper, LeaseSeeker
-from geo_ray.storage.conditional_store import ConditionalStore, StorePlace
+from geo_ray.runs.lease import LEASE_S, REMOTE_LEASE_S, LeaseKeeper, LeaseSeeker
+from geo_ray.storage.conditional_store import ConditionalStore, StoreLocation
 from geo_ray.storage.uri import is_s3, join, local_path, parse_s3
 
 CLUSTER_KEY: Final = "cluster.json"
@@ -72,7 +72,7 @@ class HeadRecord(StrictModel):
     )
 
 
-class RunPlace(StrictModel):
+class RunLocation(StrictModel):
     """The run that a cluster is made for."""
 
     name: str
@@ -100,7 +100,7 @@ class ClusterRecord(StrictModel):
     )
     clouds: Clouds = Field(description="where its machines are")
     head: HeadRecord
-    run: RunPlace
+    run: RunLocation
     provider: ProviderConfig
     autoscale: AutoscaleConfig
     target: ClusterTarget = Field(description="what should run")
@@ -147,8 +147,8 @@ def decode_cluster(data: bytes, where: str) -> ClusterRecord:
 
 STATUS_KEY = "status.json"
 _MAKING = "making"
-_NEAR_LOOK_S = 0.2
-_FAR_LOOK_S = 5.0
+_LOCAL_POLL_S = 0.2
+_REMOTE_POLL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +177,14 @@ class ClusterState:
         return cls.at(join(state, name) if is_s3(state) else str(local_path(state) / name))
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether it lies in a bucket."""
-        return self._place.is_far
+        return self._place.is_remote
 
     @property
     def look_s(self) -> float:
         """How long to wait between two looks at it, and at its cloud."""
-        return _FAR_LOOK_S if self.is_far else _NEAR_LOOK_S
+        return _REMOTE_POLL_S if self.is_remote else _LOCAL_POLL_S
 
     @property
     def path(self) -> Path:
@@ -193,7 +193,7 @@ class ClusterState:
         Raises:
             ClusterStateError: it lies in a bucket.
         """
-        if self.is_far:
+        if self.is_remote:
             raise ClusterStateError(
                 f"{self.shown} is in a bucket, and machines of this computer need a directory",
                 fix="Let `provider.state` name a directory.",
@@ -219,7 +219,7 @@ class ClusterState:
         Raises:
             RunDirectoryError: it cannot be written.
         """
-        if not self.is_far:
+        if not self.is_remote:
             try:
                 (self.path / _MAKING).mkdir(mode=0o700, parents=True, exist_ok=True)
                 # Keys lie here, and what changes every second: neither commits nor uploads have it.
@@ -237,7 +237,7 @@ class ClusterState:
         try:
             found = self.store().read(CLUSTER_KEY)
         except RunDirectoryError as error:
-            if not self.is_far:
+            if not self.is_remote:
                 raise
             told = f"the cluster's folder {self.shown} (`provider.state`): {error.message}"
             raise ClusterStateError(told, fix=error.fix) from error
@@ -275,8 +275,8 @@ class ClusterState:
             raise ClusterStateError(error.message, fix=error.fix) from error
 
     @property
-    def _place(self) -> StorePlace:
-        return StorePlace(self.uri)
+    def _place(self) -> StoreLocation:
+        return StoreLocation(self.uri)
 
 
 def names_cluster(place: Path | str) -> bool:
@@ -313,7 +313,7 @@ def alone(
         ClusterBusyError: another one was at work all the time.
         ClusterStateError: whether one is cannot be read.
     """
-    lives_s = FAR_LIVES_S if state.is_far else LIVES_S
+    lives_s = REMOTE_LEASE_S if state.is_remote else LEASE_S
     deadline_s = time.monotonic() + longest_s
     has_told = False
 

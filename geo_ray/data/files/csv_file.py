@@ -233,7 +233,7 @@ def _counts(names: tuple[str, ...]) -> bool:
 
 
 def _refuse_header(
-    names: tuple[str, ...], delimiter: str, path: str, options: ReadOptions, is_told: bool
+    names: tuple[str, ...], delimiter: str, path: str, options: ReadOptions, has_options: bool
 ) -> None:
     line = delimiter.join(names)[:80]
     if all(_NUMBER.fullmatch(name) for name in names):
@@ -248,7 +248,7 @@ def _refuse_header(
             f"names, add --header {','.join(names)[:80]}; the line is then not read as a row.",
         )
     others = [c for c in _OTHER_DELIMITERS if c != delimiter and len(names) == 1 and c in names[0]]
-    if others and options.delimiter is None and not is_told:
+    if others and options.delimiter is None and not has_options:
         raise SchemaMismatchError(
             f"{path}: its header is a single column {names[0][:80]!r}",
             fix=f"Add --delimiter {_OTHER_DELIMITERS[others[0]]}.",

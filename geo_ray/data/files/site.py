@@ -32,10 +32,10 @@ from geo_ray.data.arrow_values import (
     TimeFormat,
     as_times,
     decoded,
-    fitting_formats,
-    fitting_marks,
     is_text,
     marks_options,
+    matching_formats,
+    matching_marks,
     other_marks,
     python_values,
     text_of,
@@ -116,13 +116,13 @@ class SiteRead(StrictModel):
         Raises:
             ConfigError: the two contradict each other, or the site file makes no sense.
         """
-        told: dict[str, Any] = {
+        given: dict[str, Any] = {
             name: CHARACTERS.get(value, value) if isinstance(value, str) else value
             for name, value in self
             if name != "nulls" and value is not None
         }
         usual = ReadOptions()
-        for name, value in told.items():
+        for name, value in given.items():
             other = getattr(options, name)
             if other not in (getattr(usual, name), value):
                 raise ConfigError(
@@ -130,7 +130,7 @@ class SiteRead(StrictModel):
                     fix=f"Leave --{name} out, or correct read.{name} in {origin}.",
                 )
         try:
-            return replace(options, nulls=(*options.nulls, *self.nulls), **told)
+            return replace(options, nulls=(*options.nulls, *self.nulls), **given)
         except ConfigError as error:
             fix = f"Correct `read` in {origin}. {error.fix}"
             raise ConfigError(f"{origin}: read: {error.message}", fix=fix) from None
@@ -184,7 +184,7 @@ def load_site(path: Path) -> SiteFile:
         lines = explain(error, SiteFile, tree.origins)
         raise ConfigError(
             "\n    ".join([f"{path}: this site file makes no sense:", *lines]),
-            fix="Correct the keys; docs/guides/data.md lists them.",
+            fix="Correct the keys; docs/guides/preparation.md lists them.",
         ) from None
 
 
@@ -360,10 +360,10 @@ class SiteReader:
 def _hint(example: object, marks: Iterable[Marks]) -> str:
     """What would read a value as a time or a number."""
     word = str(example).strip()
-    if formats := fitting_formats([word]):
+    if formats := matching_formats([word]):
         return f"; {formats[0].time} fits it"
-    if fitting := fitting_marks([word], marks):
-        return f"; add {marks_options(fitting[0])}"
+    if matching := matching_marks([word], marks):
+        return f"; add {marks_options(matching[0])}"
     return ""
 
 

@@ -240,7 +240,7 @@ def parse_preparation(text: str, origin: str) -> Preparation:
         lines = explain(error, Preparation, origins)
         raise ConfigError(
             "\n    ".join([f"{origin}: this preparation makes no sense:", *lines]),
-            fix="Correct the keys; docs/guides/data.md lists them.",
+            fix="Correct the keys; docs/guides/preparation.md lists them.",
         ) from None
 
 

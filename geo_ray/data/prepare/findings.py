@@ -12,9 +12,9 @@ from geo_ray.base.text import listed, nearest_word
 from geo_ray.data.arrow_values import (
     NUMBER_MARKS,
     Marks,
-    fitting_formats,
-    fitting_marks,
     marks_options,
+    matching_formats,
+    matching_marks,
     parse_time,
 )
 from geo_ray.data.columns import ColumnType
@@ -115,21 +115,21 @@ class ColumnTarget:
     has_statistics: bool = False
 
 
-def advise(kind: Kind, source: Source, role: ColumnTarget, seen: ColumnFacts) -> ColumnAdvice:
+def advise(kind: Kind, source: Source, role: ColumnTarget, facts: ColumnFacts) -> ColumnAdvice:
     """A treatment that mends it.
 
     Args:
         kind: what is wrong.
         source: the treatment so far.
         role: what it is for.
-        seen: the values that are wrong.
+        facts: the values that are wrong.
     """
     wanted = role.wanted
     match kind:
         case "missing":
             return _of_missing(source, role)
         case "text":
-            return _of_text(source, seen, role)
+            return _of_text(source, facts, role)
         case "infinite":
             drop = {} if source.missing != "refuse" else {"missing": "drop_row"}
             return ColumnAdvice({"infinite": "missing", **drop}, "or infinite: keep")
@@ -145,11 +145,11 @@ def advise(kind: Kind, source: Source, role: ColumnTarget, seen: ColumnFacts) ->
             wider = "int64 or float64" if wanted.dtype.kind in "iu" else "float64"
             return ColumnAdvice({}, f"the task could have {wider} for it, or scale it: standard")
         case "unknown":
-            words = flow(sorted(seen.words)[:_FEW_WORDS])
+            words = flow(sorted(facts.words)[:_FEW_WORDS])
             more = "" if role.is_label else ", or write other: bucket there"
             return ColumnAdvice({}, f"add {words} to the vocabulary{more}")
         case "is_list":
-            count = len(seen.example) if isinstance(seen.example, list) else 2
+            count = len(facts.example) if isinstance(facts.example, list) else 2
             return ColumnAdvice(
                 {"length": count}, f'the task\'s column must then have "[{count}]" too'
             )
@@ -179,29 +179,29 @@ def _of_missing(source: Source, role: ColumnTarget) -> ColumnAdvice:
     return ColumnAdvice({"missing": "drop_row"}, "or missing: {fill: 0}")
 
 
-def _of_text(source: Source, seen: ColumnFacts, role: ColumnTarget) -> ColumnAdvice:
-    text = str(seen.example).strip()
-    with_digits = [word for word in seen.words or (text,) if any(map(str.isdigit, word))]
+def _of_text(source: Source, facts: ColumnFacts, role: ColumnTarget) -> ColumnAdvice:
+    text = str(facts.example).strip()
+    with_digits = [word for word in facts.words or (text,) if any(map(str.isdigit, word))]
     if source.cast == "number" and parse_time(text) is not None:
         return ColumnAdvice({"cast": "time"})
-    formats = fitting_formats(with_digits) if with_digits else ()
+    formats = matching_formats(with_digits) if with_digits else ()
     if formats:
         site = "if only this region writes times so, put the cast into its site file (--site)"
         either = f"or {formats[1].time}; " if len(formats) > 1 else ""
         return ColumnAdvice({"cast": {"time": formats[0].time}}, either + site)
     if source.cast != "number":
         return ColumnAdvice({}, "say how it is written: cast: {time: FORMAT}, such as %d.%m.%Y")
-    marks = fitting_marks(with_digits, seen.marks) if with_digits else ()
+    marks = matching_marks(with_digits, facts.marks) if with_digits else ()
     if marks:
         remark = f"add {marks_options(marks[0])}"
         if marks[0] == (".", ",") and (",", None) in marks:
             remark += " (or --decimal , if the comma is a decimal mark)"
         return ColumnAdvice({}, remark)
-    if not seen.whole and len(seen.words) <= _NULL_WORDS:
-        options = " ".join(f"--null {shlex.quote(word)}" for word in sorted(seen.words))
+    if not facts.whole and len(facts.words) <= _NULL_WORDS:
+        options = " ".join(f"--null {shlex.quote(word)}" for word in sorted(facts.words))
         return ColumnAdvice({}, f"add {options} if that means that there is no value")
-    if seen.whole and len(seen.words) <= _FEW_WORDS:
-        words: dict[str, Any] = {"values": sorted(seen.words)}
+    if facts.whole and len(facts.words) <= _FEW_WORDS:
+        words: dict[str, Any] = {"values": sorted(facts.words)}
         if role.is_label:
             return ColumnAdvice(
                 {"vocabulary": words | {"other": "refuse"}},
@@ -276,17 +276,17 @@ class Findings:
         return bool(self._found or self._unreadable)
 
     def add(
-        self, name: str, source: Source, kind: Kind, rows: int, first: Spot, seen: ColumnFacts
+        self, name: str, source: Source, kind: Kind, rows: int, first: Spot, facts: ColumnFacts
     ) -> None:
         """Note rows that a source of the task's column ``name`` cannot take."""
         if kind in self._ignored:
             return
         key = (name, source.column)
         self._sources[key] = source
-        record = self._found.setdefault(key, {}).setdefault(kind, _Record(first, seen.example))
+        record = self._found.setdefault(key, {}).setdefault(kind, _Record(first, facts.example))
         record.rows += rows
-        record.whole = record.whole and seen.whole
-        record.words.update(dict.fromkeys(seen.words[: MOST_WORDS - len(record.words)]))
+        record.whole = record.whole and facts.whole
+        record.words.update(dict.fromkeys(facts.words[: MOST_WORDS - len(record.words)]))
         record.files[first.path] = None
 
     def add_absent(self, name: str, source: Source, spot: Spot) -> None:
@@ -350,7 +350,7 @@ class Findings:
             lines.append(
                 f"  {where}: {in_words(kind, record.example, wanted)}{_places(kind, record)}"
             )
-            advice = advise(kind, source, role, _seen(record))
+            advice = advise(kind, source, role, _facts(record))
             if kind == "absent":
                 advice = _of_absent(column, record, wanted)
             changes |= advice.changes
@@ -365,7 +365,7 @@ class Findings:
         return lines, bool(changes) or any("column:" in remark for remark in remarks)
 
 
-def _seen(record: _Record) -> ColumnFacts:
+def _facts(record: _Record) -> ColumnFacts:
     return ColumnFacts(record.example, tuple(record.words), record.whole)
 
 

@@ -27,7 +27,7 @@ from geo_ray.data.prepare.preparer import Counts, Preparer
 _COPY_BYTES = 8 << 20  # at a time
 
 
-class Spool:
+class RowFile:
     """Collects rows column by column; its files vanish with the process, however that ends.
 
     Args:
@@ -46,7 +46,7 @@ class Spool:
                 for name in self._types
             }
         except OSError as error:
-            raise _no_room(error) from error
+            raise _disk_full(error) from error
 
     def __len__(self) -> int:
         return self._rows
@@ -58,7 +58,7 @@ class Spool:
                 array = np.ascontiguousarray(columns[name], dtype=kind.dtype)
                 self._files[name].write(array.data if array.size else b"")
         except OSError as error:
-            raise _no_room(error) from error
+            raise _disk_full(error) from error
         self._rows += len(columns[next(iter(self._types))])
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -71,7 +71,7 @@ class Spool:
             try:
                 self._files[name].flush()
             except OSError as error:
-                raise _no_room(error) from error
+                raise _disk_full(error) from error
             found[name] = np.memmap(
                 self._files[name], dtype=kind.dtype, mode="r", shape=kind.shape(self._rows)
             )
@@ -85,17 +85,17 @@ class Spool:
 
 def pick(columns: Columns, types: Mapping[str, ColumnType], rows_N: Any) -> Columns:
     """Copy rows, in the given order, into a spool of their own; memory holds a part at a time."""
-    spool = Spool(types)
+    file = RowFile(types)
     step = max(1, _COPY_BYTES // row_bytes(types))
     for begin in range(0, len(rows_N), step):
         part_N = rows_N[begin : begin + step]
-        spool.append({name: columns[name][part_N] for name in types})
-    picked = spool.columns()
-    spool.close()
+        file.append({name: columns[name][part_N] for name in types})
+    picked = file.columns()
+    file.close()
     return picked
 
 
-def _no_room(error: OSError) -> StoreError:
+def _disk_full(error: OSError) -> StoreError:
     return StoreError(
         f"rows cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}",
         fix="Free space, or set TMPDIR to a folder on a larger disk.",
@@ -169,7 +169,7 @@ def gather_rows(
     report, counts = ReadReport(), Counts()
     names: dict[str, None] = {}
     step = max(1, _PREPARED_BYTES // row_bytes(types))
-    spool = Spool(types)
+    file = RowFile(types)
     try:
         for batch in read_rows(found, preparer.inputs, report):
             spot = Spot(batch.path, batch.first_row, batch.piece.names)
@@ -179,7 +179,7 @@ def gather_rows(
                 rows = min(step, batch.piece.rows - begin)
                 prepared = preparer.transform(some, findings, spot.at(begin), rows)
                 if not findings:
-                    spool.append(prepared.columns)
+                    file.append(prepared.columns)
                     counts.add(prepared.counts)
             if on_read is not None:
                 on_read(batch.files_done, batch.piece.rows)
@@ -196,7 +196,7 @@ def gather_rows(
         findings.raise_any(
             f"the files in {found.name} do not fit", complaint.prepared, complaint.draft
         )
-        if not len(spool):
+        if not len(file):
             left = f"; all {counts.rows} rows were dropped" if counts.rows else ""
             raise ShardEmptyError(
                 f"the files in {found.name} have no rows{left}",
@@ -204,9 +204,9 @@ def gather_rows(
                 if left
                 else "Name a folder whose files have rows.",
             )
-        return Gathered(spool.columns(), counts, tuple(report.left_out))
+        return Gathered(file.columns(), counts, tuple(report.left_out))
     finally:
-        spool.close()
+        file.close()
 
 
 def _filled(batch: Batch, inputs: tuple[str, ...]) -> dict[str, pa.Array]:

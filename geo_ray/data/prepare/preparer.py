@@ -93,12 +93,12 @@ class Prepared:
 
     Attributes:
         columns: column of the task -> (N,) or (N, length), without dropped rows.
-        kept: (rows that came in,) whether each is among them.
+        is_valid: (rows that came in,) whether each is among them.
         counts: what was done.
     """
 
     columns: dict[str, Array]
-    kept: Array
+    is_valid: Array
     counts: Counts
 
 
@@ -165,7 +165,7 @@ class Preparer:
 
         Returns:
             The task's columns. Rows that ``missing: drop_row`` leaves out are not in them; see
-            `Prepared.kept`.
+            `Prepared.is_valid`.
 
         Raises:
             SchemaMismatchError: listing everything that the preparation refuses.
@@ -219,22 +219,22 @@ class Preparer:
             for name, sources in self._sources.items()
         }
         counts = Counts(rows=rows)
-        kept_N = np.ones(rows, bool)
+        valid_N = np.ones(rows, bool)
         for _, source, part in _each(self._sources, parts):
-            kept_N &= ~part.dropped_N
+            valid_N &= ~part.dropped_N
             counts.dropped_by[source.column] += int(part.dropped_N.sum())
             counts.filled[source.column] += part.filled
             counts.other[source.column] += sum(part.other.values())
             if part.other:
                 counts.add_other_words(source.column, part.other)
-        counts.dropped = rows - int(kept_N.sum())
+        counts.dropped = rows - int(valid_N.sum())
         for name, source, part in _each(self._sources, parts):
             for wrong in part.wrong:
-                _note(findings, name, source, wrong, arrays, kept_N, spot, self._other_marks)
+                _note(findings, name, source, wrong, arrays, valid_N, spot, self._other_marks)
         columns = {
-            name: self._join(name, parts[name], arrays, kept_N, findings, spot) for name in parts
+            name: self._join(name, parts[name], arrays, valid_N, findings, spot) for name in parts
         }
-        return Prepared(columns, kept_N, counts)
+        return Prepared(columns, valid_N, counts)
 
     def _part(
         self, key: tuple[str, int], source: Source, array: pa.Array | None, rows: int
@@ -251,22 +251,22 @@ class Preparer:
         name: str,
         parts: Sequence[Part],
         arrays: Mapping[str, pa.Array],
-        kept_N: Array,
+        valid_N: Array,
         findings: Findings,
         spot: Spot,
     ) -> Array:
         kind: ColumnType = self._types[name]
-        out_NW = np.empty((int(kept_N.sum()), kind.length or 1), kind.dtype)
+        out_NW = np.empty((int(valid_N.sum()), kind.length or 1), kind.dtype)
         at = 0
         for source, part in zip(self._sources[name], parts, strict=True):
-            fitted_NW, wrong = fit_dtype(part.values_NW[kept_N], kind.dtype)
+            fitted_NW, wrong = fit_dtype(part.values_NW[valid_N], kind.dtype)
             for one in wrong:
-                rows_N = np.zeros(len(kept_N), bool)
-                rows_N[np.flatnonzero(kept_N)[one.rows_N]] = True
+                rows_N = np.zeros(len(valid_N), bool)
+                rows_N[np.flatnonzero(valid_N)[one.rows_N]] = True
                 known = [w.rows_N for w in part.wrong]
                 rows_N &= ~np.logical_or.reduce(known) if known else True
                 wrong_rows = Wrong(one.kind, rows_N)
-                _note(findings, name, source, wrong_rows, arrays, kept_N, spot, self._other_marks)
+                _note(findings, name, source, wrong_rows, arrays, valid_N, spot, self._other_marks)
             out_NW[:, at : at + source.width] = fitted_NW
             at += source.width
         return out_NW[:, 0] if kind.length is None else out_NW
@@ -305,21 +305,21 @@ def _note(
     source: Source,
     wrong: Wrong,
     arrays: Mapping[str, pa.Array],
-    kept_N: Array,
+    valid_N: Array,
     spot: Spot,
     marks: tuple[Marks, ...],
 ) -> None:
     """Rows that are dropped anyway may hold anything."""
-    wrong_N = wrong.rows_N & kept_N
+    wrong_N = wrong.rows_N & valid_N
     rows = np.flatnonzero(wrong_N)
     if not len(rows):
         return
     array = arrays.get(source.column)
     if array is None:
-        seen = ColumnFacts(None)
+        facts = ColumnFacts(None)
     else:
         words = to_words(array.take(pa.array(rows))) if wrong.kind in ("text", "unknown") else None
         whole = len(rows) >= len(array) - array.null_count
         (example,) = python_values(array.slice(int(rows[0]), 1))
-        seen = ColumnFacts(example, words.words if words else (), whole, marks)
-    findings.add(name, source, wrong.kind, len(rows), spot.at(int(rows[0])), seen)
+        facts = ColumnFacts(example, words.words if words else (), whole, marks)
+    findings.add(name, source, wrong.kind, len(rows), spot.at(int(rows[0])), facts)

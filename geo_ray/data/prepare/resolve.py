@@ -142,11 +142,11 @@ def _column(
     width = sum(source.width for source in done)
     if len(done) == len(sources) and len(out.problems) == before and width != (kind.length or 1):
         parts = ", ".join(f"{source.column} {source.width}" for source in done)
-        fitting = kind.scalar if width == 1 else f"{kind.scalar}[{width}]"
-        option = out.option_for(name, fitting)
+        type_name = kind.scalar if width == 1 else f"{kind.scalar}[{width}]"
+        option = out.option_for(name, type_name)
         if option is not None:
             out.options.append(option)
-        would = f'"{fitting}" in the task' if option is None else f"the task's option {option}"
+        would = f'"{type_name}" in the task' if option is None else f"the task's option {option}"
         numbers = "1 number" if width == 1 else f"{width} numbers"
         out.problems.append(
             f"{name}: the preparation gives {numbers} per row ({parts}), the task wants "

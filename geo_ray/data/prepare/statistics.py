@@ -166,10 +166,10 @@ def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
             left_out.setdefault(name, merged)
             continue
         columns[name] = merged
-        silent = [p for p in ordered if p.columns[name].words is None
+        missing = [p for p in ordered if p.columns[name].words is None
                   and p.columns[name].kind != "empty"]  # fmt: skip
-        if silent and any(part.columns[name].words is not None for part in ordered):
-            left_out.setdefault(name, f"{_names(silent[0])} did not count its words")
+        if missing and any(part.columns[name].words is not None for part in ordered):
+            left_out.setdefault(name, f"{_names(missing[0])} did not count its words")
     needed = tuple(dict.fromkeys(name for part in ordered for name in part.needed))
     _refuse_without_mean(needed, columns, left_out, ordered)
     return Statistics(

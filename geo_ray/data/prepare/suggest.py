@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geo_ray.base.text import nearest_word
-from geo_ray.data.arrow_values import Cast, Marks, TimeFormat, fitting_formats, marks_options
+from geo_ray.data.arrow_values import Cast, Marks, TimeFormat, marks_options, matching_formats
 from geo_ray.data.columns import ColumnType, parse_types
 from geo_ray.data.prepare.config import Fill, Source, Vocabulary, flow, source_text
 from geo_ray.data.prepare.resolve import OptionFor, no_option
@@ -86,7 +86,7 @@ def _days_in_numbers(column: ColumnSurvey) -> TimeFormat | None:
     if not 19_000_101 <= column.moments.low <= column.moments.high <= 21_001_231:
         return None
     days = TimeFormat(time="%Y%m%d")
-    return days if fitting_formats(column.seen, [days]) else None
+    return days if matching_formats(column.seen, [days]) else None
 
 
 def suggest_options(survey: Survey) -> tuple[str, ...]:
@@ -230,7 +230,7 @@ def draft_text(
     direct = {name: _origin(name, survey, label) for name in kinds}
     taken = {origin for origin in direct.values() if origin is not None}
     rest = {n: suggest(n, c) for n, c in survey.columns.items() if n not in taken}
-    lines = ["# What each column of the task is made of; see docs/guides/data.md, Preparation."]
+    lines = ["# What each column of the task is made of; see docs/guides/preparation.md."]
     if options := suggest_options(survey):
         lines.append(f"# Read the files with these options: {' '.join(options)}")
     lines.append("columns:")

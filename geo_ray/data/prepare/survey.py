@@ -27,10 +27,10 @@ from geo_ray.data.arrow_values import (
     TimeFormat,
     as_times,
     decoded,
-    fitting_formats,
-    fitting_marks,
     is_list,
     is_text,
+    matching_formats,
+    matching_marks,
     other_marks,
     parse_time,
     to_numbers,
@@ -173,7 +173,7 @@ class Trial:
     findings: Findings
     formats: Mapping[str, TimeFormat] = field(default_factory=dict)
 
-    def look(self, batch: Batch) -> None:
+    def record(self, batch: Batch) -> None:
         """Try it on some rows."""
         arrays = {n: a for n, a in batch.piece.columns.items() if n in self.preparer.inputs}
         if batch.piece.sparse:
@@ -211,7 +211,7 @@ def survey_files(
         read = {*wanted, *trial.preparer.inputs}
     for batch in read_rows(found, read, survey.report):
         if trial is not None:
-            trial.look(batch)
+            trial.record(batch)
         survey.rows += batch.piece.rows
         survey.rows_of[batch.path] += batch.piece.rows
         survey.names.update(dict.fromkeys(batch.piece.names))
@@ -227,7 +227,7 @@ def survey_files(
             if trial is not None and name in trial.formats:
                 array = _times(decoded(array), trial.formats[name])
             written = decoded(array)
-            _look(column, written, options, batch.path)
+            _record(column, written, options, batch.path)
             words = whole_words(written, options.decimal, options.thousands)
             _distinguish(column, words, name)
         if on_read is not None:
@@ -244,10 +244,10 @@ def _times(array: pa.Array, cast: TimeFormat) -> pa.Array:
     return as_times(array, cast)[0] if is_written else array
 
 
-def _look(column: ColumnSurvey, array: pa.Array, options: ReadOptions, path: str) -> None:
+def _record(column: ColumnSurvey, array: pa.Array, options: ReadOptions, path: str) -> None:
     kind, types = array.type, pa.types
     if is_text(kind):
-        _look_at_text(column, array, options, path)
+        _record_text(column, array, options, path)
         return
     if is_list(kind) and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
         column.nulls += array.null_count
@@ -268,7 +268,7 @@ def _look(column: ColumnSurvey, array: pa.Array, options: ReadOptions, path: str
     _take(column, numbers, family, path)
 
 
-def _look_at_text(column: ColumnSurvey, written: pa.Array, options: ReadOptions, path: str) -> None:
+def _record_text(column: ColumnSurvey, written: pa.Array, options: ReadOptions, path: str) -> None:
     array = with_points(written, options.decimal, options.thousands)
     numbers = to_numbers(array)
     assert numbers is not None  # noqa: S101  (text always can be looked at)
@@ -280,7 +280,7 @@ def _look_at_text(column: ColumnSurvey, written: pa.Array, options: ReadOptions,
     _take(column, numbers, family, path, int((good_N & ~truth_N).sum()))
     _count_family(column, "bool", int(truth_N.sum()), path)
     if options.decimal == "." and column.groups is not False:
-        _look_for_groups(column, written.filter(pa.array(good_N)))
+        _record_groups(column, written.filter(pa.array(good_N)))
     if not numbers.bad.any():
         return
     rest = written.filter(pa.array(numbers.bad))
@@ -297,10 +297,10 @@ def _look_at_text(column: ColumnSurvey, written: pa.Array, options: ReadOptions,
         return
     if column.example is None:
         column.example = rest[int(np.flatnonzero(text_M)[0])].as_py()
-    _look_for_marks(column, rest.filter(pa.array(text_M)), options)
+    _record_marks(column, rest.filter(pa.array(text_M)), options)
 
 
-def _look_for_groups(column: ColumnSurvey, numbers: pa.Array) -> None:
+def _record_groups(column: ColumnSurvey, numbers: pa.Array) -> None:
     """Whether points in numbers could be marks between groups of three digits."""
     text = numbers.cast(pa.string())
     points = text.filter(pc.match_substring(text, "."))
@@ -308,7 +308,7 @@ def _look_for_groups(column: ColumnSurvey, numbers: pa.Array) -> None:
         column.groups = pc.all(pc.match_substring_regex(points, _POINT_GROUPS)).as_py()
 
 
-def _look_for_marks(column: ColumnSurvey, text: pa.Array, options: ReadOptions) -> None:
+def _record_marks(column: ColumnSurvey, text: pa.Array, options: ReadOptions) -> None:
     """How text that is no number and no time could be read as either."""
     counted = pc.value_counts(pc.utf8_trim_whitespace(text.cast(pa.string())))
     for pair in counted.to_pylist():
@@ -322,8 +322,8 @@ def _look_for_marks(column: ColumnSurvey, text: pa.Array, options: ReadOptions) 
             column.formats = TIME_FORMATS
         elif not column.marks and not column.formats:
             break
-        column.marks = fitting_marks([word], column.marks)
-        column.formats = fitting_formats([word], column.formats)
+        column.marks = matching_marks([word], column.marks)
+        column.formats = matching_formats([word], column.formats)
 
 
 def _take(

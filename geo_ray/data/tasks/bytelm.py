@@ -85,12 +85,12 @@ def _sources(root: Path) -> Iterator[Path]:
 
 def _read(paths: Sequence[Path], max_bytes: int) -> bytes:
     pieces: list[bytes] = []
-    room = max_bytes
+    left = max_bytes
     for path in paths:
-        if room <= 0:
+        if left <= 0:
             break
-        pieces.append(path.read_bytes()[:room])
-        room -= len(pieces[-1])
+        pieces.append(path.read_bytes()[:left])
+        left -= len(pieces[-1])
     return b"".join(pieces)
 
 

@@ -1,6 +1,6 @@
 """Calls into a task with validated outputs, so that a wrong task fails at once, naming the method.
 
-`outlined_model` builds a model on the meta device, without storage; `Undrawn` skips its random
+`outlined_model` builds a model on the meta device, without storage; `SkipSampling` skips its random
 initialisation there, because PyTorch would import its compiler for the first draw, which takes
 seconds. `describe` reports the size and schema of a task.
 """
@@ -42,8 +42,8 @@ _IN_PLACE: Final = frozenset(
 )
 
 
-class Undrawn(TorchFunctionMode):
-    """Within ``with torch.device("meta"), Undrawn()``: draws without content are left out."""
+class SkipSampling(TorchFunctionMode):
+    """Within ``with torch.device("meta"), SkipSampling()``: draws without content are left out."""
 
     def __torch_function__(
         self,
@@ -307,7 +307,7 @@ def outlined_model(task: Task, seed: int) -> nn.Module:
     """
     if not type(task).__module__.startswith("geo_ray."):
         return checked_model(task, seed)
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), SkipSampling():
         return checked_model(task, seed)
 
 

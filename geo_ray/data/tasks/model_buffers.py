@@ -90,8 +90,8 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
         for leaf in (_MEAN, _VARIANCE, _COUNT)
     }
     for pattern, rule in declared.items():
-        fitting = [name for name in names if fnmatchcase(name, pattern)]
-        if not fitting and rule != "scratch":  # which may be made in the first step only
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching and rule != "scratch":  # which may be made in the first step only
             trained = [n for n, p in module.named_parameters() if fnmatchcase(n, pattern)]
             why = f"only of what is trained ({trained[0]})" if trained else "of none"
             raise TaskStateError(
@@ -99,7 +99,7 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
                 f"no frozen parameter, {why}",
                 fix=f"Name some of {', '.join(sorted(names)[:8]) or 'them: the model has none'}.",
             )
-        found.update(dict.fromkeys(fitting, rule))
+        found.update(dict.fromkeys(matching, rule))
     return {name: found[name] for name in names if name in found}
 
 

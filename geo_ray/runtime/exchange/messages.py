@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import FrameError, GeoRayError, from_code
-from geo_ray.base.types import CodedShare, Span, StepReport
+from geo_ray.base.types import CodedPartition, Span, StepReport
 from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport
 from geo_ray.data.tasks.base import Stats
 from geo_ray.training.effects import Assignment
@@ -239,7 +239,7 @@ ERROR: Final = Field("error", Record(from_code, "code message", Field("fix", tex
 _REFUSAL: Final = Record(Refusal, "seq", ERROR)
 _SPAN: Final = Record(Span, "start count")
 _SHARE: Final = Record(
-    CodedShare,
+    CodedPartition,
     Field("span", Record(Span, "start=part_starts count=part_counts")),
     "weight=part_weights",
 )

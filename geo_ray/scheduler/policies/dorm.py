@@ -3,7 +3,7 @@
 Idea: a cluster is used well if its partitions are chosen together, and calm if few of them change.
 Rule: in each slot, workers of all active jobs maximise the sum of dominant shares, while no share
 is below ``1 - fairness_loss`` of the equal one (as far as that can be had), and at most
-``change_share`` of the running jobs change. Then jobs are placed, those that keep theirs first.
+``change_fraction`` of the running jobs change. Then jobs are placed, those that keep theirs first.
 When: utilisation counts most. Source: Dorm's abstract names utilisation, fairness and adjustment;
 the programme is reconstructed.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from geo_ray.scheduler.cluster import Allocation, SharedCluster
-from geo_ray.scheduler.placement import SiteRoom
+from geo_ray.scheduler.placement import SiteCapacity
 from geo_ray.scheduler.policy import JobProgress, SlotDecision, SlotScheduler, SlotView
 
 
@@ -26,13 +26,13 @@ class DormPolicy:
 
     Attributes:
         fairness_loss: share of the equal share that a job may lack.
-        change_share: of the running jobs, that may change in a slot.
+        change_fraction: of the running jobs, that may change in a slot.
         limit_s: for the solver, which then gives the best that it has.
         change_s: what a job loses when its partition changes.
     """
 
     fairness_loss: float = 0.5
-    change_share: float = 0.2
+    change_fraction: float = 0.2
     limit_s: float = 1.0
     change_s: float = 30.0
 
@@ -47,23 +47,23 @@ class _Dorm:
         self._policy, self._cluster = policy, cluster
 
     def decide(self, view: SlotView) -> SlotDecision:
-        room = SiteRoom(self._cluster, view.capacity_SR)
+        capacity = SiteCapacity(self._cluster, view.capacity_SR)
         jobs = list(view.active.values())
         wanted = self._workers(jobs, view.capacity_SR.sum(axis=0))
         given: dict[str, Allocation] = {}
         for each, workers in zip(jobs, wanted, strict=True):
             had = each.had
-            if had is not None and had.num_workers == workers and room.fits(each.job, had):
-                room.take(each.job, had)
+            if had is not None and had.num_workers == workers and capacity.fits(each.job, had):
+                capacity.take(each.job, had)
                 given[each.job.id] = had
         for each, workers in zip(jobs, wanted, strict=True):
             if each.job.id in given:
                 continue
             count = int(workers)
             while count > 0:
-                found = room.place(each.job, count)
+                found = capacity.place(each.job, count)
                 if found is not None and found.num_workers <= self._most(each):
-                    room.take(each.job, found)
+                    capacity.take(each.job, found)
                     given[each.job.id] = found
                     break
                 count //= 2  # the sum of all sites has more room than any placement
@@ -79,11 +79,11 @@ class _Dorm:
         per_worker = [
             each.job.demands.units_R(1, 1 / each.job.demands.workers_per_server) for each in jobs
         ]
-        share = np.array([float((units_R / total_R).max()) for units_R in per_worker])
+        fraction = np.array([float((units_R / total_R).max()) for units_R in per_worker])
         most = np.array([self._most(each) for each in jobs])
         had = np.array([0 if each.had is None else each.had.num_workers for each in jobs])
         running = had > 0
-        least = np.floor((1 - self._policy.fairness_loss) / num / np.maximum(share, 1e-12))
+        least = np.floor((1 - self._policy.fairness_loss) / num / np.maximum(fraction, 1e-12))
         least = np.minimum(least, most)
         # Unknowns: workers of each job, then whether each running job changes.
         rows, cols, data, low, high = [], [], [], [], []
@@ -107,12 +107,12 @@ class _Dorm:
         cols += list(range(num, 2 * num))
         data += [1.0] * num
         low.append(-np.inf)
-        high.append(float(math.ceil(self._policy.change_share * running.sum())))
+        high.append(float(math.ceil(self._policy.change_fraction * running.sum())))
         lower = np.concatenate([np.where(running, np.minimum(least, had), least), np.zeros(num)])
         upper = np.concatenate([most, running.astype(float)])
         for floor in (lower, np.zeros(2 * num)):  # without fairness, if there is not enough for it
             done = milp(
-                -np.concatenate([share, np.zeros(num)]),
+                -np.concatenate([fraction, np.zeros(num)]),
                 constraints=LinearConstraint(
                     coo_matrix((data, (rows, cols)), shape=(row + 1, 2 * num)).tocsr(), low, high
                 ),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from geo_ray.scheduler.cluster import SharedCluster
-from geo_ray.scheduler.placement import GrowingJob, SiteRoom, whole
+from geo_ray.scheduler.placement import GrowingJob, SiteCapacity, whole
 from geo_ray.scheduler.policy import SlotDecision, SlotScheduler, SlotView
 
 
@@ -39,13 +39,13 @@ class _Drf:
         self._cluster = cluster
 
     def decide(self, view: SlotView) -> SlotDecision:
-        room = SiteRoom(self._cluster, view.capacity_SR)
+        capacity = SiteCapacity(self._cluster, view.capacity_SR)
         total_R = np.maximum(1e-9, view.capacity_SR.sum(axis=0))
-        jobs = {name: GrowingJob(each.job, room) for name, each in view.active.items()}
+        jobs = {name: GrowingJob(each.job, capacity) for name, each in view.active.items()}
         waiting = [(0.0, place, name) for place, name in enumerate(jobs)]
         while waiting:
             _, place, name = heapq.heappop(waiting)
             if jobs[name].grow():
-                share = float((jobs[name].units_R() / total_R).max())
-                heapq.heappush(waiting, (share, place, name))
+                fraction = float((jobs[name].units_R() / total_R).max())
+                heapq.heappush(waiting, (fraction, place, name))
         return SlotDecision(whole(jobs))

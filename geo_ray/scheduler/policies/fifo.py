@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from geo_ray.scheduler.cluster import Allocation, SharedCluster
-from geo_ray.scheduler.placement import SiteRoom
+from geo_ray.scheduler.placement import SiteCapacity
 from geo_ray.scheduler.policy import SlotDecision, SlotScheduler, SlotView
 
 
@@ -38,20 +38,20 @@ class _Fifo:
         self._wanted: dict[str, int] = {}
 
     def decide(self, view: SlotView) -> SlotDecision:
-        room = SiteRoom(self._cluster, view.capacity_SR)
+        capacity = SiteCapacity(self._cluster, view.capacity_SR)
         for job in view.arrived:
-            self._wanted[job.id] = room.most_that_fit(job, job.demands.wanted_workers)
+            self._wanted[job.id] = capacity.most_that_fit(job, job.demands.wanted_workers)
         given: dict[str, Allocation] = {}
         for name, each in view.active.items():
-            if each.had is not None and room.fits(each.job, each.had):
-                room.take(each.job, each.had)
+            if each.had is not None and capacity.fits(each.job, each.had):
+                capacity.take(each.job, each.had)
                 given[name] = each.had
         for name, each in view.active.items():
             if name in given:
                 continue
-            found = room.place(each.job, self._wanted[name])
+            found = capacity.place(each.job, self._wanted[name])
             if found is None:
                 break
-            room.take(each.job, found)
+            capacity.take(each.job, found)
             given[name] = found
         return SlotDecision(given)

@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 from geo_ray.scheduler.cluster import Floats, SharedCluster
-from geo_ray.scheduler.placement import progress_curve, put, worker_shares
+from geo_ray.scheduler.placement import progress_curve, put, worker_fractions
 from geo_ray.scheduler.policy import SlotDecision, SlotScheduler, SlotView
 
 _NONE = ""
@@ -64,8 +64,8 @@ class _Ones:
     def decide(self, view: SlotView) -> SlotDecision:
         self._remember(view)
         names = list(view.active)
-        shares = worker_shares(view)
-        places = int(min(self._policy.most_places, max(1, 1 / max(1e-9, np.median(shares)))))
+        fractions = worker_fractions(view)
+        places = int(min(self._policy.most_places, max(1, 1 / max(1e-9, np.median(fractions)))))
         curves = {
             name: progress_curve(self._cluster, each.job, self._limit[name])
             for name, each in view.active.items()

@@ -17,7 +17,7 @@ import numpy as np
 
 from geo_ray.scheduler.cluster import Floats, SharedCluster
 from geo_ray.scheduler.job import LinkUsed
-from geo_ray.scheduler.placement import GrowingJob, SiteRoom, whole
+from geo_ray.scheduler.placement import GrowingJob, SiteCapacity, whole
 from geo_ray.scheduler.policy import JobProgress, SlotDecision, SlotScheduler, SlotView
 
 
@@ -44,7 +44,7 @@ class _Optimus:
         self._curves: dict[str, Floats] = {}
 
     def decide(self, view: SlotView) -> SlotDecision:
-        room = SiteRoom(self._cluster, view.capacity_SR)
+        capacity = SiteCapacity(self._cluster, view.capacity_SR)
         total_R = np.maximum(1e-9, view.capacity_SR.sum(axis=0))
         jobs: dict[str, GrowingJob] = {}
         waiting: list[tuple[float, int, str]] = []
@@ -53,7 +53,7 @@ class _Optimus:
             view.active, key=lambda name: view.active[name].rows_left / self._curves[name][0]
         )
         for place, name in enumerate(order):
-            grown = GrowingJob(view.active[name].job, room)
+            grown = GrowingJob(view.active[name].job, capacity)
             while not grown.is_whole and grown.grow():
                 pass
             if not grown.is_whole:
@@ -81,9 +81,9 @@ class _Optimus:
         saved_s = each.rows_left / per_s_W[workers - 1] - each.rows_left / per_s_W[workers]
         demands = each.job.demands
         more = demands.servers(workers + 1) - demands.servers(workers)
-        share = float((demands.units_R(1, more) / total_R).max())
+        fraction = float((demands.units_R(1, more) / total_R).max())
         if saved_s > 0:
-            heapq.heappush(waiting, (-saved_s / share, place, each.job.id))
+            heapq.heappush(waiting, (-saved_s / fraction, place, each.job.id))
 
     def _curve(self, each: JobProgress) -> Floats:
         """Return rows per second by the number of workers, apart from each other."""

@@ -4,7 +4,7 @@ Idea: scarce resources have a price that grows exponentially with their use, so 
 left for jobs that are worth more. Rule: find the schedule of a new job with the largest
 surplus, utility less price; admit it if that is positive and promise the schedule, else reject
 the job. Prices: ``p = L (U / L)^(rho / C)``, both bounds learned from the jobs so far;
-`LoadFloor` raises them to what the recent load bids. When: deadlines and worth differ, and jobs
+`BasePrice` raises them to what the recent load bids. When: deadlines and worth differ, and jobs
 come unannounced. Source: PD-ORS (arXiv 2108.02917), reconstructed; regions, money, spot
 machines, blocks of slots and `pd_ors_load` are ours. OASiS: the same without locality, with
 sites for parameter servers only.
@@ -21,15 +21,15 @@ import numpy as np
 
 from geo_ray.scheduler.cluster import Allocation, Floats, SharedCluster
 from geo_ray.scheduler.job import ClusterJob, LinkUsed
-from geo_ray.scheduler.placement import SiteRoom
+from geo_ray.scheduler.placement import SiteCapacity
 from geo_ray.scheduler.policy import JobProgress, SlotDecision, SlotScheduler, SlotView
 from geo_ray.scheduler.pricing import (
     BestSchedule,
+    PlacementPattern,
     SearchRule,
     SlotOffers,
-    SpreadWay,
     best_schedule,
-    spread_ways,
+    placement_patterns,
 )
 from geo_ray.scheduler.schedule import Admission
 
@@ -39,11 +39,11 @@ _RECENT: Final = 200  # jobs that are looked at: a decision stays short, and loa
 @dataclass(frozen=True, eq=False)
 class _Bid:
     slot: int
-    worth: float
+    value: float
     units_R: Floats
 
 
-class LoadFloor:
+class BasePrice:
     """What the jobs that came lately would bid a unit of each resource up to.
 
     Idea: prices that start near nothing sell an empty cluster to whoever comes first, although more
@@ -84,7 +84,7 @@ class LoadFloor:
             self.price_R = np.zeros(len(capacity_R))
             return
         done = linprog(
-            [-bid.worth for bid in bids],
+            [-bid.value for bid in bids],
             A_ub=np.stack([bid.units_R for bid in bids], axis=1),
             b_ub=capacity_R,
             bounds=(0, 1),
@@ -105,7 +105,7 @@ class LoadFloor:
         return _Bid(job.arrival_slot, job.utility.of(least_slots - 1), units_R)
 
 
-class PriceBoard:
+class PriceTable:
     """Prices of resources by site and slot: exponential in how much of them is promised.
 
     ``p = L (U / L)^(rho / C)``: with nothing promised a price is L, which any job can pay; with all
@@ -122,8 +122,8 @@ class PriceBoard:
     The analysis takes what a job has in a slot to be small beside ``C``, so that the price hardly
     moves while it is sold. For a job that has much of a slot, `surcharge` gives what the rise adds.
 
-    With ``load_share`` no price is less than that part of what the load so far bids; see
-    `LoadFloor`.
+    With ``load_fraction`` no price is less than that part of what the load so far bids; see
+    `BasePrice`.
 
     Source: PD-ORS (arXiv 2108.02917); the form is reconstructed from memory, its constants are
         derived
@@ -139,13 +139,13 @@ class PriceBoard:
         *,
         tight: bool = True,
         span: float = 6.0,
-        load_share: float = 0.0,
+        load_fraction: float = 0.0,
     ) -> None:
         self._cluster = cluster
         self._tight = tight
         self._span = span
-        self._load_share = load_share
-        self._floor = LoadFloor(cluster)
+        self._load_fraction = load_fraction
+        self._base_price = BasePrice(cluster)
         self.promised_TSR = np.zeros(cluster.capacity_TSR.shape)
         self._top_R = np.zeros(len(cluster.resources))
         self._low = math.inf
@@ -166,24 +166,24 @@ class PriceBoard:
         slots = max(1, math.ceil(job.rows / (per_s * self._cluster.slot_s) - 1e-9))
         best = job.utility.of(slots - 1)
         if self._tight:
-            share = job.rows / (per_s * self._cluster.slot_s)
-            used_R = demands.units_R(workers, servers) * share
+            fraction = job.rows / (per_s * self._cluster.slot_s)
+            used_R = demands.units_R(workers, servers) * fraction
         else:
             used_R = demands.units_R(1, 1)
         paid = used_R > 0
         self._top_R[paid] = np.maximum(self._top_R[paid], best / used_R[paid])
         last = job.utility.of(self._cluster.slots - job.arrival_slot)
         self._low = min(self._low, last / (2 * self._units))
-        if self._load_share and is_new:
-            self._floor.learn(job)
+        if self._load_fraction and is_new:
+            self._base_price.learn(job)
 
     @property
     def bounds(self) -> tuple[Floats, Floats]:
         """The largest and the least price of each resource, (R,) each."""
-        floor_R = self._load_share * self._floor.price_R
-        top_R = np.maximum(np.maximum(self._top_R, 1e-12), floor_R)
+        base_price_R = self._load_fraction * self._base_price.price_R
+        top_R = np.maximum(np.maximum(self._top_R, 1e-12), base_price_R)
         low_R = np.maximum(min(self._low, float(top_R.min())), top_R * math.exp(-self._span))
-        return top_R, np.maximum(low_R, floor_R)
+        return top_R, np.maximum(low_R, base_price_R)
 
     def surcharge(self, slot: int, used_SR: Floats) -> float:
         """Return how much more some use of a slot costs if prices rise while it is sold.
@@ -216,11 +216,11 @@ class PriceBoard:
         """
         top_R, low_R = self.bounds
         promised_NSR = self.promised_TSR[slots]
-        share_NSR = np.divide(
+        fraction_NSR = np.divide(
             promised_NSR, capacity_NSR, out=np.zeros_like(promised_NSR), where=capacity_NSR > 0
         )
-        share_NSR = np.minimum(share_NSR, 1.0)
-        return np.asarray(low_R * np.exp(share_NSR * np.log(top_R / low_R)))
+        fraction_NSR = np.minimum(fraction_NSR, 1.0)
+        return np.asarray(low_R * np.exp(fraction_NSR * np.log(top_R / low_R)))
 
 
 Locality = Literal["any", "apart"]
@@ -236,7 +236,7 @@ class PdOrsPolicy:
     jobs that are worth more. Rule: when a job comes, find the schedule with the largest payoff,
     utility less price; admit it if that is positive and promise what the schedule has, else turn it
     away. The schedule may lie inside one site or be spread; its places change from slot to slot.
-    Egress and dollars are part of the price with ``worth_per_usd``. Where machines of the spot
+    Egress and dollars are part of the price with ``value_per_usd``. Where machines of the spot
     market were taken back, the rest of a job is scheduled anew, and what was promised is not taken
     from others. A job that lost its processes or regions otherwise keeps its place: it is scheduled
     anew before those that came after it and have not begun, which wait for longer. Who was taken on
@@ -247,7 +247,7 @@ class PdOrsPolicy:
     what was added for regions, money and spot machines is ours.
 
     `pd_ors_load` is the same with prices that start at half of what the load so far bids
-    (`LoadFloor`), so that an empty cluster is not sold to whoever comes first. When: more is asked
+    (`BasePrice`), so that an empty cluster is not sold to whoever comes first. When: more is asked
     for than there is, and jobs keep coming; where few come, it turns away some that would have
     fitted. Source: ours.
 
@@ -260,11 +260,11 @@ class PdOrsPolicy:
     Attributes:
         search: how a schedule is looked for.
         window: slots that are looked at from a job's arrival on.
-        tight: see `PriceBoard`.
-        span: see `PriceBoard`.
-        load_share: see `PriceBoard`.
+        tight: see `PriceTable`.
+        span: see `PriceTable`.
+        load_fraction: see `PriceTable`.
         locality: ``apart``: no site has both workers and parameter servers, as in OASiS.
-        server_share: of the sites, that have parameter servers if apart.
+        server_fraction: of the sites, that have parameter servers if apart.
         fine: whether a job's work is cut into as many parts as it takes slots at its fastest, or a
             multiple of that; else jobs are planned longer than they take. Not in the paper.
         endless: whether the cluster goes on behind its last slot: then a job that takes longer is
@@ -276,9 +276,9 @@ class PdOrsPolicy:
     window: int = 40
     tight: bool = True
     span: float = 6.0
-    load_share: float = 0.0
+    load_fraction: float = 0.0
     locality: Locality = "any"
-    server_share: float = 0.3
+    server_fraction: float = 0.3
     change_s: float = 0.0
     fine: bool = False
     endless: bool = False
@@ -296,23 +296,23 @@ def oasis(**changes: float) -> PdOrsPolicy:
 
 def pd_ors_load() -> PdOrsPolicy:
     """Return PD-ORS with prices that start where the load puts them."""
-    return PdOrsPolicy(load_share=0.5)
+    return PdOrsPolicy(load_fraction=0.5)
 
 
-def _worth(active: tuple[str, JobProgress]) -> float:
+def _value(active: tuple[str, JobProgress]) -> float:
     _, progress = active
-    return progress.job.utility.worth
+    return progress.job.utility.value
 
 
 def _worthiest_first(view: SlotView) -> list[tuple[str, JobProgress]]:
-    return sorted(view.active.items(), key=_worth, reverse=True)
+    return sorted(view.active.items(), key=_value, reverse=True)
 
 
 class _PdOrs:
     def __init__(self, policy: PdOrsPolicy, cluster: SharedCluster, seed: int) -> None:
         self._policy, self._cluster = policy, cluster
-        self._board = PriceBoard(
-            cluster, tight=policy.tight, span=policy.span, load_share=policy.load_share
+        self._prices = PriceTable(
+            cluster, tight=policy.tight, span=policy.span, load_fraction=policy.load_fraction
         )
         self._promised: dict[str, dict[int, Allocation]] = {}
         self._jobs: dict[str, ClusterJob] = {}
@@ -350,26 +350,26 @@ class _PdOrs:
         return SlotDecision(given, admissions)
 
     def _admit(self, job: ClusterJob, slot: int) -> Admission:
-        self._board.learn(job)
+        self._prices.learn(job)
         found = self._best(job, job.rows, slot)
         if found is None:
             return Admission(job.id, slot, False, None)
-        is_admitted = found.payoff > 0
+        is_admitted = found.surplus > 0
         if is_admitted:
             self._promise(job, found.allocations)
-        return Admission(job.id, slot, is_admitted, found.payoff)
+        return Admission(job.id, slot, is_admitted, found.surplus)
 
     def _readmit(self, job: ClusterJob, view: SlotView) -> Admission:
-        """Plan a job that was taken on before and is another one now, whatever it is worth."""
-        self._board.learn(job, is_new=False)
+        """Plan a job that was taken on before and is another one now, whatever it is value."""
+        self._prices.learn(job, is_new=False)
         self._promise(job, {})
         if job.id in view.lost:
-            payoff = self._keep_place(job.id, view)
+            surplus = self._keep_place(job.id, view)
         else:
-            payoff = self._replan(view.active[job.id], view.slot)
-        if payoff is None:
+            surplus = self._replan(view.active[job.id], view.slot)
+        if surplus is None:
             self._forget(job.id, view.slot)
-        return Admission(job.id, view.slot, payoff is not None, payoff)
+        return Admission(job.id, view.slot, surplus is not None, surplus)
 
     def _keep_place(self, name: str, view: SlotView) -> float | None:
         """Plan a job anew before those that come after it and have not begun; its payoff.
@@ -383,55 +383,55 @@ class _PdOrs:
             if self._promised.get(other) and view.active[other].had is None
         ]
         plans = {other: self._take_back(other, slot) for other in behind}
-        payoff = self._replan(view.active[name], slot)
+        surplus = self._replan(view.active[name], slot)
         for other, plan in plans.items():
             if self._fits(self._jobs[other], plan, slot):
                 self._promise(self._jobs[other], plan)
             else:
                 self._replan(view.active[other], slot)
-        return payoff
+        return surplus
 
     def _fits(self, job: ClusterJob, plan: Mapping[int, Allocation], slot: int) -> bool:
-        """Return whether there is room for a plan beside all that is promised."""
+        """Return whether there is capacity for a plan beside all that is promised."""
         capacity_NSR, _ = self._cluster.foreseen(slot, self._policy.window)
         for at, had in plan.items():
             if at - slot >= len(capacity_NSR):
                 return False
-            free_SR = capacity_NSR[at - slot] - self._board.promised_TSR[at]
-            if not SiteRoom(self._cluster, free_SR).fits(job, had):
+            free_SR = capacity_NSR[at - slot] - self._prices.promised_TSR[at]
+            if not SiteCapacity(self._cluster, free_SR).fits(job, had):
                 return False
         return bool(plan)
 
     def _best(self, job: ClusterJob, rows: float, slot: int) -> BestSchedule | None:
         policy = self._policy
         offers = self._offers(slot, policy.window)
-        ways = self._ways(job)
-        rules = self._rules(job, rows, ways)
+        patterns = self._patterns(job)
+        rules = self._rules(job, rows, patterns)
         for rule in rules:
-            found = best_schedule(self._cluster, job, rows, offers, ways, rule, self._rng)
+            found = best_schedule(self._cluster, job, rows, offers, patterns, rule, self._rng)
             if found is not None:
                 return found
         capacity_NSR, _ = self._cluster.foreseen(slot, policy.window)
         empty = replace(offers, price_NSR=np.zeros_like(capacity_NSR), free_NSR=capacity_NSR)
         rng = np.random.default_rng(0)  # of a question that decides nothing by itself
         for rule in rules:
-            if best_schedule(self._cluster, job, rows, empty, ways, rule, rng) is not None:
+            if best_schedule(self._cluster, job, rows, empty, patterns, rule, rng) is not None:
                 return None  # others have the room
-        return self._coarse(job, rows, slot, ways)
+        return self._coarse(job, rows, slot, patterns)
 
     def _offers(self, slot: int, slots: int) -> SlotOffers:
         """Return what the next slots offer."""
         capacity_NSR, usd_per_h_NSR = self._cluster.foreseen(slot, slots)
         at = slice(slot, slot + len(capacity_NSR))
-        price_NSR = self._board.prices(at, capacity_NSR)
-        kappa = self._policy.search.worth_per_usd
+        price_NSR = self._prices.prices(at, capacity_NSR)
+        kappa = self._policy.search.value_per_usd
         if kappa:
             price_NSR = price_NSR + kappa * self._cluster.slot_s / 3600.0 * usd_per_h_NSR
-        free_NSR = np.maximum(0.0, capacity_NSR - self._board.promised_TSR[at])
+        free_NSR = np.maximum(0.0, capacity_NSR - self._prices.promised_TSR[at])
         return SlotOffers(slot, price_NSR, free_NSR)
 
     def _coarse(
-        self, job: ClusterJob, rows: float, slot: int, ways: Sequence[SpreadWay]
+        self, job: ClusterJob, rows: float, slot: int, patterns: Sequence[PlacementPattern]
     ) -> BestSchedule | None:
         """Plan a job that no schedule of single slots of the window holds, were it alone.
 
@@ -442,7 +442,7 @@ class _PdOrs:
         when that is near, and counts here at the price of the part that is planned.
         """
         known = self._cluster.slots - slot
-        links = [way.link for way in ways]
+        links = [pattern.link for pattern in patterns]
         if len(job.data) <= 1:
             links.append(LinkUsed(float(self._cluster.inside_mbps_S.max()), is_inside=True))
         if not links or known < 1:
@@ -460,9 +460,9 @@ class _PdOrs:
             per_s = min(float(job.speed.rows_per_s(count, servers, batch, link)) for link in links)
             slots_of[count] = rows / (per_s * self._cluster.slot_s)
         offers = self._offers(slot, known)
-        for share in (1.0, None) if self._policy.endless else (1.0,):
+        for fraction in (1.0, None) if self._policy.endless else (1.0,):
             for count in counts:
-                found = self._in_blocks(job, rows, offers, ways, slots_of[count], share)
+                found = self._in_blocks(job, rows, offers, patterns, slots_of[count], fraction)
                 if found is not None:
                     return found
         return None
@@ -472,9 +472,9 @@ class _PdOrs:
         job: ClusterJob,
         rows: float,
         offers: SlotOffers,
-        ways: Sequence[SpreadWay],
+        patterns: Sequence[PlacementPattern],
         slots: float,
-        share: float | None,
+        fraction: float | None,
     ) -> BestSchedule | None:
         """Plan a job in parts that take a block each; ``slots`` in all.
 
@@ -482,40 +482,44 @@ class _PdOrs:
             job: which.
             rows: that are left of it.
             offers: all slots that are known.
-            ways: to spread it.
+            patterns: to spread it.
             slots: that all of its work takes with the workers that parts are made for.
-            share: of its work that is planned; None: what half of the slots is enough for.
+            fraction: of its work that is planned; None: what half of the slots is enough for.
         """
         known = len(offers.price_NSR)
-        if share is None:
-            share = min(1.0, known / 2 / slots)
-            later_slots = slots * (1.0 - share)
-            offers = replace(offers, later_slots=later_slots, later_share=1.0 / share)
-        planned = slots * share
+        if fraction is None:
+            fraction = min(1.0, known / 2 / slots)
+            later_slots = slots * (1.0 - fraction)
+            offers = replace(offers, later_slots=later_slots, later_fraction=1.0 / fraction)
+        planned = slots * fraction
         quanta = min(_MOST_PARTS, max(1, math.ceil(planned - 1e-9)))
         span = max(1, math.ceil(planned / quanta - 1e-9))
         if span > known:
             return None
         blocks = offers.in_blocks(span, max(self._policy.window, 4 * quanta))
         rule = replace(self._policy.search, quanta=quanta)
-        found = best_schedule(self._cluster, job, rows * share, blocks, list(ways), rule, self._rng)
+        found = best_schedule(
+            self._cluster, job, rows * fraction, blocks, list(patterns), rule, self._rng
+        )
         if found is None:
             return None
         # Such a job has much of the cluster: it does not get all of it at the price before it came.
-        more = offers.later_share * sum(
-            self._board.surcharge(slot, self._used_SR(job, had))
+        more = offers.later_fraction * sum(
+            self._prices.surcharge(slot, self._used_SR(job, had))
             for slot, had in found.allocations.items()
         )
-        return replace(found, payoff=found.payoff - more, cost=found.cost + more)
+        return replace(found, surplus=found.surplus - more, cost=found.cost + more)
 
-    def _rules(self, job: ClusterJob, rows: float, ways: Sequence[SpreadWay]) -> list[SearchRule]:
+    def _rules(
+        self, job: ClusterJob, rows: float, patterns: Sequence[PlacementPattern]
+    ) -> list[SearchRule]:
         """Return the ways to cut a job's work that are tried, one after the other."""
         rule, window = self._policy.search, self._policy.window
         if not self._policy.fine:
             return [rule]
         workers_W = np.arange(1, min(job.demands.most_workers, job.speed.batch.rows) + 1)
         servers_W = -(-workers_W // job.demands.workers_per_server)
-        links = [way.link for way in ways]
+        links = [pattern.link for pattern in patterns]
         if len(job.data) <= 1:
             links.append(LinkUsed(float(self._cluster.inside_mbps_S.max()), is_inside=True))
         per_s = max(
@@ -529,21 +533,21 @@ class _PdOrs:
         # Uneven shares of the data leave some workers without work: then smaller parts may do.
         return [replace(rule, quanta=each) for each in (quanta, 2 * quanta) if each <= 2 * window]
 
-    def _ways(self, job: ClusterJob) -> list[SpreadWay]:
-        ways = spread_ways(self._cluster, job, self._policy.search.most_ways)
+    def _patterns(self, job: ClusterJob) -> list[PlacementPattern]:
+        patterns = placement_patterns(self._cluster, job, self._policy.search.max_patterns)
         if self._policy.locality == "any":
-            return ways
+            return patterns
         first = []
         for region in range(len(self._cluster.net.names)):
             own = np.flatnonzero(self._cluster.region_S == region)
-            first.append(own[: max(1, round(self._policy.server_share * len(own)))])
+            first.append(own[: max(1, round(self._policy.server_fraction * len(own)))])
         of_servers = np.concatenate(first)
         apart = []
-        for way in ways:
-            workers = way.workers[~np.isin(way.workers, of_servers)]
-            servers = way.servers[np.isin(way.servers, of_servers)]
+        for pattern in patterns:
+            workers = pattern.workers[~np.isin(pattern.workers, of_servers)]
+            servers = pattern.servers[np.isin(pattern.servers, of_servers)]
             if len(workers) and len(servers):
-                apart.append(replace(way, workers=workers, servers=servers))
+                apart.append(replace(pattern, workers=workers, servers=servers))
         return apart
 
     def _forget(self, name: str, slot: int) -> None:
@@ -560,7 +564,7 @@ class _PdOrs:
         return plan
 
     def _offer(self, view: SlotView) -> None:
-        """Plan those who wait for their turn anew, as others have given room back."""
+        """Plan those who wait for their turn anew, as others have given capacity back."""
         for name, each in _worthiest_first(view):
             plan = self._promised.get(name)
             if plan and view.slot not in plan and max(plan) > view.slot:
@@ -568,7 +572,7 @@ class _PdOrs:
 
     def _promise(self, job: ClusterJob, plan: Mapping[int, Allocation], times: int = 1) -> None:
         for slot, had in plan.items():
-            self._board.promised_TSR[slot] += times * self._used_SR(job, had)
+            self._prices.promised_TSR[slot] += times * self._used_SR(job, had)
         if times > 0:
             self._promised[job.id], self._jobs[job.id] = dict(plan), job
 
@@ -588,18 +592,18 @@ class _PdOrs:
         if found is None:
             return None
         self._promise(each.job, found.allocations)
-        return found.payoff
+        return found.surplus
 
     def _mend(self, view: SlotView) -> None:
         """Schedule anew those whose place was taken back, the most worthy first."""
-        room = SiteRoom(self._cluster, view.capacity_SR)
+        capacity = SiteCapacity(self._cluster, view.capacity_SR)
         lost = []
         for name, each in _worthiest_first(view):
             had = self._promised.get(name, {}).get(view.slot)
             if had is None:
                 continue
-            if room.fits(each.job, had):
-                room.take(each.job, had)
+            if capacity.fits(each.job, had):
+                capacity.take(each.job, had)
             else:
                 lost.append(each)
         for each in lost:

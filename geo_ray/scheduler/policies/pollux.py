@@ -18,7 +18,7 @@ import numpy as np
 
 from geo_ray.scheduler.cluster import Floats, SharedCluster
 from geo_ray.scheduler.job import ClusterJob
-from geo_ray.scheduler.placement import progress_curve, put, worker_shares
+from geo_ray.scheduler.placement import progress_curve, put, worker_fractions
 from geo_ray.scheduler.policy import SlotDecision, SlotScheduler, SlotView
 
 
@@ -67,10 +67,10 @@ class _Pollux:
             good_JW[row, : len(curve)] = curve
             good_JW[row, len(curve) :] = curve[-1]
         most_J = np.array([len(self._known[name][0]) - 1 for name in names])
-        shares_J = worker_shares(view)
+        fractions_J = worker_fractions(view)
         had = [view.active[name].had for name in names]
         had_J = np.array([0 if each is None else each.num_workers for each in had])
-        chosen_J = self._searched(good_JW, most_J, shares_J, np.minimum(had_J, most_J), names)
+        chosen_J = self._searched(good_JW, most_J, fractions_J, np.minimum(had_J, most_J), names)
         wanted = {
             name: (int(count), int(self._known[name][1][count]))
             for name, count in zip(names, chosen_J, strict=True)
@@ -93,12 +93,12 @@ class _Pollux:
         self,
         good_JW: Floats,
         most_J: np.ndarray,
-        shares_J: Floats,
+        fractions_J: Floats,
         had_J: np.ndarray,
         names: list[str],
     ) -> np.ndarray:
         rng, num = self._rng, len(names)
-        fair_J = np.clip((1 / num / shares_J).astype(np.int64), 1, most_J)
+        fair_J = np.clip((1 / num / fractions_J).astype(np.int64), 1, most_J)
         base_J = good_JW[np.arange(num), fair_J]
         restart_s = self._policy.change_s
         age_s_J = np.array([self._age[name] * self._cluster.slot_s for name in names])
@@ -111,7 +111,7 @@ class _Pollux:
 
         def repaired(many_PJ: np.ndarray) -> np.ndarray:
             for row in many_PJ:
-                while row @ shares_J > 1 + 1e-9:
+                while row @ fractions_J > 1 + 1e-9:
                     full = np.flatnonzero(row)
                     row[rng.choice(full)] //= 2
             return many_PJ

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from geo_ray.scheduler.cluster import Allocation, SharedCluster
-from geo_ray.scheduler.placement import SiteRoom
+from geo_ray.scheduler.placement import SiteCapacity
 from geo_ray.scheduler.policy import JobProgress, SlotDecision, SlotScheduler, SlotView
 
 
@@ -46,26 +46,26 @@ class _Tiresias:
         self._wanted: dict[str, int] = {}
 
     def decide(self, view: SlotView) -> SlotDecision:
-        room = SiteRoom(self._cluster, view.capacity_SR)
+        capacity = SiteCapacity(self._cluster, view.capacity_SR)
         for job in view.arrived:
-            self._wanted[job.id] = room.most_that_fit(job, job.demands.wanted_workers)
+            self._wanted[job.id] = capacity.most_that_fit(job, job.demands.wanted_workers)
         order = sorted(view.active.values(), key=self._queue)
         given: dict[str, Allocation] = {}
         for each in order:
             had = each.had
-            if had is None or not room.fits(each.job, had):
-                had = room.place(each.job, self._wanted[each.job.id])
+            if had is None or not capacity.fits(each.job, had):
+                had = capacity.place(each.job, self._wanted[each.job.id])
             if had is not None:
-                room.take(each.job, had)
+                capacity.take(each.job, had)
                 given[each.job.id] = had
         return SlotDecision(given)
 
     def _queue(self, each: JobProgress) -> int:
         name, slot_s = each.job.id, self._cluster.slot_s
-        own_s = each.attained_s - self._forgiven_s.get(name, 0.0)
+        own_s = each.service_s - self._forgiven_s.get(name, 0.0)
         ran_s = own_s / max(1, self._wanted[name])
         promote = self._policy.promote
         if promote and 0 < promote * ran_s < each.waited_slots * slot_s:
-            self._forgiven_s[name] = each.attained_s
+            self._forgiven_s[name] = each.service_s
             own_s = 0.0
         return bisect_right(self._policy.limits_s, own_s)

@@ -25,12 +25,12 @@ from geo_ray.runs.lease import LeaseKeeper, LeaseSeeker
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.job_server import QueueJobServer
 from geo_ray.scheduler.queue.loop import QueueLoop
-from geo_ray.scheduler.queue.state import QueuePlace
+from geo_ray.scheduler.queue.state import QueueLocation
 from geo_ray.scheduler.queue.world import RayQueueWorld
 
 _AGAIN_S: Final = 2.0
-_NEAR_LOOK_S: Final = 1.0
-_FAR_LOOK_S: Final = 5.0
+_LOCAL_POLL_S: Final = 1.0
+_REMOTE_POLL_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -100,32 +100,32 @@ class QueueActor:
     # ------------------------------------------------------------------ its life
 
     def _live(self) -> None:
-        place = QueuePlace.of(self.order.config)
+        location = QueueLocation.of(self.order.config)
         while not self._ends:
             try:
-                self._hold(place)
+                self._hold(location)
             except Exception as error:  # the thread must live: nobody else serves the queue
-                told = str(error) if isinstance(error, GeoRayError) else repr(error)
-                _log.warning("queue: %s", told)
-                self._served = QueueServed(False, errors=(told,))
+                message = str(error) if isinstance(error, GeoRayError) else repr(error)
+                _log.warning("queue: %s", message)
+                self._served = QueueServed(False, errors=(message,))
                 self._wake.clear()
                 self._wake.wait(_AGAIN_S)
 
-    def _hold(self, place: QueuePlace) -> None:
+    def _hold(self, location: QueueLocation) -> None:
         """Take the queue's lease and serve it until the lease is lost or the actor ends."""
-        place.make()
-        keeper = LeaseSeeker(place.store(), self.order.config.name, _log.info).take()
+        location.make()
+        keeper = LeaseSeeker(location.store(), self.order.config.name, _log.info).take()
         try:
-            self._serve(place, keeper)
+            self._serve(location, keeper)
         finally:
             keeper.close()
 
-    def _serve(self, place: QueuePlace, keeper: LeaseKeeper) -> None:
+    def _serve(self, location: QueueLocation, keeper: LeaseKeeper) -> None:
         order = self.order
         server = QueueJobServer(order.job_server, order.config.patience.save_s)
         world = RayQueueWorld(order.config, server)
-        loop = QueueLoop(order.config, place.store(), world, keeper.epoch, keeper)
-        look_s = _FAR_LOOK_S if place.is_far else _NEAR_LOOK_S
+        loop = QueueLoop(order.config, location.store(), world, keeper.epoch, keeper)
+        look_s = _REMOTE_POLL_S if location.is_remote else _LOCAL_POLL_S
         while not self._ends:
             self._wake.clear()
             looks = self._served.looks + 1
@@ -136,7 +136,7 @@ class QueueActor:
             except Exception as error:  # whatever it is: jobs run, so it looks again
                 _log.exception("queue: a look failed")
                 errors = (f"a look failed: {error}",)
-                loop = QueueLoop(order.config, place.store(), world, keeper.epoch, keeper)
+                loop = QueueLoop(order.config, location.store(), world, keeper.epoch, keeper)
             self._served = QueueServed(True, looks, errors)
             keeper.note(f"{len(loop.state.living())} jobs")
             self._wake.wait(look_s)

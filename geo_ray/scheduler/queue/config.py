@@ -60,7 +60,7 @@ class TenantConfig(StrictModel):
     ] = Field(description="public half of the token, as `geo-ray queue token` prints it")
     most_jobs: int = Field(100, ge=0, description="jobs that have not ended")
     most_workers: int | None = Field(None, ge=1, description="at the same time; null: any number")
-    most_worth: float | None = Field(None, gt=0, description="of a job; null: any")
+    max_value: float | None = Field(None, gt=0, description="of a job; null: any")
     working_dirs: str | None = Field(
         None,
         description="absolute directory of the queue's machine with the code of this tenant's "
@@ -101,7 +101,7 @@ class QueueConfig(StrictModel):
     policy: str = Field(
         "pd_ors", description="who decides; docs/reference/scheduling-policies.md lists them"
     )
-    worth_per_usd: float = Field(
+    value_per_usd: float = Field(
         0.0, ge=0, description="worth that a dollar costs; 0: money does not count"
     )
     slot_s: float = Field(300.0, gt=0, description="seconds of a slot")
@@ -137,5 +137,5 @@ class QueueConfig(StrictModel):
         return self
 
     def link_between(self, here: str, there: str) -> QueueLink:
-        """Return the link of a pair, whichever way it is named."""
+        """Return the link of a pair, whichever pattern it is named."""
         return self.links.get(f"{here}/{there}") or self.links.get(f"{there}/{here}") or self.link

@@ -118,10 +118,10 @@ class SignedRequest(StrictModel):
     signature: str
 
 
-_BOX: TypeAdapter[list[SignedRequest]] = TypeAdapter(list[SignedRequest])
+_REQUESTS: TypeAdapter[list[SignedRequest]] = TypeAdapter(list[SignedRequest])
 
 
-def box_key(tenant: str) -> str:
+def inbox_key(tenant: str) -> str:
     """Return the key of a tenant's box."""
     return f"inbox-{tenant}.z"
 
@@ -159,15 +159,15 @@ def submit(store: ConditionalStore, tenant: str, request: SignedRequest) -> None
         QueueRequestError: the box is full, as nobody empties it, or is fought over.
     """
 
-    def put(box: list[SignedRequest]) -> list[SignedRequest]:
-        return [*box, request]
+    def put(inbox: list[SignedRequest]) -> list[SignedRequest]:
+        return [*inbox, request]
 
     _change(store, tenant, put)
 
 
 def look(store: ConditionalStore, tenant: str) -> list[SignedRequest]:
     """Return what is in a tenant's box; one that makes no sense is empty, see `remove`."""
-    found = store.read(box_key(tenant))
+    found = store.read(inbox_key(tenant))
     return [] if found is None else _read(found.data, tenant)
 
 
@@ -177,7 +177,7 @@ def remove(store: ConditionalStore, tenant: str, known: Collection[str]) -> None
     Raises:
         QueueRequestError: the box is fought over.
     """
-    _change(store, tenant, lambda box: [each for each in box if each.id not in known])
+    _change(store, tenant, lambda inbox: [each for each in inbox if each.id not in known])
 
 
 def _change(
@@ -186,15 +186,15 @@ def _change(
     change: Callable[[list[SignedRequest]], list[SignedRequest]],
 ) -> None:
     for _ in range(_TRIES):
-        found = store.read(box_key(tenant))
-        box = [] if found is None else _read(found.data, tenant)
-        data = pack(_BOX, change(box))
+        found = store.read(inbox_key(tenant))
+        inbox = [] if found is None else _read(found.data, tenant)
+        data = pack(_REQUESTS, change(inbox))
         if len(data) > MOST_PACKED_BYTES:
             raise QueueRequestError(
                 f"the box of tenant {tenant} is full",
                 fix="See with `geo-ray queue list` whether the queue is served.",
             )
-        tag = store.write(box_key(tenant), data, None if found is None else found.tag)
+        tag = store.write(inbox_key(tenant), data, None if found is None else found.tag)
         if tag is not None:
             return
     raise QueueRequestError(
@@ -205,7 +205,7 @@ def _change(
 
 def _read(data: bytes, tenant: str) -> list[SignedRequest]:
     try:
-        return unpack(_BOX, data, box_key(tenant))
+        return unpack(_REQUESTS, data, inbox_key(tenant))
     except QueueJournalError:  # whoever may write there has put nonsense in
         return []
 
@@ -213,7 +213,7 @@ def _read(data: bytes, tenant: str) -> list[SignedRequest]:
 MOST_JOB_BYTES: Final = MOST_PACKED_BYTES - 10_000
 """Of a job as it is written down, packed; a snapshot adds what has become of it."""
 _MOST_AHEAD_S: Final = 3600.0
-_TOLD: Final = 500  # characters of a refusal
+_MAX_MESSAGE: Final = 500  # characters of a refusal
 
 
 def taken(
@@ -245,8 +245,8 @@ def taken(
             case MoveRequest():
                 _check_move(state, config, tenant, request)
     except Exception as error:  # of this request alone, whatever it is
-        told = error if isinstance(error, GeoRayError) else InvariantError(repr(error))
-        refused = {"code": told.code, "refused": told.message[:_TOLD]}
+        message = error if isinstance(error, GeoRayError) else InvariantError(repr(error))
+        refused = {"code": message.code, "refused": message.message[:_MAX_MESSAGE]}
         return [entry.model_copy(update={**refused, "request": _named(request)})]
     return [entry]
 
@@ -288,10 +288,10 @@ def _check_submit(
     living = sum(each.tenant == tenant for each in state.living())
     if living >= quota.most_jobs:
         raise TenantQuotaError(f"tenant {tenant} has {living} of {quota.most_jobs} jobs")
-    if quota.most_worth is not None and job.worth.worth > quota.most_worth:
+    if quota.max_value is not None and job.value.value > quota.max_value:
         raise TenantQuotaError(
-            f"tenant {tenant} may give a job a worth of {quota.most_worth:g}, not of "
-            f"{job.worth.worth:g}"
+            f"tenant {tenant} may give a job a value of {quota.max_value:g}, not of "
+            f"{job.value.value:g}"
         )
     least = 1 if job.spec.anywhere else job.spec.least_regions
     if quota.most_workers is not None and least > quota.most_workers:
@@ -397,19 +397,19 @@ def _job_of(state: QueueState, config: QueueConfig, tenant: str, name: str) -> Q
 
 def _check_move(state: QueueState, config: QueueConfig, tenant: str, request: MoveRequest) -> None:
     job, who = _job_of(state, config, tenant, request.job), config.tenants[tenant]
-    most = config.tenants[job.tenant].most_worth if job.tenant in config.tenants else None
-    asked = None if request.worth is None else request.worth.worth
+    most = config.tenants[job.tenant].max_value if job.tenant in config.tenants else None
+    asked = None if request.value is None else request.value.value
     if asked is not None and most is not None and asked > most:
-        raise TenantQuotaError(f"tenant {job.tenant} may give a job a worth of {most:g}")
-    if request.place is None:
-        if request.worth is None:
-            raise QueueRequestError("neither a place nor a worth is named")
+        raise TenantQuotaError(f"tenant {job.tenant} may give a job a value of {most:g}")
+    if request.position is None:
+        if request.value is None:
+            raise QueueRequestError("neither a position nor a value is named")
         return
-    if request.place == "before" and request.before == request.job:
+    if request.position == "before" and request.before == request.job:
         raise QueueRequestError(f"job {request.job} cannot be before itself")
-    if request.place == "before":
+    if request.position == "before":
         _living(state, request.before)
-    if who.operator or request.place == "last":
+    if who.operator or request.position == "last":
         return
     passed = [each for each in _passed(state, job, request) if each.tenant != job.tenant]
     if passed:
@@ -427,14 +427,14 @@ def _living(state: QueueState, name: str | None) -> QueuedJob:
 
 def _passed(state: QueueState, job: QueuedJob, request: MoveRequest) -> list[QueuedJob]:
     order = [each for each in state.living() if each.order < job.order]
-    if request.place == "first":
+    if request.position == "first":
         return order
     target = _living(state, request.before)
     return [each for each in order if each.order >= target.order]
 
 
 def _cancelled(job: QueuedJob, tenant: str, unix_s: float) -> list[AnyEntry]:
-    told = f"by tenant {tenant}"
+    message = f"by tenant {tenant}"
     if job.attempt is None:
-        return [EndedEntry(unix_s=unix_s, job=job.name, outcome="cancelled", told=told)]
-    return [LeaveEntry(unix_s=unix_s, job=job.name, why="cancelled", told=told)]
+        return [EndedEntry(unix_s=unix_s, job=job.name, outcome="cancelled", message=message)]
+    return [LeaveEntry(unix_s=unix_s, job=job.name, why="cancelled", message=message)]

@@ -55,10 +55,10 @@ def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
             "regions of a job in a queue are regions of its cluster, each once",
             fix="Leave `regions[].at` out, and name each region as the cluster's nodes do.",
         )
-    if hints.anywhere and not (len(experiment.regions) == 1 or experiment.counts_together):
+    if hints.anywhere and not (len(experiment.regions) == 1 or experiment.counts_total_rows):
         raise QueueRequestError(
             "a job whose data are anywhere trains until all regions together have seen enough rows",
-            fix="Add `train: {count: together}`, or configure one region.",
+            fix="Add `train: {count: total}`, or configure one region.",
         )
     task = load_task(experiment.task, base_dir)
     num_params = parameter_count(task, experiment.seed)

@@ -39,20 +39,20 @@ _ERROR: Final = re.compile(r"^error \[([A-Z][A-Z_]*)\] (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class SubmissionTold:
+class SubmissionReport:
     """What the job server says of a submission.
 
     Attributes:
         is_over: whether it has ended.
         succeeded: whether well.
         code: of the error that `geo-ray train` ended with; None: it said none.
-        told: the error's message, or the job server's.
+        message: the error's message, or the job server's.
     """
 
     is_over: bool
     succeeded: bool = False
     code: str | None = None
-    told: str = ""
+    message: str = ""
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class QueueJobServer:
     save_s: float
     _client: JobSubmissionClient | None = field(default=None)
 
-    def submissions(self) -> dict[str, SubmissionTold]:
+    def submissions(self) -> dict[str, SubmissionReport]:
         """Return the job server's named submissions, of whomever they are.
 
         Raises:
@@ -162,7 +162,11 @@ class QueueJobServer:
             raise ClusterError(f"the job server at {self.address} does not answer: {error}") from (
                 error
             )
-        return {job.submission_id: told_of(job) for job in listed if job.submission_id is not None}
+        return {
+            job.submission_id: submission_report(job)
+            for job in listed
+            if job.submission_id is not None
+        }
 
     def submit(
         self, name: str, tree: Mapping[str, JsonValue], code: JobCode | None, owner: str
@@ -220,10 +224,10 @@ class QueueJobServer:
         return self._client
 
 
-def told_of(job: JobDetails) -> SubmissionTold:
+def submission_report(job: JobDetails) -> SubmissionReport:
     """Return what the job server says of a submission, and what the job itself said last."""
     message = (job.message or "").strip()
     errors = _ERROR.findall(message)  # the job server ends its message with the job's last lines
-    code, told = errors[-1] if errors else (None, message[-_TAIL:])
+    code, text = errors[-1] if errors else (None, message[-_TAIL:])
     succeeded = job.status is JobStatus.SUCCEEDED
-    return SubmissionTold(job.status.is_terminal(), succeeded, code, told[:_TAIL])
+    return SubmissionReport(job.status.is_terminal(), succeeded, code, text[:_TAIL])

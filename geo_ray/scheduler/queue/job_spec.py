@@ -130,10 +130,10 @@ class JobSpec(StrictModel):
         return self.regions.get(region) or next(iter(self.regions.values()))
 
 
-class JobWorth(StrictModel):
-    """What a job is worth by when it is done."""
+class JobValue(StrictModel):
+    """What a job is value by when it is done."""
 
-    worth: float = Field(1.0, gt=0, le=_MOST_WORTH, description="if it is done at once")
+    value: float = Field(1.0, gt=0, le=_MOST_WORTH, description="if it is done at once")
     deadline_s: float | None = Field(
         None,
         gt=0,
@@ -150,21 +150,21 @@ class JobWorth(StrictModel):
     def of(self, slots: float, slot_s: float) -> float:
         """Return what ending ``slots`` after the slot of arrival is worth."""
         if self.deadline_s is None:
-            return self.worth
+            return self.value
         late = self.urgency * (slots - self.deadline_s / slot_s)
-        return self.worth / (1 + math.exp(min(700.0, late)))
+        return self.value / (1 + math.exp(min(700.0, late)))
 
 
-class WorthChange(StrictModel):
+class ValueChange(StrictModel):
     """What becomes another; null: as it was."""
 
-    worth: float | None = Field(None, gt=0, le=_MOST_WORTH)
+    value: float | None = Field(None, gt=0, le=_MOST_WORTH)
     deadline_s: float | None = Field(None, gt=0, le=_MOST_S)
     urgency: float | None = Field(None, ge=0, le=1e3)
 
-    def of(self, worth: JobWorth) -> JobWorth:
-        """Return what a job is worth from now on."""
-        return worth.model_copy(update=self.model_dump(exclude_none=True))
+    def of(self, value: JobValue) -> JobValue:
+        """Return what a job is value from now on."""
+        return value.model_copy(update=self.model_dump(exclude_none=True))
 
 
 class JobRequest(StrictModel):
@@ -173,7 +173,7 @@ class JobRequest(StrictModel):
     name: JobName
     config: dict[str, JsonValue] = Field(description="of `geo-ray train`")
     spec: JobSpec
-    worth: JobWorth = JobWorth()
+    value: JobValue = JobValue()
     working_dir: str | None = Field(
         None, description="directory of the job's own code that the queue's machine sees"
     )
@@ -209,8 +209,8 @@ class MoveRequest(StrictModel):
     sent_unix_s: float
     job: Said
     before: Said | None = None
-    place: Literal["first", "last", "before"] | None = None
-    worth: WorthChange | None = None
+    position: Literal["first", "last", "before"] | None = None
+    value: ValueChange | None = None
 
 
 AnyRequest = Annotated[SubmitRequest | CancelRequest | MoveRequest, Field(discriminator="kind")]

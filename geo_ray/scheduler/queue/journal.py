@@ -20,7 +20,7 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from geo_ray.base.errors import LeaseLostError, QueueJournalError, RunDirectoryError
 from geo_ray.base.model import StrictModel
 from geo_ray.scheduler.queue.config import QueueConfig
-from geo_ray.scheduler.queue.job_spec import AnyRequest, JobWorth
+from geo_ray.scheduler.queue.job_spec import AnyRequest, JobValue
 from geo_ray.storage.conditional_store import ConditionalStore
 
 T = TypeVar("T")
@@ -81,16 +81,16 @@ class TakenEntry(StrictModel):
     refused: str | None = Field(None, description="why")
 
 
-class SeenJob(StrictModel):
+class ObservedJob(StrictModel):
     """A job as a policy was shown it at a slot's beginning."""
 
     left: float = Field(ge=0, le=1, description="share of its work")
-    worth: JobWorth
+    value: JobValue
     factor: float = Field(gt=0, description="of its speed, as observed")
     regions: tuple[str, ...] = Field((), description="of its data, those that are there")
     start_s: float = Field(0.0, ge=0, description="until it trains, once it has something")
     waited: int = Field(0, ge=0, description="slots in which it had nothing")
-    attained_s: float = Field(0.0, ge=0, description="seconds of workers that it has had")
+    service_s: float = Field(0.0, ge=0, description="seconds of workers that it has had")
     admitted: bool = Field(False, description="whether it was taken on before this slot")
     lost: bool = Field(
         False,
@@ -112,20 +112,20 @@ class SlotEntry(StrictModel):
     kind: Literal["slot"] = "slot"
     unix_s: float
     slot: int = Field(ge=0, description="of the era")
-    room: dict[str, tuple[float, float]] = Field(description="GPUs and CPUs by region")
+    capacity: dict[str, tuple[float, float]] = Field(description="GPUs and CPUs by region")
     arrived: tuple[str, ...] = ()
     gone: tuple[str, ...] = Field((), description="otherwise than by their plan")
-    jobs: dict[str, SeenJob] = Field({}, description="that have come and not ended, in order")
+    jobs: dict[str, ObservedJob] = Field({}, description="that have come and not ended, in order")
     given: dict[str, GivenJob] = Field({}, description="what each has from now on")
-    payoffs: dict[str, float | None] = Field({}, description="of jobs that came")
+    surpluses: dict[str, float | None] = Field({}, description="of jobs that came")
     turned_away: tuple[str, ...] = ()
     held: dict[str, str] = Field({}, description="what was not done of that, and why")
 
 
-class EraEntry(StrictModel):
+class PolicyGenerationEntry(StrictModel):
     """The policy begins anew; slots count from here."""
 
-    kind: Literal["era"] = "era"
+    kind: Literal["generation"] = "generation"
     unix_s: float
     number: int = Field(ge=1)
 
@@ -157,7 +157,7 @@ class LeaveEntry(StrictModel):
     unix_s: float
     job: str
     why: LeaveWhy
-    told: str
+    message: str
 
 
 class GoneEntry(StrictModel):
@@ -171,13 +171,13 @@ class GoneEntry(StrictModel):
         description="lost: it failed through no fault of its own"
     )
     code: str | None = None
-    told: str = ""
+    message: str = ""
 
 
-class SeenEntry(StrictModel):
+class ObservationEntry(StrictModel):
     """What was observed of jobs that run."""
 
-    kind: Literal["seen"] = "seen"
+    kind: Literal["observed"] = "observed"
     unix_s: float
     done: dict[str, float] = Field({}, description="share of its work, by job")
     factors: dict[str, float] = Field({}, description="of their speed")
@@ -197,7 +197,7 @@ class EndedEntry(StrictModel):
     job: str
     outcome: Outcome
     code: str | None = None
-    told: str = ""
+    message: str = ""
 
 
 class SnapshotEntry(StrictModel):
@@ -220,12 +220,12 @@ AnyEntry = Annotated[
     OpenedEntry
     | TakenEntry
     | SlotEntry
-    | EraEntry
+    | PolicyGenerationEntry
     | StartEntry
     | ReshapeEntry
     | LeaveEntry
     | GoneEntry
-    | SeenEntry
+    | ObservationEntry
     | EndedEntry
     | SnapshotEntry,
     Field(discriminator="kind"),

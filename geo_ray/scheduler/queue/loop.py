@@ -37,16 +37,22 @@ from geo_ray.scheduler.queue.job_spec import AnyRequest, JobRequest
 from geo_ray.scheduler.queue.journal import (
     AnyEntry,
     EndedEntry,
-    EraEntry,
     GoneEntry,
+    ObservationEntry,
     OpenedEntry,
+    PolicyGenerationEntry,
     QueueJournal,
-    SeenEntry,
 )
-from geo_ray.scheduler.queue.model import QueueSeen
-from geo_ray.scheduler.queue.monitor import JobProgressSeen, impatience, over, progress, starts
-from geo_ray.scheduler.queue.slots import ERA_SLOTS, NowSeen, QueueSlots, begun_slot
-from geo_ray.scheduler.queue.state import EraState, JobState, QueuedJob, QueueState
+from geo_ray.scheduler.queue.model import QueueObservation
+from geo_ray.scheduler.queue.monitor import (
+    ObservedProgress,
+    impatience,
+    observed_progress,
+    over,
+    starts,
+)
+from geo_ray.scheduler.queue.slots import GENERATION_SLOTS, QueueSlots, TickInputs, begun_slot
+from geo_ray.scheduler.queue.state import JobState, PolicyGeneration, QueuedJob, QueueState
 from geo_ray.storage.conditional_store import ConditionalStore
 
 
@@ -138,22 +144,22 @@ def is_submission_of(queue: str, name: str) -> bool:
     return re.fullmatch(rf"geoq-{re.escape(queue)}\.[^.]+\.[0-9a-f]{{8}}\.\d+", name) is not None
 
 
-def actions_of(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[Action]:
+def actions_of(job: QueuedJob, config: QueueConfig, observed: QueueObservation) -> list[Action]:
     """Return what must be done now for a job.
 
     Args:
         job: which.
         config: the queue.
-        seen: what is seen.
+        observed: what is seen.
     """
-    attempt, one = job.attempt, seen.attempts.get(job.name)
+    attempt, one = job.attempt, observed.attempts.get(job.name)
     if attempt is None or one is None:
         return []
     name = submission_name(config.name, job.id, attempt.number)
     if job.state is JobState.LEAVING:
         if one.state != "going":
             return []
-        late = seen.unix_s - attempt.leave_unix_s > config.patience.save_s
+        late = observed.unix_s - attempt.leave_unix_s > config.patience.save_s
         return [AskStop(job.name) if one.trains and not late else EndSubmission(name)]
     if one.state == "unknown":
         return [
@@ -176,7 +182,7 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
     """Return the machines that the jobs which were given something need, by region."""
     gpus = dict.fromkeys(config.regions, 0.0)
     cpus = dict.fromkeys(config.regions, 0.0)
-    slot = state.era.slots[-1] if state.era.slots else None
+    slot = state.generation.slots[-1] if state.generation.slots else None
     for job in state.living():
         if job.attempt is not None:
             workers = job.attempt.workers
@@ -209,7 +215,7 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
 _SEEN_EVERY_S: Final = 30.0
 _GAP_S: Final = 120.0  # between two looks, after which nothing is known of the time between
 _COMPACT_AGAIN_S: Final = 600.0
-_MOST_TOLD: Final = 300  # characters of what went wrong with a job
+_MAX_MESSAGE: Final = 300  # characters of what went wrong with a job
 _BACK_S: Final = 1.0  # that clocks are set back all the time
 _log = logging.getLogger(__name__)
 
@@ -217,7 +223,7 @@ _log = logging.getLogger(__name__)
 class QueueWorld(Protocol):
     """The cluster and its job server."""
 
-    def see(self, state: QueueState, unix_s: float) -> QueueSeen:
+    def see(self, state: QueueState, unix_s: float) -> QueueObservation:
         """Look at nodes, submissions and runs.
 
         Raises:
@@ -276,28 +282,28 @@ class QueueLoop:
         errors: list[str] = []
         self._take(unix_s, errors)
         try:
-            seen = self.world.see(self.state, unix_s)
+            observed = self.world.see(self.state, unix_s)
         except LeaseLostError:
             raise
         except GeoRayError as error:
             return (*errors, str(error))
-        problems = {name: one.problem for name, one in seen.attempts.items() if one.problem}
+        problems = {name: one.problem for name, one in observed.attempts.items() if one.problem}
         for job in self.state.living():
             with _contained(job, problems):
-                self._add(over(job, self.config, seen))
-        is_border = self._is_border(seen)
-        self._observe(seen, problems, is_border=is_border)
+                self._add(over(job, self.config, observed))
+        is_tick = self._is_tick(observed)
+        self._observe(observed, problems, is_tick=is_tick)
         for job in self.state.living():
             with _contained(job, problems):
-                self._add(impatience(job, self.config, seen))
-        if is_border:
-            self._border(seen)
-        self._add(starts(self.state, self.config, seen))
-        for name in seen.strays:
+                self._add(impatience(job, self.config, observed))
+        if is_tick:
+            self._tick(observed)
+        self._add(starts(self.state, self.config, observed))
+        for name in observed.orphans:
             self._act(EndSubmission(name), errors)
         for job in self.state.living():
             with _contained(job, problems):
-                for action in actions_of(job, self.config, seen):
+                for action in actions_of(job, self.config, observed):
                     self._act_for(job, action, unix_s, problems)
         if self.config.autoscaler is not None:
             self._act(AskMachines(target_of(self.state, self.config)), errors)
@@ -316,7 +322,7 @@ class QueueLoop:
         if before != self.config or state.epoch != self.epoch:
             entries.append(self._opened(unix_s))
         if before is None or not _same_slots(before, self.config):
-            entries.append(EraEntry(unix_s=unix_s, number=state.era.number + 1))
+            entries.append(PolicyGenerationEntry(unix_s=unix_s, number=state.generation.number + 1))
         self._add(entries)
         self._looked_unix_s = unix_s
 
@@ -338,22 +344,22 @@ class QueueLoop:
         entries: list[AnyEntry] = []
         if not -_BACK_S <= gap_s <= _GAP_S:
             entries.append(self._opened(unix_s))
-        era = self.state.era
-        if unix_s < self._began_unix_s(era) - _BACK_S:
-            entries.append(EraEntry(unix_s=unix_s, number=era.number + 1))
+        generation = self.state.generation
+        if unix_s < self._began_unix_s(generation) - _BACK_S:
+            entries.append(PolicyGenerationEntry(unix_s=unix_s, number=generation.number + 1))
         self._add(entries)
 
-    def _began_unix_s(self, era: EraState) -> float:
-        """When the newest slot began, or its era."""
-        newest = era.slots[-1].slot if era.slots else 0
-        return era.began_unix_s + newest * self.config.slot_s
+    def _began_unix_s(self, generation: PolicyGeneration) -> float:
+        """When the newest slot began, or its generation."""
+        newest = generation.slots[-1].slot if generation.slots else 0
+        return generation.began_unix_s + newest * self.config.slot_s
 
     def _take(self, unix_s: float, errors: list[str]) -> None:
         """Take in what the boxes have: what was sent first, first."""
-        boxes = {tenant: self._box(tenant, errors) for tenant in self.config.tenants}
+        inboxes = {tenant: self._inbox(tenant, errors) for tenant in self.config.tenants}
         found: list[tuple[str, AnyRequest]] = []
-        for tenant, box in boxes.items():
-            for each in box:
+        for tenant, requests in inboxes.items():
+            for each in requests:
                 key = self.config.tenants[tenant].key
                 request = inbox.opened(each, self.state.queue_id, key)
                 if request is None:
@@ -366,39 +372,41 @@ class QueueLoop:
         for tenant, request in sorted(found, key=_sent_unix_s):
             if request.id not in self.state.answers:
                 self._add(taken(self.state, self.config, tenant, request, unix_s))
-        for tenant, box in boxes.items():
+        for tenant, requests in inboxes.items():
             try:
-                if box:
-                    inbox.remove(self.store, tenant, {each.id for each in box})
+                if requests:
+                    inbox.remove(self.store, tenant, {each.id for each in requests})
             except Exception as error:  # what is left there counts once all the same
-                errors.append(f"the box of tenant {tenant}: {_told(error)}")
+                errors.append(f"the requests of tenant {tenant}: {_message(error)}")
 
-    def _box(self, tenant: str, errors: list[str]) -> list[inbox.SignedRequest]:
-        """What is in a box; it is its tenant's, who may have seen to it that it is of no use."""
+    def _inbox(self, tenant: str, errors: list[str]) -> list[inbox.SignedRequest]:
+        """Return the requests in a tenant's inbox. An unreadable inbox counts as empty."""
         try:
             return inbox.look(self.store, tenant)
         except Exception as error:  # of this tenant alone
-            errors.append(f"the box of tenant {tenant}: {_told(error)}")
+            errors.append(f"the requests of tenant {tenant}: {_message(error)}")
             return []
 
-    def _observe(self, seen: QueueSeen, problems: dict[str, str], *, is_border: bool) -> None:
-        found: dict[str, JobProgressSeen] = {}
+    def _observe(
+        self, observed: QueueObservation, problems: dict[str, str], *, is_tick: bool
+    ) -> None:
+        found: dict[str, ObservedProgress] = {}
         for job in self.state.living():
             with _contained(job, problems):
-                one = progress(job, self.config, seen)
+                one = observed_progress(job, self.config, observed)
                 if one is not None:
                     found[job.name] = one
         if not found:
             return
-        courses = {name: self.state.jobs[name].course for name in found}
+        jobs_progress = {name: self.state.jobs[name].progress for name in found}
         first = any(
-            courses[name].mark is None and one.done > courses[name].done
+            jobs_progress[name].mark is None and one.done > jobs_progress[name].done
             for name, one in found.items()
         )
         every_s = min(_SEEN_EVERY_S, self.config.slot_s)
-        if is_border or first or seen.unix_s - self.state.seen_unix_s >= every_s:
-            entry = SeenEntry(
-                unix_s=seen.unix_s,
+        if is_tick or first or observed.unix_s - self.state.observed_unix_s >= every_s:
+            entry = ObservationEntry(
+                unix_s=observed.unix_s,
                 done={name: one.done for name, one in found.items()},
                 factors={n: one.factor for n, one in found.items() if one.factor is not None},
                 expected={n: one.expected for n, one in found.items() if one.expected is not None},
@@ -413,7 +421,7 @@ class QueueLoop:
         except LeaseLostError:
             raise
         except Exception as error:
-            errors.append(_told(error))
+            errors.append(_message(error))
             _log.warning("queue: %s", errors[-1])
 
     def _act_for(
@@ -426,11 +434,11 @@ class QueueLoop:
         except LeaseLostError:
             raise
         except QueueRequestError as error:
-            problems[job.name] = _told(error)
+            problems[job.name] = _message(error)
             if isinstance(action, Submit):
                 self._add(_refused(job, error, unix_s))
         except Exception as error:
-            problems[job.name] = _told(error)
+            problems[job.name] = _message(error)
             _log.warning("queue: job %s: %s", job.name, problems[job.name])
 
     def _note_problems(self, problems: dict[str, str], unix_s: float) -> None:
@@ -440,27 +448,36 @@ class QueueLoop:
         """
         changed = {}
         for job in self.state.living():
-            text = problems.get(job.name, "")[:_MOST_TOLD]
-            before = job.course.problem
+            text = problems.get(job.name, "")[:_MAX_MESSAGE]
+            before = job.progress.problem
             if text != before and (not text or not before or self._is_time_to_tell(unix_s)):
                 changed[job.name] = text
         if changed:
             self._told_unix_s = unix_s
-            self._add([SeenEntry(unix_s=unix_s, problems=changed)])
+            self._add([ObservationEntry(unix_s=unix_s, problems=changed)])
 
     def _is_time_to_tell(self, unix_s: float) -> bool:
         return not 0 <= unix_s - self._told_unix_s < _SEEN_EVERY_S
 
-    def _is_border(self, seen: QueueSeen) -> bool:
-        if not any(any(units) for units in seen.room.values()) and not self.state.era.slots:
+    def _is_tick(self, observed: QueueObservation) -> bool:
+        if (
+            not any(any(units) for units in observed.capacity.values())
+            and not self.state.generation.slots
+        ):
             return False  # no machine is there yet
-        slots = self.state.era.slots
-        return not slots or self._slot_of(seen.unix_s) > slots[-1].slot
+        slots = self.state.generation.slots
+        return not slots or self._slot_of(observed.unix_s) > slots[-1].slot
 
-    def _border(self, seen: QueueSeen) -> None:
-        if self._slot_of(seen.unix_s) >= ERA_SLOTS:
-            self._add([EraEntry(unix_s=seen.unix_s, number=self.state.era.number + 1)])
-        slot, now = self._slot_of(seen.unix_s), NowSeen(seen.unix_s, seen.room)
+    def _tick(self, observed: QueueObservation) -> None:
+        if self._slot_of(observed.unix_s) >= GENERATION_SLOTS:
+            self._add(
+                [
+                    PolicyGenerationEntry(
+                        unix_s=observed.unix_s, number=self.state.generation.number + 1
+                    )
+                ]
+            )
+        slot, now = self._slot_of(observed.unix_s), TickInputs(observed.unix_s, observed.capacity)
         try:
             self._add(self._decided(slot, now))
         except (LeaseLostError, RunDirectoryError):
@@ -472,27 +489,31 @@ class QueueLoop:
             _log.exception("queue: no decision with %s", ", ".join(culprits))
             for name in culprits:
                 problem = InvariantError(f"the policy fails on it: {error!r}")
-                self._add(_refused(self.state.jobs[name], problem, seen.unix_s))
+                self._add(_refused(self.state.jobs[name], problem, observed.unix_s))
             self._add(self._decided(slot, now))
 
-    def _decided(self, slot: int, now: NowSeen) -> list[AnyEntry]:
+    def _decided(self, slot: int, now: TickInputs) -> list[AnyEntry]:
         """Ask the era's policy; one that cannot be made again from the journal ends its era."""
         try:
-            if self._slots is None or self._slots.number != self.state.era.number:
-                self._slots = QueueSlots(self.config, self.state.era, self.state.jobs)
+            if self._slots is None or self._slots.number != self.state.generation.number:
+                self._slots = QueueSlots(self.config, self.state.generation, self.state.jobs)
         except Exception:
             _log.exception("queue: the policy's memory cannot be made again: a new era begins")
-            self._add([EraEntry(unix_s=now.unix_s, number=self.state.era.number + 1)])
-            self._slots, slot = QueueSlots(self.config, self.state.era, self.state.jobs), 0
+            self._add(
+                [PolicyGenerationEntry(unix_s=now.unix_s, number=self.state.generation.number + 1)]
+            )
+            self._slots, slot = QueueSlots(self.config, self.state.generation, self.state.jobs), 0
         try:
             return begun_slot(self.state, self.config, self._slots, slot, now)
         except BaseException:
             self._slots = None  # it was asked what nobody has written down
             raise
 
-    def _culprits(self, slot: int, now: NowSeen) -> list[str]:
+    def _culprits(self, slot: int, now: TickInputs) -> list[str]:
         """Return the jobs that the policy is shown for the first time and cannot decide on."""
-        new = [job.name for job in self.state.living() if job.name not in self.state.era.known]
+        new = [
+            job.name for job in self.state.living() if job.name not in self.state.generation.known
+        ]
         found = []
         for name in new:
             alone = copy.deepcopy(self.state)
@@ -500,7 +521,7 @@ class QueueLoop:
                 if other != name:
                     del alone.jobs[other]
             try:
-                slots = QueueSlots(self.config, alone.era, alone.jobs)
+                slots = QueueSlots(self.config, alone.generation, alone.jobs)
                 begun_slot(alone, self.config, slots, slot, now)
             except Exception:
                 found.append(name)
@@ -525,7 +546,7 @@ class QueueLoop:
         self.state.feed(snapshot)
 
     def _slot_of(self, unix_s: float) -> int:
-        return max(0, int((unix_s - self.state.era.began_unix_s) / self.config.slot_s))
+        return max(0, int((unix_s - self.state.generation.began_unix_s) / self.config.slot_s))
 
     def _add(self, entries: Sequence[AnyEntry]) -> None:
         if entries and self._journal is not None:
@@ -542,7 +563,7 @@ def _contained(job: QueuedJob, problems: dict[str, str]) -> Iterator[None]:
         raise
     except Exception as error:
         _log.exception("queue: job %s", job.name)
-        problems[job.name] = _told(error)
+        problems[job.name] = _message(error)
 
 
 def _refused(job: QueuedJob, error: GeoRayError, unix_s: float) -> list[AnyEntry]:
@@ -556,12 +577,12 @@ def _refused(job: QueuedJob, error: GeoRayError, unix_s: float) -> list[AnyEntry
                 attempt=job.attempt.number,
                 how="failed",
                 code=error.code,
-                told=error.message[:_MOST_TOLD],
+                message=error.message[:_MAX_MESSAGE],
             )
         )
-    told = f"it cannot start: {error.code}: {error.message[:_MOST_TOLD]}"
+    message = f"it cannot start: {error.code}: {error.message[:_MAX_MESSAGE]}"
     code = JobFailedError.code
-    ended = EndedEntry(unix_s=unix_s, job=job.name, outcome="failed", code=code, told=told)
+    ended = EndedEntry(unix_s=unix_s, job=job.name, outcome="failed", code=code, message=message)
     return [*entries, ended]
 
 
@@ -570,12 +591,14 @@ def _sent_unix_s(asked: tuple[str, AnyRequest]) -> float:
     return request.sent_unix_s
 
 
-def _told(error: Exception) -> str:
-    told = error.message if isinstance(error, GeoRayError) else f"{type(error).__name__}: {error}"
-    return printable(told)
+def _message(error: Exception) -> str:
+    message = (
+        error.message if isinstance(error, GeoRayError) else f"{type(error).__name__}: {error}"
+    )
+    return printable(message)
 
 
 def _same_slots(before: QueueConfig, now: QueueConfig) -> bool:
     """Whether a policy can go on as it was."""
-    names = ("policy", "slot_s", "regions", "link", "links", "worth_per_usd")
+    names = ("policy", "slot_s", "regions", "link", "links", "value_per_usd")
     return all(getattr(before, name) == getattr(now, name) for name in names)

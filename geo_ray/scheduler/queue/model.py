@@ -36,23 +36,23 @@ from geo_ray.scheduler.job import (
 from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
 from geo_ray.scheduler.policy import SchedulingPolicy
 from geo_ray.scheduler.queue.config import QueueConfig
-from geo_ray.scheduler.queue.job_spec import JobSpec, JobWorth
-from geo_ray.scheduler.queue.journal import GivenJob, SeenJob
+from geo_ray.scheduler.queue.job_spec import JobSpec, JobValue
+from geo_ray.scheduler.queue.journal import GivenJob, ObservedJob
 
 KINDS: Final = ("gpu", "cpu")
-Room = Mapping[str, tuple[float, float]]
+Capacity = Mapping[str, tuple[float, float]]
 """GPUs and CPUs by region."""
 WINDOW_SLOTS: Final = 200
 """How far policies that look ahead do so."""
 _MANY_SLOTS: Final = 1e6
 
 
-def cluster_of(config: QueueConfig, room: Room, slots: int) -> SharedCluster:
-    """Return the queue's cluster; its arrays may be written, as `see_room` does.
+def cluster_of(config: QueueConfig, capacity: Capacity, slots: int) -> SharedCluster:
+    """Return the queue's cluster; its arrays may be written, as `observe_capacity` does.
 
     Args:
         config: the queue.
-        room: what there is now.
+        capacity: what there is now.
         slots: how many.
     """
     names = tuple(config.regions)
@@ -71,14 +71,16 @@ def cluster_of(config: QueueConfig, room: Room, slots: int) -> SharedCluster:
     shape = (slots, len(names), len(KINDS))
     net = RegionNet(names, mbps_GG, usd_GG, rtt_s_GG)
     cluster = SharedCluster(sites, KINDS, config.slot_s, np.zeros(shape), np.zeros(shape), net)
-    see_room(cluster, config, room, 0)
+    observe_capacity(cluster, config, capacity, 0)
     return cluster
 
 
-def see_room(cluster: SharedCluster, config: QueueConfig, room: Room, slot: int) -> None:
+def observe_capacity(
+    cluster: SharedCluster, config: QueueConfig, capacity: Capacity, slot: int
+) -> None:
     """Write down what there is in a slot, and take that to last."""
     for g, name in enumerate(cluster.net.names):
-        region, units = config.regions[name], room.get(name, (0.0, 0.0))
+        region, units = config.regions[name], capacity.get(name, (0.0, 0.0))
         cluster.capacity_TSR[slot:, g] = units
         usd_per_hour, has = region.usd_per_hour, units
         if region.machines is not None:
@@ -108,12 +110,12 @@ def speed_of(spec: JobSpec, factor: float = 1.0) -> JobSpeed:
     )
 
 
-def utility_of(worth: JobWorth, slot_s: float, waited_slots: float) -> SigmoidUtility:
+def utility_of(value: JobValue, slot_s: float, waited_slots: float) -> SigmoidUtility:
     """Return what a job is worth, of which ``waited_slots`` are over already."""
-    if worth.deadline_s is None:
-        return SigmoidUtility(worth.worth, 1.0, _MANY_SLOTS)
-    target = worth.deadline_s / slot_s - waited_slots
-    return SigmoidUtility(worth.worth, worth.urgency, target)
+    if value.deadline_s is None:
+        return SigmoidUtility(value.value, 1.0, _MANY_SLOTS)
+    target = value.deadline_s / slot_s - waited_slots
+    return SigmoidUtility(value.value, value.urgency, target)
 
 
 def demands_of(spec: JobSpec) -> JobDemands:
@@ -129,7 +131,7 @@ def demands_of(spec: JobSpec) -> JobDemands:
 def cluster_job(
     name: str,
     spec: JobSpec,
-    seen: SeenJob,
+    observed: ObservedJob,
     arrival_slot: int,
     waited_slots: float,
     cluster: SharedCluster,
@@ -139,13 +141,13 @@ def cluster_job(
     Args:
         name: the job's.
         spec: what it is.
-        seen: how it stands.
+        observed: how it stands.
         arrival_slot: in which the policy was told of it.
         waited_slots: that were over by then since it came.
         cluster: the queue's.
     """
     data: dict[int, float] = {}
-    spec = spec.among(seen.regions)
+    spec = spec.among(observed.regions)
     if not spec.anywhere:
         numbers = {region: g for g, region in enumerate(cluster.net.names)}
         rows = spec.rows_per_step
@@ -153,21 +155,21 @@ def cluster_job(
     return ClusterJob(
         name,
         arrival_slot,
-        work_rows(spec, seen),
+        work_rows(spec, observed),
         demands_of(spec),
-        speed_of(spec, seen.factor),
-        utility_of(seen.worth, cluster.slot_s, waited_slots),
+        speed_of(spec, observed.factor),
+        utility_of(observed.value, cluster.slot_s, waited_slots),
         data,
     )
 
 
-def work_rows(spec: JobSpec, seen: SeenJob) -> float:
+def work_rows(spec: JobSpec, observed: ObservedJob) -> float:
     """Return what is left of a job, in rows, its start among them."""
     step_s = float(
-        speed_of(spec, seen.factor).step_s(demands_of(spec).wanted_workers, spec.rows_per_step)
+        speed_of(spec, observed.factor).step_s(demands_of(spec).wanted_workers, spec.rows_per_step)
     )
-    start = seen.start_s / step_s * spec.rows_per_step if step_s else 0.0
-    return max(seen.left * spec.rows, 1e-6) + start
+    start = observed.start_s / step_s * spec.rows_per_step if step_s else 0.0
+    return max(observed.left * spec.rows, 1e-6) + start
 
 
 def given_of(allocation: Allocation, cluster: SharedCluster) -> GivenJob:
@@ -189,7 +191,7 @@ def allocation_of(given: GivenJob, spec: JobSpec, cluster: SharedCluster) -> All
     )
 
 
-def share_per_s(
+def fraction_per_s(
     spec: JobSpec, workers: Mapping[str, int], averager: str, config: QueueConfig
 ) -> float:
     """Return which share of its work a job does in a second, by its own numbers.
@@ -205,17 +207,17 @@ def share_per_s(
     if not config.regions.keys() >= {*workers, averager}:
         return 0.0
     cluster = cluster_of(config, {}, 1)
-    seen = SeenJob(left=1.0, worth=JobWorth(), factor=1.0, regions=tuple(workers))
-    job = cluster_job("", spec, seen, 0, 0.0, cluster)
+    observed = ObservedJob(left=1.0, value=JobValue(), factor=1.0, regions=tuple(workers))
+    job = cluster_job("", spec, observed, 0, 0.0, cluster)
     given = GivenJob(workers=dict(workers), servers={averager: 1})
     return job.rows_per_s(cluster, allocation_of(given, spec, cluster)) / job.rows
 
 
-def adapted(policy: SchedulingPolicy, worth_per_usd: float) -> SchedulingPolicy:
+def adapted(policy: SchedulingPolicy, value_per_usd: float) -> SchedulingPolicy:
     """Return a policy as a queue asks it: jobs may take many slots, and dollars may count."""
     if not isinstance(policy, PdOrsPolicy):
         return policy
-    search = replace(policy.search, worth_per_usd=worth_per_usd)
+    search = replace(policy.search, value_per_usd=value_per_usd)
     return replace(policy, search=search, window=WINDOW_SLOTS, fine=True, endless=True)
 
 
@@ -224,7 +226,7 @@ RunEnd = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class SubmissionSeen:
+class ObservedSubmission:
     """A job's attempt, as job server and run's directory tell of it.
 
     Attributes:
@@ -234,7 +236,7 @@ class SubmissionSeen:
         members: state of each region of the run, as `geo_ray.members` says it; empty: not known.
         end: how its run has ended, if it is over; None: without a word.
         code: of the error that ended it.
-        told: its message.
+        message: its message.
         problem: why its run, or a line of its log, cannot be read; "" if all can.
     """
 
@@ -244,22 +246,22 @@ class SubmissionSeen:
     members: Mapping[str, str] = field(default_factory=dict)
     end: RunEnd | None = None
     code: str | None = None
-    told: str = ""
+    message: str = ""
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSeen:
+class QueueObservation:
     """What is seen of a queue's cluster and of its jobs at one moment.
 
     Attributes:
         unix_s: when.
-        room: what there is.
+        capacity: what there is.
         attempts: by name of the job, those that are going by the journal.
-        strays: submissions of this queue that run and are no job's attempt any more.
+        orphans: submissions of this queue that run and are no job's attempt any more.
     """
 
     unix_s: float
-    room: Room
-    attempts: Mapping[str, SubmissionSeen] = field(default_factory=dict)
-    strays: tuple[str, ...] = ()
+    capacity: Capacity
+    attempts: Mapping[str, ObservedSubmission] = field(default_factory=dict)
+    orphans: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from typing import Final
 from geo_ray.base.errors import (
     CertificateError,
     ClusterError,
-    ConfigDriftError,
+    ConfigChangedError,
     ConfigError,
     DataError,
     DeadlineExceededError,
@@ -39,12 +39,12 @@ from geo_ray.scheduler.queue.journal import (
     GoneEntry,
     LeaveEntry,
     LeaveWhy,
+    ObservationEntry,
     Outcome,
-    SeenEntry,
     StartEntry,
 )
-from geo_ray.scheduler.queue.model import QueueSeen, SubmissionSeen, share_per_s
-from geo_ray.scheduler.queue.slots import FreeRoom
+from geo_ray.scheduler.queue.model import ObservedSubmission, QueueObservation, fraction_per_s
+from geo_ray.scheduler.queue.slots import FreeCapacity
 from geo_ray.scheduler.queue.state import JobAttempt, JobState, QueuedJob, QueueState
 
 _FINAL: Final[dict[LeaveWhy, Outcome]] = {
@@ -72,7 +72,7 @@ _BLAMELESS: Final = frozenset(
 """Codes of what ends a run through no fault of its own; so does what is killed, without a word."""
 _REFUSALS: Final = (
     CertificateError,
-    ConfigDriftError,
+    ConfigChangedError,
     ConfigError,
     DataError,
     OwnCodeError,
@@ -86,35 +86,35 @@ _LEAST_SHARE: Final = 0.005
 _MOST_FACTOR: Final = 100.0
 
 
-def over(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]:
+def over(job: QueuedJob, config: QueueConfig, observed: QueueObservation) -> list[AnyEntry]:
     """Return what must be written down of a job's attempt that is over; nothing if it is not.
 
     Args:
         job: which.
         config: the queue.
-        seen: what is seen.
+        observed: what is seen.
     """
-    attempt, one = job.attempt, seen.attempts.get(job.name)
+    attempt, one = job.attempt, observed.attempts.get(job.name)
     if attempt is None or one is None:
         return []
     if one.state == "over" or (one.state == "unknown" and job.state is JobState.LEAVING):
-        return _over(job, attempt, one, config, seen.unix_s)
+        return _over(job, attempt, one, config, observed.unix_s)
     return []
 
 
 def _over(
     job: QueuedJob,
     attempt: JobAttempt,
-    seen: SubmissionSeen,
+    observed: ObservedSubmission,
     config: QueueConfig,
     unix_s: float,
 ) -> list[AnyEntry]:
     entries: list[AnyEntry] = []
-    if seen.done is not None and seen.done != job.course.done:
-        entries.append(SeenEntry(unix_s=unix_s, done={job.name: seen.done}))
+    if observed.done is not None and observed.done != job.progress.done:
+        entries.append(ObservationEntry(unix_s=unix_s, done={job.name: observed.done}))
     leave = attempt.leave
     gone = GoneEntry(unix_s=unix_s, job=job.name, attempt=attempt.number, how="saved")
-    if seen.end == "finished":
+    if observed.end == "finished":
         entries.append(gone.model_copy(update={"how": "finished"}))
         entries.append(EndedEntry(unix_s=unix_s, job=job.name, outcome="finished"))
         return entries
@@ -128,37 +128,37 @@ def _over(
                     job=job.name,
                     outcome=outcome,
                     code=_code(leave.why),
-                    told=leave.told,
+                    message=leave.message,
                 )
             )
         return entries
-    told = seen.told or "it ended without a word"
-    is_lost = seen.code is None or seen.code in _BLAMELESS
-    how = {"how": "lost" if is_lost else "failed", "code": seen.code, "told": told}
+    message = observed.message or "it ended without a word"
+    is_lost = observed.code is None or observed.code in _BLAMELESS
+    how = {"how": "lost" if is_lost else "failed", "code": observed.code, "message": message}
     entries.append(gone.model_copy(update=how))
-    failures = len(job.course.failures) + 1
-    has_begun = attempt.begun_unix_s is not None or job.course.done > 0
-    if not has_begun and is_refusal(seen.code):
+    failures = len(job.progress.failures) + 1
+    has_begun = attempt.begun_unix_s is not None or job.progress.done > 0
+    if not has_begun and is_refusal(observed.code):
         why = "it cannot start"
     elif failures >= config.patience.attempts:
         why = f"{failures} attempts failed, the last one"
     else:
         return entries
-    code = f"{seen.code}: " if seen.code else ""
+    code = f"{observed.code}: " if observed.code else ""
     entries.append(
         EndedEntry(
             unix_s=unix_s,
             job=job.name,
             outcome="failed",
             code=JobFailedError.code,
-            told=f"{why}: {code}{told}",
+            message=f"{why}: {code}{message}",
         )
     )
     return entries
 
 
 def is_refusal(code: str | None) -> bool:
-    """Whether an error means that another start would fail in the same way."""
+    """Whether an error means that another start would fail in the same pattern."""
     kind = next((each for each in every_class() if each.code == code), GeoRayError)
     return issubclass(kind, _REFUSALS) and kind.code not in _BLAMELESS
 
@@ -169,7 +169,7 @@ def _code(why: LeaveWhy) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class JobProgressSeen:
+class ObservedProgress:
     """What is observed of a job that trains.
 
     Attributes:
@@ -183,62 +183,64 @@ class JobProgressSeen:
     expected: float | None = None
 
 
-def progress(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> JobProgressSeen | None:
+def observed_progress(
+    job: QueuedJob, config: QueueConfig, observed: QueueObservation
+) -> ObservedProgress | None:
     """Return what is observed of a job; None: nothing."""
-    attempt, one = job.attempt, seen.attempts.get(job.name)
+    attempt, one = job.attempt, observed.attempts.get(job.name)
     if attempt is None or one is None or one.done is None:
         return None
-    course, spec, done = job.course, job.request.spec, min(1.0, one.done)
-    per_s = share_per_s(spec, attempt.workers, attempt.averager, config)
-    if course.mark is None or per_s <= 0:
-        return JobProgressSeen(done)
-    mark_s, mark_done = course.mark
-    since_s = seen.unix_s - max(mark_s, course.seen_unix_s)
-    expected = course.expected + max(0.0, since_s) * per_s
-    took_s, grew = seen.unix_s - mark_s, one.done - mark_done
+    progress, spec, done = job.progress, job.request.spec, min(1.0, one.done)
+    per_s = fraction_per_s(spec, attempt.workers, attempt.averager, config)
+    if progress.mark is None or per_s <= 0:
+        return ObservedProgress(done)
+    mark_s, mark_done = progress.mark
+    since_s = observed.unix_s - max(mark_s, progress.observed_unix_s)
+    expected = progress.expected + max(0.0, since_s) * per_s
+    took_s, grew = observed.unix_s - mark_s, one.done - mark_done
     if took_s < _LEAST_S or grew < _LEAST_SHARE:
-        return JobProgressSeen(done, None, expected)
+        return ObservedProgress(done, None, expected)
     factor = grew / took_s / per_s
-    return JobProgressSeen(done, min(_MOST_FACTOR, max(1 / _MOST_FACTOR, factor)), expected)
+    return ObservedProgress(done, min(_MOST_FACTOR, max(1 / _MOST_FACTOR, factor)), expected)
 
 
-def impatience(job: QueuedJob, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]:
+def impatience(job: QueuedJob, config: QueueConfig, observed: QueueObservation) -> list[AnyEntry]:
     """Return whether a job must be ended: it overran what it said, or makes no progress.
 
     Args:
         job: which.
         config: the queue.
-        seen: what is seen.
+        observed: what is seen.
     """
-    attempt, course, patience = job.attempt, job.course, config.patience
+    attempt, progress, patience = job.attempt, job.progress, config.patience
     if attempt is None or job.state is JobState.LEAVING:
         return []
     why: LeaveWhy
-    if course.expected > patience.overrun:
+    if progress.expected > patience.overrun:
         why = "overran"
-        told = (
-            f"it has done {course.done:.0%} in {course.expected:.1f} times what it said that "
+        message = (
+            f"it has done {progress.done:.0%} in {progress.expected:.1f} times what it said that "
             "all of it takes"
         )
-    elif seen.unix_s - course.moved_unix_s > patience.stall_s:
-        why, told = "stalled", f"no step in {patience.stall_s:g} s"
+    elif observed.unix_s - progress.moved_unix_s > patience.stall_s:
+        why, message = "stalled", f"no step in {patience.stall_s:g} s"
     else:
         return []
-    return [LeaveEntry(unix_s=seen.unix_s, job=job.name, why=why, told=told)]
+    return [LeaveEntry(unix_s=observed.unix_s, job=job.name, why=why, message=message)]
 
 
-def starts(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[AnyEntry]:
+def starts(state: QueueState, config: QueueConfig, observed: QueueObservation) -> list[AnyEntry]:
     """Return the attempts that are to begin: given by the present slot, and there is room now.
 
     Args:
         state: of the queue.
         config: the queue.
-        seen: what is seen.
+        observed: what is seen.
     """
-    if not state.era.slots:
+    if not state.generation.slots:
         return []
-    slot = state.era.slots[-1]
-    left = FreeRoom(dict(seen.room))
+    slot = state.generation.slots[-1]
+    left = FreeCapacity(dict(observed.capacity))
     for job in state.living():
         if job.attempt is not None:  # also of those that are still leaving
             left.take(job.request.spec, job.attempt.workers)
@@ -254,7 +256,7 @@ def starts(state: QueueState, config: QueueConfig, seen: QueueSeen) -> list[AnyE
         left.take(job.request.spec, given.workers)
         found.append(
             StartEntry(
-                unix_s=seen.unix_s,
+                unix_s=observed.unix_s,
                 job=job.name,
                 attempt=state.attempts.get(job.name, 0) + 1,
                 workers=given.workers,
@@ -269,5 +271,5 @@ def _may_begin(job: QueuedJob, slot_unix_s: float) -> bool:
 
     Once, at once, if it was lost as it trained: what is left of it may be there still.
     """
-    here = [each for each in job.course.failures if each.unix_s >= slot_unix_s]
+    here = [each for each in job.progress.failures if each.unix_s >= slot_unix_s]
     return not here or (len(here) == 1 and here[0].is_lost and here[0].had_begun)

@@ -21,7 +21,7 @@ from geo_ray.telemetry.html_page import empty_note, section, table
 from geo_ray.telemetry.live.page import SECTIONS
 
 MOST_ROWS: Final = 300
-HEADINGS: Final = ("job", "tenant", "state", "why", "worth", "done", "speed", "starts")
+HEADINGS: Final = ("job", "tenant", "state", "why", "value", "done", "speed", "starts")
 
 
 def queue_sections(view: QueueView) -> dict[str, str]:
@@ -39,10 +39,12 @@ def queue_sections(view: QueueView) -> dict[str, str]:
         more = len(view.lanes) - len(rows)
         note = f"The first {len(rows)} of {len(view.lanes):,}." if more else ""
         drawn["regions"] = section("Jobs", table(HEADINGS, rows, left=4), note)
-    if view.rooms:
-        rooms = [[escape(text) for text in (row.region, *row.cells)] for row in view.rooms]
+    if view.capacities:
+        capacities = [
+            [escape(text) for text in (row.region, *row.cells)] for row in view.capacities
+        ]
         headings = ["region", "GPUs", "CPUs", "jobs there"]
-        drawn["machines"] = section("Regions", table(headings, rooms))
+        drawn["machines"] = section("Regions", table(headings, capacities))
     return drawn
 
 
@@ -118,7 +120,7 @@ def _lane(lane: QueueLane, top: int, height: int, axis: Axis) -> str:
 def _bar(lane: QueueLane, bar: QueueBar, top: int, height: int, axis: Axis) -> str:
     x = STRETCHED_WIDTH * axis.part(bar.start_s)
     width = max(STRETCHED_WIDTH * axis.part(bar.end_s) - x, 0.6)
-    text = f"{lane.name}: {bar.told}, {duration_text(bar.end_s - bar.start_s)}"
+    text = f"{lane.name}: {bar.message}, {duration_text(bar.end_s - bar.start_s)}"
     return (
         f'<rect class="{_STYLES[bar.kind]}" x="{x:.1f}" y="{top}" width="{width:.1f}" '
         f'height="{height}"><title>{escape(text)}</title></rect>'
@@ -149,13 +151,13 @@ class QueueBar:
         start_s: its beginning, from the queue's.
         end_s: its end.
         kind: whether it is over, lasts, or is to come.
-        told: what it has, in words.
+        message: what it has, in words.
     """
 
     start_s: float
     end_s: float
     kind: BarKind
-    told: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class QueueLane:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueRoomRow:
+class RegionCapacityRow:
     """A region.
 
     Attributes:
@@ -206,7 +208,7 @@ class QueueView:
         about: in words: policy, slot, where it is.
         facts: numbers with their names.
         lanes: jobs: who runs and waits in order, then the rest, newest first.
-        rooms: by region.
+        capacities: by region.
         now_s: the present, from the queue's beginning.
     """
 
@@ -215,5 +217,5 @@ class QueueView:
     about: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     lanes: tuple[QueueLane, ...]
-    rooms: tuple[QueueRoomRow, ...]
+    capacities: tuple[RegionCapacityRow, ...]
     now_s: float

@@ -9,10 +9,10 @@ from typing import Final
 from geo_ray.base.clock import Clock, SystemClock
 from geo_ray.base.text import coarse_text, duration_text, number_text
 from geo_ray.runs.lease import LEASE_KEY, LeaseWatch, decode_record, has_ended
-from geo_ray.scheduler.queue.page import BarKind, QueueBar, QueueLane, QueueRoomRow, QueueView
-from geo_ray.scheduler.queue.report import QueueJobRow, QueueReader, QueueReport, StretchRow
+from geo_ray.scheduler.queue.page import BarKind, QueueBar, QueueLane, QueueView, RegionCapacityRow
+from geo_ray.scheduler.queue.report import JobSegmentRow, QueueJobRow, QueueReader, QueueReport
 from geo_ray.scheduler.queue.slots import workers_text
-from geo_ray.scheduler.queue.state import QueuePlace
+from geo_ray.scheduler.queue.state import QueueLocation
 
 _MOST_ENDED: Final = 500
 
@@ -21,26 +21,26 @@ class QueueLiveReader:
     """Reads a queue again and again, each time what is new. Changes nothing in it.
 
     Args:
-        place: where it is.
+        location: where it is.
         now_unix_s: time of day.
         clock: by which a silent server is judged; the machine's if None.
     """
 
     def __init__(
         self,
-        place: QueuePlace,
+        location: QueueLocation,
         now_unix_s: Callable[[], float] = time.time,
         clock: Clock | None = None,
     ) -> None:
-        self._place, self._now_unix_s = place, now_unix_s
+        self._location, self._now_unix_s = location, now_unix_s
         self._clock = clock or SystemClock()
-        self._reader = QueueReader(place)
+        self._reader = QueueReader(location)
         self._watch = LeaseWatch()
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether every look asks a bucket."""
-        return self._place.is_far
+        return self._location.is_remote
 
     def read(self, most_events: int) -> float:
         """Read on; all of it at once.
@@ -70,7 +70,7 @@ class QueueLiveReader:
         return report.model_copy(update={"is_served": self._is_served()})
 
     def _is_served(self) -> bool | None:
-        found = self._place.store().read(LEASE_KEY)
+        found = self._location.store().read(LEASE_KEY)
         if found is None:
             return False
         record = decode_record(found.data)
@@ -113,20 +113,20 @@ def view_of(report: QueueReport, now_unix_s: float) -> QueueView:
             ("written", f"{coarse_text(max(0.0, now_unix_s - report.written_unix_s))} ago"),
         ),
         tuple(_lane(row, origin_s, now_unix_s) for row in shown),
-        tuple(_room(name, units, running) for name, units in report.room.items()),
+        tuple(_capacity(name, units, running) for name, units in report.capacity.items()),
         now_unix_s - origin_s,
     )
 
 
 def _lane(row: QueueJobRow, origin_s: float, now_unix_s: float) -> QueueLane:
     bars = []
-    for each in row.stretches:
+    for each in row.segments:
         lasts = each.until_unix_s is None
         bars.append(_bar(each, "has" if lasts else "had", origin_s, now_unix_s))
     for each in row.planned:
         bars.append(_bar(each, "planned", origin_s, now_unix_s))
     deadline_s = None if row.deadline_s is None else row.came_unix_s + row.deadline_s - origin_s
-    told = row.told if row.code is None else f"{row.code}: {row.told}"
+    message = row.message if row.code is None else f"{row.code}: {row.message}"
     return QueueLane(
         row.name,
         row.tenant,
@@ -135,11 +135,11 @@ def _lane(row: QueueJobRow, origin_s: float, now_unix_s: float) -> QueueLane:
         tuple(bars),
         row.came_unix_s - origin_s,
         deadline_s,
-        (told, f"{row.worth:g}", f"{row.done:.0%}", f"{row.factor:.2f}", str(row.attempts)),
+        (message, f"{row.value:g}", f"{row.done:.0%}", f"{row.factor:.2f}", str(row.attempts)),
     )
 
 
-def _bar(each: StretchRow, kind: BarKind, origin_s: float, now_unix_s: float) -> QueueBar:
+def _bar(each: JobSegmentRow, kind: BarKind, origin_s: float, now_unix_s: float) -> QueueBar:
     until_s = now_unix_s if each.until_unix_s is None else each.until_unix_s
     since_s = each.since_unix_s
     return QueueBar(
@@ -147,10 +147,12 @@ def _bar(each: StretchRow, kind: BarKind, origin_s: float, now_unix_s: float) ->
     )
 
 
-def _room(name: str, units: tuple[float, float], running: list[QueueJobRow]) -> QueueRoomRow:
+def _capacity(
+    name: str, units: tuple[float, float], running: list[QueueJobRow]
+) -> RegionCapacityRow:
     has: Mapping[str, int]
     there = 0
     for row in running:
-        has = row.stretches[-1].workers if row.stretches else {}
+        has = row.segments[-1].workers if row.segments else {}
         there += name in has
-    return QueueRoomRow(name, (f"{units[0]:g}", f"{units[1]:g}", str(there)))
+    return RegionCapacityRow(name, (f"{units[0]:g}", f"{units[1]:g}", str(there)))

@@ -17,14 +17,20 @@ from geo_ray.base.model import StrictModel
 from geo_ray.base.notebooks import ShownModel
 from geo_ray.base.text import counted
 from geo_ray.scheduler.queue.config import QueueConfig
-from geo_ray.scheduler.queue.journal import EndedEntry, GoneEntry, QueueJournal, SeenEntry
-from geo_ray.scheduler.queue.model import QueueSeen, Room, share_per_s
+from geo_ray.scheduler.queue.journal import EndedEntry, GoneEntry, ObservationEntry, QueueJournal
+from geo_ray.scheduler.queue.model import Capacity, QueueObservation, fraction_per_s
 from geo_ray.scheduler.queue.monitor import starts
-from geo_ray.scheduler.queue.slots import ERA_SLOTS, NowSeen, QueueSlots, begun_slot, workers_text
-from geo_ray.scheduler.queue.state import JobState, JobStretch, QueuedJob, QueuePlace, QueueState
+from geo_ray.scheduler.queue.slots import (
+    GENERATION_SLOTS,
+    QueueSlots,
+    TickInputs,
+    begun_slot,
+    workers_text,
+)
+from geo_ray.scheduler.queue.state import JobSegment, JobState, QueuedJob, QueueLocation, QueueState
 
 
-class StretchRow(StrictModel):
+class JobSegmentRow(StrictModel):
     """A time in which a job had the same."""
 
     since_unix_s: float
@@ -51,8 +57,8 @@ class QueueJobRow(StrictModel):
     state: ShownState
     outcome: str | None = Field(description="how it ended; null: it has not")
     code: str | None = Field(description="of the error that it ended with")
-    told: str = Field(description="why it stands so")
-    worth: float
+    message: str = Field(description="why it stands so")
+    value: float
     deadline_s: float | None = Field(description="from its submission")
     came_unix_s: float
     ended_unix_s: float | None
@@ -60,8 +66,8 @@ class QueueJobRow(StrictModel):
     done: float = Field(description="share of its work")
     factor: float = Field(description="of its speed, as observed, to what it said")
     attempts: int = Field(description="how often it was started")
-    stretches: tuple[StretchRow, ...] = Field(description="what it had when")
-    planned: tuple[StretchRow, ...] = Field(
+    segments: tuple[JobSegmentRow, ...] = Field(description="what it had when")
+    planned: tuple[JobSegmentRow, ...] = Field(
         (), description="what it will have, if nothing more comes and all goes as reckoned"
     )
 
@@ -79,7 +85,7 @@ class QueueReport(ShownModel):
     slot_s: float
     slot: int | None = Field(description="the present one of its era; null: none has begun")
     runs: str = Field(description="where the runs of its jobs are")
-    room: dict[str, tuple[float, float]] = Field(description="GPUs and CPUs by region, as seen")
+    capacity: dict[str, tuple[float, float]] = Field(description="GPUs and CPUs by region, as seen")
     written_unix_s: float = Field(description="when anything was last written down")
     is_served: bool | None = Field(
         None, description="whether anybody decides for it; null: that cannot be known at one look"
@@ -99,14 +105,14 @@ class QueueReport(ShownModel):
         if self.is_served is False:
             line += ", not served"
         rows = [
-            (row.name, row.tenant, row.outcome or row.state, f"{row.done:.0%}", row.told)
+            (row.name, row.tenant, row.outcome or row.state, f"{row.done:.0%}", row.message)
             for row in self.jobs
         ]
         return line, ("job", "tenant", "state", "done", ""), rows
 
 
 def report_of(
-    state: QueueState, planned: Mapping[str, Sequence[JobStretch]] | None = None
+    state: QueueState, planned: Mapping[str, Sequence[JobSegment]] | None = None
 ) -> QueueReport:
     """Return how a queue stands.
 
@@ -114,7 +120,7 @@ def report_of(
         state: of the queue.
         planned: what `forecast` says; None: it was not asked.
     """
-    config, slots, known = state.config, state.era.slots, planned or {}
+    config, slots, known = state.config, state.generation.slots, planned or {}
     living = state.living()
     ended = [job for job in state.jobs.values() if job.state is JobState.ENDED]
     return QueueReport(
@@ -123,7 +129,7 @@ def report_of(
         slot_s=0.0 if config is None else config.slot_s,
         slot=slots[-1].slot if slots else None,
         runs="" if config is None else f"{config.runs}/{config.name}",
-        room=dict(slots[-1].room) if slots else {},
+        capacity=dict(slots[-1].capacity) if slots else {},
         written_unix_s=state.written_unix_s,
         jobs=tuple(_row(job, state, known.get(job.name, ())) for job in [*living, *ended]),
     )
@@ -140,11 +146,11 @@ def utility_of_end(job: QueuedJob) -> float | None:
     if job.end.outcome != "finished" or job.shown_unix_s is None:
         return 0.0
     slot_s = job.ended_slot_s
-    return job.request.worth.of(max(0.0, (job.end.unix_s - job.shown_unix_s) // slot_s), slot_s)
+    return job.request.value.of(max(0.0, (job.end.unix_s - job.shown_unix_s) // slot_s), slot_s)
 
 
-def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> QueueJobRow:
-    worth, course, end = job.request.worth, job.course, job.end
+def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobSegment]) -> QueueJobRow:
+    value, progress, end = job.request.value, job.progress, job.end
     return QueueJobRow(
         name=job.name,
         id=job.id,
@@ -152,46 +158,46 @@ def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobStretch]) -> Qu
         state=_SHOWN[job.state],
         outcome=None if end is None else end.outcome,
         code=None if end is None else end.code,
-        told=_told(job, state),
-        worth=worth.worth,
-        deadline_s=worth.deadline_s,
+        message=_message(job, state),
+        value=value.value,
+        deadline_s=value.deadline_s,
         came_unix_s=job.came_unix_s,
         ended_unix_s=None if end is None else end.unix_s,
         utility=utility_of_end(job),
-        done=course.done,
-        factor=course.factor,
+        done=progress.done,
+        factor=progress.factor,
         attempts=state.attempts.get(job.name, 0),
-        stretches=tuple(_stretch(each) for each in course.stretches),
-        planned=tuple(_stretch(each) for each in planned),
+        segments=tuple(_segment_row(each) for each in progress.segments),
+        planned=tuple(_segment_row(each) for each in planned),
     )
 
 
-def _stretch(each: JobStretch) -> StretchRow:
-    return StretchRow(
+def _segment_row(each: JobSegment) -> JobSegmentRow:
+    return JobSegmentRow(
         since_unix_s=each.since_unix_s, until_unix_s=each.until_unix_s, workers=each.workers
     )
 
 
-def _told(job: QueuedJob, state: QueueState) -> str:
+def _message(job: QueuedJob, state: QueueState) -> str:
     if job.end is not None:
-        return job.end.told
-    problem = f"; trouble: {job.course.problem}" if job.course.problem else ""
+        return job.end.message
+    problem = f"; trouble: {job.progress.problem}" if job.progress.problem else ""
     return _stands(job, state) + problem
 
 
 def _stands(job: QueuedJob, state: QueueState) -> str:
     attempt = job.attempt
     if attempt is not None and attempt.leave is not None:
-        return f"is saved: {attempt.leave.why}, {attempt.leave.told}"
+        return f"is saved: {attempt.leave.why}, {attempt.leave.message}"
     if attempt is not None:
-        slow = job.course.factor
+        slow = job.progress.factor
         note = f"; {slow:.2g} times as fast as said" if slow < 0.8 or slow > 1.25 else ""
         return workers_text(attempt.workers) + note
-    slot = state.era.slots[-1] if state.era.slots else None
+    slot = state.generation.slots[-1] if state.generation.slots else None
     if slot is None:
         return "no slot has begun"
     if job.name not in slot.jobs:
-        known = job.name in state.era.known
+        known = job.name in state.generation.known
         return "its regions are not there" if known else "waits for the next slot"
     if job.name in slot.held:
         return slot.held[job.name]
@@ -206,8 +212,8 @@ MOST_SLOTS: Final = 60
 
 
 def forecast(
-    state: QueueState, config: QueueConfig, slots: QueueSlots, now: NowSeen
-) -> dict[str, Sequence[JobStretch]]:
+    state: QueueState, config: QueueConfig, slots: QueueSlots, now: TickInputs
+) -> dict[str, Sequence[JobSegment]]:
     """Return what living jobs will have from now on, by name; nothing for those that have nothing.
 
     Args:
@@ -216,25 +222,25 @@ def forecast(
         slots: its policy, as it is; is not changed.
         now: the present, which is taken to last.
     """
-    if not state.era.slots:
+    if not state.generation.slots:
         return {}
     state, slots = copy.deepcopy(state), copy.deepcopy(slots)
     names = [job.name for job in state.living()]
-    at_s, slot = now.unix_s, state.era.slots[-1].slot
+    at_s, slot = now.unix_s, state.generation.slots[-1].slot
     for _ in range(MOST_SLOTS):
         slot += 1
-        border_s = max(at_s, state.era.began_unix_s + slot * config.slot_s)
-        _train(state, config, at_s, border_s)
-        at_s = border_s
-        if slot >= ERA_SLOTS or not state.living():
+        tick_s = max(at_s, state.generation.began_unix_s + slot * config.slot_s)
+        _train(state, config, at_s, tick_s)
+        at_s = tick_s
+        if slot >= GENERATION_SLOTS or not state.living():
             break
-        state.feed(begun_slot(state, config, slots, slot, NowSeen(at_s, now.room)))
-        _go(state, config, at_s, now.room)
+        state.feed(begun_slot(state, config, slots, slot, TickInputs(at_s, now.capacity)))
+        _go(state, config, at_s, now.capacity)
     found = {}
     for name in names:
-        all_of_it = state.jobs[name].course.stretches
+        all_of_it = state.jobs[name].progress.segments
         found[name] = tuple(
-            JobStretch(max(each.since_unix_s, now.unix_s), each.workers, each.until_unix_s)
+            JobSegment(max(each.since_unix_s, now.unix_s), each.workers, each.until_unix_s)
             for each in all_of_it
             if each.until_unix_s is None or each.until_unix_s > now.unix_s
         )
@@ -243,20 +249,20 @@ def forecast(
 
 def _train(state: QueueState, config: QueueConfig, since_s: float, until_s: float) -> None:
     for job in state.living():
-        attempt, course = job.attempt, job.course
+        attempt, progress = job.attempt, job.progress
         if attempt is None:
             continue
-        per_s = share_per_s(job.request.spec, attempt.workers, attempt.averager, config)
-        per_s *= course.factor
-        begins_s = min(since_s, course.seen_unix_s)  # from when its share is known
+        per_s = fraction_per_s(job.request.spec, attempt.workers, attempt.averager, config)
+        per_s *= progress.factor
+        begins_s = min(since_s, progress.observed_unix_s)  # from when its share is known
         if job.state is JobState.STARTING:
             start_s = config.start_s if state.start_s is None else state.start_s
             begins_s = max(since_s, attempt.since_unix_s + start_s)
-        done = course.done + max(0.0, until_s - begins_s) * per_s
+        done = progress.done + max(0.0, until_s - begins_s) * per_s
         if done < 1.0 - 1e-9 or per_s <= 0:
-            state.feed([SeenEntry(unix_s=until_s, done={job.name: min(1.0, done)})])
+            state.feed([ObservationEntry(unix_s=until_s, done={job.name: min(1.0, done)})])
             continue
-        _end(state, job, begins_s + (1.0 - course.done) / per_s, attempt.number)
+        _end(state, job, begins_s + (1.0 - progress.done) / per_s, attempt.number)
 
 
 def _end(state: QueueState, job: QueuedJob, unix_s: float, attempt: int) -> None:
@@ -264,7 +270,7 @@ def _end(state: QueueState, job: QueuedJob, unix_s: float, attempt: int) -> None
     state.feed([gone, EndedEntry(unix_s=unix_s, job=job.name, outcome="finished")])
 
 
-def _go(state: QueueState, config: QueueConfig, unix_s: float, room: Room) -> None:
+def _go(state: QueueState, config: QueueConfig, unix_s: float, capacity: Capacity) -> None:
     for job in state.living():
         attempt = job.attempt
         if attempt is None or attempt.leave is None:
@@ -273,18 +279,18 @@ def _go(state: QueueState, config: QueueConfig, unix_s: float, room: Room) -> No
         state.feed([GoneEntry(unix_s=unix_s, job=job.name, attempt=number, how="saved")])
         if attempt.leave.why not in ("preempted", "resized"):
             state.feed([EndedEntry(unix_s=unix_s, job=job.name, outcome="cancelled")])
-    state.feed(starts(state, config, QueueSeen(unix_s, room)))
+    state.feed(starts(state, config, QueueObservation(unix_s, capacity)))
 
 
 class QueueReader:
     """Reads a queue again and again, each time what is new; needs no cluster.
 
     Args:
-        place: where it is.
+        location: where it is.
     """
 
-    def __init__(self, place: QueuePlace) -> None:
-        self._place = place
+    def __init__(self, location: QueueLocation) -> None:
+        self._location = location
         self._journal: QueueJournal | None = None
         self._state = QueueState()
         self._slots: QueueSlots | None = None
@@ -302,10 +308,10 @@ class QueueReader:
             QueueMissingError: there is none.
             QueueJournalError: it cannot be understood.
         """
-        self._journal = self._journal or QueueJournal(self._place.store())
+        self._journal = self._journal or QueueJournal(self._location.store())
         self._state.feed(self._journal.read())
         if self._state.config is None:
-            raise QueueMissingError(f"there is no queue in {self._place.shown}")
+            raise QueueMissingError(f"there is no queue in {self._location.shown}")
         return self._state
 
     def report(self, unix_s: float) -> QueueReport:
@@ -315,14 +321,14 @@ class QueueReader:
             unix_s: the present time.
         """
         state = self.read()
-        if state.config is None or not state.era.slots:
+        if state.config is None or not state.generation.slots:
             return report_of(state)
-        era = state.era
+        generation = state.generation
         if self._slots is None or (self._slots.number, self._asked) != (
-            era.number,
-            len(era.slots),
+            generation.number,
+            len(generation.slots),
         ):
-            self._slots = QueueSlots(state.config, era, state.jobs)
-            self._asked = len(era.slots)
-        now = NowSeen(unix_s, era.slots[-1].room)
+            self._slots = QueueSlots(state.config, generation, state.jobs)
+            self._asked = len(generation.slots)
+        now = TickInputs(unix_s, generation.slots[-1].capacity)
         return report_of(state, forecast(state, state.config, self._slots, now))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from geo_ray.base.errors import NotWorthError
+from geo_ray.base.errors import ValueTooLowError
 from geo_ray.scheduler.cluster import SharedCluster
 from geo_ray.scheduler.policies.registry import policy_named
 from geo_ray.scheduler.policy import JobProgress, SlotDecision, SlotScheduler, SlotView
@@ -24,27 +24,38 @@ from geo_ray.scheduler.queue.journal import (
     EndedEntry,
     GivenJob,
     LeaveEntry,
+    ObservedJob,
     ReshapeEntry,
-    SeenJob,
     SlotEntry,
 )
 from geo_ray.scheduler.queue.model import (
     WINDOW_SLOTS,
-    Room,
+    Capacity,
     adapted,
     allocation_of,
     cluster_job,
     cluster_of,
+    fraction_per_s,
     given_of,
-    see_room,
-    share_per_s,
+    observe_capacity,
     work_rows,
 )
-from geo_ray.scheduler.queue.state import EraState, JobAttempt, JobState, QueuedJob, QueueState
+from geo_ray.scheduler.queue.state import (
+    JobAttempt,
+    JobState,
+    PolicyGeneration,
+    QueuedJob,
+    QueueState,
+)
 
 
 def why_not_covered(
-    config: QueueConfig, job: QueuedJob, workers: Workers, averager: str, room: Room, unix_s: float
+    config: QueueConfig,
+    job: QueuedJob,
+    workers: Workers,
+    averager: str,
+    capacity: Capacity,
+    unix_s: float,
 ) -> str | None:
     """Return why a job does not pay for what it would have; None: it does.
 
@@ -53,40 +64,40 @@ def why_not_covered(
         job: which.
         workers: by region.
         averager: its region.
-        room: what there is.
+        capacity: what there is.
         unix_s: now.
     """
-    if not config.worth_per_usd:
+    if not config.value_per_usd:
         return None
-    spec, worth = job.request.spec, job.request.worth
-    per_s = share_per_s(spec, workers, averager, config) * job.course.factor
+    spec, value = job.request.spec, job.request.value
+    per_s = fraction_per_s(spec, workers, averager, config) * job.progress.factor
     if per_s <= 0:
         return None
-    left_s = (1.0 - job.course.done) / per_s
+    left_s = (1.0 - job.progress.done) / per_s
     slots = max(0.0, unix_s + left_s - job.came_unix_s) / config.slot_s
-    usd = usd_per_hour(config, spec, workers, room) * left_s / 3600.0
-    utility, price = worth.of(slots, config.slot_s), config.worth_per_usd * usd
+    usd = usd_per_hour(config, spec, workers, capacity) * left_s / 3600.0
+    utility, price = value.of(slots, config.slot_s), config.value_per_usd * usd
     if utility >= price:
         return None
     return f"worth {utility:.4g} by then, and its machines cost {usd:.4g} USD"
 
 
-def usd_per_hour(config: QueueConfig, spec: JobSpec, workers: Workers, room: Room) -> float:
+def usd_per_hour(config: QueueConfig, spec: JobSpec, workers: Workers, capacity: Capacity) -> float:
     """Return what a job's share of machines costs: of what it uses most of each of them."""
     total = 0.0
     for name, count in workers.items():
         region, needs = config.regions[name], spec.needs(name)
-        gpus, cpus = room.get(name, (0.0, 0.0))
+        gpus, cpus = capacity.get(name, (0.0, 0.0))
         usd = region.usd_per_hour
         if region.machines is not None:
             machine = region.machines
             gpus, cpus, usd = machine.gpus, machine.cpus, machine.usd_per_hour
-        shares = [
+        fractions = [
             used / has
             for used, has in ((needs.gpus * count, gpus), (needs.cpus_of(count), cpus))
             if has
         ]
-        total += usd * max(shares, default=0.0)
+        total += usd * max(fractions, default=0.0)
     return total
 
 
@@ -94,16 +105,16 @@ _EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class NowSeen:
+class TickInputs:
     """The moment of a border.
 
     Attributes:
         unix_s: when.
-        room: what there is.
+        capacity: what there is.
     """
 
     unix_s: float
-    room: Room
+    capacity: Capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class FreeRoom:
+class FreeCapacity:
     """What is left of a cluster's room.
 
     Attributes:
@@ -159,7 +170,7 @@ def fitted(
     config: QueueConfig,
     jobs: Sequence[QueuedJob],
     given: Mapping[str, GivenJob],
-    now: NowSeen,
+    now: TickInputs,
     regions: Mapping[str, Sequence[str]],
 ) -> tuple[dict[str, Wanted], dict[str, str]]:
     """Return what jobs are to have, and why others that were given something have nothing.
@@ -171,7 +182,7 @@ def fitted(
         now: what is seen.
         regions: of each job, those that are there.
     """
-    left = FreeRoom(dict(now.room))
+    left = FreeCapacity(dict(now.capacity))
     of_tenant: dict[str, int] = {}
     wanted: dict[str, Wanted] = {}
     held: dict[str, str] = {}
@@ -191,7 +202,7 @@ def fitted(
         if quota is not None and has + sum(found.workers.values()) > quota:
             held[job.name] = f"tenant {job.tenant} has {has} of {quota} workers"
             continue
-        dear = why_not_covered(config, job, found.workers, found.averager, now.room, now.unix_s)
+        dear = why_not_covered(config, job, found.workers, found.averager, now.capacity, now.unix_s)
         if dear is not None:
             held[job.name] = dear
             continue
@@ -224,7 +235,7 @@ def _wanted(job: QueuedJob, given: GivenJob, there: Sequence[str]) -> Wanted | s
 
 
 def _kept(
-    config: QueueConfig, job: QueuedJob, attempt: JobAttempt, new: Wanted, left: FreeRoom
+    config: QueueConfig, job: QueuedJob, attempt: JobAttempt, new: Wanted, left: FreeCapacity
 ) -> Wanted:
     spec, old = job.request.spec, attempt.workers
     keeps = Wanted(old, attempt.averager)
@@ -246,16 +257,16 @@ def _kept(
         return Wanted(new.workers, new.averager, restart=True)
     if left.fits(spec, old) is not None:
         return Wanted(new.workers, new.averager, restart=True)
-    rest = 1.0 - job.course.done
-    before = share_per_s(spec, old, attempt.averager, config) * job.course.factor
-    after = share_per_s(spec, new.workers, new.averager, config) * job.course.factor
+    rest = 1.0 - job.progress.done
+    before = fraction_per_s(spec, old, attempt.averager, config) * job.progress.factor
+    after = fraction_per_s(spec, new.workers, new.averager, config) * job.progress.factor
     saved_s = rest / before - rest / after if before and after else 0.0
     if saved_s > 2 * config.patience.resize_s:
         return Wanted(new.workers, new.averager, restart=True)
     return keeps
 
 
-ERA_SLOTS: Final = 400
+GENERATION_SLOTS: Final = 400
 
 
 class QueueSlots:
@@ -267,24 +278,26 @@ class QueueSlots:
 
     Args:
         config: the queue.
-        era: as the journal has it.
+        generation: as the journal has it.
         jobs: all that it has, by name.
     """
 
-    def __init__(self, config: QueueConfig, era: EraState, jobs: Mapping[str, QueuedJob]) -> None:
-        self._config, self._era, self._jobs = config, era, jobs
+    def __init__(
+        self, config: QueueConfig, generation: PolicyGeneration, jobs: Mapping[str, QueuedJob]
+    ) -> None:
+        self._config, self._generation, self._jobs = config, generation, jobs
         self._begun: tuple[SharedCluster, SlotScheduler] | None = None
         self._arrived: dict[str, int] = {}
         self._gone: list[str] = []
         self._before: SlotEntry | None = None
-        for entry in era.slots:
+        for entry in generation.slots:
             self._ask(entry)
             self._before = entry
 
     @property
     def number(self) -> int:
-        """Of the era."""
-        return self._era.number
+        """Of the generation."""
+        return self._generation.number
 
     def decide(self, question: SlotEntry) -> SlotEntry:
         """Return a slot with the policy's answer.
@@ -293,10 +306,10 @@ class QueueSlots:
             question: the slot with what is seen.
         """
         decision, cluster = self._ask(question)
-        payoffs = {each.job: each.payoff for each in decision.admissions}
+        surpluses = {each.job: each.surplus for each in decision.admissions}
         turned_away = tuple(each.job for each in decision.admissions if not each.is_admitted)
         given = {name: given_of(each, cluster) for name, each in decision.allocations.items()}
-        answer = {"given": given, "payoffs": payoffs, "turned_away": turned_away}
+        answer = {"given": given, "surpluses": surpluses, "turned_away": turned_away}
         return question.model_copy(update=answer)
 
     def answered(self, entry: SlotEntry) -> None:
@@ -305,11 +318,11 @@ class QueueSlots:
 
     def _ask(self, entry: SlotEntry) -> tuple[SlotDecision, SharedCluster]:
         if self._begun is None:
-            cluster = cluster_of(self._config, entry.room, ERA_SLOTS + WINDOW_SLOTS)
-            policy = adapted(policy_named(self._config.policy), self._config.worth_per_usd)
-            self._begun = (cluster, policy.begin(cluster, self._era.number))
+            cluster = cluster_of(self._config, entry.capacity, GENERATION_SLOTS + WINDOW_SLOTS)
+            policy = adapted(policy_named(self._config.policy), self._config.value_per_usd)
+            self._begun = (cluster, policy.begin(cluster, self._generation.number))
         cluster, scheduler = self._begun
-        see_room(cluster, self._config, entry.room, entry.slot)
+        observe_capacity(cluster, self._config, entry.capacity, entry.slot)
         self._gone += entry.gone
         if not entry.jobs:  # policies are asked about jobs; who is gone is told with the next ones
             return SlotDecision({}), cluster
@@ -329,25 +342,25 @@ class QueueSlots:
         return scheduler.decide(view), cluster
 
     def _progress(self, name: str, entry: SlotEntry, cluster: SharedCluster) -> JobProgress:
-        seen, job = entry.jobs[name], self._jobs[name]
+        observed, job = entry.jobs[name], self._jobs[name]
         spec = job.request.spec
         arrival = self._arrived[name]
         slot_s = self._config.slot_s
-        began_unix_s = self._era.began_unix_s + arrival * slot_s
+        began_unix_s = self._generation.began_unix_s + arrival * slot_s
         shown_unix_s = began_unix_s if job.shown_unix_s is None else job.shown_unix_s
         waited = max(0.0, round((began_unix_s - shown_unix_s) / slot_s))
-        one = cluster_job(name, spec, seen, arrival, waited, cluster)
+        one = cluster_job(name, spec, observed, arrival, waited, cluster)
         before, had = self._before, None
         kept = before is not None and name in before.given and name not in before.held
-        if before is not None and kept and before.jobs[name].regions == seen.regions:
+        if before is not None and kept and before.jobs[name].regions == observed.regions:
             had = allocation_of(before.given[name], spec, cluster)
-        return JobProgress(one, work_rows(spec, seen), seen.attained_s, had, seen.waited)
+        return JobProgress(one, work_rows(spec, observed), observed.service_s, had, observed.waited)
 
 
 _LATE: Final = 0.2  # of a start that takes longer than others did, that is still to come
 
 
-def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen) -> SlotEntry:
+def question_of(state: QueueState, config: QueueConfig, slot: int, now: TickInputs) -> SlotEntry:
     """Return what a policy is to be asked.
 
     Args:
@@ -356,43 +369,47 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
         slot: of the era.
         now: what is seen.
     """
-    era = state.era
-    newest = era.slots[-1] if era.slots else None
+    generation = state.generation
+    newest = generation.slots[-1] if generation.slots else None
     before = {} if newest is None else newest.jobs
-    jobs: dict[str, SeenJob] = {}
+    jobs: dict[str, ObservedJob] = {}
     arrived: list[str] = []
     again: list[str] = []
     for job in state.living():
-        regions = regions_there(job, now.room)
+        regions = regions_there(job, now.capacity)
         leave = None if job.attempt is None else job.attempt.leave
         if leave is not None and leave.why not in ("preempted", "resized"):
             continue  # it ends
         if not regions:
             continue  # if the policy does not know it yet, it has not come for that
-        seen = before.get(job.name)
-        is_other = seen is not None and seen.regions != regions
-        if job.name in era.moved or is_other:
+        observed = before.get(job.name)
+        is_other = observed is not None and observed.regions != regions
+        if job.name in generation.moved or is_other:
             again.append(job.name)  # it is another job now, as far as the policy is concerned
-        if job.name not in era.known or job.name in again:
+        if job.name not in generation.known or job.name in again:
             arrived.append(job.name)
-        jobs[job.name] = SeenJob(
-            left=max(0.0, 1.0 - job.course.done),
-            worth=job.request.worth,
-            factor=job.course.factor,
+        jobs[job.name] = ObservedJob(
+            left=max(0.0, 1.0 - job.progress.done),
+            value=job.request.value,
+            factor=job.progress.factor,
             regions=regions,
             start_s=_start_s(state, config, job, now.unix_s),
-            waited=job.course.waited,
-            attained_s=job.course.attained_s,
-            admitted=job.name in era.admitted,
+            waited=job.progress.waited,
+            service_s=job.progress.service_s,
+            admitted=job.name in generation.admitted,
             lost=newest is not None and _has_lost(job, newest, is_other=is_other),
         )
     living = {job.name for job in state.living()}
     gone = [name for name in before if name not in living]
-    gone += [name for name in [*again, *era.moved] if name in era.known and name not in gone]
+    gone += [
+        name
+        for name in [*again, *generation.moved]
+        if name in generation.known and name not in gone
+    ]
     return SlotEntry(
         unix_s=now.unix_s,
         slot=slot,
-        room=dict(now.room),
+        capacity=dict(now.capacity),
         arrived=tuple(arrived),
         gone=tuple(gone),
         jobs=jobs,
@@ -401,9 +418,9 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: NowSeen)
 
 def _has_lost(job: QueuedJob, newest: SlotEntry, *, is_other: bool) -> bool:
     """Whether a job has lost since the newest slot what it had, and not by its own doing."""
-    if any(each.is_lost and each.unix_s >= newest.unix_s for each in job.course.failures):
+    if any(each.is_lost and each.unix_s >= newest.unix_s for each in job.progress.failures):
         return True
-    has_begun = job.attempt is not None or bool(job.course.failures or job.course.done)
+    has_begun = job.attempt is not None or bool(job.progress.failures or job.progress.done)
     return has_begun and (is_other or job.name not in newest.jobs)
 
 
@@ -417,16 +434,16 @@ def _start_s(state: QueueState, config: QueueConfig, job: QueuedJob, unix_s: flo
     return max(_LATE * start_s, start_s - (unix_s - job.attempt.since_unix_s))
 
 
-def regions_there(job: QueuedJob, room: Room) -> tuple[str, ...]:
+def regions_there(job: QueuedJob, capacity: Capacity) -> tuple[str, ...]:
     """Return the regions of a job that have anything; none if they are too few for it."""
     spec = job.request.spec
-    wanted = room if spec.anywhere else spec.regions
-    found = tuple(name for name in wanted if any(room.get(name, (0.0, 0.0))))
+    wanted = capacity if spec.anywhere else spec.regions
+    found = tuple(name for name in wanted if any(capacity.get(name, (0.0, 0.0))))
     return found if len(found) >= spec.least_regions else ()
 
 
 def begun_slot(
-    state: QueueState, config: QueueConfig, slots: QueueSlots, slot: int, now: NowSeen
+    state: QueueState, config: QueueConfig, slots: QueueSlots, slot: int, now: TickInputs
 ) -> list[AnyEntry]:
     """Return what is to be written down at a slot's beginning.
 
@@ -438,10 +455,10 @@ def begun_slot(
         now: what is seen.
     """
     entry = slots.decide(question_of(state, config, slot, now))
-    again = {name for name in entry.turned_away if name in state.era.admitted}
+    again = {name for name in entry.turned_away if name in state.generation.admitted}
     jobs = [job for job in state.living() if job.name in entry.jobs]
-    regions = {name: seen.regions for name, seen in entry.jobs.items()}
-    stranded = [job for job in jobs if job.name in again | state.era.stranded]
+    regions = {name: observed.regions for name, observed in entry.jobs.items()}
+    stranded = [job for job in jobs if job.name in again | state.generation.stranded]
     given = {**entry.given, **_starting(jobs, entry), **_leftovers(stranded, entry)}
     wanted, held = fitted(config, jobs, given, now, regions)
     entry = entry.model_copy(
@@ -456,15 +473,15 @@ def begun_slot(
     slots.answered(entry)
     found: list[AnyEntry] = [entry]
     for name in entry.turned_away:
-        payoff = entry.payoffs.get(name)
-        if name not in again and payoff is not None:  # else no schedule was found: it waits
+        surplus = entry.surpluses.get(name)
+        if name not in again and surplus is not None:  # else no schedule was found: it waits
             found.append(
                 EndedEntry(
                     unix_s=now.unix_s,
                     job=name,
                     outcome="turned away",
-                    code=NotWorthError.code,
-                    told=f"it is worth {-payoff:.4g} less than what it would take from others",
+                    code=ValueTooLowError.code,
+                    message=f"it is worth {-surplus:.4g} less than what it would take from others",
                 )
             )
     for job in state.living():
@@ -479,11 +496,11 @@ def _changes(
     if attempt is None or job.state is JobState.LEAVING:
         return ()
     if wanted is None:
-        told = held or "the policy gives its machines to others"
-        return [LeaveEntry(unix_s=unix_s, job=job.name, why="preempted", told=told)]
+        message = held or "the policy gives its machines to others"
+        return [LeaveEntry(unix_s=unix_s, job=job.name, why="preempted", message=message)]
     if wanted.restart:
-        told = f"goes on with {workers_text(wanted.workers)}"
-        return [LeaveEntry(unix_s=unix_s, job=job.name, why="resized", told=told)]
+        message = f"goes on with {workers_text(wanted.workers)}"
+        return [LeaveEntry(unix_s=unix_s, job=job.name, why="resized", message=message)]
     if dict(wanted.workers) != attempt.workers:
         return [ReshapeEntry(unix_s=unix_s, job=job.name, workers=dict(wanted.workers))]
     return ()

@@ -29,20 +29,20 @@ from geo_ray.scheduler.queue.job_spec import (
 from geo_ray.scheduler.queue.journal import (
     AnyEntry,
     EndedEntry,
-    EraEntry,
     GoneEntry,
     LeaveEntry,
+    ObservationEntry,
     OpenedEntry,
+    PolicyGenerationEntry,
     QueueJournal,
     ReshapeEntry,
-    SeenEntry,
     SlotEntry,
     SnapshotEntry,
     StartEntry,
     TakenEntry,
     is_there,
 )
-from geo_ray.storage.conditional_store import ConditionalStore, StorePlace
+from geo_ray.storage.conditional_store import ConditionalStore, StoreLocation
 from geo_ray.storage.uri import is_s3, join, local_path
 
 
@@ -93,13 +93,13 @@ KEPT_ENDED: Final = 500
 """Jobs that have ended and are still shown."""
 KEPT_ANSWERS: Final = 200
 """Of a tenant."""
-_KEPT_STRETCHES: Final = 200  # of a job
+_KEPT_SEGMENTS: Final = 200  # of a job
 _AT_ONCE: Final = 50  # answers in a part of a snapshot
 _UNSEEN_S: Final = 60.0  # without an entry; of jobs that train there is one every 30 s
 
 
 @dataclass(slots=True)
-class JobStretch:
+class JobSegment:
     """A time in which a job had the same.
 
     Attributes:
@@ -129,7 +129,7 @@ class JobFailure:
 
 
 @dataclass(slots=True)
-class JobCourse:
+class QueuedJobProgress:
     """What has become of a job so far.
 
     Attributes:
@@ -139,11 +139,11 @@ class JobCourse:
         failures: attempts that failed, in their order.
         ran_s: that attempts have trained, those that are over.
         waited: slots in which it had nothing, since it last had something.
-        attained_s: seconds of workers.
-        stretches: what it had when.
+        service_s: seconds of workers.
+        segments: what it had when.
         expected: share of its work that it would have done by its own numbers.
         mark: when and at which share its present speed began to be observed; None: not yet.
-        seen_unix_s: when its share was last written down.
+        observed_unix_s: when its share was last written down.
         problem: what goes wrong with it at present; "" for nothing.
     """
 
@@ -153,11 +153,11 @@ class JobCourse:
     failures: list[JobFailure] = field(default_factory=list)
     ran_s: float = 0.0
     waited: int = 0
-    attained_s: float = 0.0
-    stretches: list[JobStretch] = field(default_factory=list)
+    service_s: float = 0.0
+    segments: list[JobSegment] = field(default_factory=list)
     expected: float = 0.0
     mark: tuple[float, float] | None = None
-    seen_unix_s: float = 0.0
+    observed_unix_s: float = 0.0
     problem: str = ""
 
 
@@ -198,10 +198,10 @@ class QueuedJob:
         tenant: whose it is.
         came_unix_s: when it was taken in.
         order: its place among those that wait; smaller ones come first.
-        course: what has become of it.
+        progress: what has become of it.
         state: its state.
         attempt: its attempt, while it is `STARTING`, `RUNNING` or `LEAVING`.
-        payoff: as it was admitted; None: nobody asked.
+        surplus: as it was admitted; None: nobody asked.
         shown_unix_s: beginning of the slot in which it came, as far as the policy is concerned.
         end: how it ended, once it is `ENDED`.
         ended_slot_s: length of the queue's slots when it ended.
@@ -212,10 +212,10 @@ class QueuedJob:
     tenant: str
     came_unix_s: float
     order: float
-    course: JobCourse
+    progress: QueuedJobProgress
     state: JobState
     attempt: JobAttempt | None = None
-    payoff: float | None = None
+    surplus: float | None = None
     shown_unix_s: float | None = None
     end: EndedEntry | None = None
     ended_slot_s: float = 0.0
@@ -254,7 +254,7 @@ class RequestAnswer:
 
 
 @dataclass(slots=True)
-class EraState:
+class PolicyGeneration:
     """The time since a policy began anew.
 
     Attributes:
@@ -295,9 +295,9 @@ class QueueState:
         heard_until: by tenant, when the newest request was sent whose answer is not kept: one that
             was sent earlier may have been answered, and is not heard again.
         attempts: submissions so far, by job.
-        era: of the policy.
+        generation: of the policy.
         written_unix_s: of the newest entry.
-        seen_unix_s: when jobs that run were last looked at, for what is written down.
+        observed_unix_s: when jobs that run were last looked at, for what is written down.
         start_s: that attempts took to their first step, newer ones counting more; None: not known.
     """
 
@@ -309,9 +309,9 @@ class QueueState:
     answers: dict[str, RequestAnswer] = field(default_factory=dict)
     heard_until: dict[str, float] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
-    era: EraState = field(default_factory=EraState)
+    generation: PolicyGeneration = field(default_factory=PolicyGeneration)
     written_unix_s: float = 0.0
-    seen_unix_s: float = 0.0
+    observed_unix_s: float = 0.0
     start_s: float | None = None
     _parts: list[SnapshotEntry] = field(default_factory=list, compare=False)
 
@@ -353,12 +353,12 @@ class QueueState:
                 self.queue_id = entry.queue_id
             case TakenEntry():
                 self._take(entry)
-            case EraEntry():
-                admitted = self.era.admitted
-                self.era = EraState(entry.number, entry.unix_s, admitted=admitted)
+            case PolicyGenerationEntry():
+                admitted = self.generation.admitted
+                self.generation = PolicyGeneration(entry.number, entry.unix_s, admitted=admitted)
             case SlotEntry():
                 self._slot(entry)
-            case SeenEntry():
+            case ObservationEntry():
                 self._see(entry)
             case EndedEntry():
                 self._end(entry)
@@ -374,12 +374,16 @@ class QueueState:
         kept = self._kept()
         heads: list[dict[str, JsonValue]] = [_HEAD.dump_python(kept, mode="json")]
         heads[0]["format"] = SNAPSHOT_FORMAT
-        heads[0] |= {"jobs": {}, "answers": {}, "era": {**_dict(heads[0]["era"]), "slots": []}}
+        heads[0] |= {
+            "jobs": {},
+            "answers": {},
+            "generation": {**_dict(heads[0]["generation"]), "slots": []},
+        }
         parts = [SnapshotEntry(unix_s=unix_s, part=0, head=heads[0])]
         for job in kept.jobs.values():
             value = _JOB.dump_python(job, mode="json")
             parts.append(SnapshotEntry(unix_s=unix_s, part=len(parts), job=value))
-        for slot in kept.era.slots:
+        for slot in kept.generation.slots:
             parts.append(SnapshotEntry(unix_s=unix_s, part=len(parts), slot=slot))
         answers = list(_ANSWERS.dump_python(kept.answers, mode="json").items())
         for first in range(0, len(answers), _AT_ONCE):
@@ -390,7 +394,9 @@ class QueueState:
 
     def _kept(self) -> QueueState:
         """Return the state without what may be forgotten."""
-        shown = {name for slot in self.era.slots for name in slot.jobs}  # asked for by the policy
+        shown = {
+            name for slot in self.generation.slots for name in slot.jobs
+        }  # asked for by the policy
         ended = [job for job in self.jobs.values() if job.state is JobState.ENDED]
         ended.sort(key=_ended_unix_s)
         old = {job.name for job in ended[: max(0, len(ended) - KEPT_ENDED)]} - shown
@@ -403,11 +409,14 @@ class QueueState:
             for id in ids[: max(0, len(ids) - KEPT_ANSWERS)]:
                 sent_s = answers.pop(id).sent_unix_s
                 until[tenant] = max(until.get(tenant, -math.inf), sent_s)
-        admitted, stranded = self.era.admitted & jobs.keys(), self.era.stranded & jobs.keys()
-        era = replace(self.era, admitted=admitted, stranded=stranded)
+        admitted, stranded = (
+            self.generation.admitted & jobs.keys(),
+            self.generation.stranded & jobs.keys(),
+        )
+        generation = replace(self.generation, admitted=admitted, stranded=stranded)
         attempts = {name: count for name, count in self.attempts.items() if name in jobs}
         kept = replace(self, jobs=jobs, answers=answers, heard_until=until)
-        return replace(kept, era=era, attempts=attempts, _parts=[])
+        return replace(kept, generation=generation, attempts=attempts, _parts=[])
 
     def _restore(self, entry: SnapshotEntry) -> None:
         """Take in a part of a snapshot; the last one replaces the state."""
@@ -431,7 +440,7 @@ class QueueState:
                 job = _JOB.validate_json(json.dumps(part.job))
                 found.jobs[job.name] = job
             if part.slot is not None:
-                found.era.slots.append(part.slot)
+                found.generation.slots.append(part.slot)
             found.answers |= _ANSWERS.validate_json(json.dumps(part.answers))
         jobs = self.jobs  # a policy's memory refers to it
         for each in fields(self):
@@ -448,14 +457,14 @@ class QueueState:
         """
         was_unseen = not 0.0 <= unix_s - self.written_unix_s <= _UNSEEN_S
         for job in self.living():
-            course, attempt = job.course, job.attempt
+            progress, attempt = job.progress, job.attempt
             if attempt is None:
                 continue
-            course.moved_unix_s = unix_s
+            progress.moved_unix_s = unix_s
             if job.state is JobState.LEAVING:
                 attempt.leave_unix_s = unix_s
             if was_unseen:
-                course.seen_unix_s, course.mark, attempt.is_timed = unix_s, None, False
+                progress.observed_unix_s, progress.mark, attempt.is_timed = unix_s, None, False
 
     def _take(self, entry: TakenEntry) -> None:
         self.answers[entry.request.id] = RequestAnswer(
@@ -470,7 +479,7 @@ class QueueState:
         match entry.request:
             case SubmitRequest(job=request):
                 order = max((job.order for job in self.jobs.values()), default=0.0) + 1.0
-                course = JobCourse(moved_unix_s=entry.unix_s)
+                progress = QueuedJobProgress(moved_unix_s=entry.unix_s)
                 self.taken += 1
                 self.jobs[request.name] = QueuedJob(
                     job_id(request.name, self.queue_id, self.taken),
@@ -478,7 +487,7 @@ class QueueState:
                     entry.tenant,
                     entry.unix_s,
                     order,
-                    course,
+                    progress,
                     JOB.initial,
                 )
             case MoveRequest() as move:
@@ -488,66 +497,66 @@ class QueueState:
 
     def _move(self, move: MoveRequest) -> None:
         job = self.jobs[move.job]
-        if move.worth is not None:
-            job.request = job.request.model_copy(update={"worth": move.worth.of(job.request.worth)})
-            if job.name in self.era.known and job.state is JobState.WAITING:
-                self.era.moved.add(job.name)
+        if move.value is not None:
+            job.request = job.request.model_copy(update={"value": move.value.of(job.request.value)})
+            if job.name in self.generation.known and job.state is JobState.WAITING:
+                self.generation.moved.add(job.name)
         queue = [each for each in self.living() if each is not job]
-        if move.place is None or not queue:
+        if move.position is None or not queue:
             return
-        at = {"first": 0, "last": len(queue)}.get(move.place)
+        at = {"first": 0, "last": len(queue)}.get(move.position)
         if at is None:
             at = next(i for i, each in enumerate(queue) if each.name == move.before)
         queue.insert(at, job)
-        for place, each in enumerate(queue):
-            each.order = float(place)
+        for index, each in enumerate(queue):
+            each.order = float(index)
 
     def _slot(self, entry: SlotEntry) -> None:
-        self.era.slots.append(entry)
-        self.era.known -= set(entry.gone)
-        self.era.known |= set(entry.arrived)
-        self.era.moved.clear()
-        self.era.stranded -= set(entry.arrived)
-        self.era.stranded |= set(entry.turned_away) & self.era.admitted
-        self.era.admitted |= set(entry.arrived) - set(entry.turned_away)
+        self.generation.slots.append(entry)
+        self.generation.known -= set(entry.gone)
+        self.generation.known |= set(entry.arrived)
+        self.generation.moved.clear()
+        self.generation.stranded -= set(entry.arrived)
+        self.generation.stranded |= set(entry.turned_away) & self.generation.admitted
+        self.generation.admitted |= set(entry.arrived) - set(entry.turned_away)
         # Those without a schedule are no refusal of the policy's: it is asked again.
-        self.era.moved |= {
+        self.generation.moved |= {
             name
             for name in entry.turned_away
-            if entry.payoffs.get(name) is None and name not in self.era.admitted
+            if entry.surpluses.get(name) is None and name not in self.generation.admitted
         }
         slot_s = self.config.slot_s if self.config is not None else 0.0
         for name in entry.arrived:
             one = self.jobs[name]
             if one.shown_unix_s is None:
-                one.shown_unix_s = self.era.began_unix_s + entry.slot * slot_s
-        for name, payoff in entry.payoffs.items():
-            self.jobs[name].payoff = payoff
+                one.shown_unix_s = self.generation.began_unix_s + entry.slot * slot_s
+        for name, surplus in entry.surpluses.items():
+            self.jobs[name].surplus = surplus
         for job in self.living():
-            course, given = job.course, entry.given.get(job.name)
+            progress, given = job.progress, entry.given.get(job.name)
             if given is None or job.name in entry.held:
-                course.waited += 1
+                progress.waited += 1
             else:
-                course.waited = 0
-                course.attained_s += sum(given.workers.values()) * slot_s
+                progress.waited = 0
+                progress.service_s += sum(given.workers.values()) * slot_s
 
-    def _see(self, entry: SeenEntry) -> None:
+    def _see(self, entry: ObservationEntry) -> None:
         for name, problem in entry.problems.items():
-            self.jobs[name].course.problem = problem
+            self.jobs[name].progress.problem = problem
         if not entry.done:
             return
-        self.seen_unix_s = entry.unix_s
+        self.observed_unix_s = entry.unix_s
         for name, done in entry.done.items():
-            course = self.jobs[name].course
-            if done > course.done:
-                course.moved_unix_s = entry.unix_s
-                course.mark = course.mark or (entry.unix_s, done)
+            progress = self.jobs[name].progress
+            if done > progress.done:
+                progress.moved_unix_s = entry.unix_s
+                progress.mark = progress.mark or (entry.unix_s, done)
                 self._begin(self.jobs[name], entry.unix_s)
-            course.done, course.seen_unix_s = done, entry.unix_s
+            progress.done, progress.observed_unix_s = done, entry.unix_s
         for name, expected in entry.expected.items():
-            self.jobs[name].course.expected = expected
+            self.jobs[name].progress.expected = expected
         for name, factor in entry.factors.items():
-            self.jobs[name].course.factor = factor
+            self.jobs[name].progress.factor = factor
 
     def _begin(self, job: QueuedJob, unix_s: float) -> None:
         attempt = job.attempt
@@ -562,7 +571,7 @@ class QueueState:
 
     def _attempt(self, entry: StartEntry | ReshapeEntry | LeaveEntry | GoneEntry) -> None:
         job = self.jobs[entry.job]
-        course = job.course
+        progress = job.progress
         if isinstance(entry, StartEntry):
             job.apply("start")
             self.attempts[entry.job] = entry.attempt
@@ -571,10 +580,10 @@ class QueueState:
                 entry.unix_s,
                 dict(entry.workers),
                 entry.averager,
-                begun_done=course.done,
+                begun_done=progress.done,
             )
-            course.moved_unix_s, course.mark = entry.unix_s, None
-            self._change_stretch(course, entry.unix_s, dict(entry.workers))
+            progress.moved_unix_s, progress.mark = entry.unix_s, None
+            self._change_segment(progress, entry.unix_s, dict(entry.workers))
             return
         attempt = job.attempt
         if attempt is None:
@@ -583,21 +592,21 @@ class QueueState:
             case ReshapeEntry():
                 job.apply("reshape")
                 attempt.workers = dict(entry.workers)
-                course.mark = None
-                self._change_stretch(course, entry.unix_s, dict(entry.workers))
+                progress.mark = None
+                self._change_segment(progress, entry.unix_s, dict(entry.workers))
             case LeaveEntry():
                 job.apply("leave")
                 attempt.leave, attempt.leave_unix_s = entry, entry.unix_s
             case GoneEntry():
                 job.apply("gone")
                 job.attempt = None
-                course.ran_s += entry.unix_s - attempt.since_unix_s
-                course.moved_unix_s = entry.unix_s
+                progress.ran_s += entry.unix_s - attempt.since_unix_s
+                progress.moved_unix_s = entry.unix_s
                 if entry.how in ("failed", "lost"):
                     had_begun = attempt.begun_unix_s is not None
                     failure = JobFailure(entry.unix_s, entry.how == "lost", had_begun)
-                    course.failures.append(failure)
-                self._change_stretch(course, entry.unix_s, None)
+                    progress.failures.append(failure)
+                self._change_segment(progress, entry.unix_s, None)
 
     def _end(self, entry: EndedEntry) -> None:
         job = self.jobs[entry.job]
@@ -606,16 +615,18 @@ class QueueState:
         if self.config is not None:
             job.ended_slot_s = self.config.slot_s
         if entry.outcome == "finished":
-            job.course.done = 1.0
-        self._change_stretch(job.course, entry.unix_s, None)
+            job.progress.done = 1.0
+        self._change_segment(job.progress, entry.unix_s, None)
         job.attempt = None
 
     @staticmethod
-    def _change_stretch(course: JobCourse, unix_s: float, workers: dict[str, int] | None) -> None:
-        if course.stretches and course.stretches[-1].until_unix_s is None:
-            course.stretches[-1].until_unix_s = unix_s
+    def _change_segment(
+        progress: QueuedJobProgress, unix_s: float, workers: dict[str, int] | None
+    ) -> None:
+        if progress.segments and progress.segments[-1].until_unix_s is None:
+            progress.segments[-1].until_unix_s = unix_s
         if workers is not None:
-            course.stretches.append(JobStretch(unix_s, workers))
+            progress.segments.append(JobSegment(unix_s, workers))
 
 
 def job_id(name: str, queue_id: str, number: int) -> str:
@@ -635,11 +646,11 @@ def job_id(name: str, queue_id: str, number: int) -> str:
 
 def _slim(job: QueuedJob) -> QueuedJob:
     """Return a job without what grows for ever, or is of no use once it has ended."""
-    course = replace(job.course, stretches=job.course.stretches[-_KEPT_STRETCHES:])
+    progress = replace(job.progress, segments=job.progress.segments[-_KEPT_SEGMENTS:])
     if job.state is not JobState.ENDED:
-        return replace(job, course=course)
+        return replace(job, progress=progress)
     request = job.request.model_copy(update={"config": {}, "working_dir": None})
-    return replace(job, course=course, request=request)
+    return replace(job, progress=progress, request=request)
 
 
 def _dict(value: JsonValue) -> dict[str, JsonValue]:
@@ -659,7 +670,7 @@ def state_of(entries: Iterable[AnyEntry]) -> QueueState:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePlace:
+class QueueLocation:
     """A queue's folder.
 
     Attributes:
@@ -669,27 +680,27 @@ class QueuePlace:
     uri: str
 
     @classmethod
-    def of(cls, config: QueueConfig) -> QueuePlace:
+    def of(cls, config: QueueConfig) -> QueueLocation:
         """Return where a queue of a configuration lies."""
         if is_s3(config.state):
             return cls(join(config.state, config.name))
         return cls(str(local_path(config.state) / config.name))
 
     @classmethod
-    def at(cls, uri: str | os.PathLike[str]) -> QueuePlace:
+    def at(cls, uri: str | os.PathLike[str]) -> QueueLocation:
         """Return the place that somebody names."""
         name = os.fspath(uri)
         return cls(name if is_s3(name) else str(local_path(name)))
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether it lies in a bucket."""
-        return StorePlace(self.uri).is_far
+        return StoreLocation(self.uri).is_remote
 
     @property
     def shown(self) -> str:
         """How people would type it."""
-        return StorePlace(self.uri).shown
+        return StoreLocation(self.uri).shown
 
     def store(self) -> ConditionalStore:
         """Return where journal, boxes and the lease lie.
@@ -698,7 +709,7 @@ class QueuePlace:
             QueueMissingError: the address is none.
         """
         try:
-            return StorePlace(self.uri).store()
+            return StoreLocation(self.uri).store()
         except StoreError as error:
             raise QueueMissingError(error.message, fix=error.fix) from error
 
@@ -708,7 +719,7 @@ class QueuePlace:
         Raises:
             RunDirectoryError: it cannot be written.
         """
-        if not self.is_far:
+        if not self.is_remote:
             try:
                 make_directory(Path(self.uri), exist_ok=True)
             except OSError as error:

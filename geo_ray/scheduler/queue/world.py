@@ -30,12 +30,12 @@ from geo_ray.ray_cluster import ray_internals
 from geo_ray.ray_cluster.detached import NAMESPACE
 from geo_ray.ray_cluster.labels import REGION_LABEL
 from geo_ray.runs import requests
-from geo_ray.runs.remote import pass_on, seen_copy
+from geo_ray.runs.remote import pass_on, view_copy
 from geo_ray.runs.requests import MemberRequest, Verb, request_member_change
 from geo_ray.runs.status import Beside, StatusReader
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.job_config import run_of, run_tree
-from geo_ray.scheduler.queue.job_server import JobCode, QueueJobServer, SubmissionTold
+from geo_ray.scheduler.queue.job_server import JobCode, QueueJobServer, SubmissionReport
 from geo_ray.scheduler.queue.job_spec import JobSpec
 from geo_ray.scheduler.queue.loop import (
     Action,
@@ -47,7 +47,7 @@ from geo_ray.scheduler.queue.loop import (
     is_submission_of,
     submission_name,
 )
-from geo_ray.scheduler.queue.model import QueueSeen, RunEnd, SubmissionSeen
+from geo_ray.scheduler.queue.model import ObservedSubmission, QueueObservation, RunEnd
 from geo_ray.scheduler.queue.state import QueueState
 from geo_ray.storage.uri import is_s3
 from geo_ray.telemetry.event_log import Ending
@@ -81,10 +81,10 @@ class QueuedRun:
         self._members: MembersFold | None = None
         self._joined: dict[str, int] = {}  # how many steps newcomers have behind them
         self._calls = BoundedCalls(f"the directory of run {place}", LOOK_S, RunDirectoryError)
-        self._found: SubmissionSeen | None = None  # of the newest look, until it is asked for
+        self._found: ObservedSubmission | None = None  # of the newest look, until it is asked for
         self._over_s: float | None = None
 
-    def begin_look(self) -> Callable[[], SubmissionSeen]:
+    def begin_look(self) -> Callable[[], ObservedSubmission]:
         """Begin to look how it stands, for a submission that continues.
 
         Returns:
@@ -94,21 +94,21 @@ class QueuedRun:
         """
         wait = self._calls.begin(self._look)
 
-        def look() -> SubmissionSeen:
+        def look() -> ObservedSubmission:
             try:
                 wait()
             except RunDirectoryError:
                 if self._found is None:
                     raise
             found, self._found = self._found, None
-            return found or SubmissionSeen("going")
+            return found or ObservedSubmission("going")
 
         return look
 
     def _look(self) -> None:
         self._found = self._seen()
 
-    def has_told_all(self) -> bool:
+    def has_read_all(self) -> bool:
         """Whether a run that is over has nothing more to tell, or does not tell it in a minute."""
         self._over_s = self._over_s or time.monotonic()
         return self._is_read or time.monotonic() - self._over_s >= _READ_S
@@ -116,12 +116,12 @@ class QueuedRun:
     @property
     def _is_read(self) -> bool:
         """Whether all of its log was read: a look reads a part of it, however long it is."""
-        return self._reader is None or self._reader.read_share >= 1.0
+        return self._reader is None or self._reader.read_fraction >= 1.0
 
-    def _seen(self) -> SubmissionSeen:
+    def _seen(self) -> ObservedSubmission:
         self._reader = self._reader or self._opened()
         if self._reader is None:
-            return SubmissionSeen("going")
+            return ObservedSubmission("going")
         status = self._reader.read(_MOST_EVENTS)  # a look must end soon, whatever the log has
         now, names = self._members, self._reader.config.region_names
         members = {} if now is None else {name: now.of(name).state for name in names}
@@ -135,14 +135,14 @@ class QueuedRun:
         elif there:
             steps = {each.name: max(each.step, self._joined.get(each.name, 0)) for each in there}
             done = min(steps[each.name] / max(1, each.steps or 1) for each in there)
-        return SubmissionSeen(
+        return ObservedSubmission(
             "going",
             None if done is None else min(1.0, done),
             trains=status.is_going is not False and any(each.step for each in there),
             members=members,
             end=_ENDS.get(status.phase),
             code=status.code,
-            told=status.message or "",
+            message=status.message or "",
             problem=next(iter(self._reader.problems), ""),
         )
 
@@ -194,7 +194,7 @@ class QueuedRun:
         return feed
 
     def _path(self) -> Path:
-        return seen_copy(self._place) if is_s3(self._place) else Path(self._place)
+        return view_copy(self._place) if is_s3(self._place) else Path(self._place)
 
     def _address(self) -> str | None:
         return self._place if is_s3(self._place) else None
@@ -220,11 +220,11 @@ class RayQueueWorld:
     _runs: dict[str, QueuedRun] = field(default_factory=dict)
     _asked_s: dict[object, float] = field(default_factory=dict)
 
-    def see(self, state: QueueState, unix_s: float) -> QueueSeen:
+    def see(self, state: QueueState, unix_s: float) -> QueueObservation:
         """See `QueueWorld`."""
         there = {
-            name: told
-            for name, told in self.server.submissions().items()
+            name: report
+            for name, report in self.server.submissions().items()
             if is_submission_of(self.config.name, name)
         }
         looks, mine = {}, set()
@@ -236,12 +236,14 @@ class RayQueueWorld:
             run = self._runs.setdefault(
                 job.name, QueuedRun(run_of(self.config, job.id), job.request.spec)
             )
-            told = there.get(name)
-            looks[job.name] = told, run, None if told is None else run.begin_look()
+            report = there.get(name)
+            looks[job.name] = report, run, None if report is None else run.begin_look()
         attempts = {name: _seen(*look) for name, look in looks.items()}
         self._runs = {name: run for name, run in self._runs.items() if name in attempts}
-        strays = [name for name, told in there.items() if not told.is_over and name not in mine]
-        return QueueSeen(unix_s, room_of(self.config), attempts, tuple(strays))
+        orphans = [
+            name for name, report in there.items() if not report.is_over and name not in mine
+        ]
+        return QueueObservation(unix_s, room_of(self.config), attempts, tuple(orphans))
 
     def act(self, action: Action) -> None:
         """See `QueueWorld`."""
@@ -322,22 +324,24 @@ def room_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
 
 
 def _seen(
-    told: SubmissionTold | None, run: QueuedRun, look: Callable[[], SubmissionSeen] | None
-) -> SubmissionSeen:
-    if told is None or look is None:
-        return SubmissionSeen("unknown")
+    report: SubmissionReport | None, run: QueuedRun, look: Callable[[], ObservedSubmission] | None
+) -> ObservedSubmission:
+    if report is None or look is None:
+        return ObservedSubmission("unknown")
     try:
-        seen = look()
+        observed = look()
     except Exception as error:  # of this run alone, whatever it is: the others go on
         message = error.message if isinstance(error, GeoRayError) else repr(error)
         _log.warning("queue: %s", message)
-        seen = SubmissionSeen("going", problem=message)
-    if not told.is_over or (not told.succeeded and not run.has_told_all()):
-        return replace(seen, end=None, code=None, told="")
+        observed = ObservedSubmission("going", problem=message)
+    if not report.is_over or (not report.succeeded and not run.has_read_all()):
+        return replace(observed, end=None, code=None, message="")
     # The run's own words may be of an attempt before: what this one has printed comes first.
-    if told.succeeded or told.code == RunFinishedError.code:
-        return replace(seen, state="over", trains=False, end="finished", code=None, told=told.told)
-    ended = replace(seen, state="over", trains=False)
-    if told.code is not None:
-        return replace(ended, end="failed", code=told.code, told=told.told)
-    return ended if seen.end == "failed" else replace(ended, code=None, told=told.told)
+    if report.succeeded or report.code == RunFinishedError.code:
+        return replace(
+            observed, state="over", trains=False, end="finished", code=None, message=report.message
+        )
+    ended = replace(observed, state="over", trains=False)
+    if report.code is not None:
+        return replace(ended, end="failed", code=report.code, message=report.message)
+    return ended if observed.end == "failed" else replace(ended, code=None, message=report.message)

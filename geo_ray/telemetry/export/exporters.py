@@ -26,7 +26,7 @@ _CLOSE_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
-class ExportPump:
+class ExportQueue:
     """Takes events at once, and keeps no more than ``most`` of them: what does not fit is lost.
 
     What an exporter raises is told once, and it is given the next events all the same; what is
@@ -36,7 +36,7 @@ class ExportPump:
         exporters: by name.
         most: events that may wait.
         close_s: how long `close` waits for what is still to be handed on.
-        tell: told what went wrong.
+        notify: told what went wrong.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class ExportPump:
         exporters: Mapping[str, Exporter],
         most: int = _MOST_EVENTS,
         close_s: float = _CLOSE_S,
-        tell: Callable[[str], None] = _log.warning,
+        notify: Callable[[str], None] = _log.warning,
     ) -> None:
         self._exporters = dict(exporters)
         self._events: queue.Queue[Event | None] = queue.Queue(most)
         self._close_s = close_s
-        self._tell = tell
+        self._notify = notify
         self._failed: set[str] = set()
         self._ends = False
         self.lost = 0
@@ -79,9 +79,9 @@ class ExportPump:
         thread.join(max(0.0, ends_s - time.monotonic()))
         if thread.is_alive():
             names = ", ".join(self._exporters)
-            self._tell(f"observe.export: {names} did not take all events of the run in time")
+            self._notify(f"observe.export: {names} did not take all events of the run in time")
         if self.lost:
-            self._tell(f"observe.export: {self.lost:,} events were lost, as they came too fast")
+            self._notify(f"observe.export: {self.lost:,} events were lost, as they came too fast")
 
     def _go(self) -> None:
         flushed_s = time.monotonic()
@@ -111,7 +111,7 @@ class ExportPump:
             if name not in self._failed:
                 self._failed.add(name)
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-                self._tell(f"observe.export: {name} fails, the run goes on without it: {why}")
+                self._notify(f"observe.export: {name} fails, the run goes on without it: {why}")
 
 
 _WHERE: Final = {
@@ -155,21 +155,21 @@ def open_exporters(configs: Sequence[AnyExport], order: ExportOrder) -> dict[str
 
 
 @contextmanager
-def exporting(configs: Sequence[AnyExport], order: ExportOrder) -> Iterator[ExportPump]:
+def exporting(configs: Sequence[AnyExport], order: ExportOrder) -> Iterator[ExportQueue]:
     """Hand events on during a block; of an error that ends it, that it has failed.
 
     Raises:
         ConfigError: as for `open_exporters`.
     """
-    pump = ExportPump(open_exporters(configs, order))
+    exports = ExportQueue(open_exporters(configs, order))
     try:
-        yield pump
+        yield exports
     except BaseException as error:
         t_s = time.time() - order.origin_unix_s
-        pump.feed(Event("run_failed", t_s, failure_fields(error)))
+        exports.feed(Event("run_failed", t_s, failure_fields(error)))
         raise
     finally:
-        pump.close()
+        exports.close()
 
 
 def _class_of(kind: str) -> type:

@@ -77,7 +77,7 @@ class MlflowExporter:
             return
         made = self._client.create_run(experiment_id, run_name=event["run"])
         self._run_id = str(made.info.run_id)
-        told = {name: event.fields.get(name) for name in _PARAMS}
-        told["regions"] = " ".join(event["regions"])
-        params = [Param(name, str(v)[:500]) for name, v in told.items() if v is not None]
+        logged = {name: event.fields.get(name) for name in _PARAMS}
+        logged["regions"] = " ".join(event["regions"])
+        params = [Param(name, str(v)[:500]) for name, v in logged.items() if v is not None]
         self._client.log_batch(self._run_id, params=params, tags=[RunTag(_TAG, path)])

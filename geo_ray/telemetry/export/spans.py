@@ -156,27 +156,27 @@ class SpanFold:
     ) -> list[SpanRecord]:
         spans = [span for work, event in parts for span in _region_spans(trace, name, work, event)]
         start_s, end_s = min(s.start_s for s in spans), max(s.end_s for s in spans)
-        told: dict[str, Attribute] = {
+        values: dict[str, Attribute] = {
             "geo_ray.run": self._run,
             "geo_ray.strategy": self._strategy,
             "geo_ray.regions": len(parts),
             **attributes,
         }
-        return [SpanRecord(trace, (name,), start_s, end_s, told), *spans]
+        return [SpanRecord(trace, (name,), start_s, end_s, values), *spans]
 
 
 def _region_spans(trace: str, name: str, work: _Work, event: Event) -> list[SpanRecord]:
     region, sent_s, end_s = event["region"], event.number("start_s"), event.t_s
     sent_s = min(sent_s, end_s)
     start_s = sent_s if work.start_s is None else min(work.start_s, sent_s)
-    told: dict[str, Attribute] = {
+    values: dict[str, Attribute] = {
         "geo_ray.region": region,
         "geo_ray.bytes_sent": event["bytes_sent"],
         "geo_ray.bytes_received": event["bytes_received"],
         "geo_ray.blocking": event["blocking"],
     }
     path = (name, region)
-    spans = [SpanRecord(trace, path, start_s, end_s, told)]
+    spans = [SpanRecord(trace, path, start_s, end_s, values)]
     if work.start_s is not None:
         computed: dict[str, Attribute] = {
             "geo_ray.steps": work.steps,

@@ -1,7 +1,7 @@
 """Content of the live page: its state, its poller, and its sections as HTML or terminal lines.
 
-`Board` holds the newest version of every section; there is no queue per client, and a slow
-client skips versions. `Looking` polls a run or a queue and backs off while no client is
+`PageState` holds the newest version of every section; there is no queue per client, and a slow
+client skips versions. `PagePoller` polls a run or a queue and backs off while no client is
 connected.
 """
 
@@ -44,7 +44,7 @@ class _Section:
     html: str
 
 
-class Board:
+class PageState:
     """Sections with versions; may be shared by threads."""
 
     def __init__(self) -> None:
@@ -122,32 +122,32 @@ def page_sections(view: RunView) -> dict[str, str]:
     }
 
 
-def waiting_sections(run: str, told: str, fix: str) -> dict[str, str]:
+def waiting_sections(run: str, reason: str, fix: str) -> dict[str, str]:
     """Draw the page of a run of which there is nothing yet.
 
     Args:
         run: what the user called it.
-        told: why there is nothing.
+        reason: why there is nothing.
         fix: what to do about it.
     """
     head = (
         f'<h1>{escape(run)} <span class="tag">awaited</span></h1>'
-        f'<div class="ended going"><p class="cause">{escape(told)}</p><p>{escape(fix)} '
+        f'<div class="ended going"><p class="cause">{escape(reason)}</p><p>{escape(fix)} '
         "This page shows the run as soon as it is there.</p></div>"
     )
     return {**dict.fromkeys(SECTIONS, ""), "head": head}
 
 
-def reading_sections(run: str, share: float) -> dict[str, str]:
+def reading_sections(run: str, fraction: float) -> dict[str, str]:
     """Draw the page of a run whose log is long and not read to its end yet.
 
     Args:
         run: what the user called it.
-        share: of the log that was read, 0 to 1.
+        fraction: of the log that was read, 0 to 1.
     """
     head = (
         f'<h1>{escape(run)} <span class="tag">reading</span></h1>'
-        f'<div class="ended going"><p class="cause">Reading the log: {share:.0%}</p></div>'
+        f'<div class="ended going"><p class="cause">Reading the log: {fraction:.0%}</p></div>'
     )
     return {"head": head}
 
@@ -160,14 +160,14 @@ def _head(view: RunView) -> str:
     sub = [part for part in (status.strategy, _averager(status)) if part]
     if status.is_going and status.left_s is not None:
         sub.append(f"about {coarse_text(status.left_s)} left")
-    box = ""
+    ended = ""
     if status.message is not None or status.fix is not None:
         code = f"{status.code}: " if status.code else ""
         cause = f'<p class="cause">{escape(code + status.message)}</p>' if status.message else ""
         fix = f"<p>{escape(status.fix)}</p>" if status.fix else ""
-        box = f'<div class="ended">{cause}{fix}</div>'
+        ended = f'<div class="ended">{cause}{fix}</div>'
     for problem in view.problems:
-        box += f'<p class="warn">{escape(problem)}</p>'
+        ended += f'<p class="warn">{escape(problem)}</p>'
     run_actor = status.run_actor
     who = (
         ""
@@ -177,7 +177,7 @@ def _head(view: RunView) -> str:
     about = (", ".join(sub), who, status.run)
     return (
         f'<h1>{escape(_name(status.run))} <span class="tag{tag}">{escape(status.phase)}</span></h1>'
-        f'<p class="sub">{"<br>".join(escape(text) for text in about if text)}</p>{box}'
+        f'<p class="sub">{"<br>".join(escape(text) for text in about if text)}</p>{ended}'
     )
 
 
@@ -256,9 +256,9 @@ def _money(view: RunView) -> str:
 
 
 def _members(view: MembersView) -> str:
-    if view.end_s <= 0 or not view.bands:
+    if view.end_s <= 0 or not view.ranges:
         return ""
-    drawn = members_figure(view.bands, view.marks, view.end_s)
+    drawn = members_figure(view.ranges, view.marks, view.end_s)
     return section("Members over time", drawn, MEMBERS_NOTE)
 
 
@@ -301,7 +301,7 @@ class ViewReader(Protocol[V]):
     """What is looked at; `geo_ray.runs` has the readers of a run and of a queue."""
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether a look costs requests to a bucket."""
 
     def read(self, most_events: int) -> float:
@@ -311,15 +311,15 @@ class ViewReader(Protocol[V]):
         """Give what is shown."""
 
 
-class Looking(Generic[S]):
+class PagePoller(Generic[S]):
     """A thread that looks, until `close`.
 
     Args:
         run: what the user called the run.
         reader: reads it.
-        board: where it is shown.
+        page_state: where it is shown.
         watchers: how many watch at this moment.
-        on_change: called after a change of the board.
+        on_change: called after a change of the page state.
         every_s: seconds between two looks.
         draw: what is read, as sections of the page.
     """
@@ -328,7 +328,7 @@ class Looking(Generic[S]):
         self,
         run: str,
         reader: ViewReader[S],
-        board: Board,
+        page_state: PageState,
         watchers: Callable[[], int],
         on_change: Callable[[], None],
         every_s: float = 1.0,
@@ -336,7 +336,7 @@ class Looking(Generic[S]):
         draw: Callable[[S], dict[str, str]],
     ) -> None:
         self._draw = draw
-        self._run, self._reader, self._board = run, reader, board
+        self._run, self._reader, self._page_state = run, reader, page_state
         self._watchers, self._on_change = watchers, on_change
         self._every_s = every_s
         self._is_drawn = False
@@ -368,19 +368,19 @@ class Looking(Generic[S]):
             self._wake.wait(self._pause_s())
 
     def _pause_s(self) -> float:
-        pause_s = self._every_s * (5 if self._reader.is_far else 1)
+        pause_s = self._every_s * (5 if self._reader.is_remote else 1)
         return pause_s if self._watchers() else 10 * pause_s
 
     def _look(self) -> None:
-        while (share := self._reader.read(_SLICE_EVENTS)) < 1.0 and not self._ends:
-            self._put(reading_sections(self._run, share))
+        while (fraction := self._reader.read(_SLICE_EVENTS)) < 1.0 and not self._ends:
+            self._put(reading_sections(self._run, fraction))
             threading.Event().wait(_AT_ONCE_S)
         if self._watchers() or not self._is_drawn:  # who comes first finds something
             self._is_drawn = True
             self._put(self._draw(self._reader.view()))
 
     def _put(self, sections: dict[str, str]) -> None:
-        if self._board.put(sections):
+        if self._page_state.put(sections):
             self._on_change()
 
 

@@ -25,7 +25,7 @@ from aiohttp import web
 
 from geo_ray.base.errors import PortInUseError
 from geo_ray.telemetry.html_page import STYLE
-from geo_ray.telemetry.live.page import Board
+from geo_ray.telemetry.live.page import PageState
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class PageServer:
     """One page, served by a thread of its own until `close`.
 
     Args:
-        board: what is shown.
+        page_state: what is shown.
         port: 0 for any that is free.
         on_watcher: called when somebody has come to watch.
 
@@ -110,9 +110,9 @@ class PageServer:
     """
 
     def __init__(
-        self, board: Board, port: int = 0, on_watcher: Callable[[], None] = lambda: None
+        self, page_state: PageState, port: int = 0, on_watcher: Callable[[], None] = lambda: None
     ) -> None:
-        self._board = board
+        self._page_state = page_state
         self._on_watcher = on_watcher
         self._guard = PageGuard()
         self._watchers = 0
@@ -149,7 +149,7 @@ class PageServer:
         return self._watchers
 
     def changed(self) -> None:
-        """Tell all who watch that the board has changed; from any thread."""
+        """Tell all who watch that the page state has changed; from any thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._wake)
 
@@ -245,13 +245,13 @@ class PageServer:
         return answer
 
     async def _stream(self, answer: web.StreamResponse) -> None:
-        seen = 0
+        version = 0
         while not self._ends:
             changed = self._changed
-            newest, data = self._board.since(seen)
-            if newest > seen:
+            newest, data = self._page_state.since(version)
+            if newest > version:
                 await asyncio.wait_for(answer.write(b"data: " + data + b"\n\n"), _TAKE_S)
-                seen = newest
+                version = newest
                 continue
             if changed is None:
                 return

@@ -47,7 +47,7 @@ def world(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CloudWorld]:
     as_caller(monkeypatch, tmp_path)
-    monkeypatch.setattr("geo_ray.cloud.cluster.state._FAR_LOOK_S", 0.3)
+    monkeypatch.setattr("geo_ray.cloud.cluster.state._REMOTE_POLL_S", 0.3)
     monkeypatch.chdir(tmp_path)
     with WORLDS[request.param](tmp_path) as made:
         yield made
@@ -61,11 +61,11 @@ def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def up(world: CloudWorld) -> UpCluster:
-    return geo_ray.up(world.config, inputs=world.inputs, longest_s=150.0, tell=world.told.append)
+    return geo_ray.up(world.config, inputs=world.inputs, longest_s=150.0, notify=world.told.append)
 
 
 def down(world: CloudWorld) -> EndedCluster:
-    return geo_ray.down(world.state.uri, tell=world.told.append)
+    return geo_ray.down(world.state.uri, notify=world.told.append)
 
 
 def token_of(world: CloudWorld) -> str:
@@ -399,7 +399,7 @@ def test_places_and_state_are_asked_for(world: CloudWorld) -> None:
     config: dict[str, Any] = json.loads(json.dumps(world.config))
     config["provider"]["state"] = "clusters"
     with pytest.raises(ConfigError, match=r"provider\.state"):
-        geo_ray.up(config, inputs=world.inputs, tell=world.told.append)
+        geo_ray.up(config, inputs=world.inputs, notify=world.told.append)
     assert world.told == [], "it is in the file: no plan is made before"
     config = json.loads(json.dumps(world.config))
     del config["provider"][world.cloud]

@@ -36,7 +36,7 @@ def world(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CloudWorld]:
     as_caller(monkeypatch, tmp_path)
-    monkeypatch.setattr("geo_ray.cloud.cluster.state._FAR_LOOK_S", 0.3)
+    monkeypatch.setattr("geo_ray.cloud.cluster.state._REMOTE_POLL_S", 0.3)
     monkeypatch.setattr(ClusterState, "_store", near_store(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     with WORLDS[request.param](tmp_path) as made:
@@ -51,7 +51,7 @@ def up(world: CloudWorld) -> UpCluster:
         from_terraform=world.stack,
         inputs=world.inputs,
         longest_s=150.0,
-        tell=world.told.append,
+        notify=world.told.append,
     )
 
 
@@ -116,7 +116,7 @@ def test_a_silent_head_keeps_nothing_alive_and_rents_nothing_later(
     with played_head(world.state):
         up(world)
     told: list[str] = []
-    ended = geo_ray.down(world.state.uri, tell=told.append)
+    ended = geo_ray.down(world.state.uri, notify=told.append)
     assert (ended.in_order, ended.machines) == (False, 2)
     assert any("tells nothing" in line for line in told)
     launches = len(world.server.launches)

@@ -16,12 +16,12 @@ import pytest
 from geo_ray.base.errors import RunDirectoryError, StoreError
 from geo_ray.runs import remote
 from geo_ray.runs import remote as copies
-from geo_ray.runs.lease import LEASE_KEY, LIVES_S, LeaseSeeker
+from geo_ray.runs.lease import LEASE_KEY, LEASE_S, LeaseSeeker
 from geo_ray.runs.remote import RunObjects
-from geo_ray.runs.uploader import Mirror
+from geo_ray.runs.uploader import Uploader
 from geo_ray.storage import conditional_store
 from geo_ray.storage.bucket import Bucket, RequestLimits, endpoint_of
-from geo_ray.storage.conditional_store import LEASE_LIMITS, S3ConditionalStore, StorePlace
+from geo_ray.storage.conditional_store import LEASE_LIMITS, S3ConditionalStore, StoreLocation
 from geo_ray.storage.store import open_store
 from geo_ray.storage.uri import parse_s3, s3_uri
 from geo_ray.telemetry.event_log import EVENTS_FILE
@@ -133,7 +133,7 @@ def test_no_lease_is_taken_where_a_server_ignores_conditions(tiny: TinyServer) -
     seekers = [LeaseSeeker(lease_at(address_of(tiny)), "run", print) for _ in range(2)]
     for seeker in seekers:
         with pytest.raises(RunDirectoryError, match="writes over objects"):
-            seeker.look()
+            seeker.try_acquire()
 
 
 def test_no_run_takes_a_name_where_a_server_ignores_conditions(tiny: TinyServer) -> None:
@@ -165,7 +165,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> tuple[socket.socket, str]:
 
 
 def store_in_place(uri: str) -> S3ConditionalStore:
-    store = StorePlace(uri).store()
+    store = StoreLocation(uri).store()
     assert isinstance(store, S3ConditionalStore)
     return store
 
@@ -174,7 +174,7 @@ def store_in_place(uri: str) -> S3ConditionalStore:
 def test_a_lease_read_from_a_server_that_hangs_ends_after_two_requests_at_most(
     open_lease: Callable[[str], S3ConditionalStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 2 * LEASE_LIMITS.read_timeout_s < LIVES_S and LEASE_LIMITS.attempts == 1
+    assert 2 * LEASE_LIMITS.read_timeout_s < LEASE_S and LEASE_LIMITS.attempts == 1
     short = RequestLimits(0.4, 0.4, attempts=1)
     for module in (conditional_store, remote):
         monkeypatch.setattr(module, "LEASE_LIMITS", short)
@@ -225,12 +225,12 @@ def test_a_folder_made_in_a_console_stops_no_mirror(tiny: TinyServer, tmp_path: 
     ):
         tiny.objects[f"some/run/{name}"] = (b"", {})
     objects.ask("stop", b"{}")
-    mirror = Mirror(objects, tmp_path, 1, lambda: None)
-    mirror.start()
+    uploader = Uploader(objects, tmp_path, 1, lambda: None)
+    uploader.start()
     with log.open("a") as file:
         file.write('{"t_s": 1.0}\n')
     objects.ask("stop", b"{}")
-    mirror.close()
+    uploader.close()
     assert (tmp_path / copies.REQUESTS / "stop").read_bytes() == b"{}"
     assert max(each.end for each in objects.segments()) == log.stat().st_size
     assert "some/run/requests/" in tiny.objects and "some/run/requests/stop" not in tiny.objects

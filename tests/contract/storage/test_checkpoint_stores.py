@@ -152,7 +152,7 @@ def test_what_was_saved_is_found_by_any_process(site: Site) -> None:
     found = other.latest()
     assert (found.manifest.id, found.problems) == (1, ())
     assert other.ids() == [0, 1] and other.next_id() == 2 and other.is_committed(1)
-    assert other.look(0).manifest == other.open(0).manifest == other.manifest(0)
+    assert other.peek(0).manifest == other.open(0).manifest == other.manifest(0)
     for name in PARTS:
         tensors, meta = found.read(name)
         assert tensors["x"].tolist() == [1.0] * 5 and meta == {"id": 1}
@@ -296,7 +296,7 @@ def test_a_truncated_one_does_not_push_out_a_whole_one(site: Site) -> None:
         save(site, store, id)
     site.truncate("ckpt-00000001/eu-ps0.safetensors")
     with pytest.raises(CheckpointCorruptError, match="10 bytes long"):
-        store.look(1)
+        store.peek(1)
     save(site, store, 2)
     assert store.ids() == [0, 1, 2]
 

@@ -118,20 +118,20 @@ def test_a_lease_goes_from_one_to_the_next(make: Make) -> None:
         return LeaseSeeker(make(), "run", lambda _: None, lives_s=10.0, clock=clock)
 
     def taken(by: LeaseSeeker) -> LeaseKeeper:
-        found = by.look()
+        found = by.try_acquire()
         assert isinstance(found, LeaseKeeper)
         return found
 
     first = taken(seeker())
     second = seeker()
-    assert isinstance(second.look(), Waiting)
+    assert isinstance(second.try_acquire(), Waiting)
     first.renew()
     with pytest.raises(RunHeldError):
-        second.look()
+        second.try_acquire()
     with first.writing():
         pass
     third = seeker()
-    waiting = third.look()
+    waiting = third.try_acquire()
     assert isinstance(waiting, Waiting)
     clock.advance_to_s(clock.now_s() + waiting.left_s + 0.1)  # the first one stands still
     assert taken(third).epoch == 2

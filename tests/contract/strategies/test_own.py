@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from geo_ray.api.run import open_run
 from geo_ray.base.describe import describe
-from geo_ray.base.errors import ConfigDriftError, ConfigError
+from geo_ray.base.errors import ConfigChangedError, ConfigError
 from geo_ray.base.load import diff, digest, dump_yaml, json_schema, load_tree
 from geo_ray.base.user_section import context
 from geo_ray.cli.main import root
@@ -291,12 +291,12 @@ def test_a_run_is_not_resumed_with_another_content(place):
     assert directory.reopen(run.path)[1] == of(place)
     file = place / "own_strategy.py"
     file.write_text(file.read_text() + "# another\n")
-    with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):
+    with pytest.raises(ConfigChangedError, match=r"own_strategy\.py:Halfway"):
         directory.reopen(run.path)
-    with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):  # of each its own
+    with pytest.raises(ConfigChangedError, match=r"own_strategy\.py:Halfway"):  # of each its own
         directory.reopen(run.path, allowed=["own_codec.py"])
-    _, drifted = directory.reopen(run.path, allowed=["own_strategy.py"])
-    assert drifted == of(place)
+    _, changed_own = directory.reopen(run.path, allowed=["own_strategy.py"])
+    assert changed_own == of(place)
     file.unlink()
     with pytest.raises(ConfigError, match="does not exist"):
         directory.reopen(run.path, allowed=["own_strategy.py"])
@@ -335,7 +335,7 @@ def test_what_only_reads_a_run_imports_nothing_of_it(spied, monkeypatch):
 
 def test_a_read_only_configuration_is_that_of_the_run(place):
     run = directory.create(of(place), place)
-    read, loaded = directory.reopen(run.path, to_look_at=True)[1], directory.reopen(run.path)[1]
+    read, loaded = directory.reopen(run.path, read_only=True)[1], directory.reopen(run.path)[1]
     assert digest(read) == digest(loaded) and diff(read, loaded) == []
     with pytest.raises(ConfigError, match="was not imported"):
         _ = read.strategy.traits
@@ -343,11 +343,11 @@ def test_a_read_only_configuration_is_that_of_the_run(place):
 
 def test_a_changed_file_is_refused_before_it_is_imported(spied):
     run, proof = spied
-    with pytest.raises(ConfigDriftError, match=r"own_strategy\.py:Halfway"):
+    with pytest.raises(ConfigChangedError, match=r"own_strategy\.py:Halfway"):
         directory.reopen(run)
     text = json.dumps(yaml.safe_load((run / "config.lock.yaml").read_text()))
     place = str(run.parents[1])
-    with pytest.raises(ConfigDriftError):  # what an actor on any node does
+    with pytest.raises(ConfigChangedError):  # what an actor on any node does
         _ = RunSpec(text, place, place, "", "run").experiment
     assert not proof.exists()
 
@@ -367,7 +367,7 @@ def test_a_module_is_hashed_before_its_package_is_imported(place, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     for file in (package / "__init__.py", strategy):
         file.write_text("raise SystemExit(7)\n")
-    with pytest.raises(ConfigDriftError, match=r"own_package\.halves:Halfway"):
+    with pytest.raises(ConfigChangedError, match=r"own_package\.halves:Halfway"):
         directory.reopen(run.path)
     strategy.unlink()
     with pytest.raises(ConfigError, match=r"no module 'own_package\.halves'"):

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 import geo_ray
-from geo_ray.base.errors import ConfigDriftError, ConfigError, GeoRayError, OwnCodeError
+from geo_ray.base.errors import ConfigChangedError, ConfigError, GeoRayError, OwnCodeError
 from geo_ray.base.load import load_tree
 from geo_ray.cli.main import root
 from geo_ray.experiment.experiment import Experiment
@@ -107,7 +107,7 @@ def test_no_run_outlives_its_codec_and_a_refusal_changes_nothing(allow, place):
     path = interrupted(place)
     edited(place / "own_codec.py")
     before = everything_in(path)
-    with pytest.raises(ConfigDriftError, match="the file is not the one") as caught:
+    with pytest.raises(ConfigChangedError, match="the file is not the one") as caught:
         geo_ray.train(resume=path, allow_changes=allow)
     assert "begin a new run" in caught.value.fix and "--allow-change" not in caught.value.fix
     assert everything_in(path) == before
@@ -116,9 +116,11 @@ def test_no_run_outlives_its_codec_and_a_refusal_changes_nothing(allow, place):
 def test_other_options_of_a_codec_are_named(place):
     path = interrupted(place)
     before = everything_in(path)
-    with pytest.raises(ConfigDriftError, match=r"levels: 7\).*levels: 127\)"):
+    with pytest.raises(ConfigChangedError, match=r"levels: 7\).*levels: 127\)"):
         geo_ray.train(resume=path, overrides={"codec.up.levels": 7})
-    with pytest.raises(ConfigDriftError, match=r"codec\.down is int8 \(block: 256\), .*with none"):
+    with pytest.raises(
+        ConfigChangedError, match=r"codec\.down is int8 \(block: 256\), .*with none"
+    ):
         geo_ray.train(resume=path, overrides={"codec.down": {"kind": "int8"}})
     assert everything_in(path) == before
 
@@ -127,7 +129,7 @@ def test_what_refuses_a_resume_later_changes_nothing_either(place):
     path = interrupted(place)
     edited(place / "own_strategy.py")
     before = everything_in(path)
-    with pytest.raises(ConfigDriftError, match="not the one") as caught:
+    with pytest.raises(ConfigChangedError, match="not the one") as caught:
         geo_ray.train(resume=path)
     assert "--allow-change own_strategy.py" in caught.value.fix
     changes = {"task.options": {"width": "broad"}}  # told when the task is made

@@ -66,7 +66,7 @@ def work() -> Iterator[Path]:
 def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
     config = small(work)
     told: list[str] = []
-    made = geo_ray.up(config, provider="local", longest_s=0, tell=told.append)
+    made = geo_ray.up(config, provider="local", longest_s=0, notify=told.append)
     root = Path(made.state.uri) / "cloud"
     write_catalog(root, read_catalog(root).model_copy(update={"owner_pid": os.getpid()}))
     assert made.report.job_server is not None
@@ -130,13 +130,13 @@ def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
         eventually(lambda: steps() > there + 5, logs)
         assert [path.name for path in (work / "runs").iterdir()] == ["small"], "it was resumed"
 
-        again = geo_ray.up(config, provider="local", longest_s=0, tell=told.append)
+        again = geo_ray.up(config, provider="local", longest_s=0, notify=told.append)
         assert again.report.head is not None
         assert again.report.head.id == made.report.head.id
         assert any("already" in line for line in told)
 
     said: list[str] = []
-    ended = geo_ray.down(config, tell=said.append)  # while it trains
+    ended = geo_ray.down(config, notify=said.append)  # while it trains
     assert ended.in_order, said
     assert any("saves" in line for line in said)
     last = events_of(run)[-1]

@@ -380,7 +380,7 @@ def test_two_regions_from_nothing_and_back(tmp_path: Path, monkeypatch: pytest.M
         provider.terminate([rented.id])
         assert [m.state for m in provider.list_machines("demo")] == [MachineState.ENDED]
 
-        monkeypatch.setattr("geo_ray.cloud.cluster.state._FAR_LOOK_S", 0.3)
+        monkeypatch.setattr("geo_ray.cloud.cluster.state._REMOTE_POLL_S", 0.3)
         with open_bucket(account, stack.runs):
             check_a_cluster_on_it(stack, account, tmp_path)
 

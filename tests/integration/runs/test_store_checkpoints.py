@@ -19,7 +19,7 @@ import geo_ray
 from geo_ray.base.errors import (
     CheckpointConflictError,
     CheckpointError,
-    ConfigDriftError,
+    ConfigChangedError,
     StoreError,
 )
 from geo_ray.base.files import save_text
@@ -240,7 +240,7 @@ def test_a_resume_stays_with_the_stores_of_the_run(tmp_path: Path, endpoint: str
     saved_by_another(run, experiment)
     moved = experiment.checkpoint.model_copy(update={"store": "s3://elsewhere/p"})
     wanted = experiment.model_copy(update={"checkpoint": moved})
-    with pytest.raises(ConfigDriftError, match=r"checkpoint\.store is s3://elsewhere"):
+    with pytest.raises(ConfigChangedError, match=r"checkpoint\.store is s3://elsewhere"):
         check_resumable(run, experiment, wanted)
 
 

@@ -12,8 +12,8 @@ from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import LeaseLostError, RunDirectoryError, StoreError
 from geo_ray.runs import remote, uploader
 from geo_ray.runs.lease import LEASE_KEY, LeaseKeeper, LeaseSeeker, decode_record
-from geo_ray.runs.remote import RunObjects, driven_copy, is_ahead, seen_copy
-from geo_ray.runs.uploader import Mirror, mirrored
+from geo_ray.runs.remote import RunObjects, driven_copy, is_ahead, view_copy
+from geo_ray.runs.uploader import Uploader, uploading
 from geo_ray.storage.bucket import Bucket, RequestLimits
 from geo_ray.storage.conditional_store import S3ConditionalStore
 from geo_ray.storage.uri import parse_s3
@@ -28,7 +28,7 @@ from tests.support.s3_support import (
 )
 from tests.support.train_support import eventually
 
-LIVES_S = 10.0
+LEASE_S = 10.0
 ONE_TRY = RequestLimits(20.0, 20.0, attempts=1)  # trouble is seen, and a busy machine is none
 FAILS = ["403", "503", "cut"]  # full or forbidden, overloaded, broken off
 
@@ -78,19 +78,19 @@ class Drivers:
         return S3ConditionalStore(Bucket(parse_s3(uri), ONE_TRY), "run/")
 
     def seeker(self, store: S3ConditionalStore) -> LeaseSeeker:
-        return LeaseSeeker(store, "run", lambda _: None, lives_s=LIVES_S, clock=self.clock)
+        return LeaseSeeker(store, "run", lambda _: None, lives_s=LEASE_S, clock=self.clock)
 
     def take(self, store: S3ConditionalStore) -> LeaseKeeper:
-        found = self.seeker(store).look()
+        found = self.seeker(store).try_acquire()
         assert isinstance(found, LeaseKeeper)
         return found
 
     def overtake(self, monkeypatch: pytest.MonkeyPatch) -> LeaseKeeper:
         """The second takes it, for whom the first is silent for long enough."""
         monkeypatch.setattr("geo_ray.runs.lease.has_ended", lambda owner: None)
-        self._other.look()
-        self.clock.sleep_s(1.5 * LIVES_S)
-        found = self._other.look()
+        self._other.try_acquire()
+        self.clock.sleep_s(1.5 * LEASE_S)
+        found = self._other.try_acquire()
         assert isinstance(found, LeaseKeeper) and found.epoch == 2
         return found
 
@@ -107,7 +107,7 @@ def test_a_lease_that_cannot_be_renewed_holds_for_its_life_and_then_stops_writes
     proxy.trouble = lambda _: kind
     with pytest.raises(RunDirectoryError):
         drivers.first.renew()
-    drivers.clock.sleep_s(LIVES_S - 0.1)
+    drivers.clock.sleep_s(LEASE_S - 0.1)
     drivers.first.check()
     drivers.clock.sleep_s(0.2)
     assert not drivers.first.may_write()
@@ -153,12 +153,12 @@ def in_a_write(
 def test_a_renewal_that_is_late_counts_from_when_it_was_sent(
     drivers: Drivers, proxy: Proxy
 ) -> None:
-    proxy.trouble = in_a_write(lambda: drivers.clock.sleep_s(0.8 * LIVES_S))
+    proxy.trouble = in_a_write(lambda: drivers.clock.sleep_s(0.8 * LEASE_S))
     drivers.first.renew()
     assert drivers.first.may_write()
-    drivers.clock.sleep_s(0.3 * LIVES_S)
+    drivers.clock.sleep_s(0.3 * LEASE_S)
     assert not drivers.first.may_write(), "not from when its answer was there"
-    proxy.trouble = in_a_write(lambda: drivers.clock.sleep_s(1.1 * LIVES_S))
+    proxy.trouble = in_a_write(lambda: drivers.clock.sleep_s(1.1 * LEASE_S))
     drivers.first.renew()
     assert not drivers.first.may_write()
     drivers.first.check()
@@ -201,11 +201,11 @@ def test_trouble_for_a_while_costs_a_run_nothing(
     assert RunObjects(uri).begin()
     path = tmp_path / "run"  # not around the copies of this machine
     path.mkdir()
-    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
-    mirror.start()
+    uploader = Uploader(RunObjects(through(proxy, uri)), path, 1, lambda: None)
+    uploader.start()
     with EventLog(path / EVENTS_FILE) as log:
         log.write("stop_requested", 0.0, cause="before")
-        eventually(lambda: "before" in (seen_copy(uri) / EVENTS_FILE).read_text(), "a copy")
+        eventually(lambda: "before" in (view_copy(uri) / EVENTS_FILE).read_text(), "a copy")
         asked = len(proxy.seen)
         proxy.trouble = lambda request: kind if request.method == "PUT" or kind == "slow" else None
         log.write("stop_requested", 0.0, cause="meanwhile")
@@ -213,11 +213,11 @@ def test_trouble_for_a_while_costs_a_run_nothing(
         eventually(lambda: len([r for r in proxy.seen[asked:] if r.method == "PUT"]) >= 2, "tries")
         proxy.trouble = lambda _: None
         log.write("stop_requested", 0.0, cause="after")
-    mirror.close()
-    assert [e["cause"] for e in read_events(seen_copy(uri) / EVENTS_FILE)] == [
+    uploader.close()
+    assert [e["cause"] for e in read_events(view_copy(uri) / EVENTS_FILE)] == [
         "before", "meanwhile", "after"
     ]  # fmt: skip
-    assert (seen_copy(uri) / "summary.json").read_text() == "{}"
+    assert (view_copy(uri) / "summary.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("kind", FAILS)
@@ -227,19 +227,19 @@ def test_trouble_to_the_end_is_told_and_nothing_is_lost(
     uri = new_prefix(endpoint).replace("?", "/tiny?")
     assert RunObjects(uri).begin()
     path = driven_copy(uri)
-    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
-    mirror.start()
+    uploader = Uploader(RunObjects(through(proxy, uri)), path, 1, lambda: None)
+    uploader.start()
     proxy.trouble = lambda _: kind
     with EventLog(path / EVENTS_FILE) as log:
         log.write("stop_requested", 0.0, cause="said late")
     with pytest.raises(StoreError, match=r"is in .* only") as told:
-        mirror.close()
+        uploader.close()
     assert "--resume" in str(told.value.fix)
     proxy.trouble = lambda _: None
-    again = Mirror(RunObjects(through(proxy, uri)), path, 2, lambda: None)
+    again = Uploader(RunObjects(through(proxy, uri)), path, 2, lambda: None)
     again.start()
     again.close()
-    assert "said late" in (seen_copy(uri) / EVENTS_FILE).read_text()
+    assert "said late" in (view_copy(uri) / EVENTS_FILE).read_text()
 
 
 def test_the_end_is_copied_as_soon_as_the_bucket_is_back(
@@ -248,19 +248,19 @@ def test_the_end_is_copied_as_soon_as_the_bucket_is_back(
     uri = new_prefix(endpoint).replace("?", "/tiny?")
     assert RunObjects(uri).begin()
     path, told = driven_copy(uri), list[str]()
-    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
-    mirror.start()
+    uploader = Uploader(RunObjects(through(proxy, uri)), path, 1, lambda: None)
+    uploader.start()
     proxy.trouble = lambda _: "403"
     with EventLog(path / EVENTS_FILE) as log:
         log.write("stop_requested", 0.0, cause="said late")
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         told.append(text)
         proxy.trouble = lambda _: None
 
-    mirror.close(600.0, tell)
+    uploader.close(600.0, notify)
     assert "tried again for" in told[0]
-    assert "said late" in (seen_copy(uri) / EVENTS_FILE).read_text()
+    assert "said late" in (view_copy(uri) / EVENTS_FILE).read_text()
 
 
 def test_a_model_that_did_not_reach_the_bucket_is_kept_and_sent_later(
@@ -270,20 +270,20 @@ def test_a_model_that_did_not_reach_the_bucket_is_kept_and_sent_later(
     uri = new_prefix(endpoint).replace("?", "/tiny?")
     assert RunObjects(uri).begin()
     path = driven_copy(uri)
-    mirror = Mirror(RunObjects(through(proxy, uri)), path, 1, lambda: None)
-    mirror.start()
+    uploader = Uploader(RunObjects(through(proxy, uri)), path, 1, lambda: None)
+    uploader.start()
     proxy.trouble = lambda request: "403" if "/files/" in request.path else None
     (path / "model.safetensors").write_bytes(b"weights")
     with EventLog(path / EVENTS_FILE) as log:
         log.write("stop_requested", 0.0, cause="at the end")
     with pytest.raises(StoreError, match=r"with its model .*model\.safetensors"):
-        mirror.close()
+        uploader.close()
     assert is_ahead(RunObjects(uri), path) and driven_copy(uri) == path
     assert (path / "model.safetensors").read_bytes() == b"weights"
     proxy.trouble = lambda _: None
-    with mirrored(uri, path, 2, lambda: None):
+    with uploading(uri, path, 2, lambda: None):
         pass
-    assert (seen_copy(uri, models=True) / "model.safetensors").read_bytes() == b"weights"
+    assert (view_copy(uri, models=True) / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_pieces_that_could_not_be_put_together_are_later(
@@ -294,16 +294,16 @@ def test_pieces_that_could_not_be_put_together_are_later(
     assert objects.begin()
     path = tmp_path / "run"
     path.mkdir()
-    mirror = Mirror(objects, path, 1, lambda: None)
+    uploader = Uploader(objects, path, 1, lambda: None)
     line = b'{"a":1}\n'
 
     def write(times: int) -> None:
         for _ in range(times):
             with (path / EVENTS_FILE).open("ab") as file:
                 file.write(line)
-            mirror.tick()
+            uploader.tick()
 
-    write(uploader._TOGETHER - 1)
+    write(uploader._MERGE_AT - 1)
     puts: list[None] = []
 
     def second(request: Request) -> str | None:
@@ -316,4 +316,4 @@ def test_pieces_that_could_not_be_put_together_are_later(
     proxy.trouble = lambda _: None
     write(1)
     assert len(objects.segments()) == 1
-    assert (seen_copy(uri) / EVENTS_FILE).read_bytes() == line * (uploader._TOGETHER + 1)
+    assert (view_copy(uri) / EVENTS_FILE).read_bytes() == line * (uploader._MERGE_AT + 1)

@@ -231,7 +231,7 @@ def test_every_strategy_goes_on(
 ) -> None:
     config = of_kind(kind)
     traits = config.strategy.traits
-    exact = traits.in_rounds and not traits.region.ends_together
+    exact = traits.in_rounds and not traits.region.ends_by_total_rows
     if exact:
         with InProcess(config, tmp_path / "quiet") as world:
             quiet = world.run()

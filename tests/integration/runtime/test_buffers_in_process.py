@@ -13,7 +13,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.data import data_rows
 from geo_ray.simulator.world import World
 from geo_ray.training.parameters import digest
-from geo_ray.training.worker import StatisticsBoard
+from geo_ray.training.worker import StatisticsCollector
 from tests.support.region_support import Gate, InProcess, Site, eventually, experiment_of
 
 TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
@@ -175,7 +175,7 @@ def test_statistics_of_the_final_model_are_put_together(tmp_path: Path) -> None:
     with InProcess(config, tmp_path) as world:
         result = simulated(world)
         workers = [site.start(rank) for site in world.sites.values() for rank in (0, 1)]
-        board = StatisticsBoard(world.start.layout, data_rows(config, world.manifest))
+        collector = StatisticsCollector(world.start.layout, data_rows(config, world.manifest))
         events: list[dict[str, Any]] = []
         waiting: set[str] = set()
 
@@ -188,12 +188,12 @@ def test_statistics_of_the_final_model_are_put_together(tmp_path: Path) -> None:
                         told = torch.frombuffer(
                             bytearray(event["model_buffers"]), dtype=torch.uint8
                         )
-                        board.add(name, told)
+                        collector.add(name, told)
             return waiting == set(world.sites)
 
         eventually(all_told, "both regions' statistics")
         assert not [e for e in events if e["kind"] == "stats" and e["final"]]
-        for name, buffers_B in board.take(world.sites).items():
+        for name, buffers_B in collector.take(world.sites).items():
             world.sites[name].lead.use_statistics(buffers_B.numpy().tobytes())
         for worker in workers:
             worker.result()

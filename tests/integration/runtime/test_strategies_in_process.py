@@ -60,7 +60,7 @@ def test_regions_train_over_sockets_and_end_equal(tmp_path: Path, kind: str) -> 
         assert not torch.equal(params[0], world.params_P)
         assert applied >= config.rows
         traits = strategy.traits
-        if not traits.in_rounds or traits.region.ends_together:
+        if not traits.in_rounds or traits.region.ends_by_total_rows:
             return  # what comes first depends on the time
         assert len(set(digests)) == 1
         simulated = World(config, world.task, world.manifest, ignore).run()

@@ -189,7 +189,7 @@ def test_resume_with_another_configuration(
     on_changed = ["train", str(changed), "--resume", str(run.path), "--plain"]
     assert run_command(*on_changed) == 7
     said = capsys.readouterr().err
-    assert "[CONFIG_DRIFT]" in said
+    assert "[CONFIG_CHANGED]" in said
     assert "optimizer.lr: 0.05 -> 0.5" in said and "--allow-change optimizer.lr" in said
     named = [*on_changed, "--allow-change", "optimizer.lr"]
     for allowed in (again, [*again, "--set", "optimizer.lr=0.5"], named):

@@ -88,7 +88,7 @@ def test_a_population_goes_on_from_copies_of_better_trials(
         {"optimizer.lr": {"choice": [0.05, 1e-6, 1e-5]}},  # the base's, and far worse ones
         2,
         objectives=["loss"],
-        schedule={"kind": "pbt", "every": 2, "share": 0.5},
+        schedule={"kind": "pbt", "every": 2, "quantile": 0.5},
         search={"seed": 0, "base_first": True},
         trials={"kind": "real", "jobs": 2},
     )

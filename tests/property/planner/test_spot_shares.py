@@ -32,7 +32,7 @@ MARKETS = st.sampled_from([("on_demand",), ("spot",), ("on_demand", "spot")])
     st.booleans(),
 )
 def test_one_section_gives_one_share(
-    preemptions_per_h: float, lost_s: float, markets: list, cap: int, together: bool
+    preemptions_per_h: float, lost_s: float, markets: list, cap: int, synchronous: bool
 ) -> None:
     plan = section_of(EXPERIMENT)
     spot = SpotConfig(preemptions_per_h=preemptions_per_h, lost_s=lost_s)
@@ -52,7 +52,7 @@ def test_one_section_gives_one_share(
             Offer(r.type, r.market, 1.0, 1.0, r.cap, 0.0, 9, r.lost_share) for r in site.rentals
         ]
         fleets.append(RegionFleet(name, made, 4))
-    pool = RentalPool(fleets, together)
+    pool = RentalPool(fleets, synchronous)
     shares = {offer.lost_share for fleet in fleets for offer in fleet.offers if offer.lost_share}
     assert len(shares) <= 1 and (pool.most_spots == 0 or shares)
 

@@ -15,7 +15,7 @@ from geo_ray.runs import lease
 from geo_ray.runs.lease import PATIENCE, LeaseKeeper, LeaseSeeker, Owner, decode_record
 from geo_ray.storage.conditional_store import StoredValue
 
-LIVES_S = 10.0
+LEASE_S = 10.0
 SKEW_S = 600.0
 MOST_DRIVERS = 6
 OLD, NEW = "lost on the way there", "lost on the way back"
@@ -117,7 +117,7 @@ class Drivers(RuleBasedStateMachine):
             last = self.driver(0.0, 1.0, is_near=False)
             self.look(last)
             if last.keeper is None:
-                self.world.now_s += PATIENCE * LIVES_S
+                self.world.now_s += PATIENCE * LEASE_S
                 self.look(last)
             assert last.keeper is not None and last.keeper.epoch == before + 1
         finally:
@@ -129,14 +129,14 @@ class Drivers(RuleBasedStateMachine):
 
     def driver(self, offset_s: float, rate: float, *, is_near: bool) -> Driver:
         clock = SkewedClock(self.world, offset_s, rate)
-        seeker = LeaseSeeker(self.store, "run", lambda text: None, lives_s=LIVES_S, clock=clock)
+        seeker = LeaseSeeker(self.store, "run", lambda text: None, lives_s=LEASE_S, clock=clock)
         made = Driver(seeker, is_near)
         self.drivers.append(made)
         return made
 
     def look(self, driver: Driver) -> None:
         try:
-            found = driver.seeker.look()
+            found = driver.seeker.try_acquire()
         except RunHeldError:
             driver.is_over = True
         except RunDirectoryError:

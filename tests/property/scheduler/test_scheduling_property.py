@@ -17,7 +17,7 @@ shapes = st.builds(
     jobs=st.integers(1, 8),
     slots=st.integers(3, 12),
     regions=st.integers(1, 3),
-    spot_share=st.sampled_from([0.0, 0.5]),
+    spot_fraction=st.sampled_from([0.0, 0.5]),
 )
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_ray.base.errors import FrameError, LinkDownError
-from geo_ray.base.types import CodedShare, Span, StepReport
+from geo_ray.base.types import CodedPartition, Span, StepReport
 from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport, pack_ranks
 from geo_ray.runtime.exchange import messages as exchange
 from geo_ray.runtime.exchange import standby, upload_scheduling
@@ -114,7 +114,7 @@ def replies(draw: Any) -> ReplyMessage:
 
 UPDATES, REPLIES = updates(), replies()
 SPAN = st.builds(Span, COUNT, COUNT)
-SHARES = st.lists(st.builds(CodedShare, SPAN, NUMBER), max_size=3).map(tuple)
+SHARES = st.lists(st.builds(CodedPartition, SPAN, NUMBER), max_size=3).map(tuple)
 WORK = st.builds(Assignment, st.just(1), COUNT, maybe(SPAN), FLAG, FLAG, FLAG, SHARES)
 STEP = st.builds(StepReport, SPAN, maybe(NUMBER), NUMBER, maybe(TEXT), maybe(NUMBER))
 CONTRIBUTIONS = st.one_of(

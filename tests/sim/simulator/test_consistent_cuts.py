@@ -109,7 +109,7 @@ def test_a_resumed_run_is_one_that_the_run_could_have_been(data_dir, kind: str, 
     for other_P in ends[1:]:
         tolerance = 0.0 if exact else 1e-4
         assert torch.allclose(ends[0], other_P, rtol=0, atol=tolerance)
-    together = config.counts_together
+    together = config.counts_total_rows
     for name, region in resumed.world.regions.items():
         ledger = region.server.ledger
         ledger.check()

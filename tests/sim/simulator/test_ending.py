@@ -70,7 +70,7 @@ def share_owed(run: Run) -> float:
 @pytest.mark.parametrize("kind", BLOCKING)
 def test_debts_are_paid_where_regions_end_together(simulated, kind):
     """The averager tells them of the last round one round before, and no round is added."""
-    train = BASE["train"] | {"count": "together"}
+    train = BASE["train"] | {"count": "total"}
     made = sections(kind, 12, codec=CODED)
     made = made | {"train": train | {"steps": 12}}
     run = simulated(**made)
@@ -82,7 +82,7 @@ def test_debts_are_paid_where_regions_end_together(simulated, kind):
 
 def test_a_last_round_that_was_shorter_than_expected_is_none(simulated):
     """It goes on until there are enough rows: a refused gradient has none."""
-    train = BASE["train"] | {"steps": 12, "count": "together", "max_refused_steps": 50}
+    train = BASE["train"] | {"steps": 12, "count": "total", "max_refused_steps": 50}
     run = simulated(**sections("sma", 12, codec=CODED) | {"train": train})
     assert run.world.averager.samples >= run.config.rows
 

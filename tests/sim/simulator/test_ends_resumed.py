@@ -62,7 +62,7 @@ def drawn(random: Random, only: str | None = None) -> Experiment:
         codec |= {"last_error": random.choice([None, None, 0.0, 0.2])}
         train = BASE["train"] | {"steps": random.randint(3, 9)}
         if random.random() < 0.3:
-            train["count"] = "together"
+            train["count"] = "total"
         step_s = {"a": 0.5, "b": random.choice([0.5, 0.5, 0.9])}
         sections = of_kind(kind, train=train, codec=codec) | {
             "strategy": strategy(random, kind),
@@ -91,9 +91,9 @@ def check(run: Run) -> None:
     config, traits = run.config, run.config.strategy.traits
     for name, region in run.world.regions.items():
         region.server.ledger.check()
-        if not config.counts_together:
+        if not config.counts_total_rows:
             assert region.server.version == config.train.steps, name
-    if config.counts_together:
+    if config.counts_total_rows:
         assert run.world.averager.samples >= config.rows
     first_P, second_P = run.result.params_P.values()
     assert bool(torch.isfinite(first_P).all())
@@ -102,7 +102,7 @@ def check(run: Run) -> None:
     else:
         tolerance = 1e-5 + 2 * (config.codec.last_error or 0.0)
         assert float((first_P - second_P).abs().max()) <= tolerance * float(first_P.abs().max())
-    if traits.exchange.last == "always" and not config.counts_together:
+    if traits.exchange.last == "always" and not config.counts_total_rows:
         for name in run.world.regions:
             steps = run.of("step", name)
             begun_s = [event["start_s"] for event in run.of("exchange", name)]
@@ -132,7 +132,7 @@ def case(seed: int, data_dir: Path) -> None:
     exchange, traits = config.strategy.traits.exchange, config.strategy.traits
     if not more and traits.in_rounds and exchange.stands_still == "always":
         lossy = config.codec.up is not None and config.codec.up.traits.differential is not None
-        if not (lossy or config.counts_together):
+        if not (lossy or config.counts_total_rows):
             assert again.digests() == first.digests()
 
 
@@ -176,8 +176,8 @@ def extended(run: Run) -> None:
     config, sent = run.config, run.result.sent_bytes
     for name, region in run.world.regions.items():
         region.server.ledger.check()
-        assert config.counts_together or region.server.version == config.train.steps, name
-    assert not config.counts_together or run.world.averager.samples >= config.rows
+        assert config.counts_total_rows or region.server.version == config.train.steps, name
+    assert not config.counts_total_rows or run.world.averager.samples >= config.rows
     assert not run.world.averager.unanswered
     first_P, second_P = run.result.params_P.values()
     if config.strategy.traits.in_rounds:

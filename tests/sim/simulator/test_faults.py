@@ -21,14 +21,17 @@ def test_an_outage_delays_and_loses_nothing(simulated, kind):
     calm = simulated(**sections)
     run = simulated(**sections | with_link(outages=[OUTAGE]))
     for name in "ab":
-        if not STRATEGIES[kind]().traits.region.ends_together:
+        if not STRATEGIES[kind]().traits.region.ends_by_total_rows:
             assert len(run.of("step", name)) == 9
         seqs = [e["seq"] for e in run.of("exchange", name)]
         assert seqs == list(range(1, len(seqs) + 1))  # every request has its one answer
     assert not [e for e in run.of("exchange", "b") if OUTAGE[0] <= e.t_s < OUTAGE[1]]
     assert run.result.seconds >= calm.result.seconds
     assert len(run.of("step")) >= 18
-    if STRATEGIES[kind]().traits.in_rounds and not STRATEGIES[kind]().traits.region.ends_together:
+    if (
+        STRATEGIES[kind]().traits.in_rounds
+        and not STRATEGIES[kind]().traits.region.ends_by_total_rows
+    ):
         assert run.digests() == calm.digests()
         if kind == "bsp":  # it was under way when the link broke
             assert run.result.seconds > calm.result.seconds + 1.0
@@ -84,7 +87,7 @@ def test_a_region_that_refuses_steps_does_not_hold_up_rounds(simulated, monkeypa
 
     monkeypatch.setattr(Worker, "step", sometimes)
     for kind, strategy in STRATEGIES.items():
-        if strategy().traits.region.worker_steps or strategy().traits.region.ends_together:
+        if strategy().traits.region.worker_steps or strategy().traits.region.ends_by_total_rows:
             continue  # a push is several steps; or how many there are depends on the time
         run = simulated(**of_kind(kind, train=BASE["train"] | {"steps": 8}))
         assert [e["step"] for e in run.of("step_refused", "b")] == [1, 3, 5, 7]

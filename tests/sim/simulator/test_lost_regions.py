@@ -54,7 +54,7 @@ def check_members_ended(run: Run, members: set[str]) -> None:
         assert torch.allclose(ends[0], other_P, rtol=0, atol=0.0 if exact else 1e-4)
     for region in world.regions.values():
         region.server.work.ledger.check()
-    if run.config.counts_together:
+    if run.config.counts_total_rows:
         assert world.averager.samples >= run.config.rows
     else:
         assert all(region.server.version >= STEPS for region in world.regions.values())
@@ -110,7 +110,7 @@ def resumed_without(config: Experiment, data_dir: Path, cut: SimCheckpoint) -> R
 
 @pytest.mark.parametrize("kind", ["asgd", "diloco", "halos"])
 def test_rows_that_are_counted_together_are_no_fewer_after_a_resume(data_dir, kind: str) -> None:
-    train = {"steps": STEPS, "eval_every": 0, "count": "together"}
+    train = {"steps": STEPS, "eval_every": 0, "count": "total"}
     killed = Run(experiment(**sections_of(kind) | {"train": train}), data_dir)
     killed.world.lose_at(0.3, "c")
     killed.world.checkpoint_at(1.2, 1)

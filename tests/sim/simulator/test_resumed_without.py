@@ -73,7 +73,7 @@ def test_the_others_go_on_from_any_cut(data_dir: Path, kind: str, seed: int) -> 
     for name in there:
         before = Ledger.restore(cut.regions[name][0].control["ledger"])
         assert run.world.regions[name].server.work.ledger.applied >= before.applied
-    if run.config.counts_together:  # the goal stays that of all regions
+    if run.config.counts_total_rows:  # the goal stays that of all regions
         assert run.world.averager.samples >= config.rows
 
 
@@ -135,7 +135,7 @@ MEETINGS: dict[str, dict[str, Any]] = {
     },
     "one codec": {"codec": {"up": {"kind": "int8"}}},
     "standby": {"averager": {"region": "a", "standby": "auto"}},
-    "counted together": {"train": {"steps": 14, "eval_every": 0, "count": "together"}},
+    "counted together": {"train": {"steps": 14, "eval_every": 0, "count": "total"}},
     "evaluations": {"train": {"steps": 14, "eval_every": 2}},
 }
 

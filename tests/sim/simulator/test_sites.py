@@ -152,7 +152,7 @@ def test_a_bound_keeps_regions_together(simulated, kind):
     def most_ahead(**options) -> int:
         sections = of_kind(kind, **UNEVEN)
         sections["strategy"] = sections["strategy"] | {"interval": 1} | options
-        sections["train"] = UNEVEN["train"] | {"count": "together", "steps": 20}
+        sections["train"] = UNEVEN["train"] | {"count": "total", "steps": 20}
         run = simulated(**sections)
         done, worst = dict.fromkeys(SPEEDS, 0), 0
         for event in run.of("exchange")[: -len(SPEEDS) * 2]:
@@ -169,7 +169,7 @@ def test_a_bound_keeps_regions_together(simulated, kind):
 def test_stragglers_of_a_region_are_not_waited_for(simulated, kind):
     sections = {
         "regions": [{"name": "a", "workers": 4}, {"name": "b", "workers": 4}],
-        "emulate": BASE["emulate"] | {"stalls": {"share": 0.05, "factor": 20}, "step_s": 0.1},
+        "emulate": BASE["emulate"] | {"stalls": {"fraction": 0.05, "factor": 20}, "step_s": 0.1},
         "train": BASE["train"] | {"steps": 24},
     }
     plain = simulated(**sections)
@@ -195,7 +195,7 @@ def test_coded_gradients_are_the_plain_ones_to_rounding(simulated, scheme):
         "regions": [{"name": "a", "workers": 4}, {"name": "b", "workers": 4}],
         "optimizer": {"kind": "sgd", "lr": 0.05},
         "train": BASE["train"] | {"steps": 6},
-        "emulate": BASE["emulate"] | {"stalls": {"share": 0.15, "factor": 9}},
+        "emulate": BASE["emulate"] | {"stalls": {"fraction": 0.15, "factor": 9}},
     }
     plain = simulated(**sections).result.params_P["a"]
     coding = {"kind": "gradient_coding", "tolerate": 1, "scheme": scheme}

@@ -147,7 +147,10 @@ def test_a_target_stops_all_regions_early(simulated, kind):
     assert "accuracy" in stop["cause"]
     last = {name: run.of("step", name)[-1]["step"] for name in "ab"}
     assert max(last.values()) < 100
-    if STRATEGIES[kind]().traits.in_rounds and not STRATEGIES[kind]().traits.region.ends_together:
+    if (
+        STRATEGIES[kind]().traits.in_rounds
+        and not STRATEGIES[kind]().traits.region.ends_by_total_rows
+    ):
         assert last["a"] == last["b"]
     finals = [e for e in run.of("eval") if e["final"]]
     assert {e["region"] for e in finals} == {"a", "b", None}
@@ -193,7 +196,7 @@ def test_workers_that_do_not_wait_for_each_other(simulated, kind):
     )
     run = simulated(**sections)
     pushes = {name: len(run.of("step", name)) for name in "ab"}
-    if not strategy.traits.region.ends_together:
+    if not strategy.traits.region.ends_by_total_rows:
         assert pushes == {"a": 12, "b": 6 * workers}
     else:
         assert 6 * (2 + workers) <= sum(pushes.values()) < 12 * (2 + workers)

@@ -148,7 +148,7 @@ SUMMARY = Summary(
 )
 JOB = SimpleNamespace(
     **{"name": "a<b>", "tenant": "red", "state": "waiting", "outcome": None, "done": 0.5},
-    **{"told": "waits"},
+    **{"message": "waits"},
 )
 MACHINE = SimpleNamespace(id="m-1", role="worker", region="eu", type="m5.large", state="running")
 QUEUE = QueueReport.model_construct(name="q", policy="fifo", jobs=(JOB,), is_served=False)

@@ -58,7 +58,7 @@ def test_a_long_phase_is_reported(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(output, "REPORT_EVERY_S", 0.01)
-    monkeypatch.setattr("geo_ray.api.display.RunWatch.tell", tell)
+    monkeypatch.setattr("geo_ray.api.display.RunWatch.notify", tell)
     if place[1] == "_tuner":
         monkeypatch.setattr(tuning_run, "connect", lambda *_, **__: threading.Lock())
     monkeypatch.setattr(*place, blocked)

@@ -30,7 +30,7 @@ from geo_ray.runs.lease import LEASE_KEY, LeaseRecord, Owner, encode_record
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.storage.parts import write_part
-from geo_ray.testing.errors_page import EXAMPLE, page
+from geo_ray.testing.reference_pages import EXAMPLE, errors_page
 from tests.support.driver_support import run_begins
 from tests.support.job_support import experiment
 from tests.support.observe_support import evaluation, started, write
@@ -72,7 +72,7 @@ def test_the_page_shows_what_the_terminal_shows(tmp_path: Path) -> None:
     told = [line for line in done.stderr.splitlines() if not line.startswith("loading ")]
     assert told == f"error {EXAMPLE}".splitlines()
     block = "".join(f"    {line}\n" for line in told)
-    assert f"\n{block}\n" in page()
+    assert f"\n{block}\n" in errors_page()
 
 
 FAILING = click.Command("fail")
@@ -97,7 +97,9 @@ def test_every_error_has_the_form_of_the_page(
     if kind is errors.InterruptedRunError:  # nothing is broken; its section says so
         assert said == f"stopped: the words of it\n  {kind.advice}\n"
     else:
-        (form,) = re.findall(r"^    (error \[CODE\]) what .*\n    (  fix:) what .*$", page(), re.M)
+        (form,) = re.findall(
+            r"^    (error \[CODE\]) what .*\n    (  fix:) what .*$", errors_page(), re.M
+        )
         head, tail = form[0].replace("CODE", kind.code), form[1]
         assert said == f"{head} the words of it\n{tail} {kind.advice}\n"
 
@@ -222,7 +224,7 @@ def test_a_run_cannot_end_before_the_checkpoint_that_it_goes_on_from(
         # 3 steps of 40 rows: the first region alone may do them, 4 rows at a time.
         (
             "[{name: a, batch_sizes: [4]}, {name: b, batch_sizes: [36]}]",
-            ("strategy={kind: asgd}", "train.count=together"),
+            ("strategy={kind: asgd}", "train.count=total"),
             1,
         ),
     ],
@@ -320,10 +322,10 @@ def test_a_change_in_the_configuration_must_be_named(run: RunDirectory) -> None:
         return failure(invoke("train", str(config), "--resume", str(run.path), *words, "--plain"))
 
     error = resume("--allow-change", "train")
-    assert isinstance(error, errors.ConfigDriftError)
+    assert isinstance(error, errors.ConfigChangedError)
     assert "optimizer.lr: " in error.message and "clip_norm" not in error.message
     assert error.fix.endswith("name it: --allow-change optimizer.lr.")
-    assert isinstance(resume("--allow-change", "optim"), errors.ConfigDriftError)
+    assert isinstance(resume("--allow-change", "optim"), errors.ConfigChangedError)
     named = ("--allow-change", "train.clip_norm", "--allow-change", "optimizer")
     assert isinstance(resume(*named), errors.RayUnreachableError)
     saved = load_tree(run.path / directory.CONFIG_FILE, [], Experiment)
@@ -367,7 +369,7 @@ def test_other_regions_or_shards_are_refused_whatever_is_allowed(
 ) -> None:
     save_checkpoint(run)
     error = resumed(run, "--set", f"regions={regions}")
-    assert isinstance(error, errors.ConfigDriftError) and said in error.message
+    assert isinstance(error, errors.ConfigChangedError) and said in error.message
     workers = "regions=[{name: eu, workers: 3}, {name: us, ps_shards: 2}]"
     taken = resumed(run, "--set", workers, "--plain")
     assert isinstance(taken, errors.RayUnreachableError), taken

@@ -28,7 +28,7 @@ def test_graph_simulation_and_price_of_the_example() -> None:
     assert told["traffic"][0]["request_bytes"] == 32
     cost = json.loads(called(str(EXAMPLE), "--price", "--json").stdout)
     assert cost["seconds"] == told["seconds"]
-    assert cost["crossing_bytes"]["eu-west => us-east"] == 32 + 8 * 256
+    assert cost["cross_region_bytes"]["eu-west => us-east"] == 32 + 8 * 256
     assert cost["usd"] == pytest.approx(
         sum(cost["machines_usd"].values()) + sum(cost["egress_usd"].values())
     )

@@ -35,8 +35,8 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimQueue:
     """A queue with a job that runs, one that waits, and one that has ended."""
     place = tmp_path / "q"
     place.mkdir()
-    made = sim_queue(place, room=2.0)
-    made.submit("blue", job("short", seconds=5.0, worth=3.0, deadline_s=60.0))
+    made = sim_queue(place, capacity=2.0)
+    made.submit("blue", job("short", seconds=5.0, value=3.0, deadline_s=60.0))
     made.run(15.0)
     made.submit("red", job("long", seconds=500.0, deadline_s=1e9))
     made.submit("red", job("next", seconds=10.0))
@@ -50,8 +50,8 @@ def test_what_a_job_says_neither_controls_the_terminal_nor_breaks_the_table(
     queue: SimQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = queue_report(str(queue.root))
-    told = "\x1b]0;owned\x07\x9b2J [/tmp/x] is not there"
-    rows = tuple(row.model_copy(update={"told": told}) for row in report.jobs)
+    message = "\x1b]0;owned\x07\x9b2J [/tmp/x] is not there"
+    rows = tuple(row.model_copy(update={"message": message}) for row in report.jobs)
     odd = report.model_copy(update={"jobs": rows, "name": "\x1b[2Jq"})
     monkeypatch.setattr("geo_ray.api.queue.queue_report", lambda _: odd)
     for words in (("list", queue.root), ("show", queue.root, "long")):
@@ -71,9 +71,9 @@ def test_the_table_says_who_runs_who_waits_and_why(queue: SimQueue) -> None:
     assert "finished" in lines["short"]
     assert "after 1:00" in lines["short"]
     assert "fifo, slot" in shown.output
-    told = json.loads(run("list", queue.root, "--json").stdout)
-    assert [each["name"] for each in told["jobs"]] == ["long", "next", "short"]
-    assert told["jobs"][2]["utility"] == pytest.approx(3.0, rel=1e-3)
+    message = json.loads(run("list", queue.root, "--json").stdout)
+    assert [each["name"] for each in message["jobs"]] == ["long", "next", "short"]
+    assert message["jobs"][2]["utility"] == pytest.approx(3.0, rel=1e-3)
 
 
 def test_a_page_of_it_is_written(queue: SimQueue, tmp_path: Path) -> None:
@@ -98,14 +98,14 @@ def test_a_job_is_shown_with_what_it_had_and_will_have(queue: SimQueue) -> None:
 
 
 def test_what_is_asked_while_nobody_serves_lies_in_the_box(queue: SimQueue) -> None:
-    words = ("submit", queue.root, CONFIG, "--name", "mine", "--worth", 7, "--deadline", 60)
-    told = run(*words, "--tenant", "red", "--wait", 0)
-    assert told.exit_code == 0, told.output
-    assert "nobody serves" in told.output
+    words = ("submit", queue.root, CONFIG, "--name", "mine", "--value", 7, "--deadline", 60)
+    message = run(*words, "--tenant", "red", "--wait", 0)
+    assert message.exit_code == 0, message.output
+    assert "nobody serves" in message.output
     (asked,) = inbox.look(queue.store, "red")
     request: Any = json.loads(asked.text)
     assert request["job"]["name"] == "mine"
-    assert request["job"]["worth"] == {"worth": 7.0, "deadline_s": 60.0, "urgency": 2.0}
+    assert request["job"]["value"] == {"value": 7.0, "deadline_s": 60.0, "urgency": 2.0}
     run("cancel", queue.root, "next", "--tenant", "red", "--wait", 0)
     run("move", queue.root, "long", "--last", "--tenant", "red", "--wait", 0)
     queue.tick()
@@ -136,25 +136,25 @@ def test_another_tenants_token_is_refused_at_once_and_leaves_nothing(queue: SimQ
 
 
 def test_what_a_move_does_not_name_stays(queue: SimQueue) -> None:
-    told = run("move", queue.root, "long", "--worth", 7, "--tenant", "red", "--wait", 0)
-    assert told.exit_code == 0, told.output
+    message = run("move", queue.root, "long", "--value", 7, "--tenant", "red", "--wait", 0)
+    assert message.exit_code == 0, message.output
     queue.tick()
-    worth = queue.state.jobs["long"].request.worth
-    assert (worth.worth, worth.deadline_s, worth.urgency) == (7.0, 1e9, 2.0)
+    value = queue.state.jobs["long"].request.value
+    assert (value.value, value.deadline_s, value.urgency) == (7.0, 1e9, 2.0)
     run("move", queue.root, "long", "--deadline", 90, "--tenant", "red", "--wait", 0)
     run("move", queue.root, "long", "--urgency", 3, "--tenant", "red", "--wait", 0)
     queue.tick()
-    worth = queue.state.jobs["long"].request.worth
-    assert (worth.worth, worth.deadline_s, worth.urgency) == (7.0, 90.0, 3.0)
+    value = queue.state.jobs["long"].request.value
+    assert (value.value, value.deadline_s, value.urgency) == (7.0, 90.0, 3.0)
     shown = run("show", queue.root, "long").output
-    assert "worth    7, half of it after 1:30" in shown
+    assert "value    7, half of it after 1:30" in shown
 
 
 @pytest.mark.parametrize("name", ["bad name/x", "-a", "A", "a" * 41])
 def test_a_name_that_no_job_may_have_is_told(queue: SimQueue, name: str) -> None:
-    told = run("submit", queue.root, CONFIG, "--name", name, "--tenant", "red", "--wait", 0)
-    assert isinstance(told.exception, QueueRequestError)
-    assert repr(name) in told.exception.message and "--name" in told.exception.fix
+    message = run("submit", queue.root, CONFIG, "--name", name, "--tenant", "red", "--wait", 0)
+    assert isinstance(message.exception, QueueRequestError)
+    assert repr(name) in message.exception.message and "--name" in message.exception.fix
 
 
 def test_a_queue_that_nobody_serves_says_so(queue: SimQueue) -> None:

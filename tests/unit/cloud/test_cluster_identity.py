@@ -217,11 +217,11 @@ def test_who_interrupts_up_or_down_is_told_what_goes_on(world: CloudWorld) -> No
             raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRunError, match="half made, and goes on") as made:
-        geo_ray.up(world.config, provider="local", tell=interrupts)
+        geo_ray.up(world.config, provider="local", notify=interrupts)
     assert "geo-ray down" in made.value.fix
     state = asked_of(world).state
     with pytest.raises(InterruptedRunError, match="is not down") as ended:
-        geo_ray.down(state.uri, at_once=True, tell=interrupts)
+        geo_ray.down(state.uri, at_once=True, notify=interrupts)
     assert "geo-ray down" in ended.value.fix
     geo_ray.down(state.uri, at_once=True)
     with (

@@ -322,7 +322,7 @@ def test_dropped_rows_may_hold_anything_and_are_counted() -> None:
         {"age": [1, None, 3, None], "n": ["1", "0.5", "", ""], "word": ["a", "?", "a", None]}
     )
     assert found.columns["x"].tolist() == [1.0]
-    assert found.kept.tolist() == [True, False, False, False]
+    assert found.is_valid.tolist() == [True, False, False, False]
     assert found.counts.rows == 4
     assert found.counts.dropped == 3
     assert found.counts.dropped_by == {"age": 2, "n": 2, "word": 0}
@@ -514,19 +514,19 @@ def test_at_inference_there_is_no_label() -> None:
 
 
 def test_the_documentation_has_every_key_and_its_example_is_valid() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "data.md").read_text()
-    section = text.split("## Preparation\n")[1].split("\n## ")[0]
-    example, _site = re.findall(r"```yaml\n(.*?)```", section, re.S)
+    text = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "preparation.md").read_text()
+    section = text.split("\n## Preparation\n")[1].split("\n## ")[0]
+    example, _site = re.findall(r"```yaml\n(.*?)```", text, re.S)
     example = example.replace("file: countries.txt", "values: [DE, FR]")
-    made = parse_preparation(example, "docs/guides/data.md")
+    made = parse_preparation(example, "docs/guides/preparation.md")
     assert list(made.columns) == ["x", "label"]
     for key in (*Source.model_fields, *Vocabulary.model_fields):
         assert re.search(rf"`{{?{key}[`:]", section), key
-    (snippet,) = [c for c in re.findall(r"```python\n(.*?)```", section, re.S) if "apply" in c]
+    (snippet,) = [c for c in re.findall(r"```python\n(.*?)```", text, re.S) if "apply" in c]
     types = {"x": "float32[37]", "label": "int64"}
     stats = STATISTICS.model_copy(update={"columns": {**STATISTICS.columns, "joined": TIME}})
     prepared = resolve(made, types, stats).preparation
-    call = re.search(r"preparer\.apply\((\{.*\})\)", snippet)
+    call = re.search(r"rows = (\{.*\})", snippet)
     assert call is not None
     rows = ast.literal_eval(call[1].replace('["2026-01-31"] * 2', '["2026-01-31", "2026-01-31"]'))
     assert Preparer(prepared, only=["x"]).apply(rows).columns["x"].shape == (2, 37)

@@ -8,7 +8,7 @@ import pytest
 
 from geo_ray.base.canonical import JSONValue
 from geo_ray.base.errors import ConfigError
-from geo_ray.base.overrides import CALLED, OptionText, apply_overrides, kept_keys
+from geo_ray.base.overrides import CALLED, OptionText, applied_keys, apply_overrides
 from geo_ray.base.yaml import YamlTree, parse_yaml
 
 TREE = "{a: {b: 1, c: [{d: 1}, {d: 2}]}, e: null, f: text, r: [{name: us}, {name: eu}]}"
@@ -113,16 +113,16 @@ def test_messages_call_them_as_their_giver_does() -> None:
 def test_what_was_written_for_another_kind_is_told() -> None:
     text = "strategy: {kind: sma,\n interval: 4, weights: uniform}\noptimizer: {kind: sgd}\n"
     tree = parse_yaml(text, "x.yaml")
-    (note,) = kept_keys(tree, ["strategy.kind=diloco", "strategy.weights=samples"])
+    (note,) = applied_keys(tree, ["strategy.kind=diloco", "strategy.weights=samples"])
     assert note == (
         "strategy is diloco now, and keeps what was written for sma: interval: 4 (line 2)"
     )
     own = ["strategy.kind=null", "strategy.use=own.py:Mine"]
-    assert kept_keys(tree, ["strategy={kind: diloco}"]) == []  # a section of its own
-    assert kept_keys(tree, ["strategy.interval=8"]) == []
-    assert kept_keys(tree, ["strategy.kind=sma"]) == []
-    assert kept_keys(tree, ["optimizer.kind=adamw"]) == []  # there is nothing to keep
-    assert "keeps what was written for sma" in kept_keys(tree, own)[0]
+    assert applied_keys(tree, ["strategy={kind: diloco}"]) == []  # a section of its own
+    assert applied_keys(tree, ["strategy.interval=8"]) == []
+    assert applied_keys(tree, ["strategy.kind=sma"]) == []
+    assert applied_keys(tree, ["optimizer.kind=adamw"]) == []  # there is nothing to keep
+    assert "keeps what was written for sma" in applied_keys(tree, own)[0]
 
 
 def test_an_override_keeps_the_option_that_it_stands_for_in_another_process() -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from geo_ray.base.errors import (
     CheckpointMissingError,
-    ConfigDriftError,
+    ConfigChangedError,
     PlanError,
     RunDirectoryError,
 )
@@ -212,7 +212,7 @@ def test_a_simulation_that_follows_a_plan_ends_with_its_bill(tmp_path, monkeypat
     other = tmp_path / "other.yaml"
     other.write_text(CONFIG.read_text().replace("lr: 0.001", "lr: 0.5"))
     refused = CliRunner().invoke(root, ["train", str(other), *resume[1:]]).exception
-    assert isinstance(refused, ConfigDriftError) and "optimizer.lr" in str(refused)
+    assert isinstance(refused, ConfigChangedError) and "optimizer.lr" in str(refused)
 
     (run.path / directory.FOLLOWED_FILE).write_text("{}")
     with pytest.raises(PlanError, match="policy"):

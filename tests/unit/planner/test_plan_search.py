@@ -524,7 +524,7 @@ def test_many_that_may_be_preempted_are_looked_at_in_groups_and_the_gap_is_true(
 
 
 def test_who_waits_for_nobody_is_held_up_by_its_own_machines_alone():
-    apart = Pattern("never", "always", together=False)
+    apart = Pattern("never", "always", synchronous=False)
     request = scenario(3, regions=2, offers=2)
     request = dataclasses.replace(
         request,

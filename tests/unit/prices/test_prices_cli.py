@@ -178,7 +178,7 @@ def test_a_region_that_fails_keeps_its_prices_and_says_how_old_they_are(
     with LoopbackCloud(answers) as server:
         names_there = {"regions": ["us-east-1", "eu-west-1"], "types": ["g5.xlarge"]}
         found = refresh_prices("aws", **names_there, endpoints=[server.url], tries=2)
-    assert [r.region for r in found.kept] == ["us-east-1"] * len(found.kept) and found.failed
+    assert [r.region for r in found.stored] == ["us-east-1"] * len(found.stored) and found.failed
     assert {row["error"] is None for row in found.table().to_pylist()} == {True, False}
     assert (
         "was not read" not in capsys.readouterr().err and "<td>aws us-east-1" in found._repr_html_()

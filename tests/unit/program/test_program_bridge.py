@@ -12,7 +12,7 @@ import pytest
 
 from geo_ray.base.errors import NodeLostError
 from geo_ray.program.bridge import NodeBridge
-from geo_ray.program.peers import NodePeers, NodeTable
+from geo_ray.program.rpc import NodeStubs, NodeTable
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.emulation import LinkModel, LinkSpec
 from geo_ray.transport.lan import LanConnection, LanServer
@@ -23,7 +23,7 @@ HOST: Final = "127.0.0.1"
 KEYS: Final = {"eu": b"e" * 32, "us": b"u" * 32}
 
 
-class Crossing:
+class CrossRegion:
     """A node in us, a caller in eu, and what is between them."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -38,8 +38,8 @@ class Crossing:
         slow = {"eu": LinkModel(LinkSpec(delay_s=0.5), 0)}
         config = TransportConfig(max_outbox_messages=1, send_deadline_s=0.05)
         self._there = self._bridge("us", 1, slow, config)
-        self._peers = NodePeers("caller", "eu", KEYS["eu"])
-        stack.callback(self._peers.close)
+        self._stubs = NodeStubs("caller", "eu", KEYS["eu"])
+        stack.callback(self._stubs.close)
         self._tables = 0
 
     def with_bridge(self, attempt: int) -> NodeBridge:
@@ -54,12 +54,12 @@ class Crossing:
             {"node": self._node.address},
             {"eu": here.addresses[1], "us": self._there.addresses[1]},
         )
-        for each in (here, self._there, self._peers):
+        for each in (here, self._there, self._stubs):
             each.use(table)
         return here
 
     def call(self, method: str) -> Future[bytes]:
-        return self._pool.submit(lambda: bytes(self._peers.call("node", method, b"")))
+        return self._pool.submit(lambda: bytes(self._stubs.call("node", method, b"")))
 
     def _bridge(
         self,
@@ -83,30 +83,30 @@ class Crossing:
 
 
 @pytest.fixture
-def crossing() -> Iterator[Crossing]:
+def cross_region() -> Iterator[CrossRegion]:
     with ExitStack() as stack:
-        yield Crossing(stack)
+        yield CrossRegion(stack)
 
 
 def test_an_answer_to_an_earlier_bridge_is_no_answer_to_a_call_of_the_next(
-    crossing: Crossing,
+    cross_region: CrossRegion,
 ) -> None:
-    before = crossing.with_bridge(1)
-    first = crossing.call("first")
-    assert crossing.asked["first"].wait(60.0)
+    before = cross_region.with_bridge(1)
+    first = cross_region.call("first")
+    assert cross_region.asked["first"].wait(60.0)
     before.close()
     with pytest.raises(NodeLostError):
         first.result(60.0)
-    crossing.with_bridge(2)
-    second = crossing.call("second")
-    assert crossing.asked["second"].wait(60.0)
-    crossing.go_on["first"].set()  # what comes of it goes to the new bridge, before the other
-    threading.Timer(1.0, crossing.go_on["second"].set).start()
+    cross_region.with_bridge(2)
+    second = cross_region.call("second")
+    assert cross_region.asked["second"].wait(60.0)
+    cross_region.go_on["first"].set()  # what comes of it goes to the new bridge, before the other
+    threading.Timer(1.0, cross_region.go_on["second"].set).start()
     assert second.result(60.0) == b"second"
 
 
-def test_answers_that_find_no_room_on_the_link_wait_for_it(crossing: Crossing) -> None:
-    crossing.with_bridge(1)
-    crossing.go_on["first"].set()
-    calls = [crossing.call("first") for _ in range(4)]
+def test_answers_that_find_no_room_on_the_link_wait_for_it(cross_region: CrossRegion) -> None:
+    cross_region.with_bridge(1)
+    cross_region.go_on["first"].set()
+    calls = [cross_region.call("first") for _ in range(4)]
     assert [call.result(60.0) for call in calls] == [b"first"] * 4

@@ -76,7 +76,7 @@ def test_without_places_nothing_has_a_price() -> None:
     assert "places={'eu': 'aws:eu-central-1'}" in caught.value.fix
     free = cost_of(result({}, None), BOOK)
     assert free.usd == 0.0
-    assert free.crossing_bytes == {("us", "eu"): 3_000_256_000, ("eu", "us"): 500_256_000}
+    assert free.cross_region_bytes == {("us", "eu"): 3_000_256_000, ("eu", "us"): 500_256_000}
 
 
 def test_what_has_no_machine_or_no_place_is_said_to_have_no_price() -> None:

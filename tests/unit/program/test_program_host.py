@@ -10,7 +10,7 @@ import pytest
 
 from geo_ray.base.errors import NodeCallError, NodeFailedError, ProgramInvalidError
 from geo_ray.program.calls import NodeHost, OutgoingCalls, TrafficCounter, batched_handler
-from geo_ray.program.clock import NodeSurroundings, RealClock
+from geo_ray.program.clock import NodeContext, RealClock
 from geo_ray.program.serialization import pack, unpack
 
 
@@ -50,7 +50,7 @@ class Odd:
 def host_of(make: Any) -> NodeHost:
     clock = RealClock()
     calls = OutgoingCalls(clock, lambda *_: b"", TrafficCounter())
-    return NodeHost(make, (), 1, NodeSurroundings("odd", "eu", 0, "threads", clock), calls, {})
+    return NodeHost(make, (), 1, NodeContext("odd", "eu", 0, "threads", clock), calls, {})
 
 
 @pytest.fixture

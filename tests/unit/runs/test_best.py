@@ -16,7 +16,7 @@ from geo_ray.runs.build import initial_parameters
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.evaluation import (
     BestKeeper,
-    EvalBoard,
+    EvalCollector,
     EvalNotes,
     Evaluation,
     load_best,
@@ -84,12 +84,12 @@ def test_where_regions_agree_the_evaluation_of_all_counts(tmp_path: Path) -> Non
 
 def test_regions_that_should_agree_and_do_not_have_no_best_model(tmp_path: Path) -> None:
     keeper = keeper_of(tmp_path, *TOGETHER)
-    board = EvalBoard(TASK, 2)
+    collector = EvalCollector(TASK, 2)
     columns = {name: rows[:10] for name, rows in TASK.dataset(0).heldout.items()}
     stats = TASK.evaluate(TASK.model(0), TASK.collate(columns, torch.device("cpu")))
     for step, other, agree in ((2, 0.25, False), (4, 0.5, True)):
-        done = board.add("eu", step, stats, 10, model=note(keeper, "eu", step, 0.5))
-        done += board.add("us", step, stats, 10, model=note(keeper, "us", step, other))
+        done = collector.add("eu", step, stats, 10, model=note(keeper, "eu", step, 0.5))
+        done += collector.add("us", step, stats, 10, model=note(keeper, "us", step, other))
         assert [d.one_model for d in done] == [True, True, agree]
         assert [keeper.consider(d, "eu") is not None for d in done] == [False, False, agree]
         assert left(keeper) == []
@@ -165,7 +165,7 @@ def test_parameters_that_are_missing_are_told_and_the_run_goes_on(tmp_path: Path
         events.append(conform(kind, t_s, fields))
         return events[-1]
 
-    notes = EvalNotes(EvalBoard(TASK, 2), emit, None, keeper)
+    notes = EvalNotes(EvalCollector(TASK, 2), emit, None, keeper)
     notes.take([evaluation(2, 0.5)], 1.0, "eu")
     notes.take([evaluation(4, 0.6)], 2.0, "eu")
     assert [event.kind for event in events] == ["eval", "best_kept", "eval", "best_failed"]
@@ -197,7 +197,7 @@ def test_who_watches_the_run_writes_no_model(tmp_path: Path) -> None:
         return events[-1]
 
     with ThreadPoolExecutor(1, "writer") as executor:
-        notes = EvalNotes(EvalBoard(TASK, 2), emit, None, Slow(), executor)
+        notes = EvalNotes(EvalCollector(TASK, 2), emit, None, Slow(), executor)
         for step, value in ((2, 0.5), (4, 0.6), (6, 0.7)):
             notes.take([evaluation(step, value)], float(step), "eu")
         assert [event.kind for event in events] == ["eval"] * 3
@@ -281,6 +281,6 @@ def test_when_regions_agree() -> None:
         "strategy={kind: diloco, interval: 4}", "train.eval_every=10", "train.evaluate=live"
     )
     assert not agree("strategy={kind: asgd_ga}")
-    assert not agree("strategy={kind: bsp}", "train.count=together")
+    assert not agree("strategy={kind: bsp}", "train.count=total")
     assert agree("strategy={kind: asgd_ga}", "regions=[{name: eu, workers: 2}]"), "one is enough"
     assert not agree("strategy={kind: bsp}", "train.mode=async", "regions=[{name: eu}, {name: us}]")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from geo_ray.runs.evaluation import EvalBoard
+from geo_ray.runs.evaluation import EvalCollector
 
 
 class Means:
@@ -16,18 +16,18 @@ class Means:
         return {"mean": float(stats["sum"][0])}
 
 
-def board(**more: Any) -> EvalBoard:
-    return EvalBoard(Means(), 2, **more)  # type: ignore[arg-type]
+def collector(**more: Any) -> EvalCollector:
+    return EvalCollector(Means(), 2, **more)  # type: ignore[arg-type]
 
 
-def told(of: EvalBoard, region: str, step: int, *, final: bool = False) -> list[int]:
+def told(of: EvalCollector, region: str, step: int, *, final: bool = False) -> list[int]:
     """Steps of the combined evaluations that follow."""
     found = of.add(region, step, {"sum": np.ones(1)}, 8, final=final)
     return [done.step for done in found if done.region is None]
 
 
 def test_a_newcomer_counts_from_its_first_step_on() -> None:
-    of = board(intervals={"a": 10, "b": 10, "c": 10})
+    of = collector(intervals={"a": 10, "b": 10, "c": 10})
     assert told(of, "a", 10) == []
     of.admit("c", 12)
     assert told(of, "b", 10) == [10]
@@ -38,7 +38,7 @@ def test_a_newcomer_counts_from_its_first_step_on() -> None:
 
 
 def test_who_comes_back_and_goes_again_leaves_no_gap() -> None:
-    of = board(intervals={"a": 10, "b": 10})
+    of = collector(intervals={"a": 10, "b": 10})
     assert of.forget("b") == []
     assert told(of, "a", 10) == [10]
     of.admit("b", 14)
@@ -48,7 +48,7 @@ def test_who_comes_back_and_goes_again_leaves_no_gap() -> None:
 
 
 def test_a_loss_makes_no_evaluation_that_nobody_made() -> None:
-    of = board(newest=True)
+    of = collector(newest=True)
     assert told(of, "a", 5) == []
     assert told(of, "b", 5) == [5]
     assert of.forget("b") == []
@@ -56,7 +56,7 @@ def test_a_loss_makes_no_evaluation_that_nobody_made() -> None:
 
 
 def test_an_evaluation_of_nobody_who_is_left_is_none() -> None:
-    of = board(intervals={"a": 10, "b": 10, "c": 10})
+    of = collector(intervals={"a": 10, "b": 10, "c": 10})
     assert told(of, "a", 10) == []
     of.admit("c", 12)  # it counts from the next one on
     assert of.forget("a") == of.forget("b") == []

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from geo_ray.base.errors import ConfigDriftError, ConfigError, RunDirectoryError
+from geo_ray.base.errors import ConfigChangedError, ConfigError, RunDirectoryError
 from geo_ray.base.load import digest, load_tree
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.directory import (
     CONFIG_FILE,
     PLAN_FILE,
-    check_drift,
+    check_changes,
     create,
     followed_plan,
     reopen,
@@ -115,10 +115,10 @@ def test_a_run_without_its_configuration_is_an_error(tmp_path):
 
 def test_another_configuration_is_drift_unless_it_is_meant(tmp_path):
     saved, wanted = into(tmp_path), into(tmp_path, "optimizer.lr=0.5", "regions.0.workers=3")
-    check_drift(saved, into(tmp_path), ())
-    with pytest.raises(ConfigDriftError) as caught:
-        check_drift(saved, wanted, ["regions.1"])
+    check_changes(saved, into(tmp_path), ())
+    with pytest.raises(ConfigChangedError) as caught:
+        check_changes(saved, wanted, ["regions.1"])
     assert "optimizer.lr: 0.1 -> 0.5" in caught.value.message
     assert "regions.0.workers: 2 -> 3" in caught.value.message
-    named = check_drift(saved, wanted, ["optimizer", "regions.0.workers"])
+    named = check_changes(saved, wanted, ["optimizer", "regions.0.workers"])
     assert set(named) == {"optimizer.lr", "regions.0.workers"}

@@ -49,10 +49,10 @@ def test_a_simulation_with_such_a_target_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_batch_larger_than_a_regions_rows_is_warned_of(tmp_path: Path, caplog):
-    few = experiment("data.batch_size=100")
-    manifest, _ = prepare_manifest(few, digits(), tmp_path, tmp_path)
+    segments = experiment("data.batch_size=100")
+    manifest, _ = prepare_manifest(segments, digits(), tmp_path, tmp_path)
     with caplog.at_level(logging.WARNING):
-        warn_at_start(few, manifest, simulated=True)
+        warn_at_start(segments, manifest, simulated=True)
     assert caplog.messages == []
     rows = manifest.rows("us", "train")
     with caplog.at_level(logging.WARNING):

@@ -357,7 +357,7 @@ def test_what_is_not_known_to_be_lost_goes_on_while_the_store_is_out_of_reach(
 
 def test_a_lease_runs_out_while_the_machine_is_suspended(tmp_path, monkeypatch):
     """Linux stops the monotonic clock then; another machine takes the lease meanwhile."""
-    keeper = LeaseSeeker(LocalConditionalStore(tmp_path), "run", print, lives_s=600.0).look()
+    keeper = LeaseSeeker(LocalConditionalStore(tmp_path), "run", print, lives_s=600.0).try_acquire()
     assert isinstance(keeper, LeaseKeeper) and keeper.may_write()
     asleep_s, clock_gettime = 601.0, time.clock_gettime
 

@@ -23,7 +23,7 @@ from geo_ray.cloud.provider import LaunchRequest, Machine, MachineState, Market,
 from geo_ray.runs.directory import FOLLOWED_FILE
 from geo_ray.runs.remote import RunObjects
 from geo_ray.runs.report import LiveReader
-from geo_ray.runs.uploader import mirrored
+from geo_ray.runs.uploader import uploading
 from geo_ray.storage.conditional_store import LocalConditionalStore
 from geo_ray.telemetry.event_log import EVENTS_FILE
 from geo_ray.telemetry.view import RunView
@@ -180,7 +180,7 @@ def test_a_run_in_a_bucket_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         prefix = new_prefix(endpoint)
         made = made_run(tmp_path, 3, where=prefix)
         address = str(made.run.address)
-        with mirrored(address, made.path, 1, lambda: None):
+        with uploading(address, made.path, 1, lambda: None):
             eventful(made, 9)
         made.close()
         assert RunObjects(address).is_there()

@@ -9,7 +9,7 @@ import torch
 
 from geo_ray.base.errors import CheckpointCorruptError, ConfigError
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.runs.resume import kept_rows, left_out, lost_before, without_lost
+from geo_ray.runs.resume import left_out, lost_before, saved_rows, without_lost
 from geo_ray.runtime.checkpoints import Saver, part_names
 from geo_ray.runtime.policies import LossHealth
 from geo_ray.storage.checkpoint import CheckpointStore
@@ -151,9 +151,9 @@ def test_rows_of_who_took_no_part_are_kept_from_one_checkpoint_to_the_next(tmp_p
     metas: dict[str, dict[str, object]] = {"averager": {}}
     metas |= {shard_part_name(n, 0): {"control": {"ledger": of_eu}} for n in ("us", "eu")}
     saved(saver, store, tmp_path, metas)
-    assert kept_rows(store.latest(), ["eu"]) == {"eu": of_eu, "asia": of_asia}
-    assert kept_rows(store.latest(), []) == {"asia": of_asia}
+    assert saved_rows(store.latest(), ["eu"]) == {"eu": of_eu, "asia": of_asia}
+    assert saved_rows(store.latest(), []) == {"asia": of_asia}
     metas["eu-ps0"] = {"control": {}}
     saved(saver, store, tmp_path, metas)
     with pytest.raises(CheckpointCorruptError, match="no books of rows"):
-        kept_rows(store.latest(), ["eu"])
+        saved_rows(store.latest(), ["eu"])

@@ -11,7 +11,7 @@ import pytest
 
 from geo_ray.api.run import open_run
 from geo_ray.api.train import ReadyRun, resumed_run
-from geo_ray.base.errors import ConfigDriftError, ConfigError
+from geo_ray.base.errors import ConfigChangedError, ConfigError
 from geo_ray.base.load import dump_yaml
 from geo_ray.runs import directory
 from geo_ray.storage.checkpoint import CheckpointStore
@@ -91,7 +91,7 @@ def test_a_task_that_has_changed_must_be_named(project: Project) -> None:
     file = project.root / "my_task.py"
     file.write_text(TASK + "# edited\n")
     for config in (None, project.root / "configs" / "a.yaml"):
-        with pytest.raises(ConfigDriftError, match="is not the file that the run was made with"):
+        with pytest.raises(ConfigChangedError, match="is not the file that the run was made with"):
             project.resumed(config)
         ready = project.resumed(config, "../my_task.py")
         assert ready.is_changed

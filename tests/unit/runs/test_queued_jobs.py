@@ -14,7 +14,7 @@ from geo_ray.runs.build import check_absent
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.job_config import config_tree, run_tree, spec_of, split_rows
 from geo_ray.scheduler.queue.job_spec import JobHints, JobRequest
-from geo_ray.scheduler.queue.model import share_per_s
+from geo_ray.scheduler.queue.model import fraction_per_s
 from tests.support.queue_support import queue_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -98,15 +98,15 @@ def test_regions_that_are_not_the_clusters_own_are_refused() -> None:
 
 
 def test_data_anywhere_are_counted_together() -> None:
-    with pytest.raises(QueueRequestError, match="together"):
+    with pytest.raises(QueueRequestError, match="total"):
         spec_of(experiment(), ROOT / "configs", JobHints(rows_per_s=1.0, anywhere=True))
-    together = experiment("train.count=together")
+    together = experiment("train.count=total")
     spec = spec_of(together, ROOT / "configs", JobHints(rows_per_s=1.0, anywhere=True))
     assert spec.least_regions == 1
 
 
 def tree_of(workers: dict[str, int], averager: str, *overrides: str, **hints: Any) -> Experiment:
-    found = experiment(*overrides, *(["train.count=together"] if hints else []))
+    found = experiment(*overrides, *(["train.count=total"] if hints else []))
     spec = spec_of(found, ROOT / "configs", JobHints(rows_per_s=100.0, **hints))
     request = JobRequest(name="mine", config=config_tree(found), spec=spec)
     tree = run_tree(request, "mine.0123abcd", workers, averager, queue())
@@ -191,4 +191,4 @@ def test_the_pace_is_that_of_steps_and_exchanges() -> None:
     exchange_s = 2 * model_bytes * 8e-6 / 8.0  # sma stands still for it, every 4 steps
     workers = {"us-east": 2, "eu-west": 2, "ap-south": 1}
     pace_s = 0.1 + exchange_s / 4
-    assert share_per_s(spec, workers, "us-east", config) == pytest.approx(1 / (600 * pace_s))
+    assert fraction_per_s(spec, workers, "us-east", config) == pytest.approx(1 / (600 * pace_s))

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from geo_ray.base.errors import StoreError
-from geo_ray.storage.conditional_store import StorePlace
+from geo_ray.storage.conditional_store import StoreLocation
 
 REGION = "?region=us-east-1"
 
 
 def test_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = StorePlace(str(tmp_path / "c"))
+    place = StoreLocation(str(tmp_path / "c"))
     (tmp_path / "c" / "making").mkdir(parents=True)
     for below in ("", "making"):
         store = place.store(below)
         assert store.write("key", below.encode() or b"x", None) is not None
     assert (tmp_path / "c" / "key").read_bytes() == b"x"
     assert (tmp_path / "c" / "making" / "key").read_bytes() == b"making"
-    assert (place.is_far, place.shown) == (False, str(tmp_path / "c"))
+    assert (place.is_remote, place.shown) == (False, str(tmp_path / "c"))
     monkeypatch.chdir(tmp_path)
     assert place.shown == "c"
 
@@ -35,11 +35,11 @@ def test_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_in_a_bucket(uri: str, below: str, lies: str) -> None:
-    place = StorePlace(uri + REGION)
+    place = StoreLocation(uri + REGION)
     assert str(place.store(below)) == lies
-    assert (place.is_far, place.shown) == (True, uri + REGION)
+    assert (place.is_remote, place.shown) == (True, uri + REGION)
 
 
 def test_what_is_no_address_is_told() -> None:
     with pytest.raises(StoreError, match="not understood"):
-        StorePlace("s3://b/c?nonsense=1").store()
+        StoreLocation("s3://b/c?nonsense=1").store()

@@ -22,7 +22,7 @@ from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.calls import Polls, check_not_closing
 from geo_ray.ray_cluster.keys import RunKeys
-from geo_ray.runs.evaluation import EvalBoard, EvalNotes
+from geo_ray.runs.evaluation import EvalCollector, EvalNotes
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.requests import MemberRequest, Verb
 from geo_ray.runtime import actor_group, checkpoints, controller, process_watch
@@ -130,7 +130,7 @@ class Run:
             experiment,
             self.actors,
             recorder,
-            EvalNotes(EvalBoard(task, len(names)), recorder.emit),
+            EvalNotes(EvalCollector(task, len(names)), recorder.emit),
             saver,
             time.time(),
             LinkNotes(path / "links.json"),

@@ -12,7 +12,7 @@ import torch
 from geo_ray.base.errors import CheckpointCorruptError, LinkDownError
 from geo_ray.runtime.state_transfer import PIECE_BYTES, CarriedParts, CopyTransfer
 from geo_ray.storage.checkpoint import verify_part
-from geo_ray.storage.folders import SpoolFolder
+from geo_ray.storage.folders import TempFileFolder
 from geo_ray.storage.manifest import PartInfo
 from geo_ray.storage.parts import read_part, write_part
 from geo_ray.transport.wire.message import Message
@@ -48,12 +48,12 @@ def parts_from(newcomer: CopyTransfer, pool: ThreadPoolExecutor, ahead: int) -> 
 
 @pytest.mark.parametrize("ahead", [1, 4])
 def test_a_part_arrives_as_it_was_written(ahead: int) -> None:
-    eu, us, spool = Node("eu"), Node("us"), SpoolFolder()
+    eu, us, folder = Node("eu"), Node("us"), TempFileFolder()
     with running(eu, us), ThreadPoolExecutor(4) as pool:
         us.dial(eu)
         giver, newcomer = carriers(eu, us)
-        info = write_part(spool, "eu-ps0", TENSORS, {"counters": {"steps": 7}})
-        giver.lend(spool.piece)
+        info = write_part(folder, "eu-ps0", TENSORS, {"counters": {"steps": 7}})
+        giver.lend(folder.piece)
         parts = parts_from(newcomer, pool, ahead)
         verify_part(parts, info)
         tensors, meta = read_part(parts, info)
@@ -65,19 +65,19 @@ def test_a_part_arrives_as_it_was_written(ahead: int) -> None:
 
 
 def test_what_is_not_lent_is_refused_by_name() -> None:
-    eu, us, spool = Node("eu"), Node("us"), SpoolFolder()
+    eu, us, folder = Node("eu"), Node("us"), TempFileFolder()
     with running(eu, us), ThreadPoolExecutor(4) as pool:
         us.dial(eu)
         giver, newcomer = carriers(eu, us)
         parts = parts_from(newcomer, pool, 2)
-        info = write_part(spool, "eu-ps0", TENSORS, {})
+        info = write_part(folder, "eu-ps0", TENSORS, {})
         with pytest.raises(CheckpointCorruptError, match="nothing is lent"):
             read_part(parts, info)
-        giver.lend(spool.piece)
+        giver.lend(folder.piece)
         short = PartInfo(name=info.name, file=info.file, bytes=info.bytes + 1, sha256=info.sha256)
         with pytest.raises(CheckpointCorruptError, match="ends early"):
             verify_part(parts, short)
-        spool.clear()
+        folder.clear()
         with pytest.raises(CheckpointCorruptError, match="it is not there any more"):
             read_part(parts, info)
         with pytest.raises(CheckpointCorruptError, match="size is not known"):
@@ -102,10 +102,10 @@ def test_who_waits_is_told_that_the_bridge_closes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_newest_copy_counts_and_leaves_no_file() -> None:
-    spool = SpoolFolder()
-    spool.write("a", [b"1234", memoryview(b"56")], 6)
-    spool.write("a", [b"78"], 2)
-    assert (spool.piece("a", 0, 9), spool.piece("a", 1, 9), spool.piece("a", 2, 9)) == (
+    folder = TempFileFolder()
+    folder.write("a", [b"1234", memoryview(b"56")], 6)
+    folder.write("a", [b"78"], 2)
+    assert (folder.piece("a", 0, 9), folder.piece("a", 1, 9), folder.piece("a", 2, 9)) == (
         b"78",
         b"8",
         b"",

@@ -318,7 +318,7 @@ def test_only_the_blind_are_admitted_and_nothing_listens_without_them(tmp_path: 
     assert desk._server is None and sees.spec is None
     blind = Server(DeskEntry(made.spec, "eu"))
     desk.admit({"us": sees, "eu": blind}, dict)
-    assert sees.spec is None and blind.spec is not None and blind.spec.places.far
+    assert sees.spec is None and blind.spec is not None and blind.spec.places.is_remote
     desk.close()
     made.desk.close()
 

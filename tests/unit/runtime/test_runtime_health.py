@@ -28,7 +28,7 @@ def long(loss: float | None) -> list[float | None]:
 
 
 def by_the_page(windows: list[list[float | None]]) -> list[bool]:
-    """Of docs/guides/checkpoints.md: every window anew from all losses."""
+    """The health rule of docs/design/checkpoint-format.md, computed again from all losses."""
     found: list[bool] = []
     first: float | None = None
     means: list[float] = []

@@ -31,7 +31,7 @@ class Slow:
 
     path: Path
     shard: Shard
-    far: bool
+    is_remote: bool
     live: list[int] = field(default_factory=list)
 
     def prepare(self, region: str | None) -> None:
@@ -66,15 +66,15 @@ class Slow:
 
 
 @pytest.mark.parametrize("far", [True, False])
-def test_a_step_beside_a_slow_upload_copies_nothing(tmp_path: Path, far: bool) -> None:
+def test_a_step_beside_a_slow_upload_copies_nothing(tmp_path: Path, is_remote: bool) -> None:
     shard = Shard(torch.zeros(SIZE), AdamW(lr=0.1), Sma(interval=100))
     step(shard)
     before = {name: value.clone() for name, value in shard.export()[0].items()}
-    place = Slow(tmp_path, shard, far)
+    place = Slow(tmp_path, shard, is_remote)
     shard.snapshot(7)
     info = HeldShard(shard, "eu", 1, place).write_part(7)
     assert len(place.live) >= 3
-    assert place.live == [0] * len(place.live) if far else all(place.live)
+    assert place.live == [0] * len(place.live) if is_remote else all(place.live)
     written, _ = read_part(tmp_path, info)
     assert written.keys() == before.keys()
     assert all(torch.equal(written[name], before[name]) for name in before)

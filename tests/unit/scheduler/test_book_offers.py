@@ -17,7 +17,7 @@ MACHINE, AT = "aws:p4d.24xlarge", ("us-east-1", "eu-west-1")
 def test_a_whole_machine_costs_what_the_book_says() -> None:
     book = shipped_book()
     offers = book_offers(book, MACHINE, AT)
-    cluster = made_up_cluster(LoadShape(8, 4, 10, spot_share=0.5), 1, offers)
+    cluster = made_up_cluster(LoadShape(8, 4, 10, spot_fraction=0.5), 1, offers)
     assert cluster.net.names == AT
     for number, site in enumerate(cluster.sites):
         per_h = float(cluster.usd_per_h_TSR[0, number] @ cluster.capacity_TSR[0, number])
@@ -29,7 +29,7 @@ def test_a_whole_machine_costs_what_the_book_says() -> None:
     there = book.usd_of_volume(book.egress("aws", *AT), 1.0)
     assert cluster.net.usd_per_gb_GG[0, 1] == pytest.approx(there)
     assert cluster.net.usd_per_gb_GG[0, 0] == 0.0
-    shape = LoadShape(10, 10, regions=2, spot_share=0.3)
+    shape = LoadShape(10, 10, regions=2, spot_fraction=0.3)
     cluster = made_up_cluster(shape, 0, offers)
     done = replay_jobs(cluster, made_up_jobs(shape, 0), PdOrsPolicy())
     check_schedule(done)

@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import linprog
 
 from geo_ray.planner.timing import Timing
-from geo_ray.scheduler.bound import ForesightPolicy, slot_work, utility_bound
+from geo_ray.scheduler.bound import OraclePolicy, slot_work, utility_bound
 from geo_ray.scheduler.cluster import Allocation, SharedCluster, counts_of
 from geo_ray.scheduler.job import ClusterJob, LinkUsed
 from geo_ray.scheduler.policies.registry import POLICIES
@@ -41,7 +41,7 @@ def best_of_all(cluster: SharedCluster, jobs: list[ClusterJob]) -> float:
     best = 0.0
     for chosen in itertools.product(*(plans(job) for job in jobs)):
         if (sum(used for _, used in chosen) <= cluster.capacity_TSR[:, 0] + 1e-9).all():
-            best = max(best, sum(worth for worth, _ in chosen))
+            best = max(best, sum(value for value, _ in chosen))
     return best
 
 
@@ -52,7 +52,7 @@ def three_jobs(seed: int) -> tuple[SharedCluster, list[ClusterJob]]:
             f"j{number}",
             arrival=int(rng.integers(0, 2)),
             rows=float(rng.integers(1500, 6000)),
-            worth=float(rng.uniform(1, 20)),
+            value=float(rng.uniform(1, 20)),
             urgency=float(rng.uniform(0, 3)),
             target=1.0,
             most=3,
@@ -76,7 +76,7 @@ def whole_programme(cluster: SharedCluster, jobs: list[ClusterJob]) -> float:
     of it that the job has one, two, three or four workers. Three or more lie on two sites.
     """
     slots, total = cluster.slots, cluster.capacity_TSR.sum(axis=1)
-    worth: list[float] = []
+    value: list[float] = []
     packing: dict[tuple[int, int], list[tuple[int, float]]] = {}
     once: list[list[int]] = []
     covers: list[tuple[int, list[list[int]], list[float]]] = []
@@ -89,24 +89,24 @@ def whole_programme(cluster: SharedCluster, jobs: list[ClusterJob]) -> float:
             units.append(w * job.demands.worker_R + servers * job.demands.server_R)
         own = []
         for end in range(job.arrival_slot, slots):
-            y = len(worth)
-            worth.append(job.utility.of(end - job.arrival_slot))
+            y = len(value)
+            value.append(job.utility.of(end - job.arrival_slot))
             own.append(y)
-            shares = []
+            fractions = []
             for slot in range(job.arrival_slot, end + 1):
-                shares.append(list(range(len(worth), len(worth) + 4)))
-                worth += [0.0] * 4
-                for place, each in zip(shares[-1], units, strict=True):
+                fractions.append(list(range(len(value), len(value) + 4)))
+                value += [0.0] * 4
+                for place, each in zip(fractions[-1], units, strict=True):
                     for r in range(len(each)):
                         packing.setdefault((slot, r), []).append((place, each[r]))
-            covers.append((y, shares, parts))
+            covers.append((y, fractions, parts))
         once.append(own)
     rows, right = [], []
 
     def limit(terms: list[tuple[int, float]], most: float) -> None:
-        row = np.zeros(len(worth))
-        for place, value in terms:
-            row[place] += value
+        row = np.zeros(len(value))
+        for index, factor in terms:
+            row[index] += factor
         rows.append(row)
         right.append(most)
 
@@ -114,12 +114,14 @@ def whole_programme(cluster: SharedCluster, jobs: list[ClusterJob]) -> float:
         limit(terms, total[slot, r])
     for own in once:
         limit([(y, 1.0) for y in own], 1.0)
-    for y, shares, parts in covers:
-        done = [(place, -part) for slot in shares for place, part in zip(slot, parts, strict=True)]
+    for y, fractions, parts in covers:
+        done = [
+            (place, -part) for slot in fractions for place, part in zip(slot, parts, strict=True)
+        ]
         limit([(y, 1.0), *done], 0.0)
-        for slot in shares:
+        for slot in fractions:
             limit([(y, -1.0), *((place, 1.0) for place in slot)], 0.0)
-    found = linprog(-np.array(worth), A_ub=np.stack(rows), b_ub=right, method="highs")
+    found = linprog(-np.array(value), A_ub=np.stack(rows), b_ub=right, method="highs")
     return -float(found.fun)
 
 
@@ -133,7 +135,7 @@ def test_columns_end_at_the_optimum_of_the_whole_programme(seed: int) -> None:
             f"j{number}",
             arrival=int(rng.integers(0, 3)),
             rows=float(rng.integers(2000, 9000)),
-            worth=float(rng.uniform(1, 20)),
+            value=float(rng.uniform(1, 20)),
             urgency=float(rng.uniform(0, 2)),
             target=2.0,
         )
@@ -200,12 +202,12 @@ def test_nothing_that_fits_does_more_in_a_slot(data: dict[int, float]) -> None:
 
 @pytest.mark.parametrize("regions", [1, 3])
 def test_no_policy_exceeds_the_bound(regions: int) -> None:
-    shape = LoadShape(10, 8, regions=regions, spot_share=0.2)
+    shape = LoadShape(10, 8, regions=regions, spot_fraction=0.2)
     cluster, jobs = made_up_cluster(shape, 3), made_up_jobs(shape, 3)
     for usd in (0.0, 1.0):
-        bound = utility_bound(cluster, jobs, worth_per_usd=usd)
+        bound = utility_bound(cluster, jobs, value_per_usd=usd)
         policies = {name: make() for name, make in POLICIES.items()}
-        policies["foresight"] = ForesightPolicy(jobs, bound, worth_per_usd=usd)
+        policies["oracle"] = OraclePolicy(jobs, bound, value_per_usd=usd)
         for name, policy in policies.items():
             done = replay_jobs(cluster, jobs, policy)
             assert done.total_utility - usd * done.usd <= bound.utility + 1e-6, name
@@ -215,16 +217,16 @@ def test_no_policy_exceeds_the_bound(regions: int) -> None:
 def test_who_knows_all_jobs_ahead_is_near_the_best_of_all_schedules(seed: int) -> None:
     cluster, jobs = three_jobs(seed)
     best = best_of_all(cluster, jobs)
-    ahead = replay_jobs(cluster, jobs, ForesightPolicy(jobs, utility_bound(cluster, jobs)))
+    ahead = replay_jobs(cluster, jobs, OraclePolicy(jobs, utility_bound(cluster, jobs)))
     check_schedule(ahead)
     assert 0.8 * best <= ahead.total_utility <= best + 1e-6
 
 
 def test_who_knows_all_jobs_ahead_keeps_room_for_who_comes_later() -> None:
     cluster = cluster_of(np.full((2, 1, 2), 2.0), (0,))
-    early = job_of("early", rows=1500.0, most=1, worth=1.0, worker=(2.0, 1.0))
-    late = job_of("late", arrival=1, rows=900.0, most=1, worth=50.0, worker=(2.0, 1.0))
+    early = job_of("early", rows=1500.0, most=1, value=1.0, worker=(2.0, 1.0))
+    late = job_of("late", arrival=1, rows=900.0, most=1, value=50.0, worker=(2.0, 1.0))
     jobs = [early, late]
-    ahead = replay_jobs(cluster, jobs, ForesightPolicy(jobs, utility_bound(cluster, jobs)))
+    ahead = replay_jobs(cluster, jobs, OraclePolicy(jobs, utility_bound(cluster, jobs)))
     assert set(ahead.finished_s) == {"late"}
     assert set(replay_jobs(cluster, jobs, POLICIES["fifo"]()).finished_s) == {"early"}

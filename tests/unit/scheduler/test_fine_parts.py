@@ -44,7 +44,7 @@ def test_a_long_job_is_planned_as_long_as_it_takes(slots: float) -> None:
 def test_a_job_longer_than_all_slots_has_no_schedule(policy: PdOrsPolicy) -> None:
     cluster = cluster_of(np.full((250, 1, 2), 4.0), (0,))
     done = replay_jobs(cluster, [lasting(300.0, cluster)], policy)
-    assert [(each.is_admitted, each.payoff) for each in done.admissions] == [(False, None)]
+    assert [(each.is_admitted, each.surplus) for each in done.admissions] == [(False, None)]
     assert (outcome_of(done).turned_away, outcome_of(done).no_schedule) == (1, 1)
 
 
@@ -52,11 +52,11 @@ def test_a_job_longer_than_all_slots_has_no_schedule(policy: PdOrsPolicy) -> Non
 @pytest.mark.parametrize("most", [1, 3, 400])
 def test_an_empty_cluster_without_an_end_takes_a_job_of_any_length(slots: float, most: int) -> None:
     cluster = cluster_of(np.full((600, 1, 2), 8.0), (0,))
-    job = lasting(slots, cluster, most=most, urgency=0.0, worth=1e6)
+    job = lasting(slots, cluster, most=most, urgency=0.0, value=1e6)
     done = replay_jobs(cluster, [job], adapted(PdOrsPolicy(), 0.0))
     check_schedule(done)
     (admission,) = done.admissions
-    assert admission.is_admitted and admission.payoff is not None and admission.payoff > 0
+    assert admission.is_admitted and admission.surplus is not None and admission.surplus > 0
     assert ("a" in done.finished_s) == (slots <= 600 or (most > 1 and slots < 50_000))
 
 
@@ -80,16 +80,16 @@ def test_no_job_is_without_a_schedule_on_an_empty_cluster(
     done = replay_jobs(cluster, [job], replace(FINE, fine=fine))
     check_schedule(done)
     (admission,) = done.admissions
-    assert admission.payoff is not None
+    assert admission.surplus is not None
 
 
 def test_a_job_that_is_not_worth_it_is_told_from_one_without_a_schedule() -> None:
     cluster = cluster_of(np.full((40, 1, 2), 2.0), (0,))
-    first = lasting(38.0, cluster, worth=100.0)
-    poor = replace(lasting(1.0, cluster, worth=1e-9, urgency=5.0, target=0.1), id="poor")
-    late = replace(lasting(20.0, cluster, worth=100.0), id="late", arrival_slot=30)
+    first = lasting(38.0, cluster, value=100.0)
+    poor = replace(lasting(1.0, cluster, value=1e-9, urgency=5.0, target=0.1), id="poor")
+    late = replace(lasting(20.0, cluster, value=100.0), id="late", arrival_slot=30)
     done = replay_jobs(cluster, [first, poor, late], FINE)
-    found = {each.job: (each.is_admitted, each.payoff) for each in done.admissions}
+    found = {each.job: (each.is_admitted, each.surplus) for each in done.admissions}
     assert found["a"][0]
     assert found["poor"][0] is False and found["poor"][1] is not None
     assert found["late"] == (False, None)

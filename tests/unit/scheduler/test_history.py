@@ -101,7 +101,9 @@ def test_promised_slots_are_kept_and_turned_away_jobs_get_nothing() -> None:
     admitted = {one.job for one in done.admissions if one.is_admitted}
     assert 0 < len(admitted) < 6
     assert set(done.finished_s) == admitted
-    assert all(one.payoff is None or (one.payoff > 0) == one.is_admitted for one in done.admissions)
+    assert all(
+        one.surplus is None or (one.surplus > 0) == one.is_admitted for one in done.admissions
+    )
 
 
 def test_spot_machines_that_go_take_no_job_with_them() -> None:
@@ -140,7 +142,7 @@ def test_oasis_has_no_site_with_both() -> None:
 
 def test_outcomes_are_those_of_a_history_by_hand() -> None:
     cluster = cluster_of(np.full((12, 1, 2), 3.0), (0,))
-    done = replay_jobs(cluster, [job_of("a", rows=1000.0, worth=10.0)], FifoPolicy())
+    done = replay_jobs(cluster, [job_of("a", rows=1000.0, value=10.0)], FifoPolicy())
     outcome = outcome_of(done)
     took_s = 1000 / 8 * (0.4 + 0.0016)
     assert outcome.completion.mean_s == pytest.approx(took_s)

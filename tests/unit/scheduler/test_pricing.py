@@ -10,7 +10,7 @@ import pytest
 
 from geo_ray.scheduler.cluster import Allocation, SharedCluster
 from geo_ray.scheduler.job import ClusterJob
-from geo_ray.scheduler.policies.pd_ors import LoadFloor, PriceBoard
+from geo_ray.scheduler.policies.pd_ors import BasePrice, PriceTable
 from geo_ray.scheduler.pricing import (
     RoundingRule,
     SearchRule,
@@ -20,8 +20,8 @@ from geo_ray.scheduler.pricing import (
     best_schedule,
     cover_factor,
     packing_factor,
+    placement_patterns,
     rounded,
-    spread_ways,
 )
 from tests.support.scheduling_support import cluster_of, job_of
 
@@ -29,24 +29,24 @@ from tests.support.scheduling_support import cluster_of, job_of
 def test_prices_are_those_of_the_documented_rule() -> None:
     """Written from docs/reference/scheduling-policies.md, without a line of the library."""
     cluster = cluster_of(np.full((6, 3, 2), 8.0), (0, 0, 0))
-    jobs = [job_of("a", worth=30.0), job_of("b", worth=5.0, urgency=1.0, worker=(2.0, 1.0))]
-    board = PriceBoard(cluster, span=6.0)
+    jobs = [job_of("a", value=30.0), job_of("b", value=5.0, urgency=1.0, worker=(2.0, 1.0))]
+    price_table = PriceTable(cluster, span=6.0)
     top = [0.0, 0.0]
     for job in jobs:
-        board.learn(job)
+        price_table.learn(job)
         workers, servers = 4, 2
         step_s = 8 / workers * 0.1 + 2 * 8.0 / servers / 10_000.0
         took_slots = 1000 / 8 * step_s / 100.0
         slots = math.ceil(took_slots - 1e-9)
         utility = job.utility
-        worth = utility.worth / (1 + math.exp(utility.urgency * (slots - 1 - utility.target_slots)))
+        value = utility.value / (1 + math.exp(utility.urgency * (slots - 1 - utility.target_slots)))
         used = [
             (workers * job.demands.worker_R[r] + servers * job.demands.server_R[r]) * took_slots
             for r in (0, 1)
         ]
-        top = [max(top[r], worth / used[r]) for r in (0, 1)]
-    board.promised_TSR[2, 1, 0] = 6.0
-    price = board.prices(slice(2, 3), cluster.capacity_TSR[2:3])[0]
+        top = [max(top[r], value / used[r]) for r in (0, 1)]
+    price_table.promised_TSR[2, 1, 0] = 6.0
+    price = price_table.prices(slice(2, 3), cluster.capacity_TSR[2:3])[0]
     low = [t * math.exp(-6.0) for t in top]  # the span decides here
     for r in (0, 1):
         assert price[0, r] == pytest.approx(low[r])
@@ -102,7 +102,7 @@ def test_a_spread_slot_is_near_the_cheapest_of_all(seed: int, gap: float) -> Non
 
 
 def every_schedule(cluster: SharedCluster, job: ClusterJob, price: np.ndarray) -> float:
-    """The largest payoff of all schedules that are inside one site in each slot."""
+    """The largest surplus of all schedules that are inside one site in each slot."""
     slots = cluster.slots
     options = []
     for slot in range(slots):
@@ -127,7 +127,7 @@ def every_schedule(cluster: SharedCluster, job: ClusterJob, price: np.ndarray) -
 def test_the_dynamic_programme_is_the_best_of_all_schedules(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cluster = cluster_of(rng.integers(1, 7, (3, 2, 2)).astype(float), (0, 0))
-    job = job_of(rows=float(rng.integers(2000, 9000)), worth=50.0, urgency=1.0, target=1.0)
+    job = job_of(rows=float(rng.integers(2000, 9000)), value=50.0, urgency=1.0, target=1.0)
     price = rng.uniform(0, 2, cluster.capacity_TSR.shape)
     best = every_schedule(cluster, job, price)
     offers = SlotOffers(0, price, cluster.capacity_TSR)
@@ -136,72 +136,74 @@ def test_the_dynamic_programme_is_the_best_of_all_schedules(seed: int) -> None:
     if found is None:
         assert best == -math.inf
         return
-    assert found.payoff <= best + 1e-6
-    assert found.payoff >= best - 0.15 * abs(best) - 1.0
+    assert found.surplus <= best + 1e-6
+    assert found.surplus >= best - 0.15 * abs(best) - 1.0
     rows = sum(job.rows_per_s(cluster, had) for had in found.allocations.values())
     assert rows * cluster.slot_s >= job.rows * (1 - 1e-6)
 
 
 def test_ways_keep_workers_where_the_data_are() -> None:
     cluster = cluster_of(np.full((2, 4, 2), 8.0), (0, 0, 1, 2))
-    ways = spread_ways(cluster, job_of(data={0: 0.5, 1: 0.5}), 10)
-    assert ways
-    assert all(set(way.workers) <= {0, 1, 2} for way in ways)
-    assert all({0, 1, 2} == set(way.workers) for way in ways)
-    assert {way.server_region for way in ways} == {0, 1, 2}
+    patterns = placement_patterns(cluster, job_of(data={0: 0.5, 1: 0.5}), 10)
+    assert patterns
+    assert all(set(pattern.workers) <= {0, 1, 2} for pattern in patterns)
+    assert all({0, 1, 2} == set(pattern.workers) for pattern in patterns)
+    assert {pattern.server_region for pattern in patterns} == {0, 1, 2}
 
 
 def test_the_load_bids_a_resource_up_to_what_the_last_job_with_room_is_worth() -> None:
     cluster = cluster_of(np.full((4, 1, 2), 3.0), (0,))
-    floor = LoadFloor(cluster)
+    base_price = BasePrice(cluster)
     # One worker with one parameter server does 1000 rows of 0.1 s in a slot, but for the exchange.
     rows = 8 / (0.8 + 2 * 8 / 10_000) * cluster.slot_s
     prices = []
-    for number, worth in enumerate((9.0, 2.0, 5.0, 7.0)):
-        floor.learn(job_of(f"j{number}", rows=rows, most=1, per_server=1, worth=2 * worth))
-        prices.append(floor.price_R[1])
+    for number, value in enumerate((9.0, 2.0, 5.0, 7.0)):
+        base_price.learn(job_of(f"j{number}", rows=rows, most=1, per_server=1, value=2 * value))
+        prices.append(base_price.price_R[1])
     # Three cores, two for each: one job and a half have room.
     assert prices == pytest.approx([0.0, 2.0 / 2, 5.0 / 2, 7.0 / 2])
-    assert floor.price_R[0] == 0.0
+    assert base_price.price_R[0] == 0.0
     # Two slots later nine cores have been there: four jobs and half of the least.
-    floor.learn(job_of("late", arrival=2, rows=rows, most=1, per_server=1, worth=2.0))
-    assert floor.price_R[1] == pytest.approx(1.0 / 2)
+    base_price.learn(job_of("late", arrival=2, rows=rows, most=1, per_server=1, value=2.0))
+    assert base_price.price_R[1] == pytest.approx(1.0 / 2)
 
 
 def test_a_job_that_was_taken_on_before_adds_nothing_to_the_load() -> None:
     """As when a live queue begins an era: all that go on come at once."""
     cluster = cluster_of(np.full((4, 1, 2), 3.0), (0,))
-    plain, board = PriceBoard(cluster), PriceBoard(cluster, load_share=0.5)
+    plain, price_table = PriceTable(cluster), PriceTable(cluster, load_fraction=0.5)
     for number in range(5):
         job = job_of(f"j{number}", rows=800.0, most=1, per_server=1)
-        for each in (plain, board):
+        for each in (plain, price_table):
             each.learn(job, is_new=False)
-    assert np.array_equal(board.bounds[1], plain.bounds[1])
-    board.learn(job_of("new", rows=9000.0, most=1, per_server=1))
-    assert (board.bounds[1] > plain.bounds[1]).any()
+    assert np.array_equal(price_table.bounds[1], plain.bounds[1])
+    price_table.learn(job_of("new", rows=9000.0, most=1, per_server=1))
+    assert (price_table.bounds[1] > plain.bounds[1]).any()
 
 
 def test_nothing_is_bid_where_there_was_no_room_at_all() -> None:
-    floor = LoadFloor(cluster_of(np.zeros((4, 1, 2)), (0,)))
-    floor.learn(job_of(rows=800.0, most=1, per_server=1))
-    assert floor.price_R.tolist() == [0.0] * 4
+    base_price = BasePrice(cluster_of(np.zeros((4, 1, 2)), (0,)))
+    base_price.learn(job_of(rows=800.0, most=1, per_server=1))
+    assert base_price.price_R.tolist() == [0.0] * 4
 
 
 def test_a_large_use_of_a_slot_costs_the_rising_price() -> None:
     """Against a sum over small parts, each at the price after those before it."""
     cluster = cluster_of(np.full((6, 2, 2), 8.0), (0, 0))
-    board = PriceBoard(cluster)
-    board.learn(job_of("a", worth=30.0))
-    board.promised_TSR[3, 1, 0] = 2.0
-    used_SR, parts = np.zeros_like(board.promised_TSR[3]), 2000
+    price_table = PriceTable(cluster)
+    price_table.learn(job_of("a", value=30.0))
+    price_table.promised_TSR[3, 1, 0] = 2.0
+    used_SR, parts = np.zeros_like(price_table.promised_TSR[3]), 2000
     used_SR[:, :2] = [[0.0, 1.0], [5.0, 8.0]]
-    start_SR, summed = board.promised_TSR[3].copy(), 0.0
+    start_SR, summed = price_table.promised_TSR[3].copy(), 0.0
     at = slice(3, 4)
-    before_SR = board.prices(at, cluster.capacity_TSR[at])[0]
+    before_SR = price_table.prices(at, cluster.capacity_TSR[at])[0]
     for part in range(parts):
-        board.promised_TSR[3] = start_SR + used_SR * (part + 0.5) / parts
-        summed += float((used_SR / parts * board.prices(at, cluster.capacity_TSR[at])[0]).sum())
-    board.promised_TSR[3] = start_SR
+        price_table.promised_TSR[3] = start_SR + used_SR * (part + 0.5) / parts
+        summed += float(
+            (used_SR / parts * price_table.prices(at, cluster.capacity_TSR[at])[0]).sum()
+        )
+    price_table.promised_TSR[3] = start_SR
     extra = summed - float((used_SR * before_SR).sum())
-    assert board.surcharge(3, used_SR) == pytest.approx(extra, rel=1e-5)
-    assert extra > 0 and board.surcharge(3, np.zeros_like(used_SR)) == 0.0
+    assert price_table.surcharge(3, used_SR) == pytest.approx(extra, rel=1e-5)
+    assert extra > 0 and price_table.surcharge(3, np.zeros_like(used_SR)) == 0.0

@@ -17,8 +17,8 @@ from geo_ray.sweep.loss import (
     LossCases,
     LossTask,
     LossWanted,
+    codecs_held_at,
     gathered,
-    kept_codecs_at,
     label_of,
     loss_cases,
     opened,
@@ -116,15 +116,15 @@ def test_other_intervals_go_on_with_the_codecs_that_are_measured() -> None:
     (known,) = whole(wanted)
     shorter = replace(wanted, cases=cases((1,)))
     assert shorter.cases.codecs_at == 1 and known.codecs_at == 4
-    assert kept_codecs_at(shorter, known) == 4
+    assert codecs_held_at(shorter, known) == 4
     there = replace(wanted, cases=cases((1,), 4))
     assert still_to_do(there, known) == [], "int8 every 4 steps is known"
     # Without codecs nothing keeps them from being measured elsewhere.
     bare = known.model_copy(update={"points": known.points[:2]})
-    assert kept_codecs_at(shorter, bare) is None
+    assert codecs_held_at(shorter, bare) is None
     (grown,) = whole(shorter, bare)
     assert [point.key for point in grown.points] == [(1, None), (4, None), (1, "int8")]
-    assert grown.codecs_at == 1 and kept_codecs_at(task(steps=60), known) is None
+    assert grown.codecs_at == 1 and codecs_held_at(task(steps=60), known) is None
 
 
 def test_a_way_to_exchange_must_end_with_a_positive_loss() -> None:

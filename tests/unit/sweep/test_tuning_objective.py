@@ -21,7 +21,7 @@ from geo_ray.api.tune import plan_of
 from geo_ray.base.errors import GeoRayError, SearchMissingError, from_code
 from geo_ray.base.load import load_tree
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.sweep.ray_tune import BaseKeptAsha, BaseKeptPbt, check_installed
+from geo_ray.sweep.ray_tune import AshaKeepingBase, PbtKeepingBase, check_installed
 from geo_ray.sweep.score import (
     FAILED,
     UNREACHED,
@@ -331,7 +331,7 @@ def test_a_training_loss_that_exploded_is_divergence(
 def test_asha_stops_what_is_behind_but_never_the_base() -> None:
     def scheduler(base: dict[str, Any]) -> Any:
         options = {"time_attr": "samples", "metric": "behind", "mode": "min"}
-        return BaseKeptAsha(base, **options, grace_period=1, max_t=100, reduction_factor=2)
+        return AshaKeepingBase(base, **options, grace_period=1, max_t=100, reduction_factor=2)
 
     def last_decision(scheduler: Any) -> str:
         for number, behind in enumerate([0.1, 0.2, 0.3, 9.0]):
@@ -385,7 +385,7 @@ def test_population_based_training_never_makes_the_base_a_copy_of_another_trial(
         "ray.tune.schedulers.PopulationBasedTraining._exploit",
         lambda self, controller, trial, other: copied.append(trial),
     )
-    scheduler = BaseKeptPbt(
+    scheduler = PbtKeepingBase(
         {"lr": 0.1},
         metric="behind",
         mode="min",

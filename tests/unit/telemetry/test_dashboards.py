@@ -37,11 +37,11 @@ def queries(folder: Path) -> dict[str, str]:
     """Every query by where it stands."""
     found: dict[str, str] = {}
     for path in folder.glob("*.json"):
-        board = json.loads(path.read_text())
-        for panel in board["panels"]:
+        page_state = json.loads(path.read_text())
+        for panel in page_state["panels"]:
             for target in panel["targets"]:
                 found[f"{path.name}/{panel['title']}/{target['refId']}"] = target["expr"]
-        for variable in board["templating"]["list"]:
+        for variable in page_state["templating"]["list"]:
             if variable["type"] == "query":
                 inner = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
                 assert inner is not None and inner[2] in ("run", "region")
@@ -89,11 +89,11 @@ def test_counters_are_asked_for_their_growth_and_gauges_are_not(folder: Path) ->
 
 def test_panels_have_places_of_their_own(folder: Path) -> None:
     for path in folder.glob("*.json"):
-        board = json.loads(path.read_text())
-        places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+        page_state = json.loads(path.read_text())
+        places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in page_state["panels"]]
         assert len(set(places)) == len(places)
-        assert len({p["id"] for p in board["panels"]}) == len(places)
-        assert all(p["datasource"]["uid"] == "${datasource}" for p in board["panels"])
+        assert len({p["id"] for p in page_state["panels"]}) == len(places)
+        assert all(p["datasource"]["uid"] == "${datasource}" for p in page_state["panels"])
 
 
 def test_labels_that_an_alert_tells_are_those_that_it_has(folder: Path) -> None:

@@ -20,7 +20,7 @@ from geo_ray.cli.events import events as command
 from geo_ray.telemetry.event_log import read_events
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.export.base import ExportOrder, ObserveConfig, ScalarFold
-from geo_ray.telemetry.export.exporters import ExportPump, check_exports, exporting
+from geo_ray.telemetry.export.exporters import ExportQueue, check_exports, exporting
 from tests.support.live_support import until
 from tests.support.observe_support import (
     evaluation,
@@ -61,11 +61,11 @@ EVENTS = events(small_run())
 
 def test_all_events_come_in_order_and_the_end_waits_for_them() -> None:
     kept = Kept(lambda event: time.sleep(0.002))
-    pump = ExportPump({"kept": kept})
+    exports = ExportQueue({"kept": kept})
     for event in EVENTS:
-        pump.feed(event)
-    pump.close()
-    pump.close()
+        exports.feed(event)
+    exports.close()
+    exports.close()
     assert kept.events == EVENTS
     assert kept.closed == 1
     assert not [each for each in threading.enumerate() if each.name == "export"]
@@ -73,16 +73,19 @@ def test_all_events_come_in_order_and_the_end_waits_for_them() -> None:
 
 def test_one_that_hangs_holds_nobody_up() -> None:
     gate, told = threading.Event(), []
-    pump = ExportPump(
-        {"slow": Kept(lambda event: gate.wait(30) and None)}, most=5, close_s=0.1, tell=told.append
+    exports = ExportQueue(
+        {"slow": Kept(lambda event: gate.wait(30) and None)},
+        most=5,
+        close_s=0.1,
+        notify=told.append,
     )
     for event in EVENTS * 20:
-        pump.feed(event)  # returns, whatever the other does
-    assert pump.lost >= len(EVENTS) * 20 - 7
-    pump.close()
+        exports.feed(event)  # returns, whatever the other does
+    assert exports.lost >= len(EVENTS) * 20 - 7
+    exports.close()
     assert told == [
         "observe.export: slow did not take all events of the run in time",
-        f"observe.export: {pump.lost:,} events were lost, as they came too fast",
+        f"observe.export: {exports.lost:,} events were lost, as they came too fast",
     ]
     gate.set()
     until(lambda: not [each for each in threading.enumerate() if each.name == "export"])
@@ -93,10 +96,10 @@ def test_errors_are_told_once_and_others_go_on() -> None:
         raise OSError("no route\nto host")
 
     good, told = Kept(), []
-    pump = ExportPump({"bad": Kept(fails), "good": good}, tell=told.append)
+    exports = ExportQueue({"bad": Kept(fails), "good": good}, notify=told.append)
     for event in EVENTS:
-        pump.feed(event)
-    pump.close()
+        exports.feed(event)
+    exports.close()
     assert told == [
         "observe.export: bad fails, the run goes on without it: OSError: no route to host"
     ]
@@ -112,19 +115,19 @@ def test_what_failed_for_a_while_is_given_the_next_events() -> None:
             raise ConnectionError("not yet")
 
     kept = Kept(fails_at_first)
-    pump = ExportPump({"kept": kept}, tell=lambda text: None)
+    exports = ExportQueue({"kept": kept}, notify=lambda text: None)
     for event in EVENTS:
-        pump.feed(event)
-    pump.close()
+        exports.feed(event)
+    exports.close()
     assert kept.events == EVENTS[3:]
 
 
 def test_without_exporters_there_is_no_thread() -> None:
     before = threading.active_count()
-    pump = ExportPump({})
-    pump.feed(EVENTS[0])
+    exports = ExportQueue({})
+    exports.feed(EVENTS[0])
     assert threading.active_count() == before
-    pump.close()
+    exports.close()
 
 
 def test_an_error_that_ends_the_run_is_told_to_them(
@@ -135,8 +138,8 @@ def test_an_error_that_ends_the_run_is_told_to_them(
         "geo_ray.telemetry.export.exporters.open_exporters", lambda *_: {"kept": kept}
     )
     order = ExportOrder(tmp_path, tmp_path, time.time())
-    with pytest.raises(RunDirectoryError), exporting((), order) as pump:
-        pump.feed(EVENTS[0])
+    with pytest.raises(RunDirectoryError), exporting((), order) as exports:
+        exports.feed(EVENTS[0])
         raise RunDirectoryError("the disk is full")
     assert [event.kind for event in kept.events] == ["run_started", "run_failed"]
     assert kept.events[1]["code"] == "RUN_DIRECTORY"

@@ -26,7 +26,7 @@ from geo_ray.base.errors import GeoRayError, PortInUseError
 from geo_ray.cli.main import root
 from geo_ray.cli.say import say
 from geo_ray.runs.report import LiveReader
-from geo_ray.telemetry.live.page import SECTIONS, Board, Looking, page_sections, view_lines
+from geo_ray.telemetry.live.page import SECTIONS, PagePoller, PageState, page_sections, view_lines
 from geo_ray.telemetry.live.server import PageGuard
 from geo_ray.telemetry.view import RunView
 from tests.support.live_support import until
@@ -326,16 +326,16 @@ def test_a_long_log_is_shown_as_far_as_it_was_read(
     eventful(made, 12)
     made.close()
     monkeypatch.setattr("geo_ray.telemetry.live.page._SLICE_EVENTS", 40)
-    board, heads = Board(), []
+    page_state, heads = PageState(), []
     changed = threading.Event()
 
     def on_change() -> None:
-        heads.append(json.loads(board.since(0)[1])["head"])
+        heads.append(json.loads(page_state.since(0)[1])["head"])
         if "still going" in heads[-1] or "cut off" in heads[-1]:
             changed.set()
 
     reader = LiveReader(lambda: made.path)
-    looking = Looking("trial", reader, board, lambda: 0, on_change, draw=page_sections)
+    looking = PagePoller("trial", reader, page_state, lambda: 0, on_change, draw=page_sections)
     assert changed.wait(20)
     looking.close()
     shares = [int(n) for head in heads for n in re.findall(r"Reading the log: (\d+)%", head)]
@@ -346,15 +346,15 @@ def test_a_long_log_is_shown_as_far_as_it_was_read(
 
 
 def test_who_looks_again_is_sent_what_has_changed_since() -> None:
-    board = Board()
-    assert board.put({"a": "1", "b": "1"})
-    assert not board.put({"a": "1"})
-    first, data = board.since(0)
+    page_state = PageState()
+    assert page_state.put({"a": "1", "b": "1"})
+    assert not page_state.put({"a": "1"})
+    first, data = page_state.since(0)
     assert json.loads(data) == {"a": "1", "b": "1"}
-    assert board.put({"a": "2"}) and board.put({"a": "3"})
-    assert json.loads(board.since(first)[1]) == {"a": "3"}, "nothing is queued"
-    assert board.since(0) is not None
-    assert board.since(first)[1] is board.since(first)[1], "made once for all"
+    assert page_state.put({"a": "2"}) and page_state.put({"a": "3"})
+    assert json.loads(page_state.since(first)[1]) == {"a": "3"}, "nothing is queued"
+    assert page_state.since(0) is not None
+    assert page_state.since(first)[1] is page_state.since(first)[1], "made once for all"
 
 
 def test_a_thousand_watch(made: MadeRun) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from geo_ray.telemetry.columns import record
 from geo_ray.telemetry.events import Event
-from geo_ray.telemetry.participation import RUN, Band, members_section, presence_of
+from geo_ray.telemetry.participation import RUN, TimeRange, members_section, participation_of
 from tests.support.observe_support import started
 
 
@@ -37,23 +37,27 @@ def history() -> list[Event]:
 
 
 def test_bands_are_what_the_events_say() -> None:
-    found = presence_of(history()).until(60.0)
+    found = participation_of(history()).until(60.0)
     assert found == {
-        "a": [Band("member", 0.0, 40.0), Band("member", 50.0, 60.0)],
+        "a": [TimeRange("member", 0.0, 40.0), TimeRange("member", 50.0, 60.0)],
         "b": [
-            Band("member", 0.0, 10.0),
-            Band("lost", 10.0, 20.0),
-            Band("member", 20.0, 40.0),
-            Band("member", 50.0, 60.0),
+            TimeRange("member", 0.0, 10.0),
+            TimeRange("lost", 10.0, 20.0),
+            TimeRange("member", 20.0, 40.0),
+            TimeRange("member", 50.0, 60.0),
         ],
-        RUN: [Band("paused", 11.0, 20.0)],
-        "a/1": [Band("member", 0.0, 12.0), Band("lost", 12.0, 15.0), Band("member", 15.0, 40.0)],
-        "c": [Band("member", 25.0, 30.0), Band("left", 30.0, 40.0)],
+        RUN: [TimeRange("paused", 11.0, 20.0)],
+        "a/1": [
+            TimeRange("member", 0.0, 12.0),
+            TimeRange("lost", 12.0, 15.0),
+            TimeRange("member", 15.0, 40.0),
+        ],
+        "c": [TimeRange("member", 25.0, 30.0), TimeRange("left", 30.0, 40.0)],
     }
 
 
 def test_a_resumption_ends_what_a_killed_driver_left_open() -> None:
-    found = presence_of(
+    found = participation_of(
         [
             begun("a", "b", "c"),
             event("worker_lost", 5.0, region="b", worker=1, cause="gone"),
@@ -63,16 +67,16 @@ def test_a_resumption_ends_what_a_killed_driver_left_open() -> None:
         ]
     )
     assert found.until(100.0) == {
-        "a": [Band("member", 0.0, 100.0)],
-        "b": [Band("member", 0.0, 100.0)],
-        "c": [Band("member", 0.0, 6.0), Band("lost", 6.0, 20.0)],
-        "b/1": [Band("member", 0.0, 5.0), Band("lost", 5.0, 20.0)],
-        RUN: [Band("paused", 10.0, 20.0)],
+        "a": [TimeRange("member", 0.0, 100.0)],
+        "b": [TimeRange("member", 0.0, 100.0)],
+        "c": [TimeRange("member", 0.0, 6.0), TimeRange("lost", 6.0, 20.0)],
+        "b/1": [TimeRange("member", 0.0, 5.0), TimeRange("lost", 5.0, 20.0)],
+        RUN: [TimeRange("paused", 10.0, 20.0)],
     }
 
 
 def test_what_happens_at_a_moment_is_marked() -> None:
-    found = presence_of(
+    found = participation_of(
         [
             begun("a", "b"),
             event("averager_moved", 1.0, region="b", term=2),

@@ -79,13 +79,13 @@ def test_load_of_a_link_is_that_of_the_newest_seconds() -> None:
     (link,) = fold.links({("west", "east"): 10.0}, 10)
     assert link.bytes == 100_000_000
     assert link.mbps == pytest.approx(8.0)
-    assert link.share == pytest.approx(0.8)
+    assert link.fraction == pytest.approx(0.8)
 
 
 def test_a_link_that_carries_no_more_has_no_load() -> None:
     rows = [started(), wan("west", "east", 1.0, update=10**6), step("east", 1, 100.0)]
     (link,) = folded(rows)[0].links({}, 10)
-    assert (link.mbps, link.bytes, link.share) == (0.0, 10**6, None)
+    assert (link.mbps, link.bytes, link.fraction) == (0.0, 10**6, None)
 
 
 def test_the_busiest_links_come_first_and_no_more_than_asked_for() -> None:
@@ -113,7 +113,7 @@ def test_everything_over_time_stays_bounded() -> None:
     assert len(history.losses[0].t_s) <= 600
     assert history.usd is not None and len(history.usd.t_s) <= 201
     assert len(history.notes) == 50
-    assert max(map(len, history.members.bands.values())) <= 202
+    assert max(map(len, history.members.ranges.values())) <= 202
     assert all(len(each.steps.rows) <= 50 for each in totals.regions.values())
     assert totals.samples == 100 * 300 * 32, "sums stay"
     assert len(totals.rounds) == 50

@@ -18,7 +18,7 @@ from geo_ray.scheduler.queue.page import (
 )
 from geo_ray.scheduler.queue.page_reader import QueueLiveReader, view_of
 from geo_ray.scheduler.queue.report import report_of
-from geo_ray.scheduler.queue.state import QueuePlace
+from geo_ray.scheduler.queue.state import QueueLocation
 from geo_ray.telemetry.live.page import SECTIONS
 from tests.support.queue_support import job, sim_queue
 
@@ -56,11 +56,11 @@ def test_a_thousand_jobs_are_drawn_in_a_page_of_bounded_size() -> None:
 
 
 def test_bars_are_what_jobs_had_have_and_will_have(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, room=2.0)
+    queue = sim_queue(tmp_path, capacity=2.0)
     queue.submit("red", job("a", seconds=12.0, deadline_s=100.0))
     queue.submit("red", job("b", seconds=30.0))
     queue.run(25.0)
-    reader = QueueLiveReader(QueuePlace.at(tmp_path), lambda: 25.0)
+    reader = QueueLiveReader(QueueLocation.at(tmp_path), lambda: 25.0)
     assert reader.read(1) == 1.0
     found = {each.name: each for each in reader.view().lanes}
     assert [bar.kind for bar in found["a"].bars] == ["had"]
@@ -80,7 +80,7 @@ def test_an_empty_queue_has_a_page(tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_queue_is_served(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, room=2.0)
+    queue = sim_queue(tmp_path, capacity=2.0)
     queue.submit("red", job("only-one", seconds=12.0))
     queue.run(5.0)
     assert names_queue(tmp_path)

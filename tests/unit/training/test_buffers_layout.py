@@ -28,7 +28,7 @@ from geo_ray.training.state_guard import (
     check_same_size,
     constants_of,
 )
-from geo_ray.training.worker import StatisticsBoard, precise_statistics
+from geo_ray.training.worker import StatisticsCollector, precise_statistics
 
 
 class Task:
@@ -214,7 +214,7 @@ def test_a_region_without_rows_keeps_its_weight_and_one_that_left_has_none() -> 
 
 def test_statistics_wait_for_all_who_are_left() -> None:
     layout = layout_of(Net())
-    board = StatisticsBoard(layout, {"a": 1.0, "b": 3.0, "c": 5.0})
+    collector = StatisticsCollector(layout, {"a": 1.0, "b": 3.0, "c": 5.0})
     vectors = []
     for value in (1.0, 5.0):
         net = Net()
@@ -222,19 +222,19 @@ def test_statistics_wait_for_all_who_are_left() -> None:
             net.norm.running_mean.fill_(value)
             net.names.fill_(value)
         vectors.append(layout.read(net))
-    board.add("a", vectors[0])
-    assert board.take(["a", "b", "c"]) == {}
-    board.add("b", vectors[1])
-    assert board.take(["a", "b", "c"]) == {}
-    found = board.take(["a", "b"])  # c is lost
+    collector.add("a", vectors[0])
+    assert collector.take(["a", "b", "c"]) == {}
+    collector.add("b", vectors[1])
+    assert collector.take(["a", "b", "c"]) == {}
+    found = collector.take(["a", "b"])  # c is lost
     for name, own in (("a", 1.0), ("b", 5.0)):
         net = Net()
         layout.write(found[name], net)
         assert net.norm.running_mean.tolist() == [4.0] * 3 and net.names.tolist() == [own] * 2
         assert net.norm.running_var.tolist() == [1.0 + 0.25 * 9 + 0.75 * 1] * 3
-    assert board.take(["a", "b"]) == {}
-    board.add("a", vectors[0])
-    assert torch.equal(board.give_up()["a"], vectors[0]) and board.give_up() == {}
+    assert collector.take(["a", "b"]) == {}
+    collector.add("a", vectors[0])
+    assert torch.equal(collector.give_up()["a"], vectors[0]) and collector.give_up() == {}
 
 
 # ------------------------------------------------------------------ what nobody declared

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import (
-    ConfigDriftError,
+    ConfigChangedError,
     FrameError,
     InvariantError,
     NonFiniteError,
@@ -423,10 +423,10 @@ def test_state_of_other_codecs_is_refused(other) -> None:
     pair = Pair(Sma(), TopOne(), TopOne())
     pair.round((1.0, 2.0, 3.0), (3.0, 2.0, 1.0))
     changed = Pair(Sma(), *other)
-    with pytest.raises(ConfigDriftError, match=r"codec\.(up|down)"):
+    with pytest.raises(ConfigChangedError, match=r"codec\.(up|down)"):
         changed.state.restore(*pair.state.export())
     end = pair.ends["a"]
-    with pytest.raises(ConfigDriftError, match=r"codec\.(up|down)"):
+    with pytest.raises(ConfigChangedError, match=r"codec\.(up|down)"):
         changed.ends["a"].restore(end.tensors(), end.export())
 
 
@@ -435,7 +435,7 @@ def test_a_checkpoint_of_an_earlier_release_has_no_codecs() -> None:
     tensors, control = pair.state.export()
     del control["wire"]
     Pair(AsgdGa()).state.restore(tensors, control)
-    with pytest.raises(ConfigDriftError):
+    with pytest.raises(ConfigChangedError):
         Pair(AsgdGa(), TopOne()).state.restore(tensors, control)
-    with pytest.raises(ConfigDriftError):
+    with pytest.raises(ConfigChangedError):
         Pair(AsgdGa(), TopOne()).ends["a"].restore({}, {})

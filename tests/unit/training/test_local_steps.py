@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geo_ray.base.types import CodedShare, Span
+from geo_ray.base.types import CodedPartition, Span
 from geo_ray.data.tasks.digits import Digits
 from geo_ray.strategies.decoupled import combined
 from geo_ray.training.optimizers import Momentum, Sgd
@@ -61,7 +61,7 @@ def test_a_step_that_must_not_be_used_spoils_the_push_and_changes_nothing():
 
 
 def test_a_coded_push_is_the_weighted_sum_of_its_parts_gradients():
-    parts = (CodedShare(Span(0, 4), 2.0), CodedShare(Span(8, 4), -0.5))
+    parts = (CodedPartition(Span(0, 4), 2.0), CodedPartition(Span(8, 4), -0.5))
     grads, losses = [], []
     for part in parts:
         one = worker()

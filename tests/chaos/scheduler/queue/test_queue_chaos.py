@@ -81,9 +81,9 @@ def test_a_queue_whose_actor_dies_all_the_time(ray_cluster: LocalCluster, tmp_pa
         stop_queue(config, address=ray_cluster.address)
     assert kills > 2
     assert {row.name: row.outcome for row in rows} == {"a": "finished", "b": "finished"}
-    first, second = sorted(rows, key=lambda row: row.stretches[0].since_unix_s)
-    assert first.stretches[-1].until_unix_s is not None
-    assert second.stretches[0].since_unix_s >= first.stretches[-1].until_unix_s
+    first, second = sorted(rows, key=lambda row: row.segments[0].since_unix_s)
+    assert first.segments[-1].until_unix_s is not None
+    assert second.segments[0].since_unix_s >= first.segments[-1].until_unix_s
     with connect(ExistingClusterConfig(address=ray_cluster.address), [], namespace="looks") as at:
         jobs = JobSubmissionClient(f"http://{at.dashboard}").list_jobs()
     names = sorted(str(each.submission_id) for each in jobs)

@@ -97,7 +97,7 @@ def test_a_job_runs_grows_smaller_and_is_saved(ray_cluster: LocalCluster, tmp_pa
         smaller = queue_config(tmp_path, **{"eu-west": {"cpus": 0.0}})
         assert start_queue(smaller, address=ray_cluster.address) == place
         eventually(lambda: states()["eu-west"] == "left", states)
-        assert row().stretches[-1].workers == {"us-east": 1}
+        assert row().segments[-1].workers == {"us-east": 1}
         assert row().state == "running"
 
         cancel_job(place, "long", user=USER, wait_s=LONGEST_S)

@@ -82,7 +82,7 @@ class DyingQueue(SimQueue):
 
 
 def dying_queue(root: Path, policy: str) -> DyingQueue:
-    plain = sim_queue(root, room=CPUS, policy=policy)
+    plain = sim_queue(root, capacity=CPUS, policy=policy)
     return DyingQueue(plain.root, plain.config, plain.world)
 
 
@@ -103,7 +103,7 @@ class QueueHistory(RuleBasedStateMachine):
     @rule(
         regions=REGIONS,
         seconds=st.sampled_from([5.0, 25.0, 60.0]),
-        worth=st.sampled_from([1.0, 20.0, 90.0]),
+        value=st.sampled_from([1.0, 20.0, 90.0]),
         deadline=st.sampled_from([None, 30.0, 200.0]),
         least=st.booleans(),
         anywhere=st.booleans(),
@@ -113,7 +113,7 @@ class QueueHistory(RuleBasedStateMachine):
         self,
         regions: tuple[str, ...],
         seconds: float,
-        worth: float,
+        value: float,
         deadline: float | None,
         least: bool,
         anywhere: bool,
@@ -129,7 +129,7 @@ class QueueHistory(RuleBasedStateMachine):
                 name,
                 regions[:1] if anywhere else regions,
                 seconds=seconds,
-                worth=worth,
+                value=value,
                 deadline_s=deadline,
                 least=1 if least else None,
                 anywhere=anywhere,
@@ -143,13 +143,13 @@ class QueueHistory(RuleBasedStateMachine):
         self.queue.cancel(who, data.draw(st.sampled_from(self.names)))
 
     @precondition(lambda self: self.names)
-    @rule(data=st.data(), place=st.sampled_from(["first", "last"]))
-    def move(self, data: st.DataObject, place: str) -> None:
-        self.queue.move("boss", data.draw(st.sampled_from(self.names)), place=place)
+    @rule(data=st.data(), position=st.sampled_from(["first", "last"]))
+    def move(self, data: st.DataObject, position: str) -> None:
+        self.queue.move("boss", data.draw(st.sampled_from(self.names)), position=position)
 
     @rule(region=st.sampled_from(["us", "eu"]), there=st.booleans())
     def drain(self, region: str, there: bool) -> None:
-        self.queue.world.room[region] = (0.0, CPUS if there else 0.0)
+        self.queue.world.capacity[region] = (0.0, CPUS if there else 0.0)
 
     @precondition(lambda self: self.names)
     @rule(data=st.data(), times=st.integers(1, 2))
@@ -194,7 +194,7 @@ class QueueHistory(RuleBasedStateMachine):
         try:
             queue.left = -1
             queue.world.fails = {}
-            queue.world.room = dict.fromkeys(queue.world.room, (0.0, CPUS))
+            queue.world.capacity = dict.fromkeys(queue.world.capacity, (0.0, CPUS))
             for _ in range(20):
                 queue.run(queue.world.now_s + 60.0)
                 if not queue.state.living():
@@ -210,7 +210,7 @@ class QueueHistory(RuleBasedStateMachine):
                 elif each.end.outcome == "turned away":
                     assert self.policy == "pd_ors"
                     assert done is None
-                    assert each.name not in queue.state.era.admitted
+                    assert each.name not in queue.state.generation.admitted
                 else:
                     assert each.end.outcome in ("cancelled", "failed")
         finally:
@@ -255,15 +255,15 @@ def test_who_is_killed_comes_before_all_that_have_not_begun(
 ) -> None:
     """There is room for one at a time; whatever it is worth by then, and however often."""
     with tempfile.TemporaryDirectory(prefix="queue-") as root:
-        queue = sim_queue(Path(root), room=2.0, policy=policy, start_s=start_s)
+        queue = sim_queue(Path(root), capacity=2.0, policy=policy, start_s=start_s)
         behind: dict[str, set[str]] = {}
         for number, each_s in enumerate(seconds):
-            asked = job(f"j{number}", seconds=each_s, worth=10.0, deadline_s=deadline_s)
+            asked = job(f"j{number}", seconds=each_s, value=10.0, deadline_s=deadline_s)
             queue.submit("red", asked)
         while queue.world.now_s < 1200.0 and (not queue.loop or queue.state.living()):
             queue.run(queue.world.now_s + 1.0)
             jobs = queue.state.jobs
-            waiting = {name for name, each in jobs.items() if not each.course.stretches}
+            waiting = {name for name, each in jobs.items() if not each.progress.segments}
             for name, those in behind.items():
                 assert jobs[name].end is not None or those <= waiting, (name, those - waiting)
             for name in jobs:
@@ -281,14 +281,14 @@ def test_who_goes_on_decides_as_who_died_would_have(tmp_path: Path, policy: str)
 
     def slots(root: Path, *, dies: bool) -> list[SlotEntry]:
         root.mkdir()
-        queue = sim_queue(root, room=CPUS, policy=policy)
+        queue = sim_queue(root, capacity=CPUS, policy=policy)
         for number in range(7):
             regions = [("us",), ("us", "eu"), ("eu",)][number % 3]
             asked = job(
                 f"j{number}",
                 regions,
                 seconds=12.0 + 7 * number,
-                worth=5.0 + number,
+                value=5.0 + number,
                 deadline_s=60.0 + 20 * number,
             )
             queue.submit("red", asked)
@@ -325,10 +325,10 @@ def test_killed_at_every_single_point(tmp_path: Path, policy: str) -> None:
         queue.submit("blue", job("b", seconds=20.0))
         queue.submit("blue", job("c", ("eu",), seconds=60.0))
         queue.run(12.0, every_s=3.0)
-        queue.world.room["eu"] = (0.0, 0.0)
+        queue.world.capacity["eu"] = (0.0, 0.0)
         queue.run(24.0, every_s=3.0)
         queue.cancel("blue", "c")
-        queue.world.room["eu"] = (0.0, CPUS)
+        queue.world.capacity["eu"] = (0.0, CPUS)
         queue.run(240.0, every_s=3.0)
         ends = {each.name: each.end.outcome for each in queue.state.jobs.values() if each.end}
         return count, ends

@@ -45,11 +45,11 @@ def test_a_spec_that_says_less_than_the_configuration_takes_is_refused(
     change, message = LIES[what]
     honest = job("a")
     regions = [each | change for each in honest.config["regions"]]  # type: ignore[union-attr]
-    code, told = refused(
+    code, text = refused(
         tmp_path, honest.model_copy(update={"config": honest.config | {"regions": regions}})
     )
     assert code == "QUEUE_REQUEST"
-    assert message in told
+    assert message in text
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,12 @@ from geo_ray.runs.status import StatusReader
 from geo_ray.scheduler.policies.fifo import FifoPolicy
 from geo_ray.scheduler.policy import SlotDecision, SlotView
 from geo_ray.scheduler.queue.job_config import run_of
-from geo_ray.scheduler.queue.job_server import JobCode, QueueJobServer, SubmissionTold, told_of
+from geo_ray.scheduler.queue.job_server import (
+    JobCode,
+    QueueJobServer,
+    SubmissionReport,
+    submission_report,
+)
 from geo_ray.scheduler.queue.journal import QueueJournal
 from geo_ray.scheduler.queue.loop import (
     Action,
@@ -44,20 +49,20 @@ class FakeServer(QueueJobServer):
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1", 1.0)
-        self.there: dict[str, SubmissionTold] = {}
+        self.there: dict[str, SubmissionReport] = {}
 
-    def submissions(self) -> dict[str, SubmissionTold]:
+    def submissions(self) -> dict[str, SubmissionReport]:
         return self.there
 
     def submit(
         self, name: str, tree: Mapping[str, JsonValue], code: JobCode | None, owner: str
     ) -> None:
-        self.there[name] = SubmissionTold(False)
+        self.there[name] = SubmissionReport(False)
 
 
 def world_of(queue: SimQueue, monkeypatch: pytest.MonkeyPatch) -> tuple[RayQueueWorld, FakeServer]:
-    room = dict.fromkeys(queue.config.regions, (0.0, 8.0))
-    monkeypatch.setattr("geo_ray.scheduler.queue.world.room_of", lambda _: room)
+    capacity = dict.fromkeys(queue.config.regions, (0.0, 8.0))
+    monkeypatch.setattr("geo_ray.scheduler.queue.world.room_of", lambda _: capacity)
     server = FakeServer()
     return RayQueueWorld(queue.config, server), server
 
@@ -85,7 +90,7 @@ def test_a_job_is_stopped_in_its_own_run_alone(
     world, server = world_of(queue, monkeypatch)
     for name, each in jobs.items():
         assert each.attempt is not None
-        server.there[submission_name("q", each.id, each.attempt.number)] = SubmissionTold(False)
+        server.there[submission_name("q", each.id, each.attempt.number)] = SubmissionReport(False)
         assert runs[name].name == each.id
     world.see(queue.state, 1.0)
     world.act(AskStop("bert"))
@@ -188,16 +193,16 @@ def test_a_poisoned_log_is_its_jobs_problem_alone(
     queue.submit("red", job("evil"))
     loop.tick(1.0)
     evil = queue.state.jobs["evil"]
-    server.there[submission_name("q", evil.id, 1)] = SubmissionTold(False)
+    server.there[submission_name("q", evil.id, 1)] = SubmissionReport(False)
     run = made_run(run_of(queue.config, evil.id))
     write_events(run, STARTED, *[EXCHANGE | {"bytes_before": ""}] * 1000)
     queue.submit("blue", job("victim", ("eu",)))
-    told = [loop.tick(float(second)) for second in (2, 12, 13)]
+    message = [loop.tick(float(second)) for second in (2, 12, 13)]
     assert queue.state.jobs["victim"].attempt is not None
     assert submission_name("q", queue.state.jobs["victim"].id, 1) in server.there
-    assert any("bytes_before" in each for each in told[0])
+    assert any("bytes_before" in each for each in message[0])
     row = report_of(state_of(QueueJournal(queue.store).read())).job("evil")
-    assert row is not None and "trouble: line 2" in row.told and "bytes_before" in row.told
+    assert row is not None and "trouble: line 2" in row.message and "bytes_before" in row.message
 
 
 def test_what_cannot_be_done_for_a_job_is_shown_with_it_until_it_can(tmp_path: Path) -> None:
@@ -213,13 +218,13 @@ def test_what_cannot_be_done_for_a_job_is_shown_with_it_until_it_can(tmp_path: P
     queue.submit("blue", job("b", ("eu",)))
     queue.tick()
     assert queue.tick() == ("job a: the job server is full",)
-    told = {row.name: row.told for row in report_of(queue.state).jobs}
-    assert told["a"].endswith("trouble: the job server is full")
-    assert "trouble" not in told["b"]
+    message = {row.name: row.message for row in report_of(queue.state).jobs}
+    assert message["a"].endswith("trouble: the job server is full")
+    assert "trouble" not in message["b"]
     assert queue.world.living("b")
     broken = False
     queue.run(5.0)
-    assert queue.state.jobs["a"].course.problem == ""
+    assert queue.state.jobs["a"].progress.problem == ""
     assert queue.world.living("a")
 
 
@@ -237,7 +242,7 @@ def test_a_start_that_is_refused_ends_the_job(tmp_path: Path) -> None:
     ends = {each.name: each.end for each in queue.state.jobs.values()}
     assert ends["a"] is not None and ends["b"] is not None
     assert (ends["a"].outcome, ends["a"].code) == ("failed", "JOB_FAILED")
-    assert "QUEUE_REQUEST: its code has links" in ends["a"].told
+    assert "QUEUE_REQUEST: its code has links" in ends["a"].message
     assert ends["b"].outcome == "finished"
     assert queue.state.attempts["a"] == 1
 
@@ -289,8 +294,8 @@ def test_what_the_job_printed_last_says_why_it_ended() -> None:
         status=JobStatus.FAILED,
         message=f"Job entrypoint command failed with exit code 3, last available logs:\n{lines}",
     )
-    told = told_of(details)
-    assert told == SubmissionTold(True, False, "MANIFEST_INVALID", "data/m.json is not there")
+    message = submission_report(details)
+    assert message == SubmissionReport(True, False, "MANIFEST_INVALID", "data/m.json is not there")
 
 
 # ---------------------------------------------------------------------- run directories of jobs
@@ -306,7 +311,7 @@ def hostile_run(
     queue.submit("red", job("evil"))
     queue.loop.tick(1.0)
     evil = queue.state.jobs["evil"]
-    server.there[submission_name("q", evil.id, 1)] = SubmissionTold(False)
+    server.there[submission_name("q", evil.id, 1)] = SubmissionReport(False)
     return queue, server, made_run(run_of(queue.config, evil.id))
 
 
@@ -317,12 +322,12 @@ def test_a_run_directory_that_cannot_be_read_in_time_holds_no_other_job_up(
     queue, server, run = hostile_run(tmp_path, monkeypatch)
     os.mkfifo(run / "events.jsonl")  # to open it waits for somebody who writes
     queue.submit("blue", job("victim", ("eu",)))
-    told = [queue.loop.tick(float(second)) for second in (2, 12, 13)]
+    message = [queue.loop.tick(float(second)) for second in (2, 12, 13)]
     assert submission_name("q", queue.state.jobs["victim"].id, 1) in server.there
-    assert "did not answer within 0.05 s" in told[0][0]
-    assert "still owes the answer" in told[1][0]
+    assert "did not answer within 0.05 s" in message[0][0]
+    assert "still owes the answer" in message[1][0]
     evil = queue.state.jobs["evil"]
-    server.there[submission_name("q", evil.id, 1)] = SubmissionTold(True, False, "TASK", "no")
+    server.there[submission_name("q", evil.id, 1)] = SubmissionReport(True, False, "TASK", "no")
     monkeypatch.setattr("geo_ray.scheduler.queue.world._READ_S", 0.0)
     queue.loop.tick(14.0)
     assert evil.attempt is None, "what its submission says of its end is enough"
@@ -336,8 +341,8 @@ def test_a_look_at_a_log_ends_however_many_damaged_lines_it_has(tmp_path: Path) 
     with (tmp_path / "x.1" / "events.jsonl").open("ab") as file:
         file.write(b"x\n" * 1000)
     reader.read(100)
-    assert 0 < reader.read_share < 0.3
-    while reader.read_share < 1:
+    assert 0 < reader.read_fraction < 0.3
+    while reader.read_fraction < 1:
         reader.read(100)
     assert reader.totals.started is not None
 
@@ -347,7 +352,7 @@ def test_a_plan_of_any_size_is_refused(tmp_path: Path) -> None:
     for data in (b"[" * 100_000, b" " * 2_000_000 + b"{}", b"[]", b"\xff"):
         (run / "plan.json").write_bytes(data)
         with pytest.raises(RunDirectoryError, match="no run directory"):
-            directory.look(run)
+            directory.recorded_run(run)
 
 
 def test_half_a_surrogate_pair_in_a_message_keeps_no_job_from_its_end(
@@ -357,6 +362,6 @@ def test_half_a_surrogate_pair_in_a_message_keeps_no_job_from_its_end(
     failed = {"t_s": 2.0, "kind": "run_failed", "code": "X", "message": "\ud800", "fix": ""}
     write_events(run, STARTED, failed)
     evil = queue.state.jobs["evil"]
-    server.there[submission_name("q", evil.id, 1)] = SubmissionTold(True, False, None, "bad")
+    server.there[submission_name("q", evil.id, 1)] = SubmissionReport(True, False, None, "bad")
     queue.loop.tick(2.0)
     assert evil.attempt is None

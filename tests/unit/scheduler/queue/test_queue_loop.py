@@ -8,7 +8,7 @@ import pytest
 
 from geo_ray.base.errors import LeaseLostError
 from geo_ray.scheduler.queue.inbox import key_of
-from geo_ray.scheduler.queue.job_spec import WorthChange
+from geo_ray.scheduler.queue.job_spec import ValueChange
 from geo_ray.scheduler.queue.journal import QueueJournal
 from geo_ray.scheduler.queue.loop import AskMachines, AskStop, ChangeMember, Submit, target_of
 from geo_ray.scheduler.queue.report import report_of, utility_of_end
@@ -25,7 +25,7 @@ def outcome(queue: SimQueue, name: str) -> tuple[str, str | None]:
 
 
 def test_jobs_run_one_after_the_other_where_there_is_room_for_one(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, room=2.0)  # a worker, and servers with a bridge
+    queue = sim_queue(tmp_path, capacity=2.0)  # a worker, and servers with a bridge
     queue.tick()
     for name in ("a", "b"):
         queue.submit("red", job(name, seconds=15.0))
@@ -33,7 +33,7 @@ def test_jobs_run_one_after_the_other_where_there_is_room_for_one(tmp_path: Path
     assert outcome(queue, "a") == outcome(queue, "b") == ("finished", None)
     a, b = queue.state.jobs["a"], queue.state.jobs["b"]
     assert a.end is not None
-    assert b.course.stretches[0].since_unix_s >= a.end.unix_s
+    assert b.progress.segments[0].since_unix_s >= a.end.unix_s
     assert queue.state.attempts == {"a": 1, "b": 1}
 
 
@@ -74,7 +74,7 @@ class CancelAs:
 
 
 def test_a_job_that_waits_is_cancelled_at_once(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, room=2.0)
+    queue = sim_queue(tmp_path, capacity=2.0)
     queue.tick()
     queue.submit("red", job("a", seconds=50.0))
     queue.submit("red", job("b"))
@@ -89,7 +89,7 @@ def test_a_job_that_waits_is_cancelled_at_once(tmp_path: Path) -> None:
     ("quota", "asked", "code"),
     [
         ({"most_jobs": 0}, job("a"), "TENANT_QUOTA"),
-        ({"most_worth": 5.0}, job("a", worth=6.0), "TENANT_QUOTA"),
+        ({"max_value": 5.0}, job("a", value=6.0), "TENANT_QUOTA"),
         ({"most_workers": 1}, job("a", TWO), "TENANT_QUOTA"),
         ({}, job("a", ("mars",)), "QUEUE_REQUEST"),
         ({}, job("a", workers=1), None),
@@ -128,7 +128,7 @@ def test_a_tenant_has_no_more_workers_than_it_may(tmp_path: Path) -> None:
 
 def test_a_worthier_job_preempts_and_the_other_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """Tiresias: who has had least comes first."""
-    queue = sim_queue(tmp_path, room=2.0, policy="tiresias", slot_s=200.0)
+    queue = sim_queue(tmp_path, capacity=2.0, policy="tiresias", slot_s=200.0)
     queue.world.step_s = 2.0
     queue.submit("red", job("a", seconds=5000.0))
     queue.run(3500.0, every_s=50.0)
@@ -147,11 +147,11 @@ def test_a_region_that_is_drained_leaves_and_comes_back(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", TWO, seconds=90.0, least=1))
     queue.run(15.0)
-    queue.world.room["eu"] = (0.0, 0.0)
+    queue.world.capacity["eu"] = (0.0, 0.0)
     queue.run(25.0)
     assert ChangeMember("a", "drain", "eu") in queue.world.acts
     assert queue.world.runs["a"].members == {"us": "member", "eu": "left"}
-    queue.world.room["eu"] = (0.0, 8.0)
+    queue.world.capacity["eu"] = (0.0, 8.0)
     queue.run(45.0)
     assert ChangeMember("a", "add", "eu") in queue.world.acts
     assert queue.world.runs["a"].members == {"us": "member", "eu": "member"}
@@ -164,7 +164,7 @@ def test_the_averagers_region_takes_a_restart(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", TWO, seconds=60.0, least=1))
     queue.run(15.0)
-    queue.world.room["us"] = (0.0, 0.0)
+    queue.world.capacity["us"] = (0.0, 0.0)
     queue.run(30.0)
     attempt = queue.state.jobs["a"].attempt
     assert attempt is not None
@@ -176,11 +176,11 @@ def test_a_job_that_needs_all_its_regions_waits_for_them(tmp_path: Path) -> None
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", TWO, seconds=40.0))
     queue.run(15.0)
-    queue.world.room["eu"] = (0.0, 0.0)
+    queue.world.capacity["eu"] = (0.0, 0.0)
     queue.run(35.0)
     assert queue.state.jobs["a"].state == "waiting"
-    assert report_of(queue.state).jobs[0].told == "its regions are not there"
-    queue.world.room["eu"] = (0.0, 8.0)
+    assert report_of(queue.state).jobs[0].message == "its regions are not there"
+    queue.world.capacity["eu"] = (0.0, 8.0)
     queue.run(90.0)
     assert outcome(queue, "a") == ("finished", None)
     assert queue.state.attempts["a"] == 2
@@ -191,9 +191,9 @@ def test_a_job_that_lies_about_its_speed_is_found_out(tmp_path: Path) -> None:
     queue.world.speed["a"] = 0.5
     queue.submit("red", job("a", seconds=40.0))
     queue.run(50.0)
-    course = queue.state.jobs["a"].course
-    assert course.factor == pytest.approx(0.5, rel=0.05)
-    assert "0.5 times as fast as said" in report_of(queue.state).jobs[0].told
+    progress = queue.state.jobs["a"].progress
+    assert progress.factor == pytest.approx(0.5, rel=0.05)
+    assert "0.5 times as fast as said" in report_of(queue.state).jobs[0].message
     queue.run(100.0)
     assert outcome(queue, "a") == ("finished", None)
 
@@ -228,8 +228,8 @@ def test_a_job_that_fails_is_tried_again_and_given_up(tmp_path: Path) -> None:
     assert outcome(queue, "b") == ("failed", "JOB_FAILED")
     end = queue.state.jobs["b"].end
     assert end is not None
-    assert "TASK: it broke" in end.told
-    slots = [s.since_unix_s // SLOT_S for s in queue.state.jobs["b"].course.stretches]
+    assert "TASK: it broke" in end.message
+    slots = [s.since_unix_s // SLOT_S for s in queue.state.jobs["b"].progress.segments]
     assert len(set(slots)) == 3  # not again in the same slot
 
 
@@ -245,11 +245,11 @@ def test_a_job_that_does_not_save_in_time_is_ended_all_the_same(tmp_path: Path) 
 
 
 def test_prices_turn_away_who_cannot_be_in_time(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, policy="pd_ors", room=2.0)
+    queue = sim_queue(tmp_path, policy="pd_ors", capacity=2.0)
     queue.submit("red", job("a", seconds=100.0, deadline_s=20.0, urgency=6.0))
     queue.submit("red", job("b", seconds=20.0, deadline_s=100.0))
     queue.run(60.0)
-    assert outcome(queue, "a") == ("turned away", "NOT_WORTH")
+    assert outcome(queue, "a") == ("turned away", "VALUE_TOO_LOW")
     assert outcome(queue, "b") == ("finished", None)
     assert utility_of_end(queue.state.jobs["a"]) == 0.0
 
@@ -258,34 +258,34 @@ def test_what_a_job_was_worth_does_not_change_with_the_queues_slots(tmp_path: Pa
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", seconds=40.0, deadline_s=30.0))
     queue.run(80.0)
-    worth = utility_of_end(queue.state.jobs["a"])
-    assert worth is not None and 0.0 < worth < queue.state.jobs["a"].request.worth.worth
+    value = utility_of_end(queue.state.jobs["a"])
+    assert value is not None and 0.0 < value < queue.state.jobs["a"].request.value.value
     queue.die()
     queue.config = queue.config.model_copy(update={"slot_s": 3 * SLOT_S})
     queue.run(200.0)
     assert queue.state.config is not None and queue.state.config.slot_s == 3 * SLOT_S
-    assert utility_of_end(queue.state.jobs["a"]) == worth
+    assert utility_of_end(queue.state.jobs["a"]) == value
 
 
 def test_places_count_where_order_does(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, room=2.0)
+    queue = sim_queue(tmp_path, capacity=2.0)
     queue.submit("blue", job("a", seconds=15.0))
     queue.run(3.0)
     for name in ("b", "c", "d"):
         queue.submit("red", job(name, seconds=15.0))
     queue.tick()
-    refused = queue.move("red", "d", place="first")
-    queue.move("red", "d", place="before", before="b")
+    refused = queue.move("red", "d", position="first")
+    queue.move("red", "d", position="before", before="b")
     queue.tick()
     assert queue.state.answers[refused].code == "QUEUE_DENIED"  # it would pass blue's
     assert [j.name for j in queue.state.living()] == ["a", "d", "b", "c"]
-    queue.move("red", "b", place="last")
-    queue.move("boss", "c", place="first")
+    queue.move("red", "b", position="last")
+    queue.move("boss", "c", position="first")
     queue.tick()
     assert [j.name for j in queue.state.living()] == ["c", "a", "d", "b"]
     nothing = queue.move("red", "d")
-    itself = queue.move("red", "d", place="before", before="d")
-    nobody = queue.move("red", "d", place="before", before="z")
+    itself = queue.move("red", "d", position="before", before="d")
+    nobody = queue.move("red", "d", position="before", before="z")
     queue.tick()
     assert {queue.state.answers[i].code for i in (nothing, itself, nobody)} == {"QUEUE_REQUEST"}
     queue.run(120.0)
@@ -294,29 +294,29 @@ def test_places_count_where_order_does(tmp_path: Path) -> None:
 
 
 def test_another_worth_is_told_to_the_policy(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, room=2.0, policy="pd_ors")
-    queue.submit("red", job("a", seconds=30.0, worth=50.0, deadline_s=300.0))
+    queue = sim_queue(tmp_path, capacity=2.0, policy="pd_ors")
+    queue.submit("red", job("a", seconds=30.0, value=50.0, deadline_s=300.0))
     queue.run(3.0)
-    queue.submit("red", job("b", seconds=20.0, worth=1.0, deadline_s=300.0))
+    queue.submit("red", job("b", seconds=20.0, value=1.0, deadline_s=300.0))
     queue.run(11.0)
-    queue.move("red", "b", worth=WorthChange(worth=80.0))
+    queue.move("red", "b", value=ValueChange(value=80.0))
     queue.run(21.0)
-    slot = queue.state.era.slots[-1]
+    slot = queue.state.generation.slots[-1]
     assert "b" in slot.arrived
     assert "b" in slot.gone
-    assert slot.jobs["b"].worth.worth == 80.0
+    assert slot.jobs["b"].value.value == 80.0
     queue.run(120.0)
     assert outcome(queue, "b") == ("finished", None)
 
 
 def test_an_era_ends_and_jobs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geo_ray.scheduler.queue.loop.ERA_SLOTS", 3)
+    monkeypatch.setattr("geo_ray.scheduler.queue.loop.GENERATION_SLOTS", 3)
     for policy in ("fifo", "pd_ors"):
         queue = sim_queue(tmp_path / policy, policy=policy)
         (tmp_path / policy).mkdir()
         queue.submit("red", job("a", seconds=75.0, deadline_s=40.0))
         queue.run(100.0)
-        assert queue.state.era.number >= 3
+        assert queue.state.generation.number >= 3
         assert outcome(queue, "a") == ("finished", None)
         assert queue.state.attempts["a"] == 1
 
@@ -328,7 +328,7 @@ def test_another_configuration_begins_an_era(tmp_path: Path) -> None:
     queue.die()
     queue.config = queue.world.config = queue.config.model_copy(update={"policy": "drf"})
     queue.run(70.0)
-    assert queue.state.era.number == 2
+    assert queue.state.generation.number == 2
     assert outcome(queue, "a") == ("finished", None)
     assert queue.state.attempts["a"] == 1
 
@@ -349,7 +349,7 @@ def test_nothing_is_decided_while_nothing_is_seen(tmp_path: Path) -> None:
     queue.submit("red", job("a"))
     queue.world.is_down = True
     assert any("nobody answers" in text for text in queue.tick())
-    assert not queue.state.era.slots
+    assert not queue.state.generation.slots
     assert "a" in queue.state.jobs  # taken in all the same
     queue.world.is_down = False
     queue.run(40.0)
@@ -357,11 +357,11 @@ def test_nothing_is_decided_while_nothing_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_cluster_without_machines_has_no_slots_yet(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, room=0.0)
+    queue = sim_queue(tmp_path, capacity=0.0)
     queue.submit("red", job("a"))
     queue.run(30.0)
-    assert not queue.state.era.slots
-    queue.world.room = dict.fromkeys(queue.world.room, (0.0, 8.0))
+    assert not queue.state.generation.slots
+    queue.world.capacity = dict.fromkeys(queue.world.capacity, (0.0, 8.0))
     queue.run(90.0)
     assert outcome(queue, "a") == ("finished", None)
 
@@ -381,9 +381,9 @@ def test_an_overtaken_queue_does_nothing_more(tmp_path: Path) -> None:
 def test_machines_are_asked_for_while_jobs_pay_for_them(tmp_path: Path) -> None:
     machine = {"type": "m5", "at": "us-east-1", "cap": 3, "cpus": 4.0, "usd_per_hour": 3600.0}
     regions = {"us": {"machines": machine}}
-    queue = sim_queue(tmp_path, room=12.0, regions=regions, autoscaler="c", worth_per_usd=1.0)
-    queue.submit("red", job("cheap", seconds=20.0, worth=1.0))
-    queue.submit("red", job("dear", seconds=20.0, worth=100.0))
+    queue = sim_queue(tmp_path, capacity=12.0, regions=regions, autoscaler="c", value_per_usd=1.0)
+    queue.submit("red", job("cheap", seconds=20.0, value=1.0))
+    queue.submit("red", job("dear", seconds=20.0, value=100.0))
     queue.run(5.0)
     target = target_of(queue.state, queue.config)
     assert target.regions[0].rows_per_s == 1.0  # one machine, of one row a second as it is reckoned
@@ -395,7 +395,7 @@ def test_machines_are_asked_for_while_jobs_pay_for_them(tmp_path: Path) -> None:
 
 
 def test_a_job_of_data_anywhere_grows_and_shrinks_by_members(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, policy="drf", room=2.0)
+    queue = sim_queue(tmp_path, policy="drf", capacity=2.0)
     queue.submit("red", job("a", seconds=300.0, anywhere=True, most=3))
     queue.run(15.0)
     assert {n for n, s in queue.world.runs["a"].members.items() if s == "member"} == {
@@ -411,8 +411,8 @@ def test_a_job_of_data_anywhere_grows_and_shrinks_by_members(tmp_path: Path) -> 
 
 
 def test_the_report_is_what_the_journal_comes_to(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, room=2.0)
-    queue.submit("red", job("a", seconds=12.0, worth=8.0, deadline_s=30.0, urgency=1.0))
+    queue = sim_queue(tmp_path, capacity=2.0)
+    queue.submit("red", job("a", seconds=12.0, value=8.0, deadline_s=30.0, urgency=1.0))
     queue.submit("red", job("b", seconds=12.0))
     queue.run(17.0)
     report = report_of(state_of(QueueJournal(queue.store).read()))
@@ -425,7 +425,7 @@ def test_the_report_is_what_the_journal_comes_to(tmp_path: Path) -> None:
 
 def test_a_job_that_is_starting_is_let_start(tmp_path: Path) -> None:
     """Starts take far longer than reckoned: nobody is sent away before it could train."""
-    queue = sim_queue(tmp_path, room=2.0, policy="pd_ors")
+    queue = sim_queue(tmp_path, capacity=2.0, policy="pd_ors")
     queue.world.start_s = 45.0
     for name in ("a", "b"):
         queue.submit("red", job(name, seconds=20.0, deadline_s=300.0))

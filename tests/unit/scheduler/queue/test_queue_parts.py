@@ -1,4 +1,4 @@
-"""Configuration, tokens, boxes and the journal of a queue."""
+"""Configuration, tokens, inboxes and the journal of a queue."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ from geo_ray.scheduler.queue import inbox
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.inbox import is_signed, key_of, new_token, sign
 from geo_ray.scheduler.queue.job_spec import CancelRequest, SubmitRequest
-from geo_ray.scheduler.queue.journal import EraEntry, QueueJournal, TakenEntry, piece_key
-from geo_ray.scheduler.queue.state import QueuePlace
+from geo_ray.scheduler.queue.journal import (
+    PolicyGenerationEntry,
+    QueueJournal,
+    TakenEntry,
+    piece_key,
+)
+from geo_ray.scheduler.queue.state import QueueLocation
 from geo_ray.storage.conditional_store import ConditionalStore, LocalConditionalStore, StoredValue
 from tests.support.queue_support import TOKENS, SimQueue, job, queue_config, sim_queue
 from tests.support.s3_support import new_prefix, s3_server, set_credentials
@@ -123,7 +128,7 @@ def test_a_request_is_opened_only_with_its_tenants_key() -> None:
 
 
 def test_a_box_of_nonsense_is_emptied(tmp_path: Path) -> None:
-    (tmp_path / inbox.box_key("red")).write_bytes(b"nonsense")
+    (tmp_path / inbox.inbox_key("red")).write_bytes(b"nonsense")
     store = LocalConditionalStore(tmp_path)
     assert inbox.look(store, "red") == []
     inbox.submit(store, "red", inbox.signed(request(), "q", TOKENS["red"]))
@@ -142,8 +147,8 @@ def test_a_box_that_nobody_empties_gets_full(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ journal
 
 
-def entry(number: int) -> EraEntry:
-    return EraEntry(unix_s=float(number), number=number)
+def entry(number: int) -> PolicyGenerationEntry:
+    return PolicyGenerationEntry(unix_s=float(number), number=number)
 
 
 def test_a_journal_gives_what_was_written(tmp_path: Path) -> None:
@@ -161,7 +166,7 @@ def test_a_journal_gives_what_was_written(tmp_path: Path) -> None:
 def test_a_journal_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     set_credentials(monkeypatch)
     with s3_server() as endpoint:
-        place = QueuePlace.at(new_prefix(endpoint))
+        place = QueueLocation.at(new_prefix(endpoint))
         with pytest.raises(QueueMissingError):
             place.read()
         journal = QueueJournal(place.store())
@@ -179,7 +184,7 @@ def test_a_journal_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_queue_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_credentials(monkeypatch)
     with s3_server() as endpoint:
-        place = QueuePlace.at(new_prefix(endpoint))
+        place = QueueLocation.at(new_prefix(endpoint))
         monkeypatch.setattr(SimQueue, "store", property(lambda _: place.store()))
         queue = sim_queue(tmp_path)
         queue.submit("red", job("a", seconds=8.0))
@@ -249,7 +254,7 @@ def test_a_write_whose_answer_got_lost_is_found_again(tmp_path: Path) -> None:
 def test_a_torn_journal_is_said_to_be_one(tmp_path: Path, data: bytes) -> None:
     (tmp_path / piece_key(1)).write_bytes(data)
     with pytest.raises(QueueJournalError, match=r"journal-000001\.z"):
-        QueuePlace.at(tmp_path).read()
+        QueueLocation.at(tmp_path).read()
 
 
 def test_what_is_too_large_is_refused_whole(tmp_path: Path) -> None:

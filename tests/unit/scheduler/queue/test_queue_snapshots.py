@@ -15,9 +15,9 @@ from geo_ray.scheduler.queue.journal import (
     EndedEntry,
     GoneEntry,
     LeaveEntry,
+    ObservationEntry,
     OpenedEntry,
     QueueJournal,
-    SeenEntry,
     SlotEntry,
     SnapshotEntry,
     StartEntry,
@@ -26,7 +26,7 @@ from geo_ray.scheduler.queue.journal import (
 from geo_ray.scheduler.queue.report import report_of
 from geo_ray.scheduler.queue.state import (
     SNAPSHOT_FORMAT,
-    QueuePlace,
+    QueueLocation,
     QueueState,
     state_of,
 )
@@ -50,11 +50,11 @@ def test_a_year_costs_a_reader_no_more_than_a_month(
 ) -> None:
     """A slot of four days. Pieces and eras are as small for that as there is little to write."""
     monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 1000)
-    monkeypatch.setattr("geo_ray.scheduler.queue.loop.ERA_SLOTS", 30)
+    monkeypatch.setattr("geo_ray.scheduler.queue.loop.GENERATION_SLOTS", 30)
     monkeypatch.setattr("geo_ray.scheduler.queue.state.KEPT_ENDED", 10)
     slot_s, slots = 4 * 86_400.0, 92
     patience = {"stall_s": 1e9, "overrun": 1e9}
-    queue = sim_queue(tmp_path, room=8.0, slot_s=slot_s, patience=patience)
+    queue = sim_queue(tmp_path, capacity=8.0, slot_s=slot_s, patience=patience)
     for number in range(3):
         queue.submit("red", job(f"long-{number}", seconds=3 * slots * slot_s, most=1))
     loop, early, costs = queue.open(), QueueJournal(queue.store), list[int]()
@@ -126,7 +126,7 @@ def test_what_is_forgotten_is_not_heard_again(
     assert queue.state.jobs["a"].end is not None
     loop = queue.loop
     assert loop is not None
-    loop.state.era.slots.clear()  # as at the beginning of an era
+    loop.state.generation.slots.clear()  # as at the beginning of an era
     queue.cancel("red", "nothing")
     queue.tick()
     read = compacted(queue)
@@ -218,13 +218,13 @@ def test_a_snapshot_that_cannot_be_written_stops_nothing(
     queue = sim_queue(tmp_path, policy="pd_ors")
     loop = queue.open()
     loop.store = NoBase(tmp_path)
-    told: list[str] = []
+    message: list[str] = []
     for number in range(12):
         queue.submit("red", job(f"j{number}", seconds=8.0))
-        told += loop.tick(queue.world.now_s)
+        message += loop.tick(queue.world.now_s)
         queue.world.advance(queue.world.now_s + 4.0)
     queue.run(280.0, every_s=2.0)
-    assert [each for each in told if "the journal stays long" in each]
+    assert [each for each in message if "the journal stays long" in each]
     assert len(queue.state.jobs) == 12
     assert all(each.end is not None for each in queue.state.jobs.values())
 
@@ -251,7 +251,7 @@ def test_who_was_overtaken_by_a_snapshot_writes_nothing(
 def test_a_snapshot_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_credentials(monkeypatch)
     with s3_server() as server:
-        place = QueuePlace.at(new_prefix(server))
+        place = QueueLocation.at(new_prefix(server))
         store = place.store()
         monkeypatch.setattr(SimQueue, "store", property(lambda _: store))
         queue = sim_queue(tmp_path)
@@ -272,12 +272,12 @@ NOBODY = "nobody"
 CONTRADICTIONS: dict[str, AnyEntry] = {
     "an end": EndedEntry(unix_s=5.0, job=NOBODY, outcome="finished"),
     "a start": StartEntry(unix_s=5.0, job=NOBODY, attempt=1, workers={"us": 1}, averager="us"),
-    "a leave": LeaveEntry(unix_s=5.0, job="waits", why="preempted", told=""),
+    "a leave": LeaveEntry(unix_s=5.0, job="waits", why="preempted", message=""),
     "an end of nothing": GoneEntry(unix_s=5.0, job="waits", attempt=1, how="saved"),
-    "progress": SeenEntry(unix_s=5.0, done={NOBODY: 0.5}),
-    "a problem": SeenEntry(unix_s=5.0, problems={NOBODY: "x"}),
-    "a slot": SlotEntry(unix_s=5.0, slot=1, room={}, arrived=(NOBODY,)),
-    "a payoff": SlotEntry(unix_s=5.0, slot=1, room={}, payoffs={NOBODY: 1.0}),
+    "progress": ObservationEntry(unix_s=5.0, done={NOBODY: 0.5}),
+    "a problem": ObservationEntry(unix_s=5.0, problems={NOBODY: "x"}),
+    "a slot": SlotEntry(unix_s=5.0, slot=1, capacity={}, arrived=(NOBODY,)),
+    "a payoff": SlotEntry(unix_s=5.0, slot=1, capacity={}, surpluses={NOBODY: 1.0}),
     "a snapshot of nothing": SnapshotEntry(
         unix_s=5.0, part=0, is_last=True, head={"format": SNAPSHOT_FORMAT, "epoch": "x"}
     ),
@@ -292,14 +292,14 @@ def test_a_snapshot_of_another_format_is_rejected_by_name() -> None:
 
 @pytest.mark.parametrize("what", CONTRADICTIONS)
 def test_a_journal_that_contradicts_itself_is_named(tmp_path: Path, what: str) -> None:
-    queue = sim_queue(tmp_path, room=0.0)
+    queue = sim_queue(tmp_path, capacity=0.0)
     queue.submit("red", job("waits"))
     queue.tick()
     journal = QueueJournal(queue.store)
     journal.read()
     journal.add([CONTRADICTIONS[what]])
     with pytest.raises(QueueJournalError, match="contradicts itself"):
-        QueuePlace.at(tmp_path).read()
+        QueueLocation.at(tmp_path).read()
     queue.die()
     with pytest.raises(QueueJournalError, match="contradicts itself"):
         queue.tick()

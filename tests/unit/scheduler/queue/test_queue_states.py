@@ -12,16 +12,16 @@ from geo_ray.scheduler.queue.journal import (
     EndedEntry,
     GoneEntry,
     LeaveEntry,
+    ObservationEntry,
     ReshapeEntry,
-    SeenEntry,
     StartEntry,
 )
 from geo_ray.scheduler.queue.state import JobState, QueueState
 from tests.support.queue_support import job, sim_queue
 
 START = StartEntry(unix_s=2.0, job="a", attempt=1, workers={"eu": 1}, averager="eu")
-STEP = SeenEntry(unix_s=3.0, done={"a": 0.1})
-LEAVE = LeaveEntry(unix_s=4.0, job="a", why="preempted", told="")
+STEP = ObservationEntry(unix_s=3.0, done={"a": 0.1})
+LEAVE = LeaveEntry(unix_s=4.0, job="a", why="preempted", message="")
 GONE = GoneEntry(unix_s=5.0, job="a", attempt=1, how="saved")
 RESHAPE = ReshapeEntry(unix_s=5.0, job="a", workers={"eu": 2})
 END = EndedEntry(unix_s=6.0, job="a", outcome="finished")
@@ -29,7 +29,7 @@ END = EndedEntry(unix_s=6.0, job="a", outcome="finished")
 
 @pytest.fixture
 def state(tmp_path: Path) -> QueueState:
-    queue = sim_queue(tmp_path, room=0.0)
+    queue = sim_queue(tmp_path, capacity=0.0)
     queue.submit("red", job("a"))
     queue.tick()
     return queue.state

@@ -16,8 +16,8 @@ from geo_ray.scheduler.queue import inbox
 from geo_ray.scheduler.queue.inbox import sign
 from geo_ray.scheduler.queue.job_spec import SubmitRequest
 from geo_ray.scheduler.queue.journal import (
-    EraEntry,
     OpenedEntry,
+    PolicyGenerationEntry,
     QueueJournal,
     TakenEntry,
     piece_key,
@@ -48,8 +48,8 @@ POISON: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "endless workers": (SPEC, {"most_workers": 10**12}),
     "endless rows": ((*SPEC, "regions", "us"), {"rows": 10**12}),
     "endless needs": ((*SPEC, "regions", "us"), {"cpus": 1e308}),
-    "endless worth": (("job", "worth"), {"worth": 1e308}),
-    "no number": (("job", "worth"), {"worth": float("nan")}),
+    "endless worth": (("job", "value"), {"value": 1e308}),
+    "no number": (("job", "value"), {"value": float("nan")}),
     "a long id": ((), {"id": "z" * 100_000}),
 }
 
@@ -104,19 +104,19 @@ def test_what_is_refused_is_not_written_down_whole(tmp_path: Path) -> None:
     assert queue.state.jobs["a"].request.config == full.config
 
 
-class BrokenBox:
+class BrokenInbox:
     """A store in which one tenant's box cannot be read, or changes all the time."""
 
     def __init__(self, inner: ConditionalStore, at: Callable[[str], None]) -> None:
         self._inner, self._at = inner, at
 
     def read(self, key: str) -> Any:
-        if key == inbox.box_key("red"):
+        if key == inbox.inbox_key("red"):
             self._at("read")
         return self._inner.read(key)
 
     def write(self, key: str, data: bytes, expected: str | None) -> str | None:
-        if key == inbox.box_key("red"):
+        if key == inbox.inbox_key("red"):
             self._at("write")
         return self._inner.write(key, data, expected)
 
@@ -139,7 +139,7 @@ def test_a_box_that_cannot_be_used_stops_nobody_else(tmp_path: Path, when: str) 
             raise ClusterError("its owner has seen to that")
 
     loop = queue.open()
-    loop.store = BrokenBox(loop.store, at)
+    loop.store = BrokenInbox(loop.store, at)
     for _ in range(30):
         assert any("red" in text for text in queue.tick())
         queue.world.advance(queue.world.now_s + 1.0)
@@ -154,22 +154,22 @@ def test_nonsense_that_comes_as_a_box_is_emptied_stops_nobody(tmp_path: Path) ->
 
     def at(what: str) -> None:
         if what == "write":
-            (tmp_path / inbox.box_key("red")).write_bytes(b"nonsense")
+            (tmp_path / inbox.inbox_key("red")).write_bytes(b"nonsense")
 
     loop = queue.open()
-    loop.store = BrokenBox(loop.store, at)
+    loop.store = BrokenInbox(loop.store, at)
     queue.run(30.0)
     assert outcomes(queue) == {"a": "finished"}
 
 
 def test_a_job_may_be_moved_again_and_again(tmp_path: Path) -> None:
-    queue = sim_queue(tmp_path, room=2.0)
+    queue = sim_queue(tmp_path, capacity=2.0)
     for name in ("first", "x", "y"):
         queue.submit("red", job(name, seconds=900.0))
     queue.tick()
     for number in range(120):
         one, other = ("x", "y") if number % 2 else ("y", "x")
-        queue.move("red", one, place="before", before=other)
+        queue.move("red", one, position="before", before=other)
         queue.tick()
         assert [each.name for each in queue.state.living()] == ["first", one, other]
 
@@ -198,7 +198,7 @@ def test_an_action_that_fails_in_whatever_way_stops_no_other(tmp_path: Path) -> 
 def test_a_region_that_the_queue_has_no_more_is_as_one_that_is_gone(
     tmp_path: Path, policy: str, gone: str
 ) -> None:
-    queue = sim_queue(tmp_path, policy=policy, worth_per_usd=0.001)
+    queue = sim_queue(tmp_path, policy=policy, value_per_usd=0.001)
     queue.submit("red", job("two", ("us", "eu"), seconds=60.0, least=1))
     queue.submit("red", job("one", (gone,), seconds=60.0))
     queue.run(15.0)
@@ -206,9 +206,9 @@ def test_a_region_that_the_queue_has_no_more_is_as_one_that_is_gone(
     queue.die()
     left = {name: {"cpus": 8.0} for name in ("us", "eu", "asia") if name != gone}
     queue.config = queue.world.config = queue_config(
-        policy=policy, worth_per_usd=0.001, regions=left
+        policy=policy, value_per_usd=0.001, regions=left
     )
-    queue.world.room = dict.fromkeys(left, (0.0, 8.0))
+    queue.world.capacity = dict.fromkeys(left, (0.0, 8.0))
     assert not target_of(before, queue.config).regions, "nothing is rented there"
     queue.run(150.0)
     assert outcomes(queue) == {"two": "finished", "one": None}
@@ -264,7 +264,9 @@ def test_a_clock_that_jumps_costs_no_job_anything(
     tmp_path: Path, policy: str, jump_s: float
 ) -> None:
     """Set right by hand, or after the machine was suspended; cluster and jobs do not mind."""
-    queue = sim_queue(tmp_path, room=2.0, policy=policy, patience={"stall_s": 60.0, "overrun": 2.0})
+    queue = sim_queue(
+        tmp_path, capacity=2.0, policy=policy, patience={"stall_s": 60.0, "overrun": 2.0}
+    )
     for name in ("a", "b"):
         queue.submit("red", job(name, seconds=40.0))
     world, ahead_s = queue.world, 2e9
@@ -275,8 +277,8 @@ def test_a_clock_that_jumps_costs_no_job_anything(
         world.advance(world.now_s + 1.0)
     assert outcomes(queue) == {"a": "finished", "b": "finished"}
     assert queue.state.attempts == {"a": 1, "b": 1}
-    assert 0.8 < queue.state.jobs["a"].course.factor < 1.3
-    eras = [e for e in QueueJournal(queue.store).read() if isinstance(e, EraEntry)]
+    assert 0.8 < queue.state.jobs["a"].progress.factor < 1.3
+    eras = [e for e in QueueJournal(queue.store).read() if isinstance(e, PolicyGenerationEntry)]
     assert len(eras) <= 2
 
 
@@ -370,7 +372,7 @@ def test_a_reader_misses_nothing_that_is_written_as_it_looks(
 def test_a_journal_that_lacks_a_piece_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    """Else all that runs would be taken for strays, and ended."""
+    """Else all that runs would be taken for orphans, and ended."""
     monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 500)
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", seconds=400.0))

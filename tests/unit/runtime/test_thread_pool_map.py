@@ -6,20 +6,20 @@ import threading
 
 import pytest
 
-from geo_ray.base.threads import Together, in_turn
+from geo_ray.base.threads import ThreadPoolMap, in_turn
 
 WAIT_S = 20.0
 
 
 def test_calls_run_at_the_same_time() -> None:
     meet = threading.Barrier(3, timeout=WAIT_S)  # nobody passes it before all three are there
-    together = Together(3, "test")
+    pool = ThreadPoolMap(3, "test")
     try:
-        assert sorted(together([meet.wait] * 3)) == [0, 1, 2]
-        assert together([lambda: "a", lambda: "b"]) == ["a", "b"]
-        assert together([lambda i=i: i for i in range(7)]) == list(range(7))
+        assert sorted(pool([meet.wait] * 3)) == [0, 1, 2]
+        assert pool([lambda: "a", lambda: "b"]) == ["a", "b"]
+        assert pool([lambda i=i: i for i in range(7)]) == list(range(7))
     finally:
-        together.close()
+        pool.close()
 
 
 def test_all_have_ended_before_an_error_is_raised() -> None:
@@ -34,22 +34,22 @@ def test_all_have_ended_before_an_error_is_raised() -> None:
         gate.set()
         raise ValueError("first")
 
-    together = Together(2, "test")
+    pool = ThreadPoolMap(2, "test")
     try:
         with pytest.raises(ValueError, match="first"):
-            together([fails, late])
+            pool([fails, late])
         assert ended == ["late"]
         with pytest.raises(ZeroDivisionError):
-            together([lambda: 1, lambda: 1 // 0])
-        assert together([lambda: 1, lambda: 2]) == [1, 2]
+            pool([lambda: 1, lambda: 1 // 0])
+        assert pool([lambda: 1, lambda: 2]) == [1, 2]
     finally:
-        together.close()
+        pool.close()
 
 
 def test_closing_leaves_no_thread_behind() -> None:
-    together = Together(4, "leaves-nothing")
-    together([lambda: None] * 4)
-    together.close()
+    pool = ThreadPoolMap(4, "leaves-nothing")
+    pool([lambda: None] * 4)
+    pool.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("leaves-nothing")]
 
 

@@ -43,10 +43,10 @@ class Bucket:
         self.log += data
 
     def put_together(self) -> None:
-        few, self.own = self.own, []
-        if len(few) > 1:
-            self.put(self.epoch, few[0].start, self.log[few[0].start : few[-1].end])
-            for each in few:
+        segments, self.own = self.own, []
+        if len(segments) > 1:
+            self.put(self.epoch, segments[0].start, self.log[segments[0].start : segments[-1].end])
+            for each in segments:
                 if self.random.random() < 0.8:  # it may die on the way
                     del self.there[each]
 

@@ -26,9 +26,9 @@ from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import places_of
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.lease import LEASE_KEY, decode_record
-from geo_ray.runs.remote import Copy, RunObjects, copy_path, driven_copy, seen_copy
+from geo_ray.runs.remote import Copy, RunObjects, copy_path, driven_copy, view_copy
 from geo_ray.runs.requests import take_member_requests
-from geo_ray.runs.uploader import Mirror, mirrored
+from geo_ray.runs.uploader import Uploader, uploading
 from geo_ray.storage.uri import join, parse_s3
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, read_events
 from tests.support.s3_support import client_of, new_prefix, proxy_before, s3_server, set_credentials
@@ -71,7 +71,7 @@ class Driver:
     def __init__(self, uri: str, path: Path, epoch: int, holds: bool = True) -> None:
         self.path, self.holds = path, holds
         path.mkdir(parents=True, exist_ok=True)
-        self.mirror = Mirror(RunObjects(uri), path, epoch, self._check)
+        self.uploader = Uploader(RunObjects(uri), path, epoch, self._check)
 
     def _check(self) -> None:
         if not self.holds:
@@ -96,7 +96,7 @@ def test_a_copy_has_what_the_driver_has_written(uri: str, tmp_path: Path) -> Non
     (driver.path / "logs").mkdir()
     (driver.path / "logs" / "a.txt").write_text("first")
     (driver.path / "model.safetensors").write_bytes(b"m" * (9 << 20))  # in pieces
-    driver.mirror.tick()
+    driver.uploader.tick()
     copy = Copy(RunObjects(uri), tmp_path / "copy")
     assert not copy.pull(models=False)
     assert said(copy.path) == ["one", "two"]
@@ -104,7 +104,7 @@ def test_a_copy_has_what_the_driver_has_written(uri: str, tmp_path: Path) -> Non
     assert not (copy.path / "model.safetensors").exists()
     driver.write("three")
     (driver.path / "logs" / "a.txt").write_text("second, longer")
-    driver.mirror.tick()
+    driver.uploader.tick()
     assert not copy.pull(models=True)
     assert said(copy.path) == ["one", "two", "three"]
     assert (copy.path / "logs" / "a.txt").read_text() == "second, longer"
@@ -113,7 +113,7 @@ def test_a_copy_has_what_the_driver_has_written(uri: str, tmp_path: Path) -> Non
 
 
 def test_a_run_that_has_written_nothing_yet_has_an_empty_log(uri: str) -> None:
-    assert said(seen_copy(uri)) == said(driven_copy(uri)) == []
+    assert said(view_copy(uri)) == said(driven_copy(uri)) == []
 
 
 def test_a_reader_of_events_also_has_the_configuration(
@@ -124,12 +124,12 @@ def test_a_reader_of_events_also_has_the_configuration(
         driver = Driver(through, tmp_path / "driver", 1)
         driver.write("one")
         (driver.path / "config.lock.yaml").write_text("{}")
-        driver.mirror.start()
-        driver.mirror.close()
+        driver.uploader.start()
+        driver.uploader.close()
         written = [r.path for r in proxy.seen if r.method == "PUT"]
     first = [next(n for n, path in enumerate(written) if part in path) for part in FIRST_WRITTEN]
     assert first == sorted(first)
-    assert (seen_copy(uri) / "config.lock.yaml").read_text() == "{}"
+    assert (view_copy(uri) / "config.lock.yaml").read_text() == "{}"
 
 
 def test_a_version_that_was_replaced_meanwhile_is_missing_and_no_full_disk(
@@ -138,7 +138,7 @@ def test_a_version_that_was_replaced_meanwhile_is_missing_and_no_full_disk(
     driver, objects = Driver(uri, tmp_path / "driver", 1), RunObjects(uri)
     for text in ("first", "second"):
         (driver.path / "summary.json").write_text(text)
-        driver.mirror.tick()
+        driver.uploader.tick()
         listed = objects.files()["summary.json"]
         if text == "first":
             replaced = listed
@@ -153,12 +153,12 @@ def test_many_small_pieces_are_put_together(uri: str, tmp_path: Path) -> None:
     texts = [f"line {number}" for number in range(150)]
     for number, text in enumerate(texts):
         driver.write(text)
-        driver.mirror.tick()
+        driver.uploader.tick()
         if number % 40 == 0:
             copy.pull(models=False)
     assert len(RunObjects(uri).segments()) < 70
     copy.pull(models=False)
-    assert said(copy.path) == said(seen_copy(uri)) == texts
+    assert said(copy.path) == said(view_copy(uri)) == texts
 
 
 def test_what_is_written_after_the_run_was_taken_over_counts_for_nothing(
@@ -168,45 +168,45 @@ def test_what_is_written_after_the_run_was_taken_over_counts_for_nothing(
     first = Driver(uri, tmp_path / "first", 1)
     first.write("one", "two")
     (first.path / "summary.json").write_text("of the first")
-    first.mirror.tick()
+    first.uploader.tick()
     copy = Copy(RunObjects(uri), tmp_path / "copy")
     copy.pull(models=False)
     second = Driver(uri, driven_copy(uri), 2)
-    second.mirror.start()
+    second.uploader.start()
     second.write("taken over")
-    second.mirror.tick()
+    second.uploader.tick()
     first.write("late", "and later")
     (first.path / "summary.json").write_text("of the first, late")
-    first.mirror.tick()
+    first.uploader.tick()
     assert not copy.pull(models=False)
     assert said(copy.path) == ["one", "two", "taken over"]
     (second.path / "summary.json").write_text("of the second")
-    second.mirror.close()
-    for path in (seen_copy(uri), driven_copy(uri)):
+    second.uploader.close()
+    for path in (view_copy(uri), driven_copy(uri)):
         assert said(path) == ["one", "two", "taken over"]
         assert (path / "summary.json").read_text() == "of the second"
     first.holds = False
     with pytest.raises(LeaseLostError):
-        first.mirror.tick()
+        first.uploader.tick()
 
 
 def test_a_reader_that_had_the_late_lines_loses_them(uri: str, tmp_path: Path) -> None:
     first = Driver(uri, tmp_path / "first", 1)
     first.write("one")
-    first.mirror.tick()
+    first.uploader.tick()
     second = Driver(uri, driven_copy(uri), 2)
     first.write("late")
-    first.mirror.tick()
+    first.uploader.tick()
     copy = Copy(RunObjects(uri), tmp_path / "copy")
     copy.pull(models=False)
     assert said(copy.path) == ["one", "late"]
     second.write("taken over")
     with pytest.raises(RunHeldError):  # it had not seen all when it began
-        second.mirror.start()
+        second.uploader.start()
     second = Driver(uri, driven_copy(uri), 2)
-    second.mirror.start()
+    second.uploader.start()
     second.write("taken over again")
-    second.mirror.close()
+    second.uploader.close()
     assert not copy.pull(models=False)
     assert said(copy.path) == ["one", "late", "taken over again"]
 
@@ -215,25 +215,25 @@ def test_what_the_bucket_lacks_is_copied_by_the_next_driver_on_the_machine(uri: 
     path = driven_copy(uri)
     first = Driver(uri, path, 1)
     first.write("one")
-    first.mirror.tick()
+    first.uploader.tick()
     first.write("two")  # and then the bucket was out of reach
     assert driven_copy(uri) == path and said(path) == ["one", "two"]
-    with mirrored(uri, path, 2, lambda: None):
+    with uploading(uri, path, 2, lambda: None):
         pass
-    assert said(seen_copy(uri)) == ["one", "two"]
+    assert said(view_copy(uri)) == ["one", "two"]
 
 
 def test_requests_reach_the_driver_once(uri: str, tmp_path: Path) -> None:
     driver, objects = Driver(uri, tmp_path / "driver", 1), RunObjects(uri)
     driver.write("one")
     objects.ask("old.json", b"{}")
-    driver.mirror.start()
+    driver.uploader.start()
     assert take_member_requests(driver.path) == []  # of a run that was over
     objects.ask("1.json", b'{"verb": "drain", "region": "eu-west"}')
     objects.ask("1.json", b'{"verb": "drain", "region": "eu-west"}')
     eventually(lambda: (driver.path / "requests" / "1.json").exists(), "the request")
     assert [each.region for each in take_member_requests(driver.path)] == ["eu-west"]
-    driver.mirror.close()
+    driver.uploader.close()
     assert objects.take_requests() == {}
 
 
@@ -246,39 +246,39 @@ def test_a_bucket_that_is_out_of_reach_is_caught_up_with(
         assert through != uri
         driver = Driver(through, tmp_path / "driver", 1)
         driver.write("one")
-        driver.mirror.start()
+        driver.uploader.start()
         proxy.trouble = lambda request: "503"
         driver.write("two")
         (driver.path / "summary.json").write_text("{}")
         eventually(lambda: "is not up to date" in caplog.text, "a warning")
         proxy.trouble = lambda request: "lost" if request.method == "PUT" else None
         driver.write("three")
-        eventually(lambda: said(seen_copy(uri)) == ["one", "two", "three"], "it catches up")
+        eventually(lambda: said(view_copy(uri)) == ["one", "two", "three"], "it catches up")
         proxy.trouble = lambda request: None
-        driver.mirror.close()
-    assert (seen_copy(uri) / "summary.json").read_text() == "{}"
+        driver.uploader.close()
+    assert (view_copy(uri) / "summary.json").read_text() == "{}"
 
 
 def test_a_piece_whose_answer_got_lost_may_be_written_again(uri: str, tmp_path: Path) -> None:
     objects, line = RunObjects(uri), b'{"a":1}\n'
     (tmp_path / EVENTS_FILE).write_bytes(line)
-    there = objects.put_segment(1, 0, line)  # and the mirror never heard that it was
-    mirror = Mirror(objects, tmp_path, 1, lambda: None)
-    mirror.tick()
+    there = objects.put_segment(1, 0, line)  # and the uploader never heard that it was
+    uploader = Uploader(objects, tmp_path, 1, lambda: None)
+    uploader.tick()
     assert objects.segments() == [there]
     (tmp_path / EVENTS_FILE).write_bytes(line * 2)
-    mirror.tick()
-    assert (seen_copy(uri) / EVENTS_FILE).read_bytes() == line * 2
+    uploader.tick()
+    assert (view_copy(uri) / EVENTS_FILE).read_bytes() == line * 2
 
 
 def test_a_damaged_object_is_told(uri: str, tmp_path: Path) -> None:
     driver, objects = Driver(uri, tmp_path / "driver", 1), RunObjects(uri)
     driver.write("one")
-    driver.mirror.tick()
+    driver.uploader.tick()
     (segment,) = objects.segments()
     objects._bucket.put(f"{objects._prefix}events/{segment.name}", b"something else")
     with pytest.raises(StoreError, match="cannot be read whole"):
-        seen_copy(uri)
+        view_copy(uri)
 
 
 def test_a_run_that_is_not_there_is_told(uri: str) -> None:
@@ -291,11 +291,11 @@ def test_a_run_that_is_not_there_is_told(uri: str) -> None:
 def test_a_run_that_was_removed_is_told_although_there_is_a_copy(uri: str, tmp_path: Path) -> None:
     driver = Driver(uri, tmp_path / "driver", 1)
     (driver.path / "summary.json").write_text("{}")
-    driver.mirror.tick()
-    assert (seen_copy(uri) / "summary.json").exists()
+    driver.uploader.tick()
+    assert (view_copy(uri) / "summary.json").exists()
     RunObjects(uri).discard()
     with pytest.raises(RunDirectoryError, match="there is no run"):
-        seen_copy(uri)
+        view_copy(uri)
     assert not copy_path(uri, "seen").exists()
 
 

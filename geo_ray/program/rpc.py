@@ -21,8 +21,8 @@ from geo_ray.base.errors import (
     TransportError,
 )
 from geo_ray.program.calls import RETURN_S, NodeHost, OutgoingCalls, TrafficCounter
-from geo_ray.program.clock import NodeSurroundings, RealClock
-from geo_ray.program.serialization import ShippedNode
+from geo_ray.program.clock import NodeContext, RealClock
+from geo_ray.program.serialization import SerializedNode
 from geo_ray.transport.lan import LanClient, LanConnection, LanServer
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
@@ -75,7 +75,7 @@ _CONNECT_S: Final = (0.5, 10.0)  # the first attempt, after which the table may 
 _RETRY_S: Final = 0.2
 
 
-class NodePeers:
+class NodeStubs:
     """Connections to the others, which are kept and used again.
 
     Args:
@@ -196,17 +196,17 @@ class NodeServer:
     """Holds an instance, answers calls of its region over sockets, and runs it.
 
     Args:
-        shipped: the instance.
+        serialized: the instance.
         on: processes or ray.
         host: address of this machine to listen on.
         key: of its region.
     """
 
-    def __init__(self, shipped: ShippedNode, on: str, host: str, key: bytes) -> None:
-        self._shipped, self._on = shipped, on
+    def __init__(self, serialized: SerializedNode, on: str, host: str, key: bytes) -> None:
+        self._serialized, self._on = serialized, on
         self._clock = RealClock()
         self._counter = TrafficCounter()
-        self._peers = NodePeers(shipped.name, shipped.region, key)
+        self._stubs = NodeStubs(serialized.name, serialized.region, key)
         self._host: NodeHost | None = None
         self._ended = threading.Event()
         self._lan = LanServer(host, key, self._answer)
@@ -218,7 +218,7 @@ class NodeServer:
 
     def use(self, table: NodeTable) -> None:
         """Take a newer table."""
-        self._peers.use(table)
+        self._stubs.use(table)
 
     def stand(self) -> bool:
         """Make the node; whether it has a ``run``.
@@ -227,13 +227,18 @@ class NodeServer:
             NodeUnshippableError: its function is not here.
             NodeFailedError: it raised.
         """
-        shipped = self._shipped
-        calls = OutgoingCalls(self._clock, self._peers.call, self._counter)
-        place = NodeSurroundings(
-            shipped.name, shipped.region, shipped.replica, self._on, self._clock
+        serialized = self._serialized
+        calls = OutgoingCalls(self._clock, self._stubs.call, self._counter)
+        place = NodeContext(
+            serialized.name, serialized.region, serialized.replica, self._on, self._clock
         )
         host = NodeHost(
-            shipped.made_by(), shipped.given(), shipped.calls_at_once, place, calls, shipped.names
+            serialized.made_by(),
+            serialized.given(),
+            serialized.calls_at_once,
+            place,
+            calls,
+            serialized.names,
         )
         host.stand()
         self._host = host
@@ -259,7 +264,7 @@ class NodeServer:
         """Answer nothing any more."""
         self._ended.set()
         self._clock.close()
-        self._peers.close()
+        self._stubs.close()
         self._lan.close(0.5)
 
     def answer(self, method: str, request: Any) -> bytes:
@@ -275,12 +280,12 @@ class NodeServer:
         self, connection: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, Buffer | None]:
         target = fields.text(meta, "target")
-        if target != self._shipped.name:  # that one had this address before, and is gone
-            raise NodeLostError(f"{target} is not there any more; {self._shipped.name} is")
+        if target != self._serialized.name:  # that one had this address before, and is gone
+            raise NodeLostError(f"{target} is not there any more; {self._serialized.name} is")
         request = b"" if payload is None else payload
         return {}, self.answer(fields.text(meta, "method"), request)
 
     def _standing(self) -> NodeHost:
         if self._host is None:
-            raise NodeLostError(f"node {self._shipped.name!r} does not stand yet")
+            raise NodeLostError(f"node {self._serialized.name!r} does not stand yet")
         return self._host

@@ -14,22 +14,22 @@ import pytest
 from geo_ray.base.errors import FrameError, NodeUnshippableError
 from geo_ray.base.user_code import import_file
 from geo_ray.program.graph import NodeGroup, NodeHandle, Program, ProgramNode
-from geo_ray.program.peers import NodeTable
-from geo_ray.program.serialization import ShippedNode, pack, ship, unpack
+from geo_ray.program.rpc import NodeTable
+from geo_ray.program.serialization import SerializedNode, pack, serialize_nodes, unpack
 from tests.support import program_support as toys
 
 
-def shipped(make: Any, *args: object) -> ShippedNode:
+def serialized(make: Any, *args: object) -> SerializedNode:
     groups = (
         NodeGroup("eu", (ProgramNode("other", toys.Echo),), replicas=2),
         NodeGroup("us", (ProgramNode("node", make, args),), calls_at_once=3),
     )
-    return ship(Program("p", groups))["node"]
+    return serialize_nodes(Program("p", groups))["node"]
 
 
 def test_it_is_names_and_plain_values() -> None:
-    sent = shipped(toys.Returns, [NodeHandle("other"), (1, 2.5)])
-    found = ShippedNode.of_plain(unpack(pack(sent.plain())))
+    sent = serialized(toys.Returns, [NodeHandle("other"), (1, 2.5)])
+    found = SerializedNode.of_plain(unpack(pack(sent.plain())))
     assert found == sent
     assert found.made_by() is toys.Returns
     assert found.given() == ([NodeHandle("other"), (1, 2.5)],)
@@ -41,7 +41,7 @@ def test_a_node_of_a_file_is_found_by_the_file(tmp_path: Path) -> None:
     path = tmp_path / "nodes.py"
     path.write_text("class Outer:\n    class Node:\n        pass\n")
     module: Any = import_file(path)
-    sent = shipped(module.Outer.Node)
+    sent = serialized(module.Outer.Node)
     assert (sent.where, sent.what) == (str(path), "Outer.Node")
     assert sent.made_by() is module.Outer.Node
 
@@ -71,21 +71,21 @@ def test_what_cannot_be_sent_is_named_with_the_reason(
     make: Any, args: tuple[object, ...], why: str
 ) -> None:
     with pytest.raises(NodeUnshippableError, match=f"node 'node': .*{why}"):
-        shipped(make, *args)
+        serialized(make, *args)
 
 
 def test_what_lies_in_a_function_or_nowhere() -> None:
     class Inner: ...
 
     with pytest.raises(NodeUnshippableError, match="Inner is defined inside a function"):
-        shipped(Inner)
+        serialized(Inner)
     typed = types.ModuleType("__main__")
     exec("def typed(): ...", vars(typed))
     before = sys.modules["__main__"]
     sys.modules["__main__"] = typed
     try:
         with pytest.raises(NodeUnshippableError, match="typed was typed in, and lies in no file"):
-            shipped(typed.typed)
+            serialized(typed.typed)
     finally:
         sys.modules["__main__"] = before
 
@@ -100,8 +100,8 @@ def test_what_lies_in_a_function_or_nowhere() -> None:
     ],
 )
 def test_what_is_not_there_is_said_where_it_is_to_run(where: str, what: str, why: str) -> None:
-    sent = shipped(toys.Echo)
-    there = ShippedNode.of_plain(sent.plain() | {"where": where, "what": what})
+    sent = serialized(toys.Echo)
+    there = SerializedNode.of_plain(sent.plain() | {"where": where, "what": what})
     with pytest.raises(NodeUnshippableError, match=f"node 'node': .*{why}"):
         there.made_by()
 
@@ -113,4 +113,4 @@ def test_tables_come_back_or_are_refused() -> None:
         with pytest.raises(FrameError, match="table of nodes"):
             NodeTable.of_plain(plain)
     with pytest.raises(FrameError, match="to be a node"):
-        ShippedNode.of_plain({"name": "x"})
+        SerializedNode.of_plain({"name": "x"})

@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 
 from geo_ray.base.errors import NodeLostError
-from geo_ray.program import peers as peers_module
+from geo_ray.program import rpc
 from geo_ray.program.graph import ProgramNode
-from geo_ray.program.peers import NodePeers, NodeServer, NodeTable
-from geo_ray.program.serialization import pack, ship, unpack
+from geo_ray.program.rpc import NodeServer, NodeStubs, NodeTable
+from geo_ray.program.serialization import pack, serialize_nodes, unpack
 from geo_ray.transport.lan import LanServer
 from geo_ray.transport.wire.sockets import Address
 from tests.support import program_support as toys
@@ -25,28 +25,28 @@ def table(number: int, address: Address) -> NodeTable:
 
 
 def test_who_calls_a_dead_address_hears_of_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_module, "RETURN_S", 5.0)
+    monkeypatch.setattr(rpc, "RETURN_S", 5.0)
     with LanServer(HOST, KEY, lambda *_: ({}, b"before")) as gone:
         pass
     with LanServer(HOST, KEY, lambda *_: ({}, b"back")) as back:
-        peers = NodePeers("caller", "eu", KEY)
-        peers.use(table(1, gone.address))
-        threading.Timer(0.2, peers.use, (table(2, back.address),)).start()
-        assert bytes(peers.call("node", "same", b"")) == b"back"
-        peers.close()
+        stubs = NodeStubs("caller", "eu", KEY)
+        stubs.use(table(1, gone.address))
+        threading.Timer(0.2, stubs.use, (table(2, back.address),)).start()
+        assert bytes(stubs.call("node", "same", b"")) == b"back"
+        stubs.close()
 
 
 def test_who_got_the_address_of_one_that_is_gone_does_not_answer_for_it() -> None:
-    (other,) = ship(toys.alone(ProgramNode("other", toys.Echo))).values()
+    (other,) = serialize_nodes(toys.alone(ProgramNode("other", toys.Echo))).values()
     server = NodeServer(other, "processes", HOST, KEY)
-    peers = NodePeers("caller", "eu", KEY)
+    stubs = NodeStubs("caller", "eu", KEY)
     try:
         server.stand()
         regions, nodes = dict.fromkeys(("node", "other"), "eu"), {"other": server.address}
-        peers.use(NodeTable(1, regions, {**nodes, "node": server.address}))
-        assert unpack(peers.call("other", "same", pack([[1], {}]))) == 1
+        stubs.use(NodeTable(1, regions, {**nodes, "node": server.address}))
+        assert unpack(stubs.call("other", "same", pack([[1], {}]))) == 1
         with pytest.raises(NodeLostError, match="node is not there any more; other is"):
-            peers.call("node", "same", pack([[1], {}]))
+            stubs.call("node", "same", pack([[1], {}]))
     finally:
-        peers.close()
+        stubs.close()
         server.close()

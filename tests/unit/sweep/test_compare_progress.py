@@ -47,7 +47,7 @@ def outcome(label="sma", rate=1.0, seed=0, to_target_s=None, accuracy=0.8, faile
         samples_to_target=None if to_target_s is None else int(100 * to_target_s),
         rounds=5,
         wan_bytes=1000,
-        idle_share=0.25,
+        idle_fraction=0.25,
         usd=None,
         eval={} if failed else {"accuracy": accuracy, "loss": 1 - accuracy},
         points=(),
