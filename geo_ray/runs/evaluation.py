@@ -515,7 +515,7 @@ class EvalNotes:
             if best is not None:
                 self._note_best(best, t_s)
 
-    def take(self, finished: list[Evaluation], t_s: float, home: str) -> str | None:
+    def take(self, finished: list[Evaluation], t_s: float, leader: str) -> str | None:
         """Take in what `EvalCollector` has put together.
 
         Args:

@@ -162,7 +162,7 @@ def _final_model(
     leader = actors.leader.region
     others = {r: p.write_model.remote(False) for r, p in actors.primaries.items() if r != leader}
     digests = {r: str(value) for r, (_, value) in collect(others, _WRITE_S).items()}
-    primary = actors.primaries[home]
+    primary = actors.primaries[leader]
     if not (places.is_remote and retrying.is_store_away):
         folder = places.model_folder(str(run.path))
         try:

@@ -518,7 +518,7 @@ class World:
         region = self.regions[name] = self._regions[name]()
         region.begin_as(handed, shards, self._rows.get(name))
         self._evals.collector.admit(name, region.server.version)
-        about = {"view": self.averager.view.epoch, "round": handed.round, "step": handed.step}
+        about = {"view": self.averager.view.generation, "round": handed.round, "step": handed.step}
         about |= {"bytes": size}
         self._emit("region_joined", now_s, region=name, **about, took_s=now_s - asked_s)
         self.averager.begun(name)

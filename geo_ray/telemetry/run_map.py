@@ -78,7 +78,7 @@ def _center(view: MapView) -> str | None:
     if not degrees:
         return leader
     names = {region.name for region in view.regions}
-    center, degree = max(degrees.items(), key=lambda item: (item[1], item[0] == home, item[0]))
+    center, degree = max(degrees.items(), key=lambda item: (item[1], item[0] == leader, item[0]))
     return center if degree > count / 2 and center in names else None
 
 
@@ -146,10 +146,10 @@ def _region(region: MapRegion, place: Place, *, named: bool) -> str:
     x, y = place
     size = 13 if named else 6
     kind = _STATES.get(region.state, "m-left")
-    home = ", home of the averager" if region.is_home else ""
+    leader = ", averager" if region.is_leader else ""
     more = f", {region.detail}" if region.detail else ""
-    title = f"{region.name}: {region.state}{home}{more}"
-    ring = f'<circle class="home" cx="{x}" cy="{y}" r="{size + 5}"/>' if region.is_home else ""
+    title = f"{region.name}: {region.state}{leader}{more}"
+    ring = f'<circle class="leader" cx="{x}" cy="{y}" r="{size + 5}"/>' if region.is_leader else ""
     text = ""
     if named or region.is_leader:
         # Beside the ring, away from its links; above and below it in the middle.
@@ -187,7 +187,7 @@ def map_of_record(run: RunRecord) -> MapView:
     """Put regions and links of a run on a map."""
     totals = run.totals
     ranges = participation_of(run.changes).until(totals.elapsed_s)
-    home = None if totals.started is None else totals.started.fields.get("averager")
+    leader = None if totals.started is None else totals.started.fields.get("averager")
     for event in run.changes:
         if event.kind == "averager_moved":
             leader = event["region"]
@@ -195,7 +195,7 @@ def map_of_record(run: RunRecord) -> MapView:
         MapRegion(
             name,
             ranges[name][-1].state if ranges.get(name) else "member",
-            name == home and len(totals.regions) > 1,
+            name == leader and len(totals.regions) > 1,
             f"{region.steps.step:,} steps, loss {number_text(region.steps.end_loss())}",
         )
         for name, region in totals.regions.items()
