@@ -1,8 +1,8 @@
 """The reference pages that are generated from code.
 
 ``python -m geo_ray.testing.reference_pages docs/reference/generated`` writes all of them; tests
-hold the files against `pages`. The pages of the command line and of the Python API are rendered by
-the site itself, from the commands and the docstrings.
+hold the files against `pages`. The site itself renders the page of the command line from the
+commands, and the entries of the page of the Python API from the docstrings.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
+import geo_ray
 from geo_ray.base.describe import default_text, type_and_limits
 from geo_ray.base.errors import ConfigError, GeoRayError, InterruptedRunError, every_class
-from geo_ray.base.model import every_field
+from geo_ray.base.model import Place, alternatives, every_field
 from geo_ray.base.states import StateTable
 from geo_ray.cloud.autoscaler.state import INSTANCE
 from geo_ray.data.prepare.config import Preparation
@@ -348,7 +350,7 @@ def _sections(model: type[BaseModel]) -> Iterator[str]:
     meanings: dict[str, str] = {}
     for path, info in every_field(model):
         head, _, name = path.rpartition(".")
-        meaning = " ".join((info.description or "").split())
+        meaning = " ".join((info.description or _summary(info)).split())
         meanings[path] = meaning
         kind = type_and_limits(info)
         row = f"| `{name}` | {_cell(kind)} | {_cell(default_text(info))} | {_cell(meaning)} |"
@@ -364,6 +366,15 @@ def _sections(model: type[BaseModel]) -> Iterator[str]:
         yield "|---|---|---|---|"
         yield from rows
         yield ""
+
+
+def _summary(info: FieldInfo) -> str:
+    """The first line of a section's docstring, as a description; "" if it has several kinds."""
+    options = [each.model for each in alternatives(Place.of(info)) if each.model is not None]
+    if len(options) != 1 or not options[0].__doc__:
+        return ""
+    line = str(options[0].__doc__).strip().splitlines()[0].rstrip(".")
+    return f"{line[0].lower()}{line[1:]}"
 
 
 def _heading(path: str) -> str:
@@ -494,12 +505,30 @@ def _state_section(table: StateTable[Any, Any], file: str) -> str:
     )
 
 
+_PYTHON_HEAD: Final = """\
+# Python API
+
+The public names of `geo_ray`. [Train from Python](../../guides/python.md) shows how to use them.
+On the documentation site, this page has the signature and description of each name.
+"""
+
+
+def _python() -> str:
+    parts = [_WRITTEN, "", _PYTHON_HEAD]
+    for name in sorted(set(geo_ray.__all__) - {"__version__"}, key=str.lower):
+        found = getattr(geo_ray, name)
+        where = f"{found.__module__}.{found.__qualname__}"
+        parts += [f"## geo_ray.{name}", "", f"::: {where}", ""]
+    return "\n".join(parts)
+
+
 def pages() -> dict[str, str]:
     """Give the text of each generated page by its file name."""
     return {
         "configuration.md": _configuration(),
         "errors.md": errors_page(),
         "events.md": _events(),
+        "python.md": _python(),
         "states.md": _states(),
     }
 

@@ -40,7 +40,7 @@ def test_the_page_names_all_that_the_package_offers() -> None:
 
 def test_the_modules_that_the_page_lists_define_the_names() -> None:
     text = (ROOT / "docs" / "guides" / "python.md").read_text()
-    table = text.split("| module | names |\n|---|---|\n")[1].split("\n\n")[0]
+    table = text.split("| module | names | command |\n|---|---|---|\n")[1].split("\n\n")[0]
     listed = [re.findall(r"`([\w.]+)`", line) for line in table.splitlines()]
     missing = [
         f"{module}.{name}"
