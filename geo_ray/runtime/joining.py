@@ -140,8 +140,10 @@ class Joining:
             actors.launcher.place([demand], _PLACE_S) if placed is None else {self.region: placed}
         )
         own = where if placed is None else {}  # is given back if nothing comes of it
-        spec = replace(actors.spec, resume=None, attempt=self.attempt, leader=actors.leader)
-        group = ActorGroup(spec, where, actors.keys, actors.launcher, actors.token, actors.desk)
+        spec = replace(actors.spec, resume=None, attempt=self.attempt, home=actors.home)
+        group = ActorGroup(
+            spec, where, actors.keys, actors.launcher, actors.token, actors.upload_server
+        )
         for worker in actors.take_idle(self.region, _IDLE_S):
             group.workers[self.region, worker.rank] = worker
         try:

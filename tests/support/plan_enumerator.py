@@ -400,14 +400,14 @@ def trained(
                 begins += max(every, takes)
         ends_s[name] = steps * step_s + late_s
     if question.stands_still == "never" and question.bound is not None:
-        apart_s = {
+        min_interval_s = {
             name: step_s * max(every, math.ceil(one.seconds[name] / step_s - 1e-9))
             for name, step_s in steps_s.items()
         }
         for name, step_s in steps_s.items():
             # Those of the rarest that have begun before this one ends, and one more than the bound.
             of_rarest = 0
-            while (of_rarest + 1) * max(apart_s.values()) < steps * step_s - 1e-9:
+            while (of_rarest + 1) * max(min_interval_s.values()) < steps * step_s - 1e-9:
                 of_rarest += 1
             counts[name] = min(counts[name], of_rarest + question.bound + 1)
     usd = sum(counts[name] * one.usd[name] for name in steps_s)
