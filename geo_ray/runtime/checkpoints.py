@@ -292,8 +292,8 @@ def traffic_source_of(actors: ActorGroup) -> TrafficSource | None:
     spec = actors.spec
     if not spec.places.is_remote:
         return actors.upload_server
-    checkpoint, home = spec.experiment.checkpoint, spec.experiment.averager_region
-    return StoreRegions(checkpoint.store_region or home, checkpoint.region_stores)
+    checkpoint, leader = spec.experiment.checkpoint, spec.experiment.averager_region
+    return StoreRegions(checkpoint.store_region or leader, checkpoint.region_stores)
 
 
 @dataclass(slots=True)

@@ -140,7 +140,7 @@ class Joining:
             actors.launcher.place([demand], _PLACE_S) if placed is None else {self.region: placed}
         )
         own = where if placed is None else {}  # is given back if nothing comes of it
-        spec = replace(actors.spec, resume=None, attempt=self.attempt, home=actors.home)
+        spec = replace(actors.spec, resume=None, attempt=self.attempt, leader=actors.leader)
         group = ActorGroup(
             spec, where, actors.keys, actors.launcher, actors.token, actors.upload_server
         )

@@ -338,7 +338,7 @@ class UploadCoordinator:
     def _send_permission(self, region: str) -> None:
         """Whether a region need not wait for its next grant, if that is news for it."""
         is_open = self._line.is_quiet
-        if region != self._first_home and self._permissions.get(region, True) != is_open:
+        if region != self._first_leader and self._permissions.get(region, True) != is_open:
             self._permissions[region] = is_open
             self._tell(region, "permission", {"open": is_open})
 
@@ -436,11 +436,11 @@ class Transfers(UpdateStage):
             "ask": self.uploads.on_ask,
             "ask_sum": self.uploads.on_ask_sum,
             "sum": self.uploads.on_sum,
-            "grant": self._from_home(self._on_grant),
-            "permission": self._from_home(self._on_permission),
-            "gather": self._from_home(self._on_gather),
-            "grant_sum": self._from_home(self._on_grant_sum),
-            "bundle": self._from_home(self._on_bundle),
+            "grant": self._from_leader(self._on_grant),
+            "permission": self._from_leader(self._on_permission),
+            "gather": self._from_leader(self._on_gather),
+            "grant_sum": self._from_leader(self._on_grant_sum),
+            "bundle": self._from_leader(self._on_bundle),
             "transfer_part": self._on_part,
             "bundled": self._on_bundled,
         }

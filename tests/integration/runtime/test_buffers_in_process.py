@@ -151,7 +151,7 @@ def test_a_standby_takes_over_with_what_is_carried(tmp_path: Path) -> None:
         workers = {name: site.start(0) for name, site in world.sites.items()}
         primary = world.sites[third].server
         eventually(lambda: primary.seq >= 5 or third in gate.reached, "the fifth exchange")
-        site = world.sites[home]
+        site = world.sites[leader]
         assert site.endpoint is not None and site.bridge is not None
         site.endpoint.close(0.0)
         site.bridge.close()
