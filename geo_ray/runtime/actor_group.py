@@ -24,7 +24,7 @@ from geo_ray.ray_cluster.demand import Role
 from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
 from geo_ray.ray_cluster.placement import PlacedRegion, server_nodes
 from geo_ray.runs.start_checks import check_metric_names
-from geo_ray.runtime.checkpoint_upload import PartDesk
+from geo_ray.runtime.checkpoint_upload import CheckpointUploadServer
 from geo_ray.runtime.exchange import build
 from geo_ray.runtime.launcher import (
     GoneRegions,
@@ -208,7 +208,7 @@ class ActorGroup:
         keys: of the run.
         launcher: makes its processes, and owns them.
         token: who commands them: epoch of its lease.
-        desk: takes parts of checkpoints in.
+        upload_server: takes parts of checkpoints in.
         threads: start every thread of this process that calls them.
     """
 
@@ -217,7 +217,7 @@ class ActorGroup:
     keys: Keys = field(repr=False)
     launcher: ProcessLauncher = field(default_factory=OwnProcesses, repr=False)
     token: int = 0
-    desk: PartDesk | None = None
+    upload_server: CheckpointUploadServer | None = None
     threads: RayThreads = field(default_factory=RayThreads, repr=False)
     bridges: dict[str, Handle] = field(default_factory=dict)
     primaries: dict[str, Handle] = field(default_factory=dict)
@@ -308,9 +308,9 @@ class ActorGroup:
         self, servers: Mapping[str, Handle], timeout_s: float, tell: Tell = tell_nobody
     ) -> None:
         """Let servers and bridges without a shared run directory upload parts to the run actor."""
-        if self.desk is not None:
+        if self.upload_server is not None:
             heard = partial(tell, "starting servers and bridges")
-            self.desk.admit(servers, partial(collect, timeout_s=timeout_s, heard=heard))
+            self.upload_server.admit(servers, partial(collect, timeout_s=timeout_s, heard=heard))
 
     def wire(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Connect bridges with each other and each region's parts; then let workers begin.
@@ -507,7 +507,7 @@ class ActorGroup:
             RunEndpoints(*homes, shards, dict(self.bridge_addresses)),
             gone,
             is_changing,
-            self.desk is not None and self.desk.is_open,
+            self.upload_server is not None and self.upload_server.is_open,
         )
         if record != self._noted:
             self._noted = record

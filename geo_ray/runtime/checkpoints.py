@@ -287,11 +287,11 @@ class TrafficSource(Protocol):
         """By one that was read."""
 
 
-def crossing_of(actors: ActorGroup) -> TrafficSource | None:
+def traffic_source_of(actors: ActorGroup) -> TrafficSource | None:
     """What tells it of a run, whose parts go to stores, or to its directory."""
     spec = actors.spec
     if not spec.places.is_remote:
-        return actors.desk
+        return actors.upload_server
     checkpoint, home = spec.experiment.checkpoint, spec.experiment.averager_region
     return StoreRegions(checkpoint.store_region or home, checkpoint.region_stores)
 

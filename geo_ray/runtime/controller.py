@@ -25,7 +25,7 @@ from geo_ray.runs.evaluation import EvalNotes, Evaluation
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.requests import Interruption
 from geo_ray.runtime.actor_group import ActorGroup, notices_of
-from geo_ray.runtime.checkpoints import CheckpointWatch, Saver, StoreTraffic, crossing_of
+from geo_ray.runtime.checkpoints import CheckpointWatch, Saver, StoreTraffic, traffic_source_of
 from geo_ray.runtime.members import Members
 from geo_ray.runtime.policies import HALT_DEADLINE_S, Hangs, Quorum, RunLimits, RunPolicy
 from geo_ray.runtime.process_watch import BridgeWatch, HangWatch, WorkerWatch
@@ -177,7 +177,7 @@ class Controller:
             self.saver,
             self,
             self._phases,
-            StoreTraffic(crossing_of(self.actors), self),
+            StoreTraffic(traffic_source_of(self.actors), self),
         )
         notices = notices_of(self.actors)
         self.members = Members(self.actors, members, self.users, self, self.origin_unix_s, notices)

@@ -141,7 +141,9 @@ class Joining:
         )
         own = where if placed is None else {}  # is given back if nothing comes of it
         spec = replace(actors.spec, resume=None, attempt=self.attempt, home=actors.home)
-        group = ActorGroup(spec, where, actors.keys, actors.launcher, actors.token, actors.desk)
+        group = ActorGroup(
+            spec, where, actors.keys, actors.launcher, actors.token, actors.upload_server
+        )
         for worker in actors.take_idle(self.region, _IDLE_S):
             group.workers[self.region, worker.rank] = worker
         try:

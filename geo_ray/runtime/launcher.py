@@ -79,7 +79,7 @@ class HandoffRecord:
         where: where all that listens.
         gone: regions that take no part.
         is_changing: whether a region is on its way in or out.
-        uses_desk: whether any process sends its parts to the run actor's machine.
+        uses_upload_server: whether any process sends its parts to the run actor's machine.
     """
 
     spec: RunSpec
@@ -90,7 +90,7 @@ class HandoffRecord:
     where: RunEndpoints
     gone: GoneRegions = GoneRegions()
     is_changing: bool = False
-    uses_desk: bool = False
+    uses_upload_server: bool = False
 
     @property
     def handles(self) -> list[Handle]:

@@ -1,9 +1,9 @@
 """Replans a run that follows a plan when its members change, and records its measured links.
 
 Rule: replan once the members differ from those planned for, have been stable for `settle_s`, and
-the last replan is `apart_s` ago (hysteresis as in the planner). The interval and the averager's
-location can change during the run; the rest is only reported. A thread plans, which may take
-seconds. `cloud/autoscaler/policy.py` enforces the budget.
+    the last replan is `min_interval_s` ago (hysteresis as in the planner). The interval and the
+    averager's location can change during the run; the rest is only reported. A thread plans, which
+    may take seconds. `cloud/autoscaler/policy.py` enforces the budget.
 """
 
 from __future__ import annotations
@@ -26,31 +26,30 @@ from geo_ray.runtime.reporting import RunServices
 from geo_ray.transport.links import LinkEstimate, LinkTable, load_links, record_of, save_links
 
 SETTLE_S = 60.0
-APART_S = 600.0
+MIN_INTERVAL_S = 600.0
 
 
 @dataclass(slots=True)
 class ReplanPolicy:
     """When a run that follows a plan is planned anew, because others take part in it. Pure.
 
-    Idea: a change of members changes what is best for the rest; one that is undone within minutes
-        does
-    not, and planning costs seconds of a core.
+    Idea: a change of members changes the best settings of the others. A change that is reverted
+    within minutes does not matter, and planning costs seconds of a core.
 
-    Rule: once others take part than those that the run was planned for last, and they have been the
-    same for `settle_s`, and it was not planned anew within `apart_s`. So a region that comes and
-    goes has the run planned at most once in `apart_s`. Whether the new plan is worth anything is
-    decided by its gain (`geo_ray.runs.replanning`: 5 % of what is left, the change paid).
+    Rule: replan when the members differ from those of the last plan, have been stable for
+    `settle_s`, and the last plan is at least `min_interval_s` old. A region that comes and goes
+    causes at most one plan in `min_interval_s`. A new plan is used only for a sufficient gain
+    (`geo_ray.runs.replanning`: 5 % of the remaining cost or time, with the change paid).
 
     Source: ours; hysteresis as in `geo_ray.runs.replanning`.
 
     Attributes:
         settle_s: how long others must have taken part.
-        apart_s: shortest time between two plans.
+        min_interval_s: shortest time between two plans.
     """
 
     settle_s: float = SETTLE_S
-    apart_s: float = APART_S
+    min_interval_s: float = MIN_INTERVAL_S
     _planned: frozenset[str] | None = None  # whom it was planned for last
     _seen: frozenset[str] = frozenset()
     _since_s: float = 0.0
@@ -67,7 +66,7 @@ class ReplanPolicy:
         if self._planned is None or present == self._planned:
             self._planned = present
             return False
-        if now_s - self._since_s < self.settle_s or now_s - self._newest_s < self.apart_s:
+        if now_s - self._since_s < self.settle_s or now_s - self._newest_s < self.min_interval_s:
             return False
         self._planned, self._newest_s = present, now_s
         return True

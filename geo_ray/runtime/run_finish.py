@@ -103,8 +103,8 @@ def finish(training: Training) -> Summary:
     )
     actors.dismiss_workers()
     tensors, digests = _final_model(actors, places_of(run, experiment.checkpoint), run, retrying)
-    if actors.desk is not None:  # the model has come over it
-        for (src, dst), count in actors.desk.crossed().items():
+    if actors.upload_server is not None:  # the model has come over it
+        for (src, dst), count in actors.upload_server.crossed().items():
             recorder.emit("wan", now_s, src=src, dst=dst, bytes_by_class={"checkpoint": count})
     summing = Summing(experiment.train.target)
     for event in read_events(run.path / EVENTS_FILE):

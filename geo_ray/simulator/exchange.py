@@ -224,7 +224,7 @@ class SimLossy:
 
 
 class SimTurns:
-    """Senders and the averager's desk at once.
+    """Senders and the averager's upload server at once.
 
     Args:
         config: how transfers take turns.

@@ -130,16 +130,16 @@ class Site:
             build_shard(experiment, self.region, i, world.params_P, world.start.groups)
             for i in range(count)
         ]
-        hello = {"peer": f"{name}/lead", "role": "lead"}
+        hello = {"peer": f"{name}/primary", "role": "primary"}
         own, *others = [
             HeldShard(shard, name, i, world.places) for i, shard in enumerate(self.shards)
         ]
         slots = [self._serve(ShardServer(other).handle) for other in others]
         remotes = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
-        uplink = None
+        bridge_client = None
         if self.bridge is not None:
             self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
-            uplink = self._dial(self.bridge_lan.address, hello, 4 * world.params_P.numel())
+            bridge_client = self._dial(self.bridge_lan.address, hello, 4 * world.params_P.numel())
         shards = [self.shards[0], *remotes]
         self.pool = ThreadPoolMap(count, "shards")
         self.server = build_server(
@@ -151,8 +151,10 @@ class Site:
             start=world.start,
         )
         writers = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
-        self.lead = PrimaryShard(self.server, own, writers, uplink, self.event_buffer, timeout_s)
-        lan = self._serve(self.lead.handle, self.lead.on_close)
+        self.primary = PrimaryShard(
+            self.server, own, writers, bridge_client, self.event_buffer, timeout_s
+        )
+        lan = self._serve(self.primary.handle, self.primary.on_close)
         self.addresses = [lan.address, *[slot.address for slot in slots]]
 
     def kill_bridge(self) -> None:
@@ -178,9 +180,9 @@ class Site:
                 assert dialer is not None and dialed is not None
                 dialer.connect(whom, dialed.endpoint.advertised)
                 dialed.expect(who)
-        hello = {"peer": f"{name}/lead", "role": "lead"}
+        hello = {"peer": f"{name}/primary", "role": "primary"}
         size_bytes = 4 * world.params_P.numel()
-        self.lead.use_bridge(self._dial(self.bridge_lan.address, hello, size_bytes))
+        self.primary.use_bridge(self._dial(self.bridge_lan.address, hello, size_bytes))
 
     def _path_setting(self) -> PathSetting:
         world = self.world
@@ -270,7 +272,7 @@ class Site:
             self.bridge.close()
         for client in self.clients:
             client.close()
-        self.lead.close()
+        self.primary.close()
         self.pool.close()
         if self.endpoint is not None:
             self.endpoint.close(0.0)

@@ -403,7 +403,7 @@ class StagedPath(Protocol):
         """A thread of the stage has met an error of which nobody else would hear."""
 
 
-class StageMaker(Protocol):
+class StageFactory(Protocol):
     """Builds a path's stage; the path calls it in its constructor."""
 
     def __call__(self, path: StagedPath, /) -> UpdateStage:
@@ -618,7 +618,7 @@ class DirectPath:
         averager: Averager | None,
         output: AveragerOutput,
         answers: Answers,
-        stage: StageMaker,
+        stage: StageFactory,
     ) -> None:
         self._endpoint = endpoint
         self._region = endpoint.identity.region

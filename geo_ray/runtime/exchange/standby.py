@@ -22,7 +22,7 @@ from torch import Tensor
 
 from geo_ray.base.canonical import JSONObject, canonical_json
 from geo_ray.base.errors import CheckpointCorruptError, FrameError, GeoRayError, InvariantError
-from geo_ray.runtime.exchange.direct import Alarm, Answers, AveragerOutput, Routes, StageMaker
+from geo_ray.runtime.exchange.direct import Alarm, Answers, AveragerOutput, Routes, StageFactory
 from geo_ray.runtime.exchange.messages import (
     ERROR,
     REPLY,
@@ -325,7 +325,7 @@ class StandbyPath:
         output: AveragerOutput,
         answers: Answers,
         event_buffer: EventBuffer,
-        stage: StageMaker,
+        stage: StageFactory,
     ) -> None:
         self._node = node
         self._endpoint = endpoint

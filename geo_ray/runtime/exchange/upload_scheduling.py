@@ -205,7 +205,7 @@ class UploadCoordinator:
         self._line = HelperScheduler(config, self._first_home)
         self._here: dict[tuple[str, bool], _Here] = {}
         self._newest: dict[str, tuple[int, int]] = {}
-        self._gates: dict[str, bool] = {}
+        self._permissions: dict[str, bool] = {}
         self._changed = threading.Condition()  # guards all of it; its lock may be taken again
         self._closed = False
         self._timer: threading.Thread | None = None
@@ -284,7 +284,7 @@ class UploadCoordinator:
                 case Drop(ask):
                     self._here.pop(ask.key, None)
                     self._path.skip(ask.region, ask.attempt, ask.seq)
-                    self._tell_gate(ask.region)
+                    self._send_permission(ask.region)
                 case Grant(ask):
                     kind = "grant_sum" if ask.parts else "grant"
                     self._tell(ask.region, kind, {"seq": ask.seq})
@@ -305,7 +305,7 @@ class UploadCoordinator:
             return self._take_sum(ask, here.total_P, here.helper)
         if here.update is not None and here.take is not None:
             here.take(here.update)
-        self._tell_gate(ask.region)
+        self._send_permission(ask.region)
         return []
 
     def _take_sum(self, ask: UploadRequest, total_P: Tensor, helper: str) -> list[Decision]:
@@ -327,7 +327,7 @@ class UploadCoordinator:
             for reply in replies:
                 self._path.deliver(reply)
         for part in ask.parts:
-            self._tell_gate(part.region)
+            self._send_permission(part.region)
         return []
 
     def _forget(self, group: int) -> None:
@@ -335,12 +335,12 @@ class UploadCoordinator:
             if here.helper and key[0] == f"{here.helper}/{group}":
                 del self._here[key]
 
-    def _tell_gate(self, region: str) -> None:
+    def _send_permission(self, region: str) -> None:
         """Whether a region need not wait for its next grant, if that is news for it."""
         is_open = self._line.is_quiet
-        if region != self._first_home and self._gates.get(region, True) != is_open:
-            self._gates[region] = is_open
-            self._tell(region, "gate", {"open": is_open})
+        if region != self._first_home and self._permissions.get(region, True) != is_open:
+            self._permissions[region] = is_open
+            self._tell(region, "permission", {"open": is_open})
 
     def _tell(self, region: str, kind: str, meta: Meta, payload: memoryview | None = None) -> None:
         lane, traffic = (CONTROL, "control") if payload is None else (DATA, "reply")
@@ -391,7 +391,7 @@ class _Pending:
 
     update: UpdateMessage
     ship: Pass
-    shipped: bool
+    sent: bool
     helper: str | None = None
 
 
@@ -437,7 +437,7 @@ class Transfers(UpdateStage):
             "ask_sum": self.uploads.on_ask_sum,
             "sum": self.uploads.on_sum,
             "grant": self._from_home(self._on_grant),
-            "gate": self._from_home(self._on_gate),
+            "permission": self._from_home(self._on_permission),
             "gather": self._from_home(self._on_gather),
             "grant_sum": self._from_home(self._on_grant_sum),
             "bundle": self._from_home(self._on_bundle),
@@ -488,15 +488,15 @@ class Transfers(UpdateStage):
             return reply
         return replace(reply, payload_P=reply.payload_P - pending.update.payload_P, own=False)
 
-    def _on_gate(self, meta: Meta, message: Message) -> None:
+    def _on_permission(self, meta: Meta, message: Message) -> None:
         self._open = fields.flag(meta, "open")
 
     def _on_grant(self, meta: Meta, message: Message) -> None:
         with self._lock:
             pending = self._pending.get(fields.count(meta, "seq"))
-            if pending is None or pending.shipped:
+            if pending is None or pending.sent:
                 return
-            pending.shipped = True
+            pending.sent = True
         pending.ship(pending.update)
 
     def _on_gather(self, meta: Meta, message: Message) -> None:
@@ -505,7 +505,7 @@ class Transfers(UpdateStage):
         own = next((ask for ask in gather.asks if ask.region == self._region), None)
         with self._lock:
             pending = None if own is None else self._pending.get(own.seq)
-            if pending is None or pending.shipped or pending.update.coded is not None:
+            if pending is None or pending.sent or pending.update.coded is not None:
                 return
             pending.helper = gather.helper
         if gather.helper == self._region:

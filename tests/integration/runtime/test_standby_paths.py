@@ -106,9 +106,9 @@ def test_the_averager_is_lost_in_mid_run_and_the_others_finish(
     gate = Gate(STEPS // 2)
     with InProcess(experiment(strategy), tmp_path, gate=gate) as world:
         workers = start_all(world)
-        lead = world.sites[THIRD].server
+        primary = world.sites[THIRD].server
         # ama waits for no answer: with few processor cycles left for the link it sends less often
-        eventually(lambda: lead.seq >= 5 or THIRD in gate.reached, "the fifth exchange")
+        eventually(lambda: primary.seq >= 5 or THIRD in gate.reached, "the fifth exchange")
         go_down(world.sites[HOME])
         gate.open()
         for name in (STANDBY, THIRD):
@@ -164,7 +164,7 @@ def test_nothing_acknowledged_is_lost_with_the_averager(tmp_path: Path, bound: f
 
 def note_changes(site: Site, changes: dict[int, torch.Tensor], answered: set[int]) -> None:
     """Keep a copy of what the primary shard of a region sends, and which of it was answered."""
-    exchange = site.lead._exchange_one
+    exchange = site.primary._exchange_one
 
     def noting() -> None:
         send = site.server.open_request
@@ -173,7 +173,7 @@ def note_changes(site: Site, changes: dict[int, torch.Tensor], answered: set[int
         exchange()
         answered.add(send.update.seq)
 
-    site.lead._exchange_one = noting  # type: ignore[method-assign]
+    site.primary._exchange_one = noting  # type: ignore[method-assign]
 
 
 def test_a_home_that_was_only_cut_off_comes_back_as_an_ordinary_region(tmp_path: Path) -> None:

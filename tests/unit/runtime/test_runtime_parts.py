@@ -65,7 +65,7 @@ class Slow:
         LocalFolder(self.path).write(file, chunks, num_bytes)
 
 
-@pytest.mark.parametrize("far", [True, False])
+@pytest.mark.parametrize("is_remote", [True, False])
 def test_a_step_beside_a_slow_upload_copies_nothing(tmp_path: Path, is_remote: bool) -> None:
     shard = Shard(torch.zeros(SIZE), AdamW(lr=0.1), Sma(interval=100))
     step(shard)
