@@ -78,13 +78,11 @@ FINISH = "        return Outgoing(region.params_P.clone(), wait=True)\n\n    def
 AFTER = "        return Outgoing(region.params_P.clone(), wait=True)\n\n    def on_reply"
 ROUND = "    def on_round"
 ANSWER = '"""Reply to all regions with the mean."""'
-MERGE = "region.params_P.lerp_(reply.payload_P, self.fraction)"
+START = "region.params_P.lerp_(reply.payload_P, "
+MERGE = f"{START}self.fraction)"
 OUTSIDE = [
     ("class Halfway", "_SEEN: list[int] = []\n\n\nclass Halfway"),
-    (
-        MERGE,
-        f"_SEEN.append(1)\n            {MERGE.removesuffix('self.fraction)')}1 / (2 + len(_SEEN) % 7))",
-    ),
+    (MERGE, f"_SEEN.append(1)\n            {START}1 / (2 + len(_SEEN) % 7))"),
 ]
 
 
