@@ -644,13 +644,13 @@ class UploadPath:
     """The path to the averager.
 
     Attributes:
-        home: the averager's region.
+        leader: the averager's region.
         busy_s: how long it still receives granted updates.
         limit_mbps: what it can receive in all.
         duration_s: how long a transfer takes alone.
     """
 
-    home: str
+    leader: str
     busy_s: float
     limit_mbps: float
     duration_s: Duration
@@ -658,7 +658,7 @@ class UploadPath:
     def through_s(self, region: str, size_bytes: int, ready_s: float, free_s: float) -> float:
         """Return the end of a transfer that is ready, and has a free averager, at these times."""
         bottleneck_s = size_bytes * 8e-6 / self.limit_mbps
-        path_s = self.duration_s(region, self.home, size_bytes)
+        path_s = self.duration_s(region, self.leader, size_bytes)
         return max(max(ready_s, free_s) + bottleneck_s, ready_s + path_s)
 
 
@@ -739,7 +739,7 @@ def _best_helper(asks: Sequence[UploadRequest], path: UploadPath) -> tuple[str, 
     size_bytes = asks[0].size_bytes
     helper = min(
         (ask.region for ask in asks),
-        key=lambda h: (ready_s(h) + path.duration_s(h, path.home, size_bytes), h),
+        key=lambda h: (ready_s(h) + path.duration_s(h, path.leader, size_bytes), h),
     )
     return helper, ready_s(helper)
 
@@ -761,14 +761,14 @@ class HelperScheduler:
 
     Attributes:
         config: how to decide.
-        home: the averager's region.
+        leader: the averager's region.
         into_mbps: what regions receive from each other, by region that receives; learned.
         paused: form no groups; the open ones go on.
         line: the scheduler beneath.
     """
 
     config: TransfersConfig
-    home: str
+    leader: str
     into_mbps: dict[str, float] = field(default_factory=dict)
     paused: bool = False
     line: TransferScheduler = field(init=False)
@@ -881,7 +881,7 @@ class HelperScheduler:
         line, limit_mbps = self.line.waiting(), self.line.rates.limit_mbps
         if not self.config.aggregate or self.paused or len(line) < 2 or limit_mbps is None:
             return decisions
-        path = UploadPath(self.home, self.line.busy_s(now_s), limit_mbps, self._duration_s)
+        path = UploadPath(self.leader, self.line.busy_s(now_s), limit_mbps, self._duration_s)
         # The members must be told, the helper must ask, and its grant must come back.
         lead_s = _TRIPS * max(self.line.rates.latency_s.values(), default=0.0)
         for group in plan_groups(line, path):
@@ -907,7 +907,7 @@ class HelperScheduler:
 
     def _duration_s(self, src: str, dst: str, size_bytes: int) -> float:
         rates = self.line.rates
-        if dst == self.home:
+        if dst == self.leader:
             return rates.duration_s(src, size_bytes)
         # What a region can receive is learned at its first sum; until then its rate of sending
         # counts.
