@@ -194,12 +194,12 @@ def running_processes(setup: RunSetup) -> Attached | str | None:
     setup.reporting.status("the run's processes go on: attaching")
     shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
     statuses = _attended(record.servers, token)
-    home = statuses.get(("bridge", record.where.home.region), {})
+    leader = statuses.get(("bridge", record.where.leader.region), {})
     phases = {region: str(s["phase"]) for (role, region), s in statuses.items() if role == "ps"}
     seen = Living(
         digest(_as_begun(shaped, record)) == digest(record.spec.experiment),
         record.is_changing,
-        home.get("view"),
+        leader.get("view"),
         phases,
         {event.kind for event in events},
         record.uses_upload_server,

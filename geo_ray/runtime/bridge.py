@@ -102,7 +102,7 @@ class Bridge:
         """Links, the averager's home, and what the path has to report: plain values."""
         links = self.endpoint.stats()
         beside = self.path.stage.status(links)
-        found = {"links": links, "home": self.path.home, "failure": self._failure.first}
+        found = {"links": links, "leader": self.path.leader, "failure": self._failure.first}
         return {**found, **self.path.status(), **beside}
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Bridge:
 
     def _tell(self, error: GeoRayError) -> None:
         """At the averager's home: no other region will be answered any more."""
-        if self.path.home.region != self._region:
+        if self.path.leader.region != self._region:
             return
         for peer in self.endpoint.stats():
             try:
@@ -160,7 +160,7 @@ class Bridge:
                 log.warning("region '%s' was not told of the failure: %s", peer, problem)
 
     def _on_failed(self, peer: str, message: Message) -> None:
-        if peer == self.path.home.region:
+        if peer == self.path.leader.region:
             self._failure.note(read_refusal(message.meta)[1], "the averager")
 
 

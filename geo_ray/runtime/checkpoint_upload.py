@@ -212,7 +212,7 @@ class CheckpointUploadServer:
 
     # -------------------------------------------------------------- what crosses regions
 
-    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+    def saved(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
         """What has moved between regions since this was asked last, whatever the parts were."""
         with self._lock:
             news, self._reported = self._crossed - self._reported, self._crossed.copy()

@@ -96,7 +96,7 @@ class PlanFor(Protocol):
         ...
 
 
-class HomeNow(NamedTuple):
+class CurrentLeader(NamedTuple):
     """Where the averager lives, and which region stands by for it, if one does."""
 
     region: str
@@ -124,17 +124,21 @@ class PlanWatch:
     _has_planned: bool = False
     _pool: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "plan"))
     _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
-    _asked_home: str = ""
+    _asked_leader: str = ""
     _paced: int | None = None
 
     def tick(
-        self, members: Collection[str], home: HomeNow, now_s: float, interval: int | None = None
+        self,
+        members: Collection[str],
+        leader: CurrentLeader,
+        now_s: float,
+        interval: int | None = None,
     ) -> None:
         """Plan if it is time, and tell what has come of it.
 
         Args:
             members: who takes part.
-            home: see `HomeNow`.
+            leader: see `CurrentLeader`.
             now_s: of a clock that does not stand still.
             interval: that the averager asks for, in the plan's steps; None: it asks for none, or
                 has not said.
@@ -146,14 +150,14 @@ class PlanWatch:
         self._interval = self._paced or interval or self._interval
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
-            self._has_planned, self._asked_home = True, home.region
-            question = (asked, home.region, self._interval, home.standby)
+            self._has_planned, self._asked_leader = True, leader.region
+            question = (asked, leader.region, self._interval, leader.standby)
             self._open = asked, self._pool.submit(self.plan_for, *question)
         if self._open is None or not self._open[1].done():
             return
         asked, found = self._open
         self._open = None
-        if (asked, self._asked_home) != (tuple(sorted(members)), home.region):
+        if (asked, self._asked_leader) != (tuple(sorted(members)), leader.region):
             self.policy.doubt()  # others are there by now, or the averager has moved
             return
         try:
@@ -185,7 +189,7 @@ class PlanWatch:
             loop.emit("averager_moves", before=present.averager, averager=plan.averager, **about)
             loop.show(f"the averager moves from {present.averager} to {plan.averager}: {why}")
 
-    def home_moved(self) -> None:
+    def leader_moved(self) -> None:
         """Ask the averager at its new home for the interval; its log may have ended before that."""
         if self._paced is not None:
             self.loop.set_interval(self._paced)

@@ -243,11 +243,11 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     ),
     "averager_moved": (
         "The averager runs in another region now.",
-        {"region": "the averager's region", "epoch": "leader term"},
+        {"region": "the averager's region", "term": "leader term"},
     ),
     "standby_ready": (
         "The averager has a hot standby again.",
-        {"region": "the averager's region", "name": "the standby's region", "epoch": "leader term"},
+        {"region": "the averager's region", "name": "the standby's region", "term": "leader term"},
     ),
     "stop_requested": ("A user or a signal asked the run to stop.", {}),
     "wan": (
