@@ -36,22 +36,30 @@ class TransfersConfig(StrictModel):
     """Whether and how updates take turns on the way to the averager (asynchronous strategies)."""
 
     order: Literal["fifo", "shortest_first"] = Field(
-        "shortest_first", description="which waiting update goes next"
+        "shortest_first",
+        description="which waiting update is sent next: the oldest, or the one that arrives first",
     )
     max_staleness: int | None = Field(
-        None, ge=1, description="commits of others an update may be behind; null: no bound"
+        None,
+        ge=1,
+        description="commits of others that an update may be behind; null: no bound; not with ama",
     )
     averager_mbps: float | None = Field(
-        None, gt=0, description="what the averager's region can receive; null: learned"
+        None, gt=0, description="rate at which the averager's region can receive; null: learned"
     )
     small_bytes: int = Field(
-        64 * 1024, ge=0, description="updates up to this size are sent without asking first"
+        64 * 1024, ge=0, description="updates up to this size are sent without a request"
     )
     max_overtaken: int = Field(
-        16, ge=1, description="an update that was overtaken so often goes next whatever its size"
+        16,
+        ge=1,
+        description="an update that was overtaken that often is sent next whatever its size",
     )
     grant_s: float = Field(
-        30.0, gt=0, description="a transfer that takes longer no longer keeps others waiting"
+        30.0,
+        gt=0,
+        description="a transfer that takes longer (and twice its expected time) no longer "
+        "blocks others",
     )
     aggregate: bool = Field(
         False, description="sum waiting updates at a helper region (asgd and asgd_ga)"
