@@ -130,7 +130,7 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(["optimal", "cloudless", "everything", "fixed"]),
     default="optimal",
     show_default=True,
-    help="Who decides: docs/guides/planning.md.",
+    help="Rule that chooses the plan (docs/guides/planning.md).",
 )
 @click.option(
     "--prices",

@@ -207,7 +207,7 @@ def no_plan_section(regions: Sequence[str]) -> ConfigError:
     example = "\n         ".join(lines)
     return ConfigError(
         "the configuration has no section 'plan'",
-        fix="List there what can be rented where (docs/guides/planning.md has every key), such as\n"
+        fix="List what can be rented in each region (`geo-ray config schema plan` has every key):\n"
         f"         {example}",
     )
 
