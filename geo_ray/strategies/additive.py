@@ -21,10 +21,10 @@ from torch import Tensor
 
 from geo_ray.strategies.global_model import OneByOne
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.strategies.traits import Combine, StandsStill
+from geo_ray.strategies.traits import Blocking, Combine
 
 WaitRule = Literal["always", "when_busy", "never"]
-STANDS_STILL: Final[Mapping[WaitRule, StandsStill]] = {
+BLOCKING: Final[Mapping[WaitRule, Blocking]] = {
     "always": "always",
     "when_busy": "when_late",
     "never": "never",

@@ -46,7 +46,7 @@ class Ama(OneByOne):
             in_rounds=False,
             sends="model",
             exchange=ExchangeTraits(
-                stands_still="never",
+                blocking="never",
                 every=self.interval,
                 last="always",
                 interval=self.interval,

@@ -41,9 +41,7 @@ class Asgd(Additive):
         return Traits(
             in_rounds=False,
             sends="change",
-            exchange=ExchangeTraits(
-                stands_still=additive.STANDS_STILL[self.wait], every=1, last="always"
-            ),
+            exchange=ExchangeTraits(blocking=additive.BLOCKING[self.wait], every=1, last="always"),
             averager=AveragerTraits(
                 adds_up=self.combine,
                 bound=self.staleness.bound,

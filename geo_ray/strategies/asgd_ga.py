@@ -50,7 +50,7 @@ class AsgdGa(Additive):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still=additive.STANDS_STILL[self.wait],
+                blocking=additive.BLOCKING[self.wait],
                 every=self.interval,
                 last="always",
                 interval=self.interval,

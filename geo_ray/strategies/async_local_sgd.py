@@ -50,7 +50,7 @@ class AsyncLocalSgd(LocalSteps, OneByOne):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 by_speed=self.by_speed,

@@ -33,7 +33,7 @@ class Bsp(GradientRounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=1, last="never"),
+            exchange=ExchangeTraits(blocking="always", every=1, last="never"),
             averager=AveragerTraits(
                 round_mean=RoundMean(weights=self.weights, is_answer=True, skips_refused=True),
                 mean_gradient=self.weights == "samples",

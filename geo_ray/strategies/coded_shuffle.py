@@ -108,26 +108,26 @@ def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) ->
     return groups
 
 
-def keep(had: Collection[int], dealt: Collection[int], room: int, seed: int) -> frozenset[int]:
+def keep(had: Collection[int], dealt: Collection[int], capacity: int, seed: int) -> frozenset[int]:
     """Choose a worker's cache for the next epoch: this epoch's blocks, and a draw of older ones.
 
     Args:
         had: blocks that it has cached before.
         dealt: blocks of the epoch; always kept.
-        room: blocks that it can hold.
+        capacity: blocks that it can hold.
         seed: of the draw; differs between workers and epochs.
 
     Raises:
         ConfigError: the epoch's blocks do not fit in, or the seed is negative.
     """
     kept = frozenset(dealt)
-    if len(kept) > room or seed < 0:
+    if len(kept) > capacity or seed < 0:
         raise ConfigError(
-            f"{len(kept)} blocks of an epoch, room for {room}, seed {seed}",
-            fix="Give the cache room for an epoch's blocks, and a seed of at least 0.",
+            f"{len(kept)} blocks of an epoch, capacity {capacity}, seed {seed}",
+            fix="Let the cache hold at least one epoch's blocks, and a seed of at least 0.",
         )
     older = sorted(set(had) - kept)
-    drawn = np.random.default_rng(seed).permutation(len(older))[: room - len(kept)]
+    drawn = np.random.default_rng(seed).permutation(len(older))[: capacity - len(kept)]
     return kept | {older[place] for place in drawn}
 
 

@@ -61,7 +61,7 @@ class DcAsgd(OneByOne):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 interval=self.interval,

@@ -96,7 +96,7 @@ class Decoupled(LocalSteps):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="never",
+                blocking="never",
                 every=self._steps_apart,
                 last="always",
                 fragments=self.fragments,

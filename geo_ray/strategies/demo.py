@@ -50,7 +50,7 @@ class DeMo(GradientRounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=1, last="never"),
+            exchange=ExchangeTraits(blocking="always", every=1, last="never"),
             region=RegionTraits(whole_model=True, unsent=(_MOMENTUM,)),
         )
 

@@ -101,7 +101,7 @@ class DiLoCo(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="rest",
                 interval=self.interval,

@@ -55,7 +55,7 @@ class DiLoCoEager(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="when_late", every=self.interval, last="always", interval=self.interval
+                blocking="when_late", every=self.interval, last="always", interval=self.interval
             ),
             region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),

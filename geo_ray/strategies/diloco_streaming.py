@@ -76,7 +76,7 @@ class DiLoCoStreaming(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="when_late",
+                blocking="when_late",
                 every=self.interval / self.fragments,
                 last="always",
                 fragments=self.fragments,

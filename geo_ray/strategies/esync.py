@@ -63,7 +63,7 @@ class ESync(LocalSteps, Rounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=self.slowest_steps, last="rest"),
+            exchange=ExchangeTraits(blocking="always", every=self.slowest_steps, last="rest"),
             region=RegionTraits(ends_by_total_rows=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )

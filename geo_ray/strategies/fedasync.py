@@ -51,7 +51,7 @@ class FedAsync(LocalSteps, OneByOne):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 by_speed=self.by_speed,

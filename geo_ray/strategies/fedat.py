@@ -72,7 +72,7 @@ class FedAt(LocalSteps):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 interval=self.interval,

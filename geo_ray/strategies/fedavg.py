@@ -71,7 +71,7 @@ class FedAvg(LocalSteps):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 by_speed=self.by_speed,

@@ -198,7 +198,7 @@ class FedGSync(LocalSteps):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 by_speed=self.by_speed,

@@ -44,7 +44,7 @@ class FedSsgd(GradientRounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=self.accumulate, last="rest"),
+            exchange=ExchangeTraits(blocking="always", every=self.accumulate, last="rest"),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

@@ -55,7 +55,7 @@ class Gaia(Additive):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="never",
+                blocking="never",
                 every=self.interval,
                 last="always",
                 interval=self.interval,

@@ -72,7 +72,7 @@ class Halos(OneByOne):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="never",
+                blocking="never",
                 every=self.interval,
                 last="always",
                 by_speed=self.by_speed,

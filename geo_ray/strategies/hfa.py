@@ -57,7 +57,7 @@ class Hfa(LocalSteps, Rounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=self.k2, last="rest"),
+            exchange=ExchangeTraits(blocking="always", every=self.k2, last="rest"),
             region=RegionTraits(worker_steps=self.k1, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain, round_mean=RoundMean(weights=self.weights)

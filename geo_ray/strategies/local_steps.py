@@ -52,8 +52,8 @@ def outgoing(region: RegionState, *, wait: bool = True) -> Outgoing:
     anchor_P = anchor(region)
     if anchor_P.device.type != "cpu":
         return Outgoing(delta(region), wait)
-    room_P = region.room(anchor_P.numel())
-    return Outgoing(torch.sub(anchor_P, region.params_P, out=room_P), wait)
+    buffer_P = region.allocate(anchor_P.numel())
+    return Outgoing(torch.sub(anchor_P, region.params_P, out=buffer_P), wait)
 
 
 def outgoing_when_due(region: RegionState, interval: int) -> Outgoing | None:

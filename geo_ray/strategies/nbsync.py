@@ -57,7 +57,7 @@ class NbSync(Overlapped):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="when_late", every=1, last="always"),
+            exchange=ExchangeTraits(blocking="when_late", every=1, last="always"),
             region=RegionTraits(ends_by_total_rows=True, eval_params=local.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )

@@ -47,7 +47,7 @@ class OneStepDelay(Overlapped):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="when_late", every=self.interval, last="always", interval=self.interval
+                blocking="when_late", every=self.interval, last="always", interval=self.interval
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),

@@ -133,7 +133,7 @@ def outer_round(
     """Answer all updates of a round with the outer optimizer's change of their mean."""
     shares, first_P = shares_of(updates, weights), updates[0].payload_P
     on_cpu = first_P.device.type == "cpu"
-    change_P = averager.room(first_P.numel()) if on_cpu else torch.empty_like(first_P)
+    change_P = averager.allocate(first_P.numel()) if on_cpu else torch.empty_like(first_P)
     state = _StepState.next(config, averager, first_P, key)
     for piece in _pieces(first_P):  # each goes through memory once
         parts = [update.payload_P[piece] for update in updates]

@@ -41,7 +41,7 @@ class Sma(Rounds):
             in_rounds=True,
             sends="model",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="rest",
                 interval=self.interval,

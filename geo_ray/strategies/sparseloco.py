@@ -53,7 +53,7 @@ class SparseLoCo(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="rest",
                 interval=self.interval,

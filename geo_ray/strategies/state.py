@@ -131,8 +131,9 @@ class RegionState:
         since_send: gradients taken in since the last request.
         samples: rows behind those.
         link_busy: whether a request is open.
-        room: memory for a payload of so many fp32 that goes out at once; it may be where the bridge
-            reads it. It is the message's, and used again once that is answered.
+        allocate: returns memory for an outgoing payload of that many fp32 values, possibly in the
+            memory that the bridge reads. The message owns it; it is reused once the message is
+            answered.
         budget: local steps that the averager asked for until the next request; None: it did not.
     """
 
@@ -146,7 +147,7 @@ class RegionState:
     samples: int = 0
     link_busy: bool = False
     budget: int | None = None
-    room: Allocator = torch.empty
+    allocate: Allocator = torch.empty
 
     def is_due(self, interval: int) -> bool:
         """Whether an exchange is due: after as many steps as the averager asked for.
@@ -174,8 +175,8 @@ class AveragerState:
         stopping: whether every answer from now on tells its region to finish.
         now_s: time of the present event by the averager's clock.
         wake_s: when the strategy wants to be woken (`AveragerTraits.on_wake`); None: not at all.
-        room: memory for a vector of so many fp32 that is given to regions, such as the answer of a
-            round; its owner may have it from one that nobody holds any more.
+        allocate: returns memory for a vector of that many fp32 values that is sent to regions, such
+            as the answer of a round. Vectors without references are reused.
         data_rows: rows of every region's training data, as the manifest says; sites that share a
             region's rows have equal parts of them. Given when the averager is built, so it is not
             in checkpoints. Empty if unknown (a strategy in a test).
@@ -191,7 +192,7 @@ class AveragerState:
     stopping: bool = False
     now_s: float = 0.0
     wake_s: float | None = None
-    room: Allocator = torch.empty
+    allocate: Allocator = torch.empty
     data_rows: Mapping[str, float] = field(default_factory=dict)
 
     @property
