@@ -13,39 +13,46 @@ from geo_ray.storage.uri import is_s3, parse_s3
 
 
 class CheckpointConfig(StrictModel):
-    """When to save and how much to keep."""
+    """When checkpoints are saved and how many are retained."""
 
-    every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
-    keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
+    every_s: float | None = Field(
+        60.0, gt=0, description="seconds between checkpoints; null: no checkpoints"
+    )
+    keep: int = Field(
+        2,
+        ge=2,
+        description="number of retained checkpoints; at least 2, because the newest may be damaged",
+    )
     part_timeout_s: float = Field(
-        600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
+        600.0, gt=0, description="seconds without a new part after which a checkpoint is abandoned"
     )
     retry_s: float = Field(
         600.0,
         ge=0,
-        description="for so long a store or a disk that takes nothing is tried again at the end of "
-        "a run, for the last checkpoint and the model; while the run trains, without end. Also "
-        "how long a worker asks a store that does not give its rows",
+        description="seconds for which the last checkpoint and the model are retried at the end of "
+        "a run if a store or disk rejects writes; during training, saves are retried without "
+        "limit. Also the time for which a worker retries a store that does not return its rows",
     )
     restarts: int = Field(
         3,
         ge=0,
-        description="times in `train.restart_window_s` that a run goes on from its newest "
-        "checkpoint by itself, when it has lost what cannot be replaced while the rest goes on",
+        description="maximum automatic restarts from the newest checkpoint within "
+        "`train.restart_window_s`, after the loss of a process that cannot be replaced",
     )
     store: str | None = Field(
         None,
-        description="s3:// address below which checkpoints go, in a folder of the run's name; "
+        description="s3:// address for checkpoints, in a folder with the run's name; "
         "null: the run's directory",
     )
     region_stores: dict[Name, str] = Field(
         default_factory=dict,
-        description="by region: s3:// address for the parts of its servers; all else is in `store`",
+        description="s3:// address by region for the parts of its servers; everything else is in "
+        "`store`",
     )
     store_region: Name | None = Field(
         None,
-        description="region in which `store`, or `run.dir`, is, for the bill; null: the averager's"
-        ", or that of the run actor's node for a directory that not all nodes see",
+        description="region of `store` or `run.dir`, for accounting; null: the averager's "
+        "region, or that of the run actor's node for a directory that some nodes do not see",
     )
 
     @model_validator(mode="after")
@@ -60,5 +67,5 @@ class CheckpointConfig(StrictModel):
             except StoreError as error:
                 raise ValueError(f"`{key}`: {error.message}") from None
         if self.region_stores and self.store is None:
-            raise ValueError("`region_stores` wants `store`, too, for the manifests")
+            raise ValueError("`region_stores` also requires `store`, for the manifests")
         return self

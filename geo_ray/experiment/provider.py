@@ -1,8 +1,8 @@
 """The ``provider`` section of a configuration: the cloud accounts a cluster rents machines from.
 
 `AwsProviderConfig` and `TencentProviderConfig` describe one account each: regions, machine
-images, networks and roles. `NodeJoin` and `HeadBoot` say how a machine's Ray node joins its
-cluster or is its head; they name secrets and never hold one. Imports nothing of
+images, networks and roles. `NodeJoin` and `HeadBoot` configure how a machine's Ray node joins its
+cluster or starts the head; they hold names of secrets, never secrets. Imports nothing of
 `geo_ray.cloud`.
 """
 
@@ -27,178 +27,184 @@ _HostPort = Annotated[
     str, Field(pattern=r"^[\w.:\[\]-]+:\d+$"), MessageWords("host:port, such as 10.0.0.5:6379")
 ]
 ImagePython = Annotated[str, Field(pattern=r"^[\w/.-]+$"), MessageWords("a path without blanks")]
-"""Where an image has its interpreter."""
+"""Path of the interpreter in an image."""
 
 
 class HeadBoot(StrictModel):
-    """What the machine of Ray's head does instead of joining one."""
+    """Settings of the machine that runs Ray's head."""
 
-    port: int = Field(6379, ge=1, le=65535, description="of the head")
-    dashboard_port: int = Field(8265, ge=1, le=65535, description="of dashboard and job server")
-    state: _Folder = Field(description="address of the cluster's own folder")
+    port: int = Field(6379, ge=1, le=65535, description="port of the head")
+    dashboard_port: int = Field(
+        8265, ge=1, le=65535, description="port of the dashboard and the job server"
+    )
+    state: _Folder = Field(description="address of the cluster's state directory")
     keys_secret: _SecretName | None = Field(
         None,
-        description="name of the secret with a credentials file for it; null: the machine's role",
+        description="name of the secret with a credentials file for `state`; null: the machine's "
+        "role",
     )
 
 
 class NodeJoin(StrictModel):
-    """How a machine's Ray node joins its cluster, or is its head."""
+    """How a machine's Ray node joins its cluster, or starts as the head."""
 
     address: _HostPort | None = Field(None, description="host:port of the head")
-    head: HeadBoot | None = Field(None, description="of machines with the role head")
+    head: HeadBoot | None = Field(None, description="settings of machines with the role head")
     token_secret: _SecretName = Field(
         description="name of the secret that holds the cluster's token"
     )
     tls_certificate_secret: _SecretName | None = Field(
-        None, description="name of the secret with the certificate"
+        None, description="name of the secret with the TLS certificate"
     )
-    tls_key_secret: _SecretName | None = Field(None, description="name of the secret with its key")
+    tls_key_secret: _SecretName | None = Field(
+        None, description="name of the secret with the TLS key"
+    )
     tls_ca_secret: _SecretName | None = Field(
-        None, description="name of the secret with the authority's"
+        None, description="name of the secret with the CA certificate"
     )
     secrets_region: str | None = Field(
-        None, description="region of the secrets; null: each machine's own"
+        None, description="region of the secrets; null: the region of each machine"
     )
-    python: ImagePython = Field("/opt/geo_ray/bin/python", description="interpreter of the image")
+    python: ImagePython = Field(
+        "/opt/geo_ray/bin/python", description="path of the Python interpreter in the image"
+    )
 
 
 class AwsPlaceConfig(StrictModel):
-    """A region where machines may be launched."""
+    """A region of AWS in which machines may be launched."""
 
     image_id: Annotated[
         str, Field(pattern=r"^ami-\w+$"), MessageWords("the id of an image, ami-...")
-    ] = Field(description="machine image that carries geo_ray")
+    ] = Field(description="machine image with geo_ray installed")
     subnets: dict[str, str] = Field(
-        default_factory=dict, description="subnet by zone; none: the region's default network"
+        default_factory=dict, description="subnet by zone; empty: the region's default network"
     )
-    security_group_ids: tuple[str, ...] = Field((), description="of the machines")
+    security_group_ids: tuple[str, ...] = Field((), description="security groups of the machines")
     instance_profile: str | None = Field(
-        None, description="name of the profile of the nodes' role, which reads their secrets"
+        None, description="instance profile of the nodes' role, which reads their secrets"
     )
     head_profile: str | None = Field(
         None,
-        description="name of the profile of the head's role, which may do more: rent, and write "
-        "what is written down of the cluster; null: as `instance_profile`",
+        description="instance profile of the head's role, which may also rent machines and write "
+        "the cluster's state; null: as `instance_profile`",
     )
     volume_gb: int = Field(100, ge=8, description="size of the encrypted root volume")
     root_device: Annotated[
         str, Field(pattern=r"^/dev/\w+$"), MessageWords("a device such as /dev/sda1")
-    ] = Field("/dev/sda1", description="the image's own name of its root volume")
-    kms_key_id: str | None = Field(None, description="its key; null: the account's own")
+    ] = Field("/dev/sda1", description="device name of the image's root volume")
+    kms_key_id: str | None = Field(
+        None, description="KMS key of the volume; null: the account's default key"
+    )
 
 
 class AwsProviderConfig(StrictModel):
-    """Machines of AWS."""
+    """An AWS account."""
 
     places: dict[str, AwsPlaceConfig] = Field(
-        min_length=1, description="regions by AWS's name; only these are listed and used"
+        min_length=1, description="regions by AWS name; only these are listed and used"
     )
-    join: NodeJoin | None = Field(
-        None, description="how a node joins; null: as `geo-ray up` has it"
-    )
+    join: NodeJoin | None = Field(None, description="how a node joins; null: set by `geo-ray up`")
     endpoints: dict[str, str] = Field(
-        default_factory=dict, description="addresses by service, in place of those of AWS"
+        default_factory=dict, description="endpoints by service, in place of those of AWS"
     )
-    attempts: int = Field(5, ge=1, description="tries of a request")
-    timeout_s: float = Field(20.0, gt=0, description="longest wait for an answer")
+    attempts: int = Field(5, ge=1, description="maximum attempts per request")
+    timeout_s: float = Field(20.0, gt=0, description="timeout of a request")
     secret_store: str = Field(
-        "aws-secretsmanager", description="aws-secretsmanager or aws-ssm: where `join` is kept"
+        "aws-secretsmanager",
+        description="service that stores the secrets of `join`: aws-secretsmanager or aws-ssm",
     )
 
 
 class TencentPlaceConfig(StrictModel):
-    """A region where machines may be launched."""
+    """A region of Tencent Cloud in which machines may be launched."""
 
     image_id: Annotated[
         str, Field(pattern=r"^img-\w+$"), MessageWords("the id of an image, img-...")
-    ] = Field(description="machine image that carries geo_ray")
+    ] = Field(description="machine image with geo_ray installed")
     vpc_id: Annotated[
         str, Field(pattern=r"^vpc-\w+$"), MessageWords("the id of a network, vpc-...")
     ] = Field(description="network")
     subnets: dict[str, str] = Field(min_length=1, description="subnet by zone")
-    security_group_ids: tuple[str, ...] = Field((), description="of the machines")
-    role: str | None = Field(
-        None, description="name of the nodes' CAM role, which reads their secrets"
-    )
+    security_group_ids: tuple[str, ...] = Field((), description="security groups of the machines")
+    role: str | None = Field(None, description="CAM role of the nodes, which reads their secrets")
     head_role: str | None = Field(
         None,
-        description="name of the head's CAM role, which may do more: rent, and read the keys of "
+        description="CAM role of the head, which may also rent machines and read the keys of "
         "`provider.state`; null: as `role`",
     )
     disk_gb: int = Field(100, ge=20, description="size of the system disk")
 
 
 class TencentProviderConfig(StrictModel):
-    """Machines of Tencent Cloud."""
+    """A Tencent Cloud account."""
 
     places: dict[str, TencentPlaceConfig] = Field(
-        min_length=1, description="regions by Tencent's name; only these are listed and used"
+        min_length=1, description="regions by Tencent name; only these are listed and used"
     )
-    join: NodeJoin | None = Field(
-        None, description="how a node joins; null: as `geo-ray up` has it"
+    join: NodeJoin | None = Field(None, description="how a node joins; null: set by `geo-ray up`")
+    endpoint: str | None = Field(None, description="endpoint in place of Tencent's")
+    attempts: int = Field(5, ge=1, description="maximum attempts per request")
+    timeout_s: float = Field(20.0, gt=0, description="timeout of a request")
+    currency: str = Field("CNY", description="currency in which the account is billed")
+    rates: tuple[ExchangeRate, ...] = Field(
+        (), description="exchange rates of that currency to US dollars"
     )
-    endpoint: str | None = Field(None, description="address in place of Tencent's")
-    attempts: int = Field(5, ge=1, description="tries of a request")
-    timeout_s: float = Field(20.0, gt=0, description="longest wait for an answer")
-    currency: str = Field("CNY", description="in which the account is billed")
-    rates: tuple[ExchangeRate, ...] = Field((), description="what that is in US dollars")
 
 
 Rent = Literal["plan", "demand"]
 
 
 class HeadConfig(StrictModel):
-    """The machine that Ray's head runs on; nothing of a run is placed there but its run actor."""
+    """The machine of Ray's head; of a run, only its run actor is placed there."""
 
-    region: str | None = Field(
-        None, description="region of the run; null: the one where the averager is"
-    )
+    region: str | None = Field(None, description="region of the head; null: the averager's region")
     type: str | None = Field(
-        None, description="instance type; null: that of the region's server, else of its workers"
+        None, description="instance type; null: that of the region's server, or else of its workers"
     )
-    zone: str | None = Field(None, description="of the cloud; null: the cloud chooses")
-    life_h: float = Field(
-        168.0, gt=0, description="it ends by itself after so long, whatever becomes of its maker"
-    )
+    zone: str | None = Field(None, description="zone of the head; null: the cloud chooses")
+    life_h: float = Field(168.0, gt=0, description="hours after which the head terminates itself")
 
 
 class LocalCloudConfig(StrictModel):
-    """Machines that are processes of this computer, for trials and demos."""
+    """Emulated machines: processes of this computer, for trials and demos."""
 
     cpus: dict[str, int] = Field(
-        default_factory=dict, description="logical CPUs by type of machine; a count only"
+        default_factory=dict, description="logical CPUs by machine type; not enforced"
     )
-    other_cpus: int = Field(4, ge=1, description="of the types that `cpus` does not name")
-    start_delay_s: float = Field(0.0, ge=0, description="from a launch to a machine that runs")
+    other_cpus: int = Field(4, ge=1, description="logical CPUs of types that `cpus` does not list")
+    start_delay_s: float = Field(
+        0.0, ge=0, description="seconds from a launch to a running machine"
+    )
     usd_per_hour: float = Field(
-        0.1, gt=0, description="of what the book of prices does not have; play money"
+        0.1, gt=0, description="USD per hour of types without a price; play money"
     )
     longest_life_s: float = Field(
-        43200.0, gt=0, description="no machine outlives this, whatever its launch says"
+        43200.0, gt=0, description="maximum lifetime of a machine in seconds"
     )
 
 
 class TlsSecrets(StrictModel):
-    """Names of the secrets with which Ray encrypts what it says; they are put there by you."""
+    """Names of the secrets for Ray's TLS; you create them."""
 
-    certificate: str = Field(description="of every node: its addresses must be in it")
+    certificate: str = Field(
+        description="certificate of all nodes; it must contain their addresses"
+    )
     key: str = Field(description="its key")
-    ca: str = Field(description="the authority's certificate")
+    ca: str = Field(description="CA certificate")
 
 
 class ProviderConfig(StrictModel):
-    """How `geo-ray up` makes a cluster. What machines it has is in the section ``plan``."""
+    """How `geo-ray up` creates a cluster. The section ``plan`` lists its machines."""
 
     state: PathText = Field(
         "clusters",
-        description="directory, or s3:// address, with a folder of each cluster's own: what it is, "
-        "the autoscaler's journal, its lease",
+        description="directory, or s3:// address, with one folder per cluster: its "
+        "specification, the autoscaler's journal and the lease",
     )
     rent: Rent = Field(
         "plan",
-        description="plan: the machines of the plan as soon as the cluster is up; demand: none "
-        "until something waits for a place, in all regions",
+        description="plan: rent the machines of the plan as soon as the cluster is up; demand: "
+        "rent machines in all regions when something waits for a place",
     )
     head: HeadConfig = HeadConfig()
     local: LocalCloudConfig = LocalCloudConfig()
@@ -206,11 +212,13 @@ class ProviderConfig(StrictModel):
     tencent: TencentProviderConfig | None = None
     state_keys_secret: str | None = Field(
         None,
-        description="name of the secret with a credentials file of AWS's form for `state`, which "
-        "the head needs where its role opens no bucket (Tencent); null: its role does",
+        description="name of the secret with a credentials file in AWS format for `state`, "
+        "required where the head's role cannot open buckets (Tencent); null: the role can",
     )
-    tls: TlsSecrets | None = Field(None, description="Ray's own TLS; null: none")
-    python: ImagePython = Field("/opt/geo_ray/bin/python", description="interpreter of the image")
+    tls: TlsSecrets | None = Field(None, description="TLS of Ray; null: none")
+    python: ImagePython = Field(
+        "/opt/geo_ray/bin/python", description="path of the Python interpreter in the image"
+    )
 
     @model_validator(mode="after")
     def _address(self) -> Self:

@@ -88,7 +88,7 @@ def test_a_page_of_it_is_written(queue: SimQueue, tmp_path: Path) -> None:
 
 def test_a_job_is_shown_with_what_it_had_and_will_have(queue: SimQueue) -> None:
     shown = run("show", queue.root, "long").output
-    assert "job      long of tenant red: was running" in shown, "nobody serves it"
+    assert "job      long of tenant red: was running" in shown, "the queue is not served"
     assert "had " in shown
     assert "runs/q/long" in shown
     assert json.loads(run("show", queue.root, "short", "--json").stdout)["outcome"] == "finished"
