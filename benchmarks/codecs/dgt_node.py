@@ -58,14 +58,14 @@ class Region:
     def __init__(self, hello: dict[str, Any], order: dict[str, Any]) -> None:
         name, key = hello["region"], base64.b64decode(hello["key"])
         experiment = Experiment.model_validate_json(json.dumps(order["experiment"]))
-        self.hub, self.name = experiment.averager_region, name
+        self.averager_region, self.name = experiment.averager_region, name
         task = load_task(experiment.task, HERE)
         params_P = initial_parameters(task, experiment.seed)
         num_params = params_P.numel()
         timeout_s = operation_s(experiment.train, num_params)
         (region,) = [r for r in experiment.regions if r.name == name]
         self.event_buffer = EventBuffer(name, order["origin_unix_s"])
-        own = build_averager(experiment, num_params, {}) if name == self.hub else None
+        own = build_averager(experiment, num_params, {}) if name == self.averager_region else None
         setting = PathSetting(experiment, num_params, own, self.event_buffer, os.devnull, timeout_s)
         certificate = hello["certificate"]
         self.bridge = open_bridge(
@@ -76,23 +76,23 @@ class Region:
             certificate and TlsBytes(*map(base64.b64decode, certificate)),
         )
         self.endpoint = self.bridge.endpoint
-        hello_lan: Meta = {"peer": f"{name}/lead", "role": "lead"}
+        hello_lan: Meta = {"peer": f"{name}/primary", "role": "primary"}
         self.bridge_lan = LanServer("127.0.0.1", key, self.bridge.handle)
-        uplink = LanClient(self.bridge_lan.address, key, hello_lan)
+        bridge_client = LanClient(self.bridge_lan.address, key, hello_lan)
         shard = build_shard(experiment, region, 0, params_P)
         self.server = build_server(experiment, region, [shard], num_params)
-        self.lead = PrimaryShard(
+        self.primary = PrimaryShard(
             self.server,
             HeldShard(shard, name, 0, os.devnull),
             [],
-            uplink,
+            bridge_client,
             self.event_buffer,
             timeout_s,
         )
-        self.lan = LanServer("127.0.0.1", key, self.lead.handle, on_close=self.lead.on_close)
+        self.lan = LanServer("127.0.0.1", key, self.primary.handle, on_close=self.primary.on_close)
         hello_worker: Meta = {"peer": f"{name}/0", "role": "worker", "worker": 0, "attempt": 1}
         clients = dial_shards([self.lan.address], key, hello_worker, num_params)
-        self.clients = [uplink, *clients]
+        self.clients = [bridge_client, *clients]
         flat_P, grad_P, links = links_over(clients, num_params, timeout_s)
         worker = Worker(task, flat_P, grad_P, region=name, seed=experiment.seed)
         train, heldout = open_readers(experiment, load_manifest(order["manifest"]), name)
@@ -113,10 +113,10 @@ class Region:
 
     def connect(self, address: list[Any]) -> dict[str, Any]:
         """Connect to the averager's region."""
-        if self.name != self.hub:
+        if self.name != self.averager_region:
             place = (str(address[0]), int(address[1]))
-            self.bridge.connect(self.hub, place)
-            self.endpoint.wait_connected([self.hub], WAIT_S)
+            self.bridge.connect(self.averager_region, place)
+            self.endpoint.wait_connected([self.averager_region], WAIT_S)
         return {}
 
     def train(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Region:
         self.bridge.close()
         for client in self.clients:
             client.close()
-        self.lead.close()
+        self.primary.close()
         self.lan.close()
         self.bridge_lan.close()
         self.endpoint.close(1.0)

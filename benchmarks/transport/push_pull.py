@@ -176,20 +176,20 @@ class GlooWorker:
 def serve(parent: Connection, num_params: int, key: bytes, store: str) -> None:
     """The parameter server's process: a `PrimaryShard` per variant, and gloo in the main thread."""
     torch.set_num_threads(1)
-    servers, leads, addresses = [], [], {}
+    servers, primaries, addresses = [], [], {}
     for name, config in CONFIGS.items():
-        lead = build_lead(torch.zeros(num_params))
-        lan = LanServer("127.0.0.1", key, lead.handle, on_close=lead.on_close, config=config)
+        primary = build_primary(torch.zeros(num_params))
+        lan = LanServer("127.0.0.1", key, primary.handle, on_close=primary.on_close, config=config)
         servers.append(lan)
-        leads.append(lead)
+        primaries.append(primary)
         addresses[name] = lan.address
     parent.send(addresses)
     dist.init_process_group("gloo", init_method=store, rank=SERVER_RANK, world_size=2)
     serve_gloo(torch.zeros(num_params))
     dist.destroy_process_group()
-    for lan, lead in zip(servers, leads, strict=True):
+    for lan, primary in zip(servers, primaries, strict=True):
         lan.close()
-        lead.close()
+        primary.close()
 
 
 def serve_gloo(params_P: Tensor) -> None:
@@ -206,7 +206,7 @@ def serve_gloo(params_P: Tensor) -> None:
         dist.send(params_P, WORKER_RANK)
 
 
-def build_lead(params_P: Tensor) -> PrimaryShard:
+def build_primary(params_P: Tensor) -> PrimaryShard:
     """A region of one worker that is alone, as `PrimaryActor` builds it."""
     shard = Shard(params_P, Sgd(lr=0.1), Asgd(), alone=True)
     plan = ServerPlan("here", num_workers=1, batch_size=1, steps=NEVER)

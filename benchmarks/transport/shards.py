@@ -135,17 +135,17 @@ def serve(parent: Connection, num_params: int, count: int, index: int, key: byte
         lan.close()
         return
     pool = ThreadPoolMap(count, "shards")
-    hello: dict[str, Any] = {"peer": "here/lead", "role": "lead"}
+    hello: dict[str, Any] = {"peer": "here/primary", "role": "primary"}
     clients = [LanClient(address, key, hello) for address in parent.recv()]
     ports = [shard, *[RemoteShard(client, TIMEOUT_S) for client in clients]]
     plan = ServerPlan("here", num_workers=2, batch_size=1, steps=NEVER, mode="async")
     server = Server.over(ports, num_params, plan, WirePlan(), pool)
-    lead = PrimaryShard(server, held, (), None, EventBuffer("here", time.time()), TIMEOUT_S)
-    lan = LanServer("127.0.0.1", key, lead.handle, on_close=lead.on_close)
+    shard = PrimaryShard(server, held, (), None, EventBuffer("here", time.time()), TIMEOUT_S)
+    lan = LanServer("127.0.0.1", key, shard.handle, on_close=shard.on_close)
     parent.send(lan.address)
     parent.recv()
     lan.close()
-    lead.close()
+    shard.close()
     for client in clients:
         client.close()
     pool.close()

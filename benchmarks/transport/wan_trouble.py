@@ -29,7 +29,7 @@ from geo_ray.lab.stats import LabStats
 
 SIZE_BYTES = 64 * MB
 CUT_AFTER_S = 2.5
-APART_S = 25.0  # between the starts of runs that overlap
+MIN_INTERVAL_S = 25.0  # between the starts of runs that overlap
 CUTS_S = (5, 30, 120)
 REPEATS = 2
 
@@ -84,7 +84,7 @@ def cuts(runs: LabRuns, cut_s: int, count: int) -> list[Seen]:
         return runs.take(f"cut_{cut_s}/{number}", measure, lambda value: Seen(**value), attempts)
 
     with ThreadPoolExecutor(count) as pool:
-        list(pool.map(lambda number: take(number, number * APART_S, 1), range(count)))
+        list(pool.map(lambda number: take(number, number * MIN_INTERVAL_S, 1), range(count)))
     found = [take(number, 0.0, REPEATS) for number in range(count)]
     return [seen for seen in found if seen is not None]
 

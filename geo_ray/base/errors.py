@@ -742,7 +742,7 @@ class RunActorMissingError(RunError):
 
     code = "RUN_ACTOR_MISSING"
     causes = "The run was stopped, has failed, or lost its processes."
-    advice = "Start it first: `geo-ray train --resume RUN`."
+    advice = "Go on with it first: `geo-ray train --resume RUN`."
     more = "The request was not stored, so a resume does not carry it out later."
 
 

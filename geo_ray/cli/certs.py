@@ -155,7 +155,7 @@ def revoke(region: str, named: Path | None, directory: Path | None) -> None:
     """Revoke all certificates of REGION, also for links that are up.
 
     A bridge applies the revocation when the printed list has been copied to its host;
-    docs/operations/failures.md has the steps.
+    docs/operations/certificates.md has the steps.
     """
     from geo_ray.api.certs import revoke_cert
 

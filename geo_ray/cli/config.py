@@ -20,7 +20,10 @@ def config() -> None:
 @click.argument("file", type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
 def show(file: Path, overrides: tuple[str, ...]) -> None:
-    """Print the complete configuration of FILE, including defaults, and its digest."""
+    """Print the complete configuration of FILE.
+
+    The output includes defaults and the digest.
+    """
     loading()
     from geo_ray.api.auto import load_experiment
     from geo_ray.base.load import digest, dump_yaml, override_notes

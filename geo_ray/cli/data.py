@@ -707,7 +707,10 @@ for verb in (inspect, stats, merge_stats, shard):
 @click.argument("manifest_uri", metavar="MANIFEST")
 @click.option("--region", help="Verify only this region's shards, from within the region.")
 def check(manifest_uri: str, region: str | None) -> None:
-    """Verify every shard of MANIFEST: its size, hash, schema and rows."""
+    """Verify every shard of MANIFEST.
+
+    The checks cover size, hash, schema and rows.
+    """
     loading("pyarrow")
     from geo_ray.api.data import check_data
     from geo_ray.data.prepare.saved_preparation import label_words
@@ -727,7 +730,10 @@ def check(manifest_uri: str, region: str | None) -> None:
 @click.argument("manifests", nargs=-1, required=True)
 @click.option("--out", required=True, metavar="FILE_OR_URI", help="Output manifest.")
 def merge(manifests: tuple[str, ...], out: str) -> None:
-    """Merge MANIFESTS that were written separately, each in its region."""
+    """Merge several MANIFESTS into one.
+
+    Each was written separately, in its region.
+    """
     loading("pyarrow")
     from geo_ray.api.data import merge_data
     from geo_ray.data.prepare.saved_preparation import label_words

@@ -199,7 +199,7 @@ def set_link(src: str, dst: str, changes: tuple[str, ...], lab_id: str | None) -
 )
 @_lab_option
 def cap(region: str, up_mbps: float | None, down_mbps: float | None, lab_id: str | None) -> None:
-    """Change the rate of a region's uplink and downlink, which all its links use."""
+    """Change the rates of a region's uplink and downlink."""
     from geo_ray.base.load import load_text
     from geo_ray.lab.lab import Lab
     from geo_ray.lab.topology import CapConfig

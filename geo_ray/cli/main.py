@@ -40,7 +40,7 @@ _COMMANDS: Final = {
     "certs": "Manage the certificates of a deployment.",
     "checkpoints": "List the checkpoints of RUN.",
     "stop": "Save RUN and stop it, wherever it runs.",
-    "members": "Show or change the member regions of RUN.",
+    "members": "Show the member regions of RUN, or change them.",
     "status": "Show the state of RUN or CLUSTER.",
     "watch": "Show live progress of RUN or QUEUE, on a page or in the terminal.",
     "events": "Export the events of RUN to other programs.",

@@ -119,11 +119,11 @@ def candidates(situation: Situation) -> Iterator[Choice]:
                 if not (waits_for_all or _suits_answers(codec)):
                     continue
                 loss = loss_of_interval(steps) + LOSS_BY_CODEC[codec] + _loss_of(traits)
-                share = _compute_share(situation, traits, steps, transfer_s)
-                yield Choice(family, steps, codec, share, transfer_s, loss)
+                fraction = _compute_fraction(situation, traits, steps, transfer_s)
+                yield Choice(family, steps, codec, fraction, transfer_s, loss)
 
 
-def _compute_share(situation: Situation, traits: Traits, steps: int, transfer_s: float) -> float:
+def _compute_fraction(situation: Situation, traits: Traits, steps: int, transfer_s: float) -> float:
     """Return the share of the regions' time spent computing, with so many steps per exchange."""
     slowest_s = max(situation.step_s.values())
     rate = sum(1 / step_s for step_s in situation.step_s.values())

@@ -55,15 +55,15 @@ def allowed_averagers(rules: Residency, regions: Sequence[str]) -> list[str]:
     left = list(regions)
     for kind, table in (("gradients", rules.gradients), ("checkpoints", rules.checkpoints)):
         for home, places in table.items():
-            kept = [region for region in left if region in places]
-            if not kept:
+            retained = [region for region in left if region in places]
+            if not retained:
                 raise PlanInfeasibleError(
                     f"residency.{kind}: what is made of data of '{home}' may only be in "
                     f"{', '.join(places) or 'no region'}, which other rules exclude; "
                     "no region can host the averager",
                     fix="Let one region receive updates of all, and keep the model.",
                 )
-            left = kept
+            left = retained
     return left
 
 
@@ -207,7 +207,7 @@ def no_plan_section(regions: Sequence[str]) -> ConfigError:
     example = "\n         ".join(lines)
     return ConfigError(
         "the configuration has no section 'plan'",
-        fix="List there what can be rented where (docs/guides/planning.md has every key), such as\n"
+        fix="List what can be rented in each region (`geo-ray config schema plan` has every key):\n"
         f"         {example}",
     )
 

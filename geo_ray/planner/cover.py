@@ -1,7 +1,7 @@
 """Bounded covering knapsacks over machines, for the planner and the autoscaler.
 
 `cheapest_cover` finds the cheapest machines for a number of rows in a step (`Cover`), or for a rate
-(`Cover.of_rate`). `shares` splits a step's rows among machines in whole numbers.
+(`Cover.of_rate`). `split_rows` splits a step's rows among machines in whole numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def most_rows(seconds: float, rows_per_s: float) -> int:
 
 
 def slowest_s(
-    rows: int, counts: Sequence[int], speeds: Sequence[float], room_rows: Sequence[int]
+    rows: int, counts: Sequence[int], speeds: Sequence[float], max_rows: Sequence[int]
 ) -> float:
     """Return the seconds of the last machine if rows are split best, at least one for each machine.
 
@@ -36,15 +36,15 @@ def slowest_s(
         rows: at least as many as there are machines.
         counts: machines of each kind.
         speeds: rows/s of one of each kind.
-        room_rows: most rows that one of each kind has room for.
+        max_rows: largest number of rows that one machine of each kind has memory for.
     """
-    kinds = zip(counts, speeds, room_rows, strict=True)
-    used = [(count, speed, room) for count, speed, room in kinds if count]
+    kinds = zip(counts, speeds, max_rows, strict=True)
+    used = [(count, speed, most) for count, speed, most in kinds if count]
     power = sum(count * speed for count, speed, _ in used)
     if not power:
         return math.inf
     level_s = rows / power
-    given = [min(room, most_rows(level_s, speed)) for _, speed, room in used]
+    given = [min(most, most_rows(level_s, speed)) for _, speed, most in used]
     left = rows - sum(count * each for (count, _, _), each in zip(used, given, strict=True))
     last_s = max(each / speed for (_, speed, _), each in zip(used, given, strict=True))
     nexts = [(_next_s(used[i], each), i, each + 1) for i, each in enumerate(given)]
@@ -60,24 +60,24 @@ def slowest_s(
 
 
 def _next_s(kind: tuple[int, float, int], given: int) -> float:
-    _, speed, room = kind
-    return (given + 1) / speed if given < room else math.inf
+    _, speed, most = kind
+    return (given + 1) / speed if given < most else math.inf
 
 
-def shares(rows: int, speeds: Sequence[float], room_rows: Sequence[int]) -> list[int]:
+def split_rows(rows: int, speeds: Sequence[float], max_rows: Sequence[int]) -> list[int]:
     """Split rows among machines so that the last one ends as early as possible.
 
     Args:
-        rows: at least as many as there are speeds, and no more than there is room for.
+        rows: at least as many as there are speeds, and no more than their memory holds.
         speeds: rows/s of each machine.
-        room_rows: most rows that each has room for.
+        max_rows: largest number of rows that each has memory for.
     """
     level_s = rows / sum(speeds)
-    pairs = zip(speeds, room_rows, strict=True)
-    given = [min(room, max(1, most_rows(level_s, speed))) for speed, room in pairs]
+    pairs = zip(speeds, max_rows, strict=True)
+    given = [min(most, max(1, most_rows(level_s, speed))) for speed, most in pairs]
     indices = range(len(speeds))
     while sum(given) < rows:
-        roomy = [i for i in indices if given[i] < room_rows[i]]
+        roomy = [i for i in indices if given[i] < max_rows[i]]
         given[min(roomy, key=lambda i: ((given[i] + 1) / speeds[i], i))] += 1
     while sum(given) > rows:
         able = [i for i in indices if given[i] > 1]
@@ -170,9 +170,9 @@ class Cover:
         speed_I: rows/s of one.
         cap_I: most of each, whole numbers.
         rows: to be computed in a step.
-        room_s: how long that may take.
+        limit_s: how long that may take.
         lan_I: seconds that one adds to a step.
-        room_I: most rows that one has room for.
+        max_rows_I: most rows that one has room for.
         most: machines in all.
         most_nodes: of the tree.
         known_usd: what a choice costs that is known; only cheaper ones are looked for.
@@ -186,9 +186,9 @@ class Cover:
     speed_I: Floats
     cap_I: Floats
     rows: int
-    room_s: float
+    limit_s: float
     lan_I: Floats
-    room_I: NDArray[np.int64]
+    max_rows_I: NDArray[np.int64]
     most: int
     most_nodes: int = 20_000
     known_usd: float = math.inf
@@ -225,9 +225,9 @@ class Cover:
             parts_I.astype(float),
             np.array([min(max(0, each), total) for each in most], dtype=float),
             rows=total,
-            room_s=1.0,
+            limit_s=1.0,
             lan_I=np.zeros(len(parts_I)),
-            room_I=parts_I,
+            max_rows_I=parts_I,
             most=sum(most),
             is_whole=True,
         )
@@ -251,8 +251,8 @@ class Covered:
 def cheapest_cover(cover: Cover) -> Covered:
     """Return the cheapest choice, or a good one with a bound."""
     if not cover.lan_I.any():
-        each_I = np.array([most_rows(cover.room_s, speed) for speed in cover.speed_I.tolist()])
-        each_I = np.minimum(each_I, cover.room_I)
+        each_I = np.array([most_rows(cover.limit_s, speed) for speed in cover.speed_I.tolist()])
+        each_I = np.minimum(each_I, cover.max_rows_I)
         cap_I = cover.cap_I.astype(np.int64)
         layers = 1 if cover.spot_I is None else cover.most_spot + 1
         if each_I @ cap_I < cover.rows:
@@ -301,7 +301,7 @@ class _Offer(NamedTuple):
     speed: float
     cap: int
     lan_s: float
-    room: int
+    max_rows: int
     is_spot: bool
 
 
@@ -323,9 +323,9 @@ class _Tree:
         self.least = cover.known_usd
         self.order = np.argsort(cover.price_I / cover.speed_I, kind="stable")
         spot_I = np.zeros(len(cover.price_I), bool) if cover.spot_I is None else cover.spot_I
-        columns = (cover.price_I, cover.speed_I, cover.cap_I, cover.lan_I, cover.room_I, spot_I)
-        price, speed, cap, lan, room, spot = (column[self.order].tolist() for column in columns)
-        self._offers = list(map(_Offer, price, speed, map(int, cap), lan, room, spot))
+        columns = (cover.price_I, cover.speed_I, cover.cap_I, cover.lan_I, cover.max_rows_I, spot_I)
+        price, speed, cap, lan, max_rows, spot = (column[self.order].tolist() for column in columns)
+        self._offers = list(map(_Offer, price, speed, map(int, cap), lan, max_rows, spot))
         self._least_lan_s = 0.0 if cover.one_is_free else min(lan, default=0.0)
         self._counts = [0] * len(self._offers)
         # Power and price of all offers before each.
@@ -373,13 +373,13 @@ class _Tree:
 
     def _fits(self, power: float, lan: Lan, end: int) -> bool:
         """Whether the machines of the first ``end`` offers are enough."""
-        room_s = self.cover.room_s - lan.seconds(one_is_free=self.cover.one_is_free)
-        if power * room_s * (1 + CLOSE) < self.cover.rows:  # in pieces, which is quick to tell
+        limit_s = self.cover.limit_s - lan.seconds(one_is_free=self.cover.one_is_free)
+        if power * limit_s * (1 + CLOSE) < self.cover.rows:  # in pieces, which is quick to tell
             return False
         done = 0
         for n, offer in zip(self._counts[:end], self._offers, strict=False):
             if n:
-                each = min(offer.room, most_rows(room_s, offer.speed))
+                each = min(offer.max_rows, most_rows(limit_s, offer.speed))
                 if not each:
                     return False
                 done += n * each
@@ -388,10 +388,10 @@ class _Tree:
     def _bound(self, at: int, power: float, lan: Lan) -> float:
         """The least that the rest costs, if machines could be cut in pieces and lines were free."""
         lan_s = lan.seconds(one_is_free=self.cover.one_is_free) + self._least_lan_s
-        room_s = self.cover.room_s * (1 + CLOSE) - lan_s
-        if room_s <= 0:
+        limit_s = self.cover.limit_s * (1 + CLOSE) - lan_s
+        if limit_s <= 0:
             return math.inf
-        goal = self._powers[at] + max(0.0, self.cover.rows / room_s - power)
+        goal = self._powers[at] + max(0.0, self.cover.rows / limit_s - power)
         end = bisect_left(self._powers, goal * (1 - CLOSE), at)
         if end == len(self._powers):
             return math.inf

@@ -174,7 +174,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Ways:
+class OptionSet:
     """Ways to exchange, evaluated together: the best value of each with given machines.
 
     Shape legend: K = ways; R = regions.
@@ -211,15 +211,15 @@ class Ways:
                 paces_KR[k] += option.timing.more_s_R(steps, steps_R, exchange_s_R) / steps
         return paces_KR
 
-    def rooms_s(self, pace_s: float) -> list[float]:
-        """Return the longest step of each region with which one of the ways keeps the pace."""
+    def limits_s(self, pace_s: float) -> list[float]:
+        """Return the longest step of each region with which an option keeps the pace."""
         constant_LKR, slope_LK = self._lines
         if self._none_hides:
             return [pace_s - wait_s for wait_s in self._least_begin_s]
-        rooms_LKR = (pace_s - constant_LKR) / slope_LK[:, :, None]
-        return [float(room_s) for room_s in rooms_LKR.min(axis=0).max(axis=0)]
+        limits_LKR = (pace_s - constant_LKR) / slope_LK[:, :, None]
+        return [float(limit_s) for limit_s in limits_LKR.min(axis=0).max(axis=0)]
 
-    def slower_s(self, group: Ways) -> float:
+    def slower_s(self, group: OptionSet) -> float:
         """Return how much longer than that of its group the pace of this way is at most."""
         begin_R = self._lines[0][-1, 0]
         least_R = np.array(group._least_begin_s) if group._none_hides else np.zeros(len(begin_R))
@@ -248,7 +248,7 @@ class Ways:
         return constant_LKR, np.ascontiguousarray(lines_KL2[:, :, 1].T)
 
     @cached_property
-    def singles(self) -> tuple[Ways, ...]:
+    def singles(self) -> tuple[OptionSet, ...]:
         """Return each way by itself."""
         return tuple(replace(self, options=(option,)) for option in self.options)
 
@@ -267,7 +267,7 @@ class Ways:
         """Return the seconds that do not depend on machines."""
         return np.array([o.last_s for o in self.options])
 
-    def not_beaten(self) -> Ways:
+    def not_beaten(self) -> OptionSet:
         """Leave out ways that cost and take at least as much as another at every pace.
 
         Of one averager and codec the longest interval is left, as a rule.
@@ -280,11 +280,11 @@ class Ways:
         if not self._none_hides:  # lines that fall to zero: where they begin, and where they end
             hidden_LK = np.maximum(1 - slope_LK[1:], 1e-300)
             table = np.concatenate([table, *(constant_LKR[1:] / hidden_LK[:, :, None])], axis=1)
-        kept: list[int] = []
+        retained: list[int] = []
         for k in np.lexsort((np.arange(len(table)), table.sum(axis=1))).tolist():
-            if not any(bool((table[other] <= table[k]).all()) for other in kept):
-                kept.append(k)
-        return replace(self, options=tuple(self.options[k] for k in sorted(kept)))
+            if not any(bool((table[other] <= table[k]).all()) for other in retained):
+                retained.append(k)
+        return replace(self, options=tuple(self.options[k] for k in sorted(retained)))
 
     def bound(
         self, pace_s: float, usd_per_h: float, stall: float, objective: Objective, limits: Limits

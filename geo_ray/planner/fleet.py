@@ -56,8 +56,8 @@ class Offer:
         rows_per_s: that one computes.
         cap: most of them; 0 for none.
         lan_s: that one adds to a step.
-        room_rows: most rows of a step that one has the memory for.
-        lost_share: of the time of all who wait for it that its preemptions take.
+        max_rows: most rows of a step that one has the memory for.
+        lost_fraction: of the time of all who wait for it that its preemptions take.
     """
 
     type: str
@@ -66,8 +66,8 @@ class Offer:
     rows_per_s: float
     cap: int
     lan_s: float = 0.0
-    room_rows: int = ANY_ROWS
-    lost_share: float = 0.0
+    max_rows: int = ANY_ROWS
+    lost_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class RegionFleet:
     _spots: int = field(init=False)  # that there are
     _capped: dict[int, RegionFleet] = field(init=False, default_factory=dict)
     _lan_I: Floats = field(init=False)
-    _room_I: NDArray[np.int64] = field(init=False)
+    _max_rows_I: NDArray[np.int64] = field(init=False)
     _least_lan_s: float = field(init=False)
     _price_I: Floats = field(init=False)
     _speed_I: Floats = field(init=False)
@@ -134,12 +134,12 @@ class RegionFleet:
         self._price_I = np.array([o.usd_per_h for o in self.offers], dtype=float)
         self._speed_I = np.array([o.rows_per_s for o in self.offers], dtype=float)
         self._cap_I = np.array([min(o.cap, self._most) for o in self.offers], dtype=float)
-        self._spot_I = np.array([o.lost_share > 0 for o in self.offers], dtype=bool)
+        self._spot_I = np.array([o.lost_fraction > 0 for o in self.offers], dtype=bool)
         self._spot_at = np.flatnonzero(self._spot_I).tolist()
         if self.most_spot is not None:
             self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], self.most_spot)
         self._spots = int(self._cap_I[self._spot_I].sum())
-        self._room_I = np.array([o.room_rows for o in self.offers], dtype=np.int64)
+        self._max_rows_I = np.array([o.max_rows for o in self.offers], dtype=np.int64)
         self._lan_I = np.array([o.lan_s for o in self.offers], dtype=float)
         allowed_I = self._lan_I[self._cap_I > 0]
         self._least_lan_s = 0.0 if self.one_is_free else float(allowed_I.min(initial=math.inf))
@@ -159,7 +159,7 @@ class RegionFleet:
     @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to rent, or too little memory for its rows."""
-        return float(np.minimum(self._room_I, self.rows) @ self._cap_I) < self.rows
+        return float(np.minimum(self._max_rows_I, self.rows) @ self._cap_I) < self.rows
 
     def capped(self, most_spot: int) -> RegionFleet:
         """Return the fleet with at most so many machines that may be preempted."""
@@ -221,10 +221,10 @@ class RegionFleet:
     def _prefixes_suffice(self) -> bool:
         """Whether the fastest N machines are the best N for every N."""
         there = self._cap_I > 0
-        rooms_bind = bool((self._room_I[there] < self.rows).any())
+        rows_bind = bool((self._max_rows_I[there] < self.rows).any())
         if not self._lan_I[there].any():
-            return not rooms_bind or self.most_spot is None
-        return len(np.unique(self._lan_I[there])) == 1 and not rooms_bind
+            return not rows_bind or self.most_spot is None
+        return len(np.unique(self._lan_I[there])) == 1 and not rows_bind
 
     def _prefixes(self) -> Iterator[NDArray[np.intp]]:
         """Return the fastest N machines of the types whose network is fast enough, for every N."""
@@ -244,7 +244,7 @@ class RegionFleet:
         """
         least_s = math.inf
         low_s = self.rows / self._in_pieces[0][-1]
-        full_s = float((np.minimum(self._room_I, self.rows) / self._speed_I)[self._order].max())
+        full_s = float((np.minimum(self._max_rows_I, self.rows) / self._speed_I)[self._order].max())
         heap = [(0.0, low_s, min(full_s, best.step_s - self.fixed_s))]
         for _ in range(_MOST_COVERS):
             if not heap or heap[0][0] >= best.step_s * _EQUAL:
@@ -273,7 +273,7 @@ class RegionFleet:
             return self._least_lan_of(seconds, None)
         # The machine that adds nothing is one of each kind in turn, the most promising first.
         of_spot = self._spot_I & (self.most_spot is not None)
-        columns = self._lan_I, self._speed_I, self._room_I, of_spot
+        columns = self._lan_I, self._speed_I, self._max_rows_I, of_spot
         kinds = {tuple(column[i] for column in columns): i for i in self._order.tolist()}
         bounds = [(self._lan_in_pieces(seconds, self._done(i, seconds)), i) for i in kinds.values()]
         best, least = Covered(None, math.inf, math.inf), math.inf
@@ -289,7 +289,7 @@ class RegionFleet:
     def _done(self, offer: int, seconds: float) -> int:
         """Return the rows that one machine of an offer computes in some time."""
         each = self.offers[offer]
-        return min(each.room_rows, most_rows(seconds, each.rows_per_s))
+        return min(each.max_rows, most_rows(seconds, each.rows_per_s))
 
     def _least_lan_of(self, seconds: float, free: int | None) -> Covered:
         there_I = self._order
@@ -312,7 +312,7 @@ class RegionFleet:
             rows,
             seconds,
             np.zeros(len(there_I)),
-            self._room_I[there_I],
+            self._max_rows_I[there_I],
             most,
             min(_COVER_NODES, self.most_nodes),
             spot_I=None if most_spot is None else self._spot_I[there_I],
@@ -335,7 +335,7 @@ class RegionFleet:
         order = self._order
         rows_I = np.floor(seconds * self._speed_I[order] * (1 + CLOSE))
         able_I = order[rows_I >= 1]
-        rows_I = np.minimum(rows_I[rows_I >= 1], self._room_I[able_I])
+        rows_I = np.minimum(rows_I[rows_I >= 1], self._max_rows_I[able_I])
         lan_I = self._lan_I[able_I]
         by_lan = np.argsort(lan_I / rows_I, kind="stable")
         sums = np.cumsum((rows_I * self._cap_I[able_I])[by_lan])
@@ -361,7 +361,7 @@ class RegionFleet:
         there = self._cap_I > 0
         if not there.any():
             return 0.0
-        rows_I = np.minimum(self._room_I[there], self.rows)
+        rows_I = np.minimum(self._max_rows_I[there], self.rows)
         lan_s = float(self._lan_I @ self._cap_I)
         return self.fixed_s + float((rows_I / self._speed_I[there]).max()) + lan_s
 
@@ -384,10 +384,10 @@ class RegionFleet:
         The bound allows fractions of machines and counts the LAN of one machine only.
         """
         powers, prices = self._in_pieces
-        room_s = limit_s - self.fixed_s - self._least_lan_s
-        if room_s <= 0:
+        left_s = limit_s - self.fixed_s - self._least_lan_s
+        if left_s <= 0:
             return math.inf
-        need = self.rows / room_s
+        need = self.rows / left_s
         if need > powers[-1] * (1 + CLOSE):
             return math.inf
         at = min(bisect_left(powers, need), len(powers) - 1)
@@ -434,7 +434,7 @@ class RegionFleet:
         known = self._quick(limit_s)
         # A machine's last row may not fit, so this many rows are done at least.
         alone_I = power_I * (limit_s - self.fixed_s - better_lan_I) - count_I
-        alone_I = np.where(self._room_I < self.rows, -np.inf, alone_I)
+        alone_I = np.where(self._max_rows_I < self.rows, -np.inf, alone_I)
         known_usd = math.inf if known is None else known.usd_per_h
         dear_I = price_I + self._price_I > known_usd * (1 + CLOSE)
         keep_I = np.flatnonzero((self._cap_I > 0) & ~dear_I & (alone_I < self.rows))
@@ -445,7 +445,7 @@ class RegionFleet:
             self.rows,
             limit_s - self.fixed_s,
             self._lan_I[keep_I],
-            self._room_I[keep_I],
+            self._max_rows_I[keep_I],
             self._most,
             self.most_nodes,
             known_usd,
@@ -500,13 +500,15 @@ class RegionFleet:
         used = np.flatnonzero(counts_I)
         counts: list[int] = counts_I[used].astype(int).tolist()
         number = sum(counts)
-        columns = self._speed_I[used].tolist(), self._room_I[used].tolist()
+        columns = self._speed_I[used].tolist(), self._max_rows_I[used].tolist()
         rows_s = slowest_s(max(self.rows, number), counts, *columns)
         return self.fixed_s + rows_s + self.lan_s(counts_I)
 
-    def lost_share(self, counts: Sequence[int]) -> float:
-        """Return the share of their time that preemptions of some machines take."""
-        return sum(n * offer.lost_share for n, offer in zip(counts, self.offers, strict=True) if n)
+    def lost_fraction(self, counts: Sequence[int]) -> float:
+        """Return the fraction of their time that preemptions of some machines take."""
+        return sum(
+            n * offer.lost_fraction for n, offer in zip(counts, self.offers, strict=True) if n
+        )
 
     def lan_s(self, counts_I: NDArray[Any]) -> float:
         """Return what the network inside the region adds to a step with some machines."""
@@ -518,8 +520,8 @@ class RegionFleet:
     def _sums_of_better(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Return rows/s, dollars, number and LAN of all machines as good as each offer's."""
         price_I, speed_I = self._price_I, self._speed_I
-        room_I = np.minimum(self._room_I, self.rows)
-        columns = [(price_I, 1), (speed_I, -1), (self._lan_I, 1), (room_I, -1)]
+        max_rows_I = np.minimum(self._max_rows_I, self.rows)
+        columns = [(price_I, 1), (speed_I, -1), (self._lan_I, 1), (max_rows_I, -1)]
         if self.most_spot is not None:  # what counts against the cap is no better than what not
             columns.append((self._spot_I, 1))
         number = np.arange(len(price_I))

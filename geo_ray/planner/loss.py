@@ -106,8 +106,8 @@ def loss_of_interval(steps: int) -> float:
     last = LOSS_BY_INTERVAL[-1]
     for (low, loss), (high, more) in pairwise(LOSS_BY_INTERVAL):
         if steps <= high:
-            share = math.log(max(steps, low) / low) / math.log(high / low)
-            return loss + share * (more - loss)
+            fraction = math.log(max(steps, low) / low) / math.log(high / low)
+            return loss + fraction * (more - loss)
     return last[1] * math.log(steps) / math.log(last[0])
 
 
@@ -388,9 +388,11 @@ def difference(losses: Sequence[float | None], base: Sequence[float | None]) -> 
         base: of the same seeds.
     """
     pairs = list(zip(losses, base, strict=True))
-    shares = [a / b - 1 for a, b in pairs if a is not None and b is not None]
-    if len(shares) < len(pairs):
+    fractions = [a / b - 1 for a, b in pairs if a is not None and b is not None]
+    if len(fractions) < len(pairs):
         return Difference(math.inf, math.inf)
-    mean, count = statistics.fmean(shares), len(shares)
+    mean, count = statistics.fmean(fractions), len(fractions)
     quantile = _T_95[min(count - 1, len(_T_95)) - 1]
-    return Difference(mean, max(0.0, mean + quantile * statistics.stdev(shares) / math.sqrt(count)))
+    return Difference(
+        mean, max(0.0, mean + quantile * statistics.stdev(fractions) / math.sqrt(count))
+    )

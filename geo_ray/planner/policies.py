@@ -146,9 +146,9 @@ def cloudless(request: Request) -> Plan:
     whole = [fleet.everything() for fleet in search.fleets]
     option = search.options[0]
     most = search.complete(whole, option)
-    rooms_s = search.ways([option]).rooms_s(most.pace_s)
+    limits_s = search.option_set([option]).limits_s(most.pace_s)
     picks = [
-        whole[i] if i == most.straggler else fleet.cheapest(rooms_s[i]) or whole[i]
+        whole[i] if i == most.straggler else fleet.cheapest(limits_s[i]) or whole[i]
         for i, fleet in enumerate(search.fleets)
     ]
     found = search.complete(picks, option)
@@ -220,13 +220,13 @@ def front(request: Request) -> list[Plan]:
     chosen, _ = search.best(request.objective, limits)
     if chosen is None:
         raise infeasible(limits, search)
-    kept = _not_beaten([chosen, *_walk(search, limits)])
+    retained = _not_beaten([chosen, *_walk(search, limits)])
     plans = []
-    for index, found in enumerate(kept):
+    for index, found in enumerate(retained):
         if index == 0:
             reason = "the fastest"
         else:
-            faster = kept[index - 1]
+            faster = retained[index - 1]
             reason = (
                 f"{1 - found.usd / faster.usd:.0%} cheaper than the next faster plan, "
                 f"{found.seconds / faster.seconds - 1:.0%} slower"
@@ -257,11 +257,11 @@ def _walk(search: BracketSearch, limits: Limits) -> list[Found]:
 
 def _not_beaten(met: list[Found]) -> list[Found]:
     """Return the choices that none beats in both time and money, from fast to cheap."""
-    kept: list[Found] = []
+    retained: list[Found] = []
     for found in sorted(met, key=attrgetter("seconds", "usd")):
-        if not kept or found.usd < kept[-1].usd / SLACK:
-            kept.append(found)
-    return kept
+        if not retained or found.usd < retained[-1].usd / SLACK:
+            retained.append(found)
+    return retained
 
 
 def _search(request: Request, gap: float | None) -> BracketSearch:

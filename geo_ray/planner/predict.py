@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
-from geo_ray.planner.cover import shares
+from geo_ray.planner.cover import split_rows
 from geo_ray.planner.plan import Machines, Plan, PlannedLoss, RegionPlan
 from geo_ray.planner.request import Request
 from geo_ray.planner.search import Found
@@ -33,13 +33,13 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
     """
     seconds = _seconds(request, found)
     total_s = sum(seconds.values())
-    hours, lost_share = total_s / HOUR_S, seconds.get(PREEMPTIONS, 0.0) / total_s
+    hours, lost_fraction = total_s / HOUR_S, seconds.get(PREEMPTIONS, 0.0) / total_s
     regions, usd = [], defaultdict[str, float](float)
     for site, pick in zip(request.sites, found.picks, strict=True):
         chosen = [(r, n) for r, n in zip(site.rentals, pick.counts, strict=True) if n]
         speeds = [r.rows_per_s for r, n in chosen for _ in range(n)]
-        room_rows = [r.room_rows for r, n in chosen for _ in range(n)]
-        rows = shares(max(len(speeds), request.work.share(site.name)), speeds, room_rows)
+        max_rows = [r.max_rows for r, n in chosen for _ in range(n)]
+        rows = split_rows(max(len(speeds), request.work.region_rows(site.name)), speeds, max_rows)
         machines, at = [], 0
         for rental, count in chosen:
             cost = rental.usd(hours)
@@ -57,8 +57,8 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
                     )
                 )
             at += count
-            usd[f"machines {rental.market}"] += count * cost * (1 - lost_share)
-            usd["work lost to preemption"] += count * cost * lost_share
+            usd[f"machines {rental.market}"] += count * cost * (1 - lost_fraction)
+            usd["work lost to preemption"] += count * cost * lost_fraction
         stands_usd = site.stands_usd(hours)
         regions.append(
             RegionPlan(

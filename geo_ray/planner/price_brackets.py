@@ -4,11 +4,11 @@ What an instance costs is linear in its hours between two edges of its age tiers
 edge it is not proportional to them: the hours so far are paid at older prices. So between ``low``
 and ``high`` hours every item is priced per *billed hour*,
 
-    ``billed(T) = low + share * (max(T, low) - low)``,
+    ``billed(T) = low + fraction * (max(T, low) - low)``,
 
-at the dearest price that is nowhere above what the item costs. If all items pay the same `share` of
-their older price (one table of tiers for all), the two are equal; else the price is a lower bound
-that becomes exact as the bracket narrows.
+at the highest price that never exceeds the cost of the item. If all items pay the same `fraction`
+of their older price (one table of tiers for all), the two are equal. Otherwise the price is a lower
+bound that becomes exact as the bracket narrows.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Bracket:
     Attributes:
         low_h: where it begins.
         high_h: where it ends.
-        share: of the mean price until `low_h` that a further hour is billed at.
+        fraction: of the mean price until `low_h` that a further hour is billed at.
     """
 
     low_h: float = 0.0
     high_h: float = math.inf
-    share: float = 1.0
+    fraction: float = 1.0
 
     @classmethod
     def at(cls, hours: float) -> Bracket:
@@ -49,11 +49,11 @@ class Bracket:
 
     def billed_h(self, seconds: float) -> float:
         """Return the billed hours of a job; a shorter one is billed like one of `low_h`."""
-        return self.low_h + self.share * max(0.0, seconds / HOUR_S - self.low_h)
+        return self.low_h + self.fraction * max(0.0, seconds / HOUR_S - self.low_h)
 
     def billed_h_K(self, seconds_K: Floats) -> Floats:
         """Return the same for several jobs."""
-        return self.low_h + self.share * np.maximum(0.0, seconds_K / HOUR_S - self.low_h)
+        return self.low_h + self.fraction * np.maximum(0.0, seconds_K / HOUR_S - self.low_h)
 
     def usd_per_h(self, usd: Usd) -> float:
         """Return the price per billed hour that is nowhere in the bracket above what is paid."""

@@ -45,10 +45,10 @@ class Rental:
         usd: dollars for one, by its age tiers.
         rows_per_s: that one computes.
         cap: most of them.
-        lost_share: of the time of all who wait for it that its preemptions are expected to take.
+        lost_fraction: of the time of all who wait for it that its preemptions are expected to take.
         lan_s: that one adds to a step: what its workers send and get inside the region.
         workers: that one has, each with an accelerator of its own.
-        room_rows: most rows of a step that one has the memory for.
+        max_rows: most rows of a step that one has the memory for.
         left_out: why it cannot be rented; empty if it can, or is not sold.
         since_h: hours after the run's first machines that it is rented; see `rental_age`.
     """
@@ -58,10 +58,10 @@ class Rental:
     usd: RentalPrice
     rows_per_s: float
     cap: int
-    lost_share: float = 0.0
+    lost_fraction: float = 0.0
     lan_s: float = 0.0
     workers: int = 1
-    room_rows: int = ANY_ROWS
+    max_rows: int = ANY_ROWS
     left_out: str = ""
     since_h: float = 0.0
 
@@ -186,17 +186,15 @@ class Request:
                     each.rows_per_s,
                     each.cap,
                     each.lan_s,
-                    each.room_rows,
-                    each.lost_share,
+                    each.max_rows,
+                    each.lost_fraction,
                 )
                 for each in site.rentals
             ]
-            share = self.work.share(site.name)
-            fleet = RegionFleet(
-                site.name, offers, share, site.fixed_s, site.one_is_free, most_nodes
-            )
+            rows = self.work.region_rows(site.name)
+            fleet = RegionFleet(site.name, offers, rows, site.fixed_s, site.one_is_free, most_nodes)
             if fleet.is_empty:
-                raise _nothing_to_rent(site, share)
+                raise _nothing_to_rent(site, rows)
             found.append(fleet)
         return found
 
@@ -280,7 +278,7 @@ class Request:
         )
 
 
-def _nothing_to_rent(site: Site, share: int) -> PlanInfeasibleError:
+def _nothing_to_rent(site: Site, rows: int) -> PlanInfeasibleError:
     whys = dict.fromkeys(f"{r.type}: {r.left_out}" for r in site.rentals if r.left_out)
     if whys:
         return PlanInfeasibleError(
@@ -290,8 +288,8 @@ def _nothing_to_rent(site: Site, share: int) -> PlanInfeasibleError:
         )
     if any(rental.cap for rental in site.rentals):
         return PlanInfeasibleError(
-            f"region '{site.name}' has {share} rows of a step, and its machines have memory for "
-            f"{sum(r.cap * r.room_rows for r in site.rentals)}",
+            f"region '{site.name}' has {rows} rows of a step, and its machines have memory for "
+            f"{sum(r.cap * r.max_rows for r in site.rentals)}",
             fix="Lower data.batch_size, raise a cap of its machines, or offer larger ones.",
         )
     return PlanInfeasibleError(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from geo_ray.base.errors import InvariantError
 from geo_ray.planner.config import Objective
 from geo_ray.planner.cover import Floats
-from geo_ray.planner.exchange import SLACK, Limits, Option, Ways
+from geo_ray.planner.exchange import SLACK, Limits, Option, OptionSet
 from geo_ray.planner.fleet import Pick, RegionFleet
 from geo_ray.planner.price_brackets import UNCHANGING, Bracket, Usd, brackets_of
 from geo_ray.planner.request import Request
@@ -70,18 +70,20 @@ class RentalPool:
     @cached_property
     def most_spots(self) -> int:
         """Return the most machines that may be preempted."""
-        if not self._share:
+        if not self._lost_fraction:
             return 0
         each = [fleet.most_spots for fleet in self.fleets]
         return sum(each) if self.synchronous else max(each)
 
     @cached_property
-    def _share(self) -> float:
-        shares = {o.lost_share for fleet in self.fleets for o in fleet.offers if o.lost_share}
-        if len(shares) > 1:
-            told = ", ".join(f"{share:g}" for share in sorted(shares))
-            raise InvariantError(f"machines that may be preempted lose unequal shares: {told}")
-        return max(shares, default=0.0)
+    def _lost_fraction(self) -> float:
+        fractions = {
+            o.lost_fraction for fleet in self.fleets for o in fleet.offers if o.lost_fraction
+        }
+        if len(fractions) > 1:
+            text = ", ".join(f"{fraction:g}" for fraction in sorted(fractions))
+            raise InvariantError(f"machines that may be preempted lose unequal shares: {text}")
+        return max(fractions, default=0.0)
 
     @cached_property
     def _shrink(self) -> float:
@@ -93,11 +95,11 @@ class RentalPool:
 
     def stall(self, spots: int) -> float:
         """Return how much longer steps and exchanges take."""
-        return stall_of(spots * self._share)
+        return stall_of(spots * self._lost_fraction)
 
     def spots(self, picks: Sequence[Pick]) -> int:
         """Return how many machines may be preempted, as they count for the standstill of all."""
-        if not self._share:
+        if not self._lost_fraction:
             return 0
         pairs = zip(self.fleets, picks, strict=True)
         each = [fleet.spots(pick.counts) for fleet, pick in pairs]
@@ -105,27 +107,27 @@ class RentalPool:
 
     def slowest_s(self) -> list[float]:
         """Return how long each region's step takes at most on machines that are worth a thought."""
-        if not self._share:
+        if not self._lost_fraction:
             return [fleet.slowest_s() for fleet in self.fleets]
         return [max(fleet.slowest_s(), fleet.capped(0).slowest_s()) for fleet in self.fleets]
 
-    def least_usd_per_h(self, rooms_s: Sequence[float], most_spots: int) -> float:
+    def least_usd_per_h(self, limits_s: Sequence[float], most_spots: int) -> float:
         """Return a lower bound of the price of steps that keep each region's limit.
 
         Args:
-            rooms_s: the limits, by region.
+            limits_s: the limits, by region.
             most_spots: that may be preempted, see `spots`.
         """
-        pairs = zip(self.fleets, rooms_s, strict=True)
-        return sum(fleet.capped(most_spots).least_usd_per_h(room_s) for fleet, room_s in pairs)
+        pairs = zip(self.fleets, limits_s, strict=True)
+        return sum(fleet.capped(most_spots).least_usd_per_h(limit_s) for fleet, limit_s in pairs)
 
     def cheapest(
-        self, rooms_s: Sequence[float], most_spots: int
+        self, limits_s: Sequence[float], most_spots: int
     ) -> tuple[tuple[Pick, ...] | None, float]:
         """Return the cheapest machines that keep each region's limit, and what any cost at least.
 
         Args:
-            rooms_s: the limits, by region.
+            limits_s: the limits, by region.
             most_spots: that may be preempted, see `spots`.
 
         Returns:
@@ -133,30 +135,30 @@ class RentalPool:
             is infinite if there are none.
         """
         picks = []
-        for fleet, room_s in zip(self.fleets, rooms_s, strict=True):
-            pick = fleet.capped(most_spots).cheapest(room_s)
+        for fleet, limit_s in zip(self.fleets, limits_s, strict=True):
+            pick = fleet.capped(most_spots).cheapest(limit_s)
             if pick is None:
-                return None, self._least_usd_if_any(rooms_s, most_spots)
+                return None, self._least_usd_if_any(limits_s, most_spots)
             picks.append(pick)
         if self.spots(picks) <= most_spots:
             return tuple(picks), sum(pick.least_usd_per_h for pick in picks)
-        return self._shared(rooms_s, most_spots)
+        return self._shared(limits_s, most_spots)
 
-    def _least_usd_if_any(self, rooms_s: Sequence[float], most_spots: int) -> float:
+    def _least_usd_if_any(self, limits_s: Sequence[float], most_spots: int) -> float:
         """Return a lower bound of the price; infinite if a region has no such machines."""
-        pairs = zip(self.fleets, rooms_s, strict=True)
-        if any(fleet.capped(most_spots).is_too_short(room_s) for fleet, room_s in pairs):
+        pairs = zip(self.fleets, limits_s, strict=True)
+        if any(fleet.capped(most_spots).is_too_short(limit_s) for fleet, limit_s in pairs):
             return math.inf
-        return self.least_usd_per_h(rooms_s, most_spots)
+        return self.least_usd_per_h(limits_s, most_spots)
 
     def _shared(
-        self, rooms_s: Sequence[float], most_spots: int
+        self, limits_s: Sequence[float], most_spots: int
     ) -> tuple[tuple[Pick, ...] | None, float]:
         """Return the same where each region's cheapest have too many together."""
         least_K, real_K = np.zeros(most_spots + 1), np.zeros(most_spots + 1)
         chosen: list[tuple[list[_Stair], NDArray[np.intp]]] = []
-        for fleet, room_s in zip(self.fleets, rooms_s, strict=True):
-            stairs = list(self._stairs(fleet, room_s, most_spots))
+        for fleet, limit_s in zip(self.fleets, limits_s, strict=True):
+            stairs = list(self._stairs(fleet, limit_s, most_spots))
             bounds = np.full((len(stairs), most_spots + 1), np.inf)
             reals = bounds.copy()
             for i, (pick, spots, least_spots, least_usd) in enumerate(stairs):
@@ -176,14 +178,14 @@ class RentalPool:
             left -= stair.spots
         return tuple(reversed(picks)), float(least_K[most_spots])
 
-    def _stairs(self, fleet: RegionFleet, room_s: float, most_spots: int) -> Iterator[_Stair]:
+    def _stairs(self, fleet: RegionFleet, limit_s: float, most_spots: int) -> Iterator[_Stair]:
         cap = min(most_spots, fleet.most_spots)
         while cap >= 0:
             capped = fleet.capped(cap)
-            pick = capped.cheapest(room_s)
+            pick = capped.cheapest(limit_s)
             if pick is None:
-                if not capped.is_too_short(room_s):
-                    yield _Stair(None, cap, 0, capped.least_usd_per_h(room_s))
+                if not capped.is_too_short(limit_s):
+                    yield _Stair(None, cap, 0, capped.least_usd_per_h(limit_s))
                 return
             spots = fleet.spots(pick.counts)
             cap = min(spots - 1, int(spots * self._shrink))
@@ -205,7 +207,7 @@ class _Machines(NamedTuple):
 
 def best_of_all(
     fleets: Sequence[RegionFleet],
-    ways: Ways,
+    option_set: OptionSet,
     pool: RentalPool,
     objective: Objective,
     limits: Limits,
@@ -214,7 +216,7 @@ def best_of_all(
 
     Args:
         fleets: of all regions.
-        ways: to exchange.
+        option_set: to exchange.
         pool: the same fleets together.
         objective: what counts; the other measure breaks ties.
         limits: to keep.
@@ -222,7 +224,7 @@ def best_of_all(
     Returns:
         None if there are too many choices to go through.
     """
-    most = _MOST // (len(fleets) * len(ways.options))
+    most = _MOST // (len(fleets) * len(option_set.options))
     picks = []
     for fleet in fleets:
         there = fleet.choices(most)
@@ -233,8 +235,8 @@ def best_of_all(
     shape = tuple(map(len, picks))
     machines = _machines(fleets, picks, pool)
     best, least = (0, 0), (math.inf, math.inf, math.inf)
-    for k, option in enumerate(ways.options):
-        seconds_N, usd_N = _values(ways, option, machines)
+    for k, option in enumerate(option_set.options):
+        seconds_N, usd_N = _values(option_set, option, machines)
         first_N, second_N = (usd_N, seconds_N) if objective == "cost" else (seconds_N, usd_N)
         broken_N = (seconds_N > limits.deadline_s * SLACK) | (usd_N > limits.budget_usd * SLACK)
         n = int(np.lexsort((second_N, first_N, broken_N))[0])
@@ -243,7 +245,7 @@ def best_of_all(
             best, least = (k, n), value
     indices = np.unravel_index(best[1], shape)
     chosen = tuple(there[int(i)] for there, i in zip(picks, indices, strict=True))
-    return chosen, ways.options[best[0]]
+    return chosen, option_set.options[best[0]]
 
 
 def _machines(
@@ -265,11 +267,13 @@ def _machines(
     )
 
 
-def _values(ways: Ways, option: Option, machines: _Machines) -> tuple[Floats, Floats]:
+def _values(option_set: OptionSet, option: Option, machines: _Machines) -> tuple[Floats, Floats]:
     """Return seconds and dollars of each choice with one way to exchange."""
-    work, one, timing = ways.work, option.exchange, option.timing
+    work, one, timing = option_set.work, option.exchange, option.timing
     exchange_s_R, step_s_NR = np.array(one.seconds_by_region), machines.step_s_NR
-    lines = [first * exchange_s_R + share * step_s_NR for first, share in timing.lines(work.steps)]
+    lines = [
+        first * exchange_s_R + fraction * step_s_NR for first, fraction in timing.lines(work.steps)
+    ]
     paces_NR = np.max(lines, axis=0)
     if timing.is_of_machines:
         paces_NR = paces_NR + timing.more_s_R(work.steps, step_s_NR, exchange_s_R) / work.steps
@@ -281,7 +285,7 @@ def _values(ways: Ways, option: Option, machines: _Machines) -> tuple[Floats, Fl
     if option.last is not None:
         egress_N = egress_N + option.last.usd
     hourly_N = machines.usd_per_h_N + option.usd_per_h
-    return seconds_N, ways.bracket.billed_h_K(seconds_N) * hourly_N + egress_N
+    return seconds_N, option_set.bracket.billed_h_K(seconds_N) * hourly_N + egress_N
 
 
 _BELOW: Final = 1 - 1e-8  # a pace just too fast for what was found
@@ -326,7 +330,7 @@ class _Node:
     A group of ways counts its pace as if each region had the shortest wait of any of them.
     """
 
-    ways: Ways
+    option_set: OptionSet
     low_s: float
     high_s: float
     least_spots: int = 0
@@ -336,7 +340,7 @@ class _Node:
 
     @property
     def is_group(self) -> bool:
-        return len(self.ways.options) > 1
+        return len(self.option_set.options) > 1
 
 
 @dataclass
@@ -374,8 +378,8 @@ class Search:
             most_opened: intervals of paces that are looked into; more if nothing was found in them.
             known: value of a choice that is known; only better ones are looked for.
         """
-        if self._root.ways.depends:
-            all_of = self._root.ways, self._pool, objective, limits
+        if self._root.option_set.depends:
+            all_of = self._root.option_set, self._pool, objective, limits
             chosen = best_of_all(self.fleets, *all_of)
             if chosen is not None:
                 self.met.append(self.complete(*chosen))
@@ -397,11 +401,11 @@ class Search:
             picks: tuple[Pick, ...] | None = None
             least_usd = math.inf
             for pace_s in [node.low_s, node.high_s] if node.is_left else [node.high_s]:
-                rooms_s = node.ways.rooms_s(pace_s)
-                picks, least_usd = self._pool.cheapest(rooms_s, node.most_spots)
+                limits_s = node.option_set.limits_s(pace_s)
+                picks, least_usd = self._pool.cheapest(limits_s, node.most_spots)
                 if picks is None:
                     continue
-                found = self._met(picks, node.ways, objective, limits)
+                found = self._met(picks, node.option_set, objective, limits)
                 if limits.keeps(found.seconds, found.usd) and (
                     found.value(objective) < (best.value(objective) if best else (value, math.inf))
                 ):
@@ -414,11 +418,13 @@ class Search:
             if node.is_group:
                 parts = self._parts(node)
             else:
-                pace_s = min(self._pace_s([pick.step_s for pick in picks], node.ways), node.high_s)
+                pace_s = min(
+                    self._pace_s([pick.step_s for pick in picks], node.option_set), node.high_s
+                )
                 spots = max(node.least_spots, self._pool.spots(picks))
                 # What a search that was cut off may have missed between there and here.
                 stall = self._pool.stall(spots)
-                missed = node.ways.bound(pace_s, least_usd, stall, objective, limits)
+                missed = node.option_set.bound(pace_s, least_usd, stall, objective, limits)
                 lower = min(lower, missed)
                 parts = self._left(node, pace_s, spots)
             for part in parts:
@@ -441,7 +447,7 @@ class Search:
     def complete(self, picks: Sequence[Pick], option: Option) -> Found:
         """Return the complete choice of given machines and exchanges."""
         work, steps_s = self.work, [pick.step_s for pick in picks]
-        paces_s = self.ways([option]).whole_paces_KR(steps_s)[0].tolist()
+        paces_s = self.option_set([option]).whole_paces_KR(steps_s)[0].tolist()
         pace_s = max(paces_s)
         workers = sum(sum(pick.counts) for pick in picks)
         stall = self._pool.stall(self._pool.spots(picks))
@@ -452,9 +458,9 @@ class Search:
         straggler = paces_s.index(pace_s)
         return Found(option, tuple(picks), straggler, pace_s, stall, seconds, egress_usd, usd)
 
-    def ways(self, options: Sequence[Option]) -> Ways:
+    def option_set(self, options: Sequence[Option]) -> OptionSet:
         """Return some ways to exchange with the regions' machines."""
-        return Ways(self.work, tuple(options), self._fastest_s, self.bracket)
+        return OptionSet(self.work, tuple(options), self._fastest_s, self.bracket)
 
     @cached_property
     def _pool(self) -> RentalPool:
@@ -466,30 +472,30 @@ class Search:
 
     @cached_property
     def _root(self) -> _Node:
-        ways = self.ways(self.options).not_beaten()
-        low_s, high_s = self._range(ways)
-        high_s = max([high_s, *(self._range(way)[1] for way in ways.singles)])
-        return _Node(ways, low_s, high_s, most_spots=self._pool.most_spots, is_left=True)
+        option_set = self.option_set(self.options).not_beaten()
+        low_s, high_s = self._range(option_set)
+        high_s = max([high_s, *(self._range(single)[1] for single in option_set.singles)])
+        return _Node(option_set, low_s, high_s, most_spots=self._pool.most_spots, is_left=True)
 
-    def _range(self, ways: Ways) -> tuple[float, float]:
+    def _range(self, option_set: OptionSet) -> tuple[float, float]:
         """Return the fastest pace, and the pace of the smallest machines."""
-        low_s = self._pace_s(self._fastest_s, ways)
-        return low_s, max(low_s, self._pace_s(self._pool.slowest_s(), ways))
+        low_s = self._pace_s(self._fastest_s, option_set)
+        return low_s, max(low_s, self._pace_s(self._pool.slowest_s(), option_set))
 
     def _parts(self, node: _Node) -> Iterator[_Node]:
         """Return the halves of a group's intervals, or its ways one by one."""
         is_wide = self._width(node) > _NARROW_PACE or node.high_s > node.low_s * _NARROW_PACE
-        if is_wide and len(node.ways.options) > _FEW:
+        if is_wide and len(node.option_set.options) > _FEW:
             yield from self._halves(node)
             return
-        for way in node.ways.singles:
-            more_s = way.slower_s(node.ways)
-            fastest_s = self._range(way)[0]
+        for single in node.option_set.singles:
+            more_s = single.slower_s(node.option_set)
+            fastest_s = self._range(single)[0]
             low_s = max(node.low_s, fastest_s)
             if low_s <= node.high_s + more_s:
                 high_s = node.high_s + more_s
                 # Its prices are those of a longer step than the group's.
-                found = replace(node, ways=way, low_s=low_s, high_s=high_s, least_usd=0.0)
+                found = replace(node, option_set=single, low_s=low_s, high_s=high_s, least_usd=0.0)
                 yield replace(found, is_left=low_s == fastest_s)
 
     def _left(self, node: _Node, pace_s: float, spots: int) -> Iterator[_Node]:
@@ -524,25 +530,25 @@ class Search:
         yield replace(node, low_s=middle_s, is_left=False)
 
     def _met(
-        self, picks: Sequence[Pick], ways: Ways, objective: Objective, limits: Limits
+        self, picks: Sequence[Pick], option_set: OptionSet, objective: Objective, limits: Limits
     ) -> Found:
         usd_per_h = sum(pick.usd_per_h for pick in picks)
         workers = sum(sum(pick.counts) for pick in picks)
         steps_s = [pick.step_s for pick in picks]
         stall = self._pool.stall(self._pool.spots(picks))
-        option = ways.best(steps_s, usd_per_h, workers, stall, objective, limits)
+        option = option_set.best(steps_s, usd_per_h, workers, stall, objective, limits)
         self.met.append(self.complete(picks, option))
         return self.met[-1]
 
-    def _pace_s(self, steps_s: Sequence[float], ways: Ways) -> float:
-        return float(ways.paces_KR(steps_s).min(axis=0).max())
+    def _pace_s(self, steps_s: Sequence[float], option_set: OptionSet) -> float:
+        return float(option_set.paces_KR(steps_s).min(axis=0).max())
 
     def _bound(self, node: _Node, objective: Objective, limits: Limits) -> float:
         """Return a lower bound of all choices of a node."""
-        rooms_s = node.ways.rooms_s(node.high_s)
-        usd_per_h = max(node.least_usd, self._pool.least_usd_per_h(rooms_s, node.most_spots))
+        limits_s = node.option_set.limits_s(node.high_s)
+        usd_per_h = max(node.least_usd, self._pool.least_usd_per_h(limits_s, node.most_spots))
         stall = self._pool.stall(node.least_spots)
-        return node.ways.bound(node.low_s, usd_per_h, stall, objective, limits)
+        return node.option_set.bound(node.low_s, usd_per_h, stall, objective, limits)
 
 
 _SEARCHES: Final = 200
@@ -650,20 +656,20 @@ class BracketSearch:
 
     def _most_h(self) -> float:
         """Return hours that no job exceeds: one machine computes, all of them are waited for."""
-        work, steps_s, workers, shares = self.request.work, [], 0, 0.0
+        work, steps_s, workers, fractions = self.request.work, [], 0, 0.0
         for fleet in self.request.fleets():
             count = sum(offer.cap for offer in fleet.offers)
             lan_s = sum(offer.cap * offer.lan_s for offer in fleet.offers)
             slowest = min(offer.rows_per_s for offer in fleet.offers if offer.cap)
             steps_s.append(fleet.fixed_s + lan_s + fleet.rows / slowest)
             workers += count
-            shares += fleet.lost_share([offer.cap for offer in fleet.offers])
+            fractions += fleet.lost_fraction([offer.cap for offer in fleet.offers])
         found = [
             work.seconds(
-                float(Ways(work, (option,), tuple(steps_s)).whole_paces_KR(steps_s).max()),
+                float(OptionSet(work, (option,), tuple(steps_s)).whole_paces_KR(steps_s).max()),
                 option.last_s,
                 workers,
-                stall_of(shares),
+                stall_of(fractions),
             )
             for option in self.request.options()
         ]

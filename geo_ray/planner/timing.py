@@ -119,8 +119,8 @@ class Timing:
     def _every_R(self, step_s_R: Floats) -> Floats:
         every_R = np.full(step_s_R.shape, self.every)
         if self.by_speed:
-            shares_R = step_s_R.min(axis=-1, keepdims=True) / step_s_R
-            every_R = self.unit * np.maximum(1, np.floor(every_R / self.unit * shares_R + _EPS))
+            fractions_R = step_s_R.min(axis=-1, keepdims=True) / step_s_R
+            every_R = self.unit * np.maximum(1, np.floor(every_R / self.unit * fractions_R + _EPS))
         return every_R
 
 
@@ -211,7 +211,7 @@ class JobWork:
     worker_start_s: float = 0.0
     evaluations_s: float = 0.0
 
-    def share(self, region: str) -> int:
+    def region_rows(self, region: str) -> int:
         """Return the region's rows of a step, at least one."""
         return max(1, round(self.rows_per_step * self.rows[region] / sum(self.rows.values())))
 
@@ -232,6 +232,6 @@ class JobWork:
         return self.start_s(workers) + self.evaluations_s + trained_s + last_s
 
 
-def stall_of(lost_share: float) -> float:
-    """Return how much longer work takes of whose time that share is lost, at most ten times."""
-    return 1 / (1 - min(_MOST_LOST, lost_share))
+def stall_of(lost_fraction: float) -> float:
+    """Return how much longer work takes of whose time that fraction is lost, at most ten times."""
+    return 1 / (1 - min(_MOST_LOST, lost_fraction))

@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from geo_ray.base.errors import ConfigError, PriceBookError, PriceUnknownError
 from geo_ray.base.load import complaints
@@ -50,9 +50,13 @@ _SNAPSHOTS: Final = "snapshots"
 class PriceBook(StrictModel):
     """Prices and exchange rates; a price file holds this class as JSON."""
 
-    version: Literal[1] = 1
-    records: tuple[PriceRecord, ...] = ()
-    rates: tuple[ExchangeRate, ...] = ()
+    version: Literal[1] = Field(1, description="version of the format")
+    records: tuple[PriceRecord, ...] = Field(
+        (), description="prices; the newest record of an item counts"
+    )
+    rates: tuple[ExchangeRate, ...] = Field(
+        (), description="exchange rates; the newest of a currency counts"
+    )
 
     @cached_property
     def _by_key(self) -> dict[tuple[str | None, ...], PriceRecord]:

@@ -185,7 +185,7 @@ class Footprint:
         return self._copies(4 + self.states + (2 if self.regions > 1 else 0))
 
     def capacity(self, machine: Instance, *, serves: bool) -> tuple[float, str]:
-        """Return the rows of a step that a machine has room for, and why there is none.
+        """Return the rows of a step that a machine has max_rows for, and why there is none.
 
         Args:
             machine: what it has.
@@ -197,14 +197,16 @@ class Footprint:
             self._copies(2) if accelerators else self.worker_bytes
         )
         row_bytes = self.row_bytes or 0.0
-        rooms = []
+        capacities = []
         if accelerators and machine.accelerator_gb is not None:
-            rooms.append(("an accelerator", machine.accelerator_gb, self.worker_bytes, workers))
+            capacities.append(
+                ("an accelerator", machine.accelerator_gb, self.worker_bytes, workers)
+            )
         if machine.host_gb is not None:
             rows_there = 0 if accelerators else 1
-            rooms.append(("the machine", machine.host_gb, host_bytes, rows_there))
+            capacities.append(("the machine", machine.host_gb, host_bytes, rows_there))
         most = math.inf
-        for what, has_gb, needs_bytes, shares in rooms:
+        for what, has_gb, needs_bytes, shares in capacities:
             left = has_gb * _GB - needs_bytes
             if left < (row_bytes if shares else 0.0):
                 beside = f", and {row_bytes / _GB:.2g} GB for a row" if shares and row_bytes else ""

@@ -13,7 +13,7 @@ from typing import Final, Generic, Literal, TypeVar
 
 from geo_ray.base.errors import InvariantError
 from geo_ray.base.states import StateTable
-from geo_ray.runtime.checkpoint_upload import DeskEntry, DeskGrant
+from geo_ray.runtime.checkpoint_upload import UploadGrant, UploadRegistration
 from geo_ray.runtime.spec import RunSpec, TokenFence
 
 
@@ -150,12 +150,12 @@ class PartActor(RunActor[L, S]):
 
     def __init__(self, spec: RunSpec, region: str) -> None:
         super().__init__(spec, region)
-        self._entry = DeskEntry(spec, region)
+        self._entry = UploadRegistration(spec, region)
 
-    def sight(self) -> bytes | None:
-        """See `DeskEntry.sight`; before `ready`."""
-        return self._entry.sight()
+    def upload_key(self) -> bytes | None:
+        """See `UploadRegistration.upload_key`; before `ready`."""
+        return self._entry.upload_key()
 
-    def use_desk(self, grant: DeskGrant) -> None:
+    def use_upload_server(self, grant: UploadGrant) -> None:
         """Send parts to the run actor's machine, and read them there; before `ready`."""
         self._spec = self._entry.spec(grant)

@@ -24,7 +24,7 @@ from geo_ray.ray_cluster.demand import Role
 from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
 from geo_ray.ray_cluster.placement import PlacedRegion, server_nodes
 from geo_ray.runs.start_checks import check_metric_names
-from geo_ray.runtime.checkpoint_upload import PartDesk
+from geo_ray.runtime.checkpoint_upload import CheckpointUploadServer
 from geo_ray.runtime.exchange import build
 from geo_ray.runtime.launcher import (
     GoneRegions,
@@ -38,7 +38,7 @@ from geo_ray.runtime.launcher import (
 )
 from geo_ray.runtime.regions import MemberPolicy
 from geo_ray.runtime.spec import RunSpec
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.transport.security.process_keys import SignedCertificate
 from geo_ray.transport.wire.sockets import Address
 
@@ -202,13 +202,13 @@ class ActorGroup:
         workers: by region and rank.
         shard_addresses: where workers connect, by region, the primary shard's first.
         bridge_addresses: where other regions, and the own one, reach each bridge.
-        home: where the averager lives at present, as far as is known.
+        leader: where the averager lives at present, as far as is known.
         standby: who says that it may take over from there; None if nobody does.
-        former_homes: where the averager lived before it moved, and moved again.
+        former_leaders: where the averager lived before it moved, and moved again.
         keys: of the run.
         launcher: makes its processes, and owns them.
         token: who commands them: epoch of its lease.
-        desk: takes parts of checkpoints in.
+        upload_server: takes parts of checkpoints in.
         threads: start every thread of this process that calls them.
     """
 
@@ -217,7 +217,7 @@ class ActorGroup:
     keys: Keys = field(repr=False)
     launcher: ProcessLauncher = field(default_factory=OwnProcesses, repr=False)
     token: int = 0
-    desk: PartDesk | None = None
+    upload_server: CheckpointUploadServer | None = None
     threads: RayThreads = field(default_factory=RayThreads, repr=False)
     bridges: dict[str, Handle] = field(default_factory=dict)
     primaries: dict[str, Handle] = field(default_factory=dict)
@@ -225,9 +225,9 @@ class ActorGroup:
     workers: dict[tuple[str, int], GroupWorker] = field(default_factory=dict)
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
     bridge_addresses: dict[str, tuple[Address, Address]] = field(default_factory=dict)
-    home: AveragerHome = field(init=False)
+    leader: AveragerLeader = field(init=False)
     standby: str | None = field(init=False)
-    former_homes: set[str] = field(default_factory=set)
+    former_leaders: set[str] = field(default_factory=set)
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
     _newest_attempt: int = field(init=False)
     _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
@@ -236,7 +236,7 @@ class ActorGroup:
 
     def __post_init__(self) -> None:
         self._newest_attempt = self.spec.attempt
-        self.home = AveragerHome(self.spec.experiment.averager_region)
+        self.leader = AveragerLeader(self.spec.experiment.averager_region)
         self.standby = self.spec.experiment.first_standby
 
     def servers(self) -> dict[tuple[str, str], Handle]:
@@ -308,9 +308,9 @@ class ActorGroup:
         self, servers: Mapping[str, Handle], timeout_s: float, tell: Tell = tell_nobody
     ) -> None:
         """Let servers and bridges without a shared run directory upload parts to the run actor."""
-        if self.desk is not None:
+        if self.upload_server is not None:
             heard = partial(tell, "starting servers and bridges")
-            self.desk.admit(servers, partial(collect, timeout_s=timeout_s, heard=heard))
+            self.upload_server.admit(servers, partial(collect, timeout_s=timeout_s, heard=heard))
 
     def wire(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Connect bridges with each other and each region's parts; then let workers begin.
@@ -402,26 +402,26 @@ class ActorGroup:
         if signed is not None and bridge is not None:
             bridge.use_certificate.remote(signed)
 
-    def follow(self, home: AveragerHome) -> bool:
-        """The averager says that it lives at ``home``; whether that is news."""
-        is_news = home.epoch > self.home.epoch and home.region in self.bridges
+    def follow(self, leader: AveragerLeader) -> bool:
+        """The averager says that it lives at ``leader``; whether that is news."""
+        is_news = leader.term > self.leader.term and leader.region in self.bridges
         if is_news:
-            self._move(home)
+            self._move(leader)
         return is_news
 
-    def note_standby(self, region: str, home: AveragerHome, *, stands_by: bool) -> None:
-        """A region says whether it may take over from ``home``."""
+    def note_standby(self, region: str, leader: AveragerLeader, *, stands_by: bool) -> None:
+        """A region says whether it may take over from ``leader``."""
         is_news = stands_by or region == self.standby
-        if is_news and home == self.home and region in self.bridges:
+        if is_news and leader == self.leader and region in self.bridges:
             self.standby = region if stands_by else None
 
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``; the averager's own: if one stands by."""
-        if region == self.home.region:
+        if region == self.leader.region:
             return self.standby in self.bridges
         experiment = self.spec.experiment
         may_change = experiment.members.min is not None or MemberPolicy(experiment).brings_back
-        return may_change or region in self.former_homes
+        return may_change or region in self.former_leaders
 
     def lose(self, region: str, *, keep_workers: bool = False) -> None:
         """Go on without a region; what is left of it is ended, but workers that are kept."""
@@ -440,19 +440,21 @@ class ActorGroup:
             kill(handle)
         if region == self.standby:
             self.standby = None
-        elif region == self.home.region:
+        elif region == self.leader.region:
             self.expect_takeover()
 
     def expect_takeover(self) -> None:
         """The averager's bridge is gone: its standby, if there is one, hosts it now."""
         if self.standby is not None:
-            self._move(AveragerHome(self.standby, self.home.epoch))  # it tells its own epoch soon
+            self._move(
+                AveragerLeader(self.standby, self.leader.term)
+            )  # it tells its own epoch soon
 
-    def _move(self, home: AveragerHome) -> None:
-        if home.region != self.home.region:
-            self.former_homes |= {self.home.region}
-        self.former_homes -= {home.region}
-        self.home, self.standby = home, None
+    def _move(self, leader: AveragerLeader) -> None:
+        if leader.region != self.leader.region:
+            self.former_leaders |= {self.leader.region}
+        self.former_leaders -= {leader.region}
+        self.leader, self.standby = leader, None
 
     def release(self, region: str) -> None:
         """Give a region's places back: it is to have others; what is left there ends."""
@@ -497,17 +499,17 @@ class ActorGroup:
             is_changing: whether a region is on its way in or out.
         """
         shards = {region: tuple(each) for region, each in self.shard_addresses.items()}
-        homes = self.home, self.standby, tuple(sorted(self.former_homes))
+        leaders = self.leader, self.standby, tuple(sorted(self.former_leaders))
         record = HandoffRecord(
             self.spec,
             origin_unix_s,
             self.servers(),
             {place: (worker.attempt, worker.handle) for place, worker in self.workers.items()},
             dict(self.placed),
-            RunEndpoints(*homes, shards, dict(self.bridge_addresses)),
+            RunEndpoints(*leaders, shards, dict(self.bridge_addresses)),
             gone,
             is_changing,
-            self.desk is not None and self.desk.is_open,
+            self.upload_server is not None and self.upload_server.is_open,
         )
         if record != self._noted:
             self._noted = record
@@ -535,8 +537,8 @@ class ActorGroup:
             self.workers[region, rank] = worker
         self.shard_addresses = {name: list(each) for name, each in record.where.shards.items()}
         self.bridge_addresses = dict(record.where.bridges)
-        self.home, self.standby = record.where.home, record.where.standby
-        self.former_homes = set(record.where.former_homes)
+        self.leader, self.standby = record.where.leader, record.where.standby
+        self.former_leaders = set(record.where.former_leaders)
         self._attempts, self._newest_attempt = dict(handoff.attempts), handoff.newest_attempt
 
     def end_calls(self) -> None:
@@ -567,10 +569,10 @@ class ActorGroup:
     def dials(self) -> list[tuple[str, str]]:
         """Which bridge dials which: all that of the averager, and each other where it is needed."""
         experiment = self.spec.experiment
-        home, names = experiment.averager_region, sorted(self.primaries)
+        leader, names = experiment.averager_region, sorted(self.primaries)
         if experiment.averager.standby is not None:  # it may come to live anywhere
             return [(a, b) for a in names for b in names if b < a]
-        dials = [(region, home) for region in names if region != home]
+        dials = [(region, leader) for region in names if region != leader]
         return dials + build.dials(experiment)
 
     def _server(

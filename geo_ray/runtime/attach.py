@@ -27,7 +27,7 @@ from geo_ray.runs.checkpoints import places_of
 from geo_ray.runs.evaluation import BestKeeper, EvalMark
 from geo_ray.runs.requests import MemberRequest
 from geo_ray.runtime.actor_group import ActorGroup
-from geo_ray.runtime.checkpoint_upload import PartDesk, desk_of
+from geo_ray.runtime.checkpoint_upload import CheckpointUploadServer, upload_server_of
 from geo_ray.runtime.checkpoints import Saver
 from geo_ray.runtime.launcher import Handoff, HandoffRecord, ProcessLauncher
 from geo_ray.runtime.policies import LossHealth
@@ -66,7 +66,8 @@ class Living:
         view: the averager's; None where there is none, or it does not answer.
         phases: of the regions whose servers answer.
         told: kinds of events since the run last began.
-        uses_desk: whether any process sends its parts to the machine of the run actor before.
+        uses_upload_server: whether any process uploads its parts to the previous run actor's
+            machine.
     """
 
     same_configuration: bool
@@ -74,7 +75,7 @@ class Living:
     view: View | None
     phases: Mapping[str, str]
     told: Collection[str]
-    uses_desk: bool = False
+    uses_upload_server: bool = False
 
 
 def why_anew(living: Living) -> str | None:
@@ -85,7 +86,7 @@ def why_anew(living: Living) -> str | None:
         return "no parameter server answers"
     if _ENDING.intersection(living.told):
         return "it was about to end"
-    if living.uses_desk:
+    if living.uses_upload_server:
         return "some of them send their parts of checkpoints to the run actor before"
     if living.is_changing or (living.view is not None and living.view.joining):
         return "its members were changing"
@@ -193,22 +194,22 @@ def running_processes(setup: RunSetup) -> Attached | str | None:
     setup.reporting.status("the run's processes go on: attaching")
     shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
     statuses = _attended(record.servers, token)
-    home = statuses.get(("bridge", record.where.home.region), {})
+    leader = statuses.get(("bridge", record.where.leader.region), {})
     phases = {region: str(s["phase"]) for (role, region), s in statuses.items() if role == "ps"}
     seen = Living(
         digest(_as_begun(shaped, record)) == digest(record.spec.experiment),
         record.is_changing,
-        home.get("view"),
+        leader.get("view"),
         phases,
         {event.kind for event in events},
-        record.uses_desk,
+        record.uses_upload_server,
     )
     why = why_anew(seen)
     if why is not None:
         launcher.clear()
         return why
     launcher.keep_only(record.handles)
-    actors = _group(launcher, handoff, record, token, desk_of(run, experiment))
+    actors = _group(launcher, handoff, record, token, upload_server_of(run, experiment))
     for primary in actors.primaries.values():
         primary.pause.remote(False)  # absences are judged again
     steps = {
@@ -228,10 +229,10 @@ def _group(
     handoff: Handoff,
     record: HandoffRecord,
     token: int,
-    desk: PartDesk | None,
+    upload_server: CheckpointUploadServer | None,
 ) -> ActorGroup:
     spec = replace(record.spec, resume=None)
-    group = ActorGroup(spec, dict(record.placed), launcher, launcher, token, desk)
+    group = ActorGroup(spec, dict(record.placed), launcher, launcher, token, upload_server)
     group.go_on_as(handoff, record)
     return group
 

@@ -1,8 +1,8 @@
 """A region's bridge to the averager, and the region's client of it; without Ray.
 
 `Bridge` serves its region's requests and hands messages of other regions to the exchange transport
-(`runtime.exchange`). `Uplink` is the region's end of a connection to it, `PlacedReplies` and
-`AskedOnce` are the bridge's end, `BridgeLine` reconnects.
+(`runtime.exchange`). `BridgeClient` is the region's end of a connection to it, `PlacedReplies` and
+`AskedOnce` are the bridge's end, `ReconnectingBridgeClient` reconnects.
 
 On one host an uncoded update lies in shared memory while its answer is awaited, and the answer
 replaces it on a separate fetch; until then a checkpoint may need the update. A broken connection
@@ -102,7 +102,7 @@ class Bridge:
         """Links, the averager's home, and what the path has to report: plain values."""
         links = self.endpoint.stats()
         beside = self.path.stage.status(links)
-        found = {"links": links, "home": self.path.home, "failure": self._failure.first}
+        found = {"links": links, "leader": self.path.leader, "failure": self._failure.first}
         return {**found, **self.path.status(), **beside}
 
     def close(self) -> None:
@@ -150,17 +150,17 @@ class Bridge:
 
     def _tell(self, error: GeoRayError) -> None:
         """At the averager's home: no other region will be answered any more."""
-        if self.path.home.region != self._region:
+        if self.path.leader.region != self._region:
             return
         for peer in self.endpoint.stats():
             try:
-                told = Message("failed", refusal_meta(0, error), b"", "control", CONTROL)
-                self.endpoint.send(peer, told, 0.0)
+                failure = Message("failed", refusal_meta(0, error), b"", "control", CONTROL)
+                self.endpoint.send(peer, failure, 0.0)
             except GeoRayError as problem:  # then it hears of it by the controller
                 log.warning("region '%s' was not told of the failure: %s", peer, problem)
 
     def _on_failed(self, peer: str, message: Message) -> None:
-        if peer == self.path.home.region:
+        if peer == self.path.leader.region:
             self._failure.note(read_refusal(message.meta)[1], "the averager")
 
 
@@ -204,7 +204,7 @@ _PLACED = "placed"  # bytes of a payload in the shared memory
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class BridgeAnswer:
     """An answer as the bridge has told it.
 
     Attributes:
@@ -216,7 +216,7 @@ class Told:
     waits: bool = False
 
 
-class Uplink:
+class BridgeClient:
     """The region's end; for one thread.
 
     Args:
@@ -235,13 +235,13 @@ class Uplink:
         """End the connection, and free the shared memory once no tensor lies there."""
         self._client.close()
 
-    def again(self, connect_timeout_s: float) -> Uplink:
+    def again(self, connect_timeout_s: float) -> BridgeClient:
         """Another one to the same bridge, whose connection was lost.
 
         Raises:
             TransportError: the bridge is not there.
         """
-        return Uplink(self._client.again(connect_timeout_s))
+        return BridgeClient(self._client.again(connect_timeout_s))
 
     def place(self, update: UpdateMessage) -> UpdateMessage:
         """The same update with its payload in the shared memory, if it has room there.
@@ -274,7 +274,7 @@ class Uplink:
         """See `LanClient.request`."""
         return self._client.request(dict(meta), payload, timeout_s=timeout_s)  # type: ignore[arg-type]
 
-    def ask(self, update: UpdateMessage, timeout_s: float) -> Told:
+    def ask(self, update: UpdateMessage, timeout_s: float) -> BridgeAnswer:
         """Bring an update, placed or not, to the averager; blocks until that has answered."""
         meta = {"op": "update", **update_meta(update)}
         if self.lies_there(update.payload_P):
@@ -282,23 +282,23 @@ class Uplink:
             answer, found = self.request(meta | placed, timeout_s, _model_buffers(update))
         else:
             answer, found = self.request(meta, timeout_s, payload_bytes(update))
-        return Told(read_reply(answer, found), _PLACED in answer)
+        return BridgeAnswer(read_reply(answer, found), _PLACED in answer)
 
-    def fetch(self, told: Told, timeout_s: float, *, in_place: bool) -> ReplyMessage:
-        """The answer with its payload.
+    def fetch(self, answer: BridgeAnswer, timeout_s: float, *, in_place: bool) -> ReplyMessage:
+        """Return the answer with its payload.
 
         Args:
-            told: the answer.
+            answer: the answer without the payload.
             timeout_s: longest wait.
-            in_place: put the payload where the update lies, until the next is placed.
+            in_place: write the payload over the update, until the next update is placed.
         """
-        if not told.waits:
-            return told.reply
-        answer, payload = self.request({"op": "fetch", "in_place": in_place}, timeout_s)
+        if not answer.waits:
+            return answer.reply
+        meta, payload = self.request({"op": "fetch", "in_place": in_place}, timeout_s)
         room = self._client.shared
-        if _PLACED in answer and room is not None:
-            payload = room[: fields.count(answer, _PLACED)]
-        return replace(told.reply, payload_P=as_tensor(payload))
+        if _PLACED in meta and room is not None:
+            payload = room[: fields.count(meta, _PLACED)]
+        return replace(answer.reply, payload_P=as_tensor(payload))
 
 
 class AskedOnce:
@@ -399,7 +399,7 @@ _DIAL_S: Final = 1.0  # longest attempt, and least time between two
 _STEADY_S: Final = 5.0  # what breaks sooner was no mending
 
 
-class BridgeLine:
+class ReconnectingBridgeClient:
     """Gives the present uplink; for one thread that asks, and any that tell.
 
     Args:
@@ -411,23 +411,23 @@ class BridgeLine:
         self._region = region
         self._changed = threading.Condition()
         self._end: GeoRayError | None = None
-        self._old: list[Uplink] = []
-        self._dialled: Uplink | None = None  # this line's own to close
+        self._old: list[BridgeClient] = []
+        self._dialled: BridgeClient | None = None  # this line's own to close
         self._lost_s: float | None = None
         self._dialled_s = -_STEADY_S
-        self.uplink = Uplink(client)
+        self.client = BridgeClient(client)
 
     @property
     def away_s(self) -> float | None:
         """For how long the bridge has not been reached; None: it is, or nobody has tried."""
         lost_s = self._lost_s
-        is_lost = lost_s is not None and self.uplink.is_lost
+        is_lost = lost_s is not None and self.client.is_lost
         return time.monotonic() - lost_s if lost_s is not None and is_lost else None
 
     def use(self, client: LanClient) -> None:
         """There is another bridge: the one before is lost."""
         with self._changed:
-            self._follow(Uplink(client))
+            self._follow(BridgeClient(client))
             self._lost_s = None
 
     def drop_old(self) -> None:
@@ -437,8 +437,8 @@ class BridgeLine:
         """
         with self._changed:
             old, self._old = self._old, []
-        for uplink in old:
-            uplink.close()
+        for each in old:
+            each.close()
 
     def end(self, error: GeoRayError) -> None:
         """Let every present and later `await_next` raise ``error``."""
@@ -449,7 +449,7 @@ class BridgeLine:
         if dialled is not None:
             dialled.close()
 
-    def await_next(self) -> Uplink:
+    def await_next(self) -> BridgeClient:
         """Return an uplink that is not lost, once there is one.
 
         Raises:
@@ -458,11 +458,11 @@ class BridgeLine:
         """
         began_s = time.monotonic()
         with self._changed:
-            if self.uplink.is_lost and began_s - self._dialled_s > _STEADY_S:
+            if self.client.is_lost and began_s - self._dialled_s > _STEADY_S:
                 self._lost_s = began_s
         while True:
             with self._changed:
-                lost = self.uplink
+                lost = self.client
                 if not lost.is_lost:
                     return lost
                 if self._end is not None:
@@ -478,21 +478,21 @@ class BridgeLine:
                     continue
             self._dial(lost)
 
-    def _dial(self, lost: Uplink) -> None:
+    def _dial(self, lost: BridgeClient) -> None:
         """Try the same bridge again; nobody who tells of another one waits for that."""
-        fresh: Uplink | None = None
+        fresh: BridgeClient | None = None
         with suppress(TransportError):  # it is dead, or who has its port now is somebody else
             fresh = lost.again(_DIAL_S)
         with self._changed:
             self._dialled_s = time.monotonic()
-            if fresh is not None and self.uplink is lost and self._end is None:
+            if fresh is not None and self.client is lost and self._end is None:
                 self._follow(fresh)
                 self._dialled = fresh
                 return
         if fresh is not None:
             fresh.close()
 
-    def _follow(self, uplink: Uplink) -> None:
-        self._old.append(self.uplink)
-        self.uplink = uplink
+    def _follow(self, client: BridgeClient) -> None:
+        self._old.append(self.client)
+        self.client = client
         self._changed.notify_all()

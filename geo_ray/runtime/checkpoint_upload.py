@@ -40,7 +40,7 @@ from geo_ray.ray_cluster.labels import REGION_LABEL
 from geo_ray.runs.checkpoints import places_of
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runtime.spec import RunSpec
-from geo_ray.runtime.state_transfer import CarriedParts
+from geo_ray.runtime.state_transfer import StreamedParts
 from geo_ray.storage.folders import directory_of
 from geo_ray.storage.manifest import MANIFEST_FILE, PART_SUFFIX, PartInfo
 from geo_ray.storage.places import Crossed
@@ -63,7 +63,7 @@ def write_run_marker(run_dir: Path, run_id: str) -> None:
     save_text(run_dir / SIGHT_FILE, run_id)
 
 
-def sees_run_directory(run_dir: Path, run_id: str) -> bool:
+def shares_run_directory(run_dir: Path, run_id: str) -> bool:
     """Whether this process sees the directory that the run actor of the run sees."""
     try:
         return (run_dir / SIGHT_FILE).read_text() == run_id
@@ -83,11 +83,11 @@ def region_here() -> str | None:
     return labels[0].get(REGION_LABEL) if labels else None
 
 
-DESK_KEY: Final = "desk"
+UPLOAD_KEY: Final = "upload_server"
 PIECE_BYTES: Final = 4 << 20
 MODEL: Final = "model"
 """The folder of final models, which is the run's directory itself."""
-DESK_LAN: Final = LanConfig(
+UPLOAD_LAN: Final = LanConfig(
     encrypt_payload=True, shared_memory=False, max_payload_bytes=PIECE_BYTES
 )
 _KEY_BYTES: Final = 32
@@ -95,12 +95,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class DeskGrant:
+class UploadGrant:
     """What a process is given that does not see the run's directory.
 
     Attributes:
-        address: where the desk listens.
-        key: the desk's, sealed for this process.
+        address: where the upload server listens.
+        key: the upload server's, sealed for this process.
     """
 
     address: Address
@@ -129,7 +129,7 @@ class _Coming:
             self.file.discard()
 
 
-class PartDesk:
+class CheckpointUploadServer:
     """Takes in parts of checkpoints from processes that do not see the run's directory.
 
     It opens when the first such process is found. A part comes in pieces, is a file only when the
@@ -143,7 +143,7 @@ class PartDesk:
         checkpoints: the directory of the run's checkpoints.
         run_dir: the run's directory.
         region: where both are, for the bill.
-        host: tells where to listen; asked when the desk opens.
+        host: tells where to listen; asked when the upload server opens.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class PartDesk:
         self._coming: dict[Path, _Coming] = {}
         self._done: dict[Path, str] = {}  # the upload that a file is of
         self._crossed: Counter[tuple[str, str]] = Counter()
-        self._told: Counter[tuple[str, str]] = Counter()
+        self._reported: Counter[tuple[str, str]] = Counter()
 
     # -------------------------------------------------------------- who is let in
 
@@ -166,24 +166,29 @@ class PartDesk:
         servers: Mapping[Key, Any],
         collect: Callable[[Mapping[Key, Any]], Mapping[Key, Any]],
     ) -> None:
-        """Let those use the desk, of some actors, that do not see the run's directory.
+        """Let those use the upload server, of some actors, that do not see the run's directory.
 
         Args:
             servers: actors, by whatever key.
             collect: waits for their answers.
         """
-        told = collect({key: actor.sight.remote() for key, actor in servers.items()})
-        blind = {key: public for key, public in told.items() if public is not None}
-        if blind:
-            grants = {key: self.grant(public) for key, public in blind.items()}
-            collect({key: servers[key].use_desk.remote(grants[key]) for key in blind})
+        replies = collect({key: actor.upload_key.remote() for key, actor in servers.items()})
+        without_directory = {key: public for key, public in replies.items() if public is not None}
+        if without_directory:
+            grants = {key: self.grant(public) for key, public in without_directory.items()}
+            collect(
+                {
+                    key: servers[key].use_upload_server.remote(grants[key])
+                    for key in without_directory
+                }
+            )
 
-    def grant(self, public: bytes) -> DeskGrant:
-        """What a process is given that has told ``public``; opens the desk."""
+    def grant(self, public: bytes) -> UploadGrant:
+        """What a process is given that has told ``public``; opens the upload server."""
         with self._lock:
             if self._server is None:
-                self._server = LanServer(self._host(), self._key, self.handle, config=DESK_LAN)
-            return DeskGrant(self._server.address, seal_secret(self._key, public, DESK_KEY))
+                self._server = LanServer(self._host(), self._key, self.handle, config=UPLOAD_LAN)
+            return UploadGrant(self._server.address, seal_secret(self._key, public, UPLOAD_KEY))
 
     @property
     def is_open(self) -> bool:
@@ -203,14 +208,14 @@ class PartDesk:
             coming.discard()
 
     def __reduce__(self) -> str:
-        raise TypeError("the desk of a run does not leave the run actor")
+        raise TypeError("the upload server of a run does not leave the run actor")
 
     # -------------------------------------------------------------- what crosses regions
 
-    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+    def saved(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
         """What has moved between regions since this was asked last, whatever the parts were."""
         with self._lock:
-            news, self._told = self._crossed - self._told, self._crossed.copy()
+            news, self._reported = self._crossed - self._reported, self._crossed.copy()
             return dict(news)
 
     resumed = saved
@@ -237,7 +242,7 @@ class PartDesk:
             self._count(self.region, region, read)
             return {}, piece[:read]
         if operation != "write" or payload is None:
-            raise FrameError(f"the desk knows no '{operation}'")
+            raise FrameError(f"the upload server knows no '{operation}'")
         offset, whole = fields.count(meta, "offset"), fields.count(meta, "whole")
         self._take(path, fields.text(meta, "upload"), offset, payload, whole)
         self._count(region, self.region, payload.nbytes)
@@ -345,8 +350,8 @@ _ATTEMPTS: Final = 6
 _WAIT_S: Final = 0.5  # before the second attempt; twice as long before each further one
 
 
-class DeskEntry:
-    """A process's way to the desk of its run, if it needs one.
+class UploadRegistration:
+    """A process's way to the upload server of its run, if it needs one.
 
     Args:
         spec: the run.
@@ -357,17 +362,19 @@ class DeskEntry:
         self._spec, self._region = spec, region
         self._receiver = SecretReceiver()
 
-    def sight(self) -> bytes | None:
+    def upload_key(self) -> bytes | None:
         """None if this process sees where parts go; else the public half of its key."""
         spec = self._spec
-        if spec.places.is_remote or sees_run_directory(Path(spec.run_dir), spec.run_id):
+        if spec.places.is_remote or shares_run_directory(Path(spec.run_dir), spec.run_id):
             return None
         return self._receiver.public
 
-    def spec(self, grant: DeskGrant) -> RunSpec:
-        """The run as this process goes on with it, whose parts go to the desk."""
-        key = self._receiver.open(grant.key, DESK_KEY)
-        places = CarriedPlaces(DeskLine(grant.address, key, self._region), str(self._spec.places))
+    def spec(self, grant: UploadGrant) -> RunSpec:
+        """The run as this process goes on with it, whose parts go to the upload_server."""
+        key = self._receiver.open(grant.key, UPLOAD_KEY)
+        places = UploadPlaces(
+            UploadClient(grant.address, key, self._region), str(self._spec.places)
+        )
         resume = self._spec.resume
         if resume is not None:
             resume = replace(resume, places=places)
@@ -375,12 +382,12 @@ class DeskEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class DeskLine:
-    """Asks the desk, on a connection for each file; asks again where one is lost.
+class UploadClient:
+    """Asks the upload server, on a connection for each file; asks again where one is lost.
 
     Attributes:
-        address: the desk's.
-        key: the desk's.
+        address: the upload server's.
+        key: the upload server's.
         region: this process's.
     """
 
@@ -388,20 +395,22 @@ class DeskLine:
     key: bytes
     region: str
 
-    def ask(self, client: LanClient | None, meta: Meta, payload: memoryview | None = None) -> _Told:
+    def ask(
+        self, client: LanClient | None, meta: Meta, payload: memoryview | None = None
+    ) -> _Response:
         """One answer, and the connection to go on with.
 
         Raises:
             LinkDownError, DeadlineExceededError: there was none, also not after some attempts.
-            GeoRayError: what the desk raised.
+            GeoRayError: what the upload server raised.
         """
         for attempt in range(_ATTEMPTS):
             try:
                 if client is None or client.is_closed:
                     hello: Meta = {"peer": f"{self.region}/part", "region": self.region}
-                    client = LanClient(self.address, self.key, hello, config=DESK_LAN)
-                _, answer = told = client.request(meta, payload, timeout_s=_UNANSWERED_S)
-                return _Told(client, told[0], answer)
+                    client = LanClient(self.address, self.key, hello, config=UPLOAD_LAN)
+                reply, answer = client.request(meta, payload, timeout_s=_UNANSWERED_S)
+                return _Response(client, reply, answer)
             except (LinkDownError, DeadlineExceededError) as error:
                 if client is not None:
                     client.close()
@@ -413,14 +422,14 @@ class DeskLine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Response:
     client: LanClient
     meta: Meta
     payload: memoryview | None
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedPlaces:
+class UploadPlaces:
     """A `PartPlaces` on the run actor's machine.
 
     Attributes:
@@ -428,7 +437,7 @@ class CarriedPlaces:
         name: what they are called there.
     """
 
-    line: DeskLine
+    line: UploadClient
     name: str
 
     @property
@@ -439,20 +448,20 @@ class CarriedPlaces:
     def __str__(self) -> str:
         return f"{self.name} of the run actor's machine"
 
-    def folder(self, id: int) -> CarriedFolder:
+    def folder(self, id: int) -> UploadFolder:
         """See `PartPlaces.folder`."""
-        return CarriedFolder(self.line, id, str(self))
+        return UploadFolder(self.line, id, str(self))
 
-    def model_folder(self, run_dir: str) -> CarriedFolder:
+    def model_folder(self, run_dir: str) -> UploadFolder:
         """See `PartPlaces.model_folder`."""
-        return CarriedFolder(self.line, MODEL, f"{run_dir} of the run actor's machine")
+        return UploadFolder(self.line, MODEL, f"{run_dir} of the run actor's machine")
 
     def prepare(self, region: str | None) -> None:
         """See `PartPlaces.prepare`; there is nothing to load."""
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedFolder:
+class UploadFolder:
     """A `PartFolder` on the run actor's machine.
 
     Attributes:
@@ -461,7 +470,7 @@ class CarriedFolder:
         name: of the folder, for messages.
     """
 
-    line: DeskLine
+    line: UploadClient
     folder: int | str
     name: str
 
@@ -471,9 +480,9 @@ class CarriedFolder:
 
     def has(self, file: str) -> bool:
         """See `PartTarget.has`."""
-        told = self.line.ask(None, self._about("has", file))
-        told.client.close()
-        return told.meta.get("there") is True
+        response = self.line.ask(None, self._about("has", file))
+        response.client.close()
+        return response.meta.get("there") is True
 
     def write(
         self,
@@ -503,15 +512,15 @@ class CarriedFolder:
         def read(file: str, offset: int, size: int) -> bytes:
             nonlocal client
             about = self._about("read", file) | {"offset": offset, "bytes": size}
-            told = self.line.ask(client, about)
-            client = told.client
-            return b"" if told.payload is None else bytes(told.payload)
+            response = self.line.ask(client, about)
+            client = response.client
+            return b"" if response.payload is None else bytes(response.payload)
 
         def close() -> None:
             if client is not None:
                 client.close()
 
-        return CarriedParts(self.name, _later(read), 1, close).open(file, num_bytes)
+        return StreamedParts(self.name, _later(read), 1, close).open(file, num_bytes)
 
     def _about(self, operation: str, file: str) -> Meta:
         return {"op": operation, "folder": self.folder, "file": file}
@@ -540,7 +549,7 @@ def _in_pieces(chunks: Iterable[memoryview | bytes]) -> Iterator[memoryview]:
         yield view[:held]
 
 
-def desk_of(run: RunDirectory, experiment: Experiment) -> PartDesk | None:
+def upload_server_of(run: RunDirectory, experiment: Experiment) -> CheckpointUploadServer | None:
     """What takes parts in here, from machines that do not see the run's directory.
 
     Args:
@@ -548,11 +557,11 @@ def desk_of(run: RunDirectory, experiment: Experiment) -> PartDesk | None:
         experiment: the run.
 
     Returns:
-        The desk; None if its checkpoints go to stores.
+        The upload server; None if its checkpoints go to stores.
     """
     if places_of(run, experiment.checkpoint).is_remote:
         return None
     here = region_here()
     near = here if here in experiment.region_names else experiment.averager_region
     region = experiment.checkpoint.store_region or near
-    return PartDesk(run.checkpoints, run.path, region, address_here)
+    return CheckpointUploadServer(run.checkpoints, run.path, region, address_here)

@@ -140,8 +140,10 @@ class Joining:
             actors.launcher.place([demand], _PLACE_S) if placed is None else {self.region: placed}
         )
         own = where if placed is None else {}  # is given back if nothing comes of it
-        spec = replace(actors.spec, resume=None, attempt=self.attempt, home=actors.home)
-        group = ActorGroup(spec, where, actors.keys, actors.launcher, actors.token, actors.desk)
+        spec = replace(actors.spec, resume=None, attempt=self.attempt, leader=actors.leader)
+        group = ActorGroup(
+            spec, where, actors.keys, actors.launcher, actors.token, actors.upload_server
+        )
         for worker in actors.take_idle(self.region, _IDLE_S):
             group.workers[self.region, worker.rank] = worker
         try:
@@ -155,8 +157,8 @@ class Joining:
                 calls["connect", name] = group.bridges[self.region].connect.remote(name, reached)
             collect(calls, _START_S)
             # Whoever is let in without a link is waited for by all others.
-            home = actors.home.region
-            collect({0: group.bridges[self.region].await_link.remote(home, _LINK_S)}, _START_S)
+            leader = actors.leader.region
+            collect({0: group.bridges[self.region].await_link.remote(leader, _LINK_S)}, _START_S)
         except BaseException:
             group.close()
             actors.launcher.remove(own)
@@ -173,7 +175,7 @@ class Joining:
         """Which of those that are there are linked to a newcomer, and where they are reached."""
         actors = self.actors
         bridges = dict(actors.bridges)  # others change it meanwhile
-        names = sorted(bridges) if self.meets_all else [actors.home.region]
+        names = sorted(bridges) if self.meets_all else [actors.leader.region]
         return {n: (bridges[n], actors.bridge_addresses[n][0]) for n in names if n in bridges}
 
     def _begin_as(self, handed: Handed) -> int:
@@ -419,7 +421,7 @@ class Newcomers:
             RegionLostError(f"region '{region}' was lost before it had handed its state over")
         )
 
-    def home_moved(self) -> None:
+    def leader_moved(self) -> None:
         """Ask the averager in its new home again: it may not know of those that enter."""
         self._asked_s = -_ASK_S
 
@@ -465,7 +467,12 @@ class Newcomers:
                 )
             return None
         took_s = time.monotonic() - copy.at_s
-        event = {"view": view.epoch, "round": copy.round, "bytes": size_bytes, "took_s": took_s}
+        event = {
+            "view": view.generation,
+            "round": copy.round,
+            "bytes": size_bytes,
+            "took_s": took_s,
+        }
         self._forget(joining)
         return HasJoined(region, joining.attempt, joining.group, copy.step, event)
 

@@ -356,7 +356,7 @@ class RunPolicy:
         lost: Mapping[str, str],
         failures: Mapping[str, GeoRayError],
         present: Mapping[str, bool],
-        former_homes: Collection[str],
+        former_leaders: Collection[str],
     ) -> dict[str, str]:
         """Processes of regions are gone, or regions say that they cannot go on.
 
@@ -364,7 +364,7 @@ class RunPolicy:
             lost: causes, by regions whose server or bridge does not answer.
             failures: what regions say of themselves.
             present: the regions that take part: whether the run can go on without each.
-            former_homes: where the averager lived before it moved, if it has.
+            former_leaders: where the averager lived before it moved, if it has.
 
         Returns:
             Causes by the regions to go on without.
@@ -380,7 +380,7 @@ class RunPolicy:
             # Its bridge is gone, or it was cut off for so long that the others went on without it.
             # What else fails in a region lies in task, data or program, and would do so elsewhere.
             cut_off = isinstance(failure, LinkDownError | RegionLostError)
-            cut_off = cut_off or region in former_homes
+            cut_off = cut_off or region in former_leaders
             if not (cut_off and present.get(region)):
                 raise failure
             gone[region] = failure.message

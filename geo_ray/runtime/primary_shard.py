@@ -27,7 +27,7 @@ from geo_ray.base.errors import (
     ReferenceLostError,
 )
 from geo_ray.base.threads import ThreadPoolMap
-from geo_ray.runtime.bridge import BridgeLine, Told, Uplink
+from geo_ray.runtime.bridge import BridgeAnswer, BridgeClient, ReconnectingBridgeClient
 from geo_ray.runtime.exchange.messages import (
     answer_meta,
     as_bytes,
@@ -128,7 +128,7 @@ class RegionWriter:
         self._event_buffer = event_buffer
         self._pool = ThreadPoolMap(1 + len(others), "write-parts")
 
-    def write_apart(self, copies: Sequence[Written]) -> None:
+    def write_in_background(self, copies: Sequence[Written]) -> None:
         """Begin to write; events tell of the parts, or why there are none."""
         if copies:
             threading.Thread(target=self._write, args=(tuple(copies),), daemon=True).start()
@@ -190,7 +190,9 @@ class PrimaryShard:
         self._held = held
         self._shard = held.shard
         self._writer = RegionWriter(held, writers, event_buffer)
-        self._line = None if bridge is None else BridgeLine(server.plan.region, bridge)
+        self._line = (
+            None if bridge is None else ReconnectingBridgeClient(server.plan.region, bridge)
+        )
         self._unread = Unread()  # payloads of open requests, which checkpoints hold
         if not server.model.is_cut and server.wire.plan.up is None:
             self._shard.state.room = self._room
@@ -272,7 +274,7 @@ class PrimaryShard:
         """
         with self._coding:
             snapshots = self._cut(checkpoint, halt=halt)
-        self._writer.write_apart(snapshots)
+        self._writer.write_in_background(snapshots)
 
     def use_statistics(self, model_buffers: bytes) -> None:
         """What the final model carries, with statistics over all regions."""
@@ -492,7 +494,7 @@ class PrimaryShard:
         """The same, though the next payload is put where that of its open request lies."""
         if self._line is None:
             return snapshot
-        lies_there = self._line.uplink.lies_there
+        lies_there = self._line.client.lies_there
         placed = {k: v for k, v in snapshot.tensors.items() if lies_there(v)}
         return replace(snapshot, lent=self._unread.copy(placed))
 
@@ -531,52 +533,56 @@ class PrimaryShard:
         began_s, send, line = self._event_buffer.now_s(), self.server.open_request, self._line
         if send is None or line is None:
             raise InvariantError(f"region '{self.server.plan.region}' has nobody to send to")
-        uplink = line.uplink
+        bridge = line.client
         with self._coding:  # it takes its time; only this thread is in `wire`
-            self._recall(uplink)
-            send = self._on_its_way(uplink, send, self.server.wire.encode(send.update))
+            self._recall(bridge)
+            send = self._on_its_way(bridge, send, self.server.wire.encode(send.update))
         while True:
-            if uplink is line.uplink:
+            if bridge is line.client:
                 line.drop_old()
             try:
-                send, told = self._told(uplink, send)
+                send, answer = self._exchanged(bridge, send)
                 with self._coding:
-                    if told.reply.checkpoint is not None:  # the state before the answer is in it
-                        cut = self._cut(told.reply.checkpoint, halt=told.reply.halt)
-                        self._writer.write_apart(cut)
+                    if answer.reply.checkpoint is not None:  # the state before the answer is in it
+                        cut = self._cut(answer.reply.checkpoint, halt=answer.reply.halt)
+                        self._writer.write_in_background(cut)
                     if self.server.phase != "halted":  # checkpoints have the request open
-                        self._writer.write_apart(self._merge(uplink, told, send, began_s))
+                        self._writer.write_in_background(self._merge(bridge, answer, send, began_s))
                 return
             except LinkDownError:
-                if not uplink.is_lost:
+                if not bridge.is_lost:
                     raise
             # The averager knows by the request's number whether it has had it, and what it said.
-            uplink = line.await_next()
+            bridge = line.await_next()
             with self._coding:
-                send = self._on_its_way(uplink, send, send.update)
+                send = self._on_its_way(bridge, send, send.update)
 
-    def _told(self, uplink: Uplink, send: SendUpdate) -> tuple[SendUpdate, Told]:
-        """The open request as it was understood in the end, and what the averager told."""
+    def _exchanged(self, bridge: BridgeClient, send: SendUpdate) -> tuple[SendUpdate, BridgeAnswer]:
+        """The open request as it was understood in the end, and what the averager answer."""
         try:
-            return send, self._ask(uplink, send.update)
+            return send, self._ask(bridge, send.update)
         except ReferenceLostError as error:
             log.warning("%s; sent in full", error.message)
             with self._coding:
-                send = self._on_its_way(uplink, send, self.server.wire.in_full(send.update))
-            return send, self._ask(uplink, send.update)
+                send = self._on_its_way(bridge, send, self.server.wire.in_full(send.update))
+            return send, self._ask(bridge, send.update)
 
-    def _merge(self, uplink: Uplink, told: Told, send: SendUpdate, began_s: float) -> list[Written]:
-        reply = self._fetched(uplink, told)
+    def _merge(
+        self, bridge: BridgeClient, answer: BridgeAnswer, send: SendUpdate, began_s: float
+    ) -> list[Written]:
+        reply = self._fetched(bridge, answer)
         self._log.exchange(send, reply, began_s, self.server.wire.num_of(send.update.fragment))
         decoded = self.server.wire.decode(reply)
         took_s = self._event_buffer.now_s() - began_s
         with self._changed:
             return self._execute(self.server.on_reply(decoded, took_s))
 
-    def _on_its_way(self, uplink: Uplink, send: SendUpdate, update: UpdateMessage) -> SendUpdate:
+    def _on_its_way(
+        self, bridge: BridgeClient, send: SendUpdate, update: UpdateMessage
+    ) -> SendUpdate:
         """The open request as it goes on its way, where the bridge reads it if it can."""
         self._unread.secure()
-        update = uplink.place(update)
+        update = bridge.place(update)
         with self._changed:
             self.server.record_encoded(update)
         return replace(send, update=update)
@@ -584,35 +590,35 @@ class PrimaryShard:
     def _room(self, count: int) -> Tensor:
         """Where the next payload is made: where the bridge reads it, if no update lies there."""
         line = None if self.server.link_busy else self._line
-        room_P = None if line is None else line.uplink.room(count)
+        room_P = None if line is None else line.client.room(count)
         if room_P is None:
             return torch.empty(count)
         self._unread.secure()
         return room_P
 
-    def _fetched(self, uplink: Uplink, told: Told) -> ReplyMessage:
+    def _fetched(self, bridge: BridgeClient, answer: BridgeAnswer) -> ReplyMessage:
         """The answer's payload, in the place of the update if that is not needed any more."""
         wire = self.server.wire
-        in_place = not told.reply.dropped and not wire.plan.keeps_reference
+        in_place = not answer.reply.dropped and not wire.plan.keeps_reference
         if in_place:
             self._unread.secure()
-        return uplink.fetch(told, exchange_s(self._timeout_s), in_place=in_place)
+        return bridge.fetch(answer, exchange_s(self._timeout_s), in_place=in_place)
 
-    def _recall(self, uplink: Uplink) -> None:
+    def _recall(self, bridge: BridgeClient) -> None:
         """Lossy blocks of the last update that have not left yet go with the next one."""
         wire = self.server.wire
         if wire.flowing() is None:
             return
-        meta, _ = uplink.request({"op": "recall"}, exchange_s(self._timeout_s))
+        meta, _ = bridge.request({"op": "recall"}, exchange_s(self._timeout_s))
         seq = fields.optional_count(meta, "seq")
         if seq is not None:
             wire.unsent(seq, fields.count(meta, "first_rank"))
 
-    def _ask(self, uplink: Uplink, update: UpdateMessage) -> Told:
+    def _ask(self, bridge: BridgeClient, update: UpdateMessage) -> BridgeAnswer:
         """Send an update to the averager through the bridge and return what that tells."""
         self._asking = True
         try:
-            return uplink.ask(update, exchange_s(self._timeout_s))
+            return bridge.ask(update, exchange_s(self._timeout_s))
         finally:
             self._asking = False
 

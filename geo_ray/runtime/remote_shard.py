@@ -279,7 +279,7 @@ class ShardServer:
 
     def handle(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Packed:
         """One request; only the one that writes a checkpoint's part takes long."""
-        if fields.text(meta, "op") == _WRITE.name and conn.hello.get("role") == "lead":
+        if fields.text(meta, "op") == _WRITE.name and conn.hello.get("role") == "primary":
             (_, read), (write, _) = _WRITE.request, _WRITE.result
             return write(_WRITE.run(self._held, *read(meta, payload)))  # beside all others
         with self._lock:
@@ -292,7 +292,7 @@ class ShardServer:
             if name == "fetch":
                 pull = read_pull(self._admit(conn), meta)
                 return {}, slice_for(conn, shard.fetch(pull))
-            if conn.hello.get("role") != "lead":
+            if conn.hello.get("role") != "primary":
                 raise InvariantError(f"'{name}' is for the primary shard of '{region}'")
             operation = _BY_NAME.get(name)
             if operation is None:

@@ -1,9 +1,9 @@
 """Replans a run that follows a plan when its members change, and records its measured links.
 
 Rule: replan once the members differ from those planned for, have been stable for `settle_s`, and
-the last replan is `apart_s` ago (hysteresis as in the planner). The interval and the averager's
-location can change during the run; the rest is only reported. A thread plans, which may take
-seconds. `cloud/autoscaler/policy.py` enforces the budget.
+    the last replan is `min_interval_s` ago (hysteresis as in the planner). The interval and the
+    averager's location can change during the run; the rest is only reported. A thread plans, which
+    may take seconds. `cloud/autoscaler/policy.py` enforces the budget.
 """
 
 from __future__ import annotations
@@ -26,31 +26,30 @@ from geo_ray.runtime.reporting import RunServices
 from geo_ray.transport.links import LinkEstimate, LinkTable, load_links, record_of, save_links
 
 SETTLE_S = 60.0
-APART_S = 600.0
+MIN_INTERVAL_S = 600.0
 
 
 @dataclass(slots=True)
 class ReplanPolicy:
     """When a run that follows a plan is planned anew, because others take part in it. Pure.
 
-    Idea: a change of members changes what is best for the rest; one that is undone within minutes
-        does
-    not, and planning costs seconds of a core.
+    Idea: a change of members changes the best settings of the others. A change that is reverted
+    within minutes does not matter, and planning costs seconds of a core.
 
-    Rule: once others take part than those that the run was planned for last, and they have been the
-    same for `settle_s`, and it was not planned anew within `apart_s`. So a region that comes and
-    goes has the run planned at most once in `apart_s`. Whether the new plan is worth anything is
-    decided by its gain (`geo_ray.runs.replanning`: 5 % of what is left, the change paid).
+    Rule: replan when the members differ from those of the last plan, have been stable for
+    `settle_s`, and the last plan is at least `min_interval_s` old. A region that comes and goes
+    causes at most one plan in `min_interval_s`. A new plan is used only for a sufficient gain
+    (`geo_ray.runs.replanning`: 5 % of the remaining cost or time, with the change paid).
 
     Source: ours; hysteresis as in `geo_ray.runs.replanning`.
 
     Attributes:
         settle_s: how long others must have taken part.
-        apart_s: shortest time between two plans.
+        min_interval_s: shortest time between two plans.
     """
 
     settle_s: float = SETTLE_S
-    apart_s: float = APART_S
+    min_interval_s: float = MIN_INTERVAL_S
     _planned: frozenset[str] | None = None  # whom it was planned for last
     _seen: frozenset[str] = frozenset()
     _since_s: float = 0.0
@@ -67,7 +66,7 @@ class ReplanPolicy:
         if self._planned is None or present == self._planned:
             self._planned = present
             return False
-        if now_s - self._since_s < self.settle_s or now_s - self._newest_s < self.apart_s:
+        if now_s - self._since_s < self.settle_s or now_s - self._newest_s < self.min_interval_s:
             return False
         self._planned, self._newest_s = present, now_s
         return True
@@ -97,7 +96,7 @@ class PlanFor(Protocol):
         ...
 
 
-class HomeNow(NamedTuple):
+class CurrentLeader(NamedTuple):
     """Where the averager lives, and which region stands by for it, if one does."""
 
     region: str
@@ -125,17 +124,21 @@ class PlanWatch:
     _has_planned: bool = False
     _pool: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "plan"))
     _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
-    _asked_home: str = ""
+    _asked_leader: str = ""
     _paced: int | None = None
 
     def tick(
-        self, members: Collection[str], home: HomeNow, now_s: float, interval: int | None = None
+        self,
+        members: Collection[str],
+        leader: CurrentLeader,
+        now_s: float,
+        interval: int | None = None,
     ) -> None:
         """Plan if it is time, and tell what has come of it.
 
         Args:
             members: who takes part.
-            home: see `HomeNow`.
+            leader: see `CurrentLeader`.
             now_s: of a clock that does not stand still.
             interval: that the averager asks for, in the plan's steps; None: it asks for none, or
                 has not said.
@@ -147,14 +150,14 @@ class PlanWatch:
         self._interval = self._paced or interval or self._interval
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
-            self._has_planned, self._asked_home = True, home.region
-            question = (asked, home.region, self._interval, home.standby)
+            self._has_planned, self._asked_leader = True, leader.region
+            question = (asked, leader.region, self._interval, leader.standby)
             self._open = asked, self._pool.submit(self.plan_for, *question)
         if self._open is None or not self._open[1].done():
             return
         asked, found = self._open
         self._open = None
-        if (asked, self._asked_home) != (tuple(sorted(members)), home.region):
+        if (asked, self._asked_leader) != (tuple(sorted(members)), leader.region):
             self.policy.doubt()  # others are there by now, or the averager has moved
             return
         try:
@@ -186,7 +189,7 @@ class PlanWatch:
             loop.emit("averager_moves", before=present.averager, averager=plan.averager, **about)
             loop.show(f"the averager moves from {present.averager} to {plan.averager}: {why}")
 
-    def home_moved(self) -> None:
+    def leader_moved(self) -> None:
         """Ask the averager at its new home for the interval; its log may have ended before that."""
         if self._paced is not None:
             self.loop.set_interval(self._paced)

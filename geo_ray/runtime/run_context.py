@@ -190,8 +190,8 @@ class RunContext:
         """Finish writing checkpoints, end the actors and take in no more parts."""
         self.saver.close()
         self.actors.close()
-        if self.actors.desk is not None:
-            self.actors.desk.close()
+        if self.actors.upload_server is not None:
+            self.actors.upload_server.close()
 
     def exporting(self, origin_unix_s: float) -> AbstractContextManager[ExportQueue]:
         """What hands its events on to other programs; its clock was 0 at this time of day."""

@@ -24,7 +24,7 @@ from geo_ray.runs.evaluation import BestKeeper
 from geo_ray.runs.resume import left_out, lost_before, saved_rows, without_lost
 from geo_ray.runs.start_checks import check_evaluation, warn_at_start
 from geo_ray.runtime.actor_group import ActorGroup
-from geo_ray.runtime.checkpoint_upload import desk_of, write_run_marker
+from geo_ray.runtime.checkpoint_upload import upload_server_of, write_run_marker
 from geo_ray.runtime.checkpoints import Saver, part_names
 from geo_ray.runtime.launcher import GoneRegions
 from geo_ray.runtime.policies import LossHealth
@@ -122,10 +122,10 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
             layout=outline.layout,
             constants=dict(outline.constants),
         )
-        desk = desk_of(run, experiment)
-        if desk is not None:
+        upload_server = upload_server_of(run, experiment)
+        if upload_server is not None:
             write_run_marker(run.path, spec.run_id)
-        group = ActorGroup(spec, placed, launcher, launcher, lease.epoch, desk)
+        group = ActorGroup(spec, placed, launcher, launcher, lease.epoch, upload_server)
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
         saver = Saver(store, experiment, digest(experiment), spec.attempt, health, lease.epoch)
         context = RunContext(group, experiment, run, task, saver, reporting, lease)

@@ -23,7 +23,7 @@ from geo_ray.runtime.actor import PartActor
 from geo_ray.runtime.primary_shard import PrimaryShard
 from geo_ray.runtime.remote_shard import RemoteShard, ShardServer
 from geo_ray.runtime.spec import RunSpec
-from geo_ray.runtime.state_transfer import PIECES_AHEAD, CarriedParts, answer_of
+from geo_ray.runtime.state_transfer import PIECES_AHEAD, StreamedParts, answer_of
 from geo_ray.storage.manifest import PartInfo, shard_part_name
 from geo_ray.storage.parts import read_part, write_part
 from geo_ray.telemetry.event_buffer import EventBuffer
@@ -96,7 +96,7 @@ def _begin_as(spec: RunSpec, held: HeldShard, handed: Handed, bridge: Any) -> di
         return partial(answer_of, bridge.fetch_piece.remote(handed.giver, file, offset, num_bytes))
 
     ahead = max(1, PIECES_AHEAD // len(handed.parts))
-    tensors, meta = read_part(CarriedParts(f"region '{handed.giver}'", fetch, ahead), part)
+    tensors, meta = read_part(StreamedParts(f"region '{handed.giver}'", fetch, ahead), part)
     counters = cast(dict[str, float], meta["counters"])
     held.shard.restore(*shard_state((dict(tensors), counters), spec.experiment.strategy.traits))
     if "control" not in meta:
@@ -225,10 +225,10 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         if loaded.restored:
             server.restore(loaded.restored["control"], loaded.restored["wire"])
             loaded.restored = {}  # it may hold a payload as large as the model
-        uplink = None if bridge is None else self._dial_bridge(key, bridge)
+        bridge_client = None if bridge is None else self._dial_bridge(key, bridge)
         writers = [RemoteShard(self._dial(key, address), timeout_s) for address in others]
         limit_s = wait_limit_s(experiment.train)
-        shard = PrimaryShard(server, loaded.held, writers, uplink, event_buffer, limit_s)
+        shard = PrimaryShard(server, loaded.held, writers, bridge_client, event_buffer, limit_s)
         lan = LanServer(_host(), key, shard.handle, on_close=shard.on_close, config=experiment.lan)
         self._serve(_ServingPrimary(key, event_buffer, shard, lan, pool))
         return lan.address
@@ -251,7 +251,7 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         return self._dial(key, bridge, shared_bytes=4 * self._spec.num_params)
 
     def _dial(self, key: bytes, address: Address, *, shared_bytes: int = 0) -> LanClient:
-        hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
+        hello: Meta = {"peer": f"{self._region}/primary", "role": "primary"}
         config = self._spec.experiment.lan
         client = LanClient(address, key, hello, shared_bytes=shared_bytes, config=config)
         self._clients.append(client)

@@ -195,7 +195,7 @@ def answer_of(asked: Any, timeout_s: float | None = None) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedParts:
+class StreamedParts:
     """A `PartSource` of what lies on another machine, and comes by pieces.
 
     Attributes:
@@ -222,7 +222,7 @@ class CarriedParts:
 
 
 class _CarriedFile(io.RawIOBase):
-    def __init__(self, parts: CarriedParts, file: str, num_bytes: int) -> None:
+    def __init__(self, parts: StreamedParts, file: str, num_bytes: int) -> None:
         self._parts, self._file, self._left = parts, file, num_bytes
         self._asked = 0
         self._coming: deque[tuple[int, ComingPiece]] = deque()

@@ -35,7 +35,9 @@ STANDS_STILL: Final[Mapping[WaitRule, StandsStill]] = {
 class Additive(OneByOne):
     """Both sides of these strategies; they differ in what they send, and when."""
 
-    combine: Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+    combine: Combine = Field(
+        "mean", description="total weight of a gradient over all regions: mean is 1/M, sum is 1"
+    )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Take a local optimizer step."""

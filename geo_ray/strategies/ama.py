@@ -32,7 +32,12 @@ class Ama(OneByOne):
 
     kind: Literal["ama"] = "ama"
     interval: int = Field(8, ge=1, description="local steps between two snapshots")
-    alpha: float = Field(1.0, gt=0, le=1, description="how far to move towards the mean")
+    alpha: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="step towards the mean of all newest snapshots; 1 is the whole way",
+    )
 
     @property
     def traits(self) -> Traits:

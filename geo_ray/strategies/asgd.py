@@ -30,7 +30,9 @@ class Asgd(Additive):
 
     kind: Literal["asgd"] = "asgd"
     wait: Literal["always", "when_busy"] = Field(
-        "always", description="stand still for every transfer, or overlap one with one step"
+        "always",
+        description="always: wait for every exchange; when_busy: overlap one exchange with one "
+        "step",
     )
 
     @property

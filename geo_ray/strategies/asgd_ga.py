@@ -38,7 +38,11 @@ class AsgdGa(Additive):
 
     kind: Literal["asgd_ga"] = "asgd_ga"
     interval: int = Field(8, ge=1, description="local steps between two messages")
-    wait: additive.WaitRule = Field("never", description="what to do when a message is due")
+    wait: additive.WaitRule = Field(
+        "never",
+        description="always: wait for every exchange; when_busy: wait only while the previous "
+        "one is open; never: let the sum grow while the link is busy",
+    )
 
     @property
     def traits(self) -> Traits:

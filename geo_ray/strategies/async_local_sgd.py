@@ -37,8 +37,10 @@ class AsyncLocalSgd(LocalSteps, OneByOne):
 
     kind: Literal["async_local_sgd"] = "async_local_sgd"
     interval: int = Field(32, ge=1, description="local steps of the fastest region (H)")
-    by_speed: bool = Field(True, description="slower regions take fewer local steps")
-    weights: Weights = Field("samples", description="weight of an update: alike, or by its samples")
+    by_speed: bool = Field(
+        True, description="slower regions take fewer local steps, in proportion to their speed"
+    )
+    weights: Weights = Field("samples", description="weight of an update: uniform, or by its rows")
     outer: DelayedNesterov = DelayedNesterov()
 
     @property

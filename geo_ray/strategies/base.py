@@ -141,7 +141,10 @@ class Rounds(Strategy):
 class GradientRounds(Rounds):
     """Rounds in which every region applies the same mean gradient, with its own optimizer."""
 
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Apply the mean gradient, unless every region's was refused."""
@@ -158,7 +161,9 @@ class Overlapped(Rounds):
     """Rounds during which regions continue to train; see `geo_ray.strategies.local_steps`."""
 
     merge: local_steps.Merge = Field(
-        "overwrite", description="what becomes of the region's own progress since its last update"
+        "overwrite",
+        description="overwrite: take the outer model; correct: take it plus the local progress "
+        "since the last update",
     )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

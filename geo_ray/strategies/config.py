@@ -67,14 +67,14 @@ class CodecConfig(StrictModel):
     """How payloads are made small on their way between regions; none sends fp32 as it is."""
 
     up: AnyCodec | None = Field(None, description="updates, from a region to the averager")
-    down: AnyCodec | None = Field(None, description="replies, from the averager to a region")
+    down: AnyCodec | None = Field(None, description="answers, from the averager to a region")
 
     last_error: float | None = Field(
         None,
         ge=0.0,
         lt=1.0,
-        description="relative error that the last exchange may have, in which all that is owed is "
-        "paid; 0: full precision; null: 0.03 in rounds, else 0.0001",
+        description="largest relative error of the final exchange, which pays all residuals; 0: "
+        "full precision; null: 0.03 in rounds, else 0.0001",
     )
 
     def last_error_of(self, strategy: Strategy) -> float:

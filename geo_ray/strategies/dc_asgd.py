@@ -40,11 +40,19 @@ class DcAsgd(OneByOne):
     """Configuration and rule of `dc_asgd`."""
 
     kind: Literal["dc_asgd"] = "dc_asgd"
-    interval: int = Field(1, ge=1, description="gradients at one point per message")
-    compensation: float = Field(0.04, ge=0, description="lambda; 0 is plain asynchronous SGD")
-    adaptive: bool = Field(False, description="divide lambda by the root of the mean square")
-    decay: float = Field(0.95, ge=0, lt=1, description="adaptive: of the mean square")
-    outer: OuterConfig = Field(OuterSgd(lr=0.1), description="steps with each gradient")
+    interval: int = Field(
+        1, ge=1, description="gradients per message, computed at the same parameters"
+    )
+    compensation: float = Field(
+        0.04, ge=0, description="lambda, strength of the correction; 0 is plain asynchronous SGD"
+    )
+    adaptive: bool = Field(
+        False, description="divide lambda by the root of the mean square of gradients"
+    )
+    decay: float = Field(0.95, ge=0, lt=1, description="adaptive: decay of that mean square")
+    outer: OuterConfig = Field(
+        OuterSgd(lr=0.1), description="optimizer that applies each corrected gradient"
+    )
 
     @property
     def traits(self) -> Traits:

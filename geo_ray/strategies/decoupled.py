@@ -74,12 +74,20 @@ class Decoupled(LocalSteps):
 
     kind: Literal["decoupled"] = "decoupled"
     interval: int = Field(24, ge=1, description="local steps between two reports of a fragment (H)")
-    fragments: int = Field(4, ge=2, le=256, description="parts of the model")
-    quorum: int = Field(1, ge=1, description="reports that a fragment's step needs (K)")
-    grace_s: float = Field(0.0, ge=0, description="how long a step waits for more than those")
-    merge: Literal["mean", "rda"] = Field("mean", description="how reports are combined")
-    alpha: float = Field(0.0, ge=0, lt=1, description="share of the local fragment that is kept")
-    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+    fragments: int = Field(4, ge=2, le=256, description="number of parts of the model")
+    quorum: int = Field(
+        1, ge=1, description="reports that an outer step of a fragment requires (K)"
+    )
+    grace_s: float = Field(
+        0.0, ge=0, description="time that an outer step waits for further reports"
+    )
+    merge: Literal["mean", "rda"] = Field(
+        "mean", description="mean: weighted mean; rda: mean direction times mean length"
+    )
+    alpha: float = Field(0.0, ge=0, lt=1, description="weight of the local fragment in a merge")
+    outer: OuterConfig = Field(
+        OuterNesterov(), description="outer optimizer, applied to the mean change"
+    )
 
     @property
     def traits(self) -> Traits:

@@ -75,11 +75,22 @@ class DiLoCo(LocalSteps, Rounds):
 
     kind: Literal["diloco"] = "diloco"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
-    compute_share: float | None = Field(
-        None, gt=0, lt=1, description="let H follow the link, so that this share is computing"
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
     )
-    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+    compute_share: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="fraction of time that regions shall compute: adapts the interval to the "
+        "link; null: fixed interval",
+    )
+    outer: OuterConfig = Field(
+        OuterNesterov(),
+        description="outer optimizer, applied to the mean change; its defaults are for "
+        "intervals of 30 to 500",
+    )
 
     @property
     def traits(self) -> Traits:

@@ -40,8 +40,13 @@ class DiLoCoEager(LocalSteps, Rounds):
 
     kind: Literal["diloco_eager"] = "diloco_eager"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
-    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterNesterov(), description="outer optimizer, applied to the mean change"
+    )
 
     @property
     def traits(self) -> Traits:

@@ -39,13 +39,26 @@ class DiLoCoStreaming(LocalSteps, Rounds):
     """Configuration and rule of `diloco_streaming`."""
 
     kind: Literal["diloco_streaming"] = "diloco_streaming"
-    interval: int = Field(32, ge=1, description="local steps between two syncs of a fragment (H)")
-    fragments: int = Field(4, ge=2, le=256, description="parts of the model (F)")
-    tau: int = Field(2, ge=1, description="local steps that hide an exchange")
-    merge: Literal["mix", "correct"] = Field("mix", description="what is kept since the sending")
-    alpha: float = Field(0.5, ge=0, lt=1, description="mix: share of the local fragment")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
-    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+    interval: int = Field(
+        32, ge=1, description="local steps between two exchanges of the same fragment (H)"
+    )
+    fragments: int = Field(4, ge=2, le=256, description="number of parts of the model (F)")
+    tau: int = Field(
+        2, ge=1, description="local steps during which an exchange runs; below interval / fragments"
+    )
+    merge: Literal["mix", "correct"] = Field(
+        "mix",
+        description="mix: average of local and outer fragment; correct: outer fragment plus the "
+        "local steps since sending",
+    )
+    alpha: float = Field(0.5, ge=0, lt=1, description="mix: weight of the local fragment")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterNesterov(), description="outer optimizer, applied to the mean change"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -46,9 +46,16 @@ class ESync(LocalSteps, Rounds):
 
     kind: Literal["esync"] = "esync"
     slowest_steps: int = Field(1, ge=1, description="local steps of the slowest site in a round")
-    max_steps: int = Field(1000, ge=1, description="most local steps of any site in a round")
-    weights: Weights = Field("uniform", description="weight of a site: alike, or by its samples")
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+    max_steps: int = Field(
+        1000, ge=1, description="largest number of local steps of a site in a round; limits drift"
+    )
+    weights: Weights = Field(
+        "uniform",
+        description="weight of a site: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change"
+    )
 
     @property
     def traits(self) -> Traits:

@@ -32,9 +32,16 @@ class FedAsync(LocalSteps, OneByOne):
 
     kind: Literal["fedasync"] = "fedasync"
     interval: int = Field(8, ge=1, description="local steps between two exchanges")
-    by_speed: bool = Field(False, description="slower regions take fewer local steps")
-    alpha: float = Field(0.6, gt=0, le=1, description="share of a fresh model in the global one")
-    weights: Weights = Field("uniform", description="weight of an update: alike, or by its samples")
+    by_speed: bool = Field(
+        False, description="slower regions take fewer local steps, in proportion to their speed"
+    )
+    alpha: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="weight of a fresh model in the global one; lower it for many sites",
+    )
+    weights: Weights = Field("uniform", description="weight of an update: uniform, or by its rows")
     staleness: Staleness = Staleness(weight="poly")
 
     @property

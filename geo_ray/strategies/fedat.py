@@ -52,12 +52,17 @@ class FedAt(LocalSteps):
 
     kind: Literal["fedat"] = "fedat"
     interval: int = Field(8, ge=1, description="local steps per round")
-    tiers: int = Field(5, ge=1, description="classes of speed; at most one per site")
+    tiers: int = Field(5, ge=1, description="number of speed tiers; at most one per site")
     retier_at: float = Field(
-        0.25, gt=0, description="change of a site's round, as a share, that sorts sites anew"
+        0.25,
+        gt=0,
+        description="relative change of a site's round time that rebuilds the tiers, if it "
+        "occurs three times in a row",
     )
     weights: SiteWeights = Field(
-        "data", description="within a tier: by data sets, by the round's rows, or alike"
+        "data",
+        description="weight within a tier: by the rows of data sets, by the rows of the round, "
+        "or uniform",
     )
 
     @property

@@ -44,13 +44,24 @@ class FedAvg(LocalSteps):
 
     kind: Literal["fedavg"] = "fedavg"
     interval: int = Field(8, ge=1, description="local steps per round")
-    by_speed: bool = Field(False, description="slower sites take fewer local steps")
-    fraction: float = Field(1.0, gt=0, le=1, description="share of the sites in a round")
-    weights: SiteWeights = Field(
-        "data", description="weight of a site: by its data set, by the round's rows, or alike"
+    by_speed: bool = Field(
+        False, description="slower sites take fewer local steps, in proportion to their speed"
     )
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
-    seed: int = Field(0, ge=0, description="of the draw of sites")
+    fraction: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="fraction of the sites that train in a round; the first round takes all",
+    )
+    weights: SiteWeights = Field(
+        "data",
+        description="weight of a site: by the rows of its data set, by the rows of the round, "
+        "or uniform",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change"
+    )
+    seed: int = Field(0, ge=0, description="seed of the choice of sites")
 
     @property
     def traits(self) -> Traits:

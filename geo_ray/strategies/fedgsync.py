@@ -142,19 +142,52 @@ class FedGSync(LocalSteps):
 
     kind: Literal["fedgsync"] = "fedgsync"
     interval: int = Field(8, ge=1, description="local steps per round")
-    by_speed: bool = Field(False, description="slower sites take fewer local steps")
-    groups: int = Field(10, ge=1, description="groups at most; also at most half of the sites")
-    quorum: float = Field(0.0, ge=0, le=1, description="share of a group that a round waits for")
-    deadline_s: float | None = Field(None, gt=0, description="longest round after its first update")
-    max_lag: int | None = Field(
-        None, ge=0, description="rounds by which a change may be late; null: any"
+    by_speed: bool = Field(
+        False, description="slower sites take fewer local steps, in proportion to their speed"
     )
-    regroup_every: int = Field(50, ge=1, description="rounds until sites are looked at again")
-    absent: float = Field(0.5, ge=0, le=1, description="weight of an absent group's last mean")
-    share_closing: float = Field(0.8, gt=0, le=1, description="dgt: reliable, closing sites")
-    share_extra: float = Field(0.2, gt=0, le=1, description="dgt: reliable, other sites")
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
-    seed: int = Field(0, ge=0, description="of sketches and K-means")
+    groups: int = Field(
+        10, ge=1, description="largest number of groups; also at most half of the sites"
+    )
+    quorum: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="fraction of each group that a round waits for; at least one site",
+    )
+    deadline_s: float | None = Field(
+        None,
+        gt=0,
+        description="longest time of a round after its first update; set it if a whole group "
+        "may be slow",
+    )
+    max_lag: int | None = Field(
+        None,
+        ge=0,
+        description="rounds by which a change may be late; later ones are ignored; null: any",
+    )
+    regroup_every: int = Field(50, ge=1, description="rounds until groups are formed again")
+    absent: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="factor for the last mean of a group without updates, per round in a row",
+    )
+    share_closing: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="with codec dgt: fraction of reliable blocks of sites that close rounds",
+    )
+    share_extra: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="with codec dgt: fraction of reliable blocks of all other sites",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change"
+    )
+    seed: int = Field(0, ge=0, description="seed of sketches and K-means")
 
     @property
     def traits(self) -> Traits:

@@ -30,8 +30,13 @@ class FedSsgd(GradientRounds):
     """Configuration and rule of `fedssgd`."""
 
     kind: Literal["fedssgd"] = "fedssgd"
-    accumulate: int = Field(1, ge=1, description="gradients of a site per round")
-    weights: Weights = Field("samples", description="weight of a site: alike, or by its samples")
+    accumulate: int = Field(
+        1, ge=1, description="gradients of a site per round, at the same parameters"
+    )
+    weights: Weights = Field(
+        "samples",
+        description="weight of a site: uniform is 1/M, samples is its fraction of the rows",
+    )
 
     @property
     def traits(self) -> Traits:

@@ -37,8 +37,15 @@ class Gaia(Additive):
     """Configuration and rule of `gaia`."""
 
     kind: Literal["gaia"] = "gaia"
-    interval: int = Field(1, ge=1, description="local steps between two messages, or more if busy")
-    threshold: float = Field(0.01, ge=0, description="relative change that matters at step 1")
+    interval: int = Field(
+        1, ge=1, description="local steps between two messages; more if the link is busy"
+    )
+    threshold: float = Field(
+        0.01,
+        ge=0,
+        description="relative change of an element that is significant at step 1; falls with "
+        "the root of the step",
+    )
     staleness: Staleness = Staleness(bound=8)
 
     @property

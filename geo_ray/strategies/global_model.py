@@ -98,13 +98,15 @@ class Staleness(StrictModel):
     """The ``staleness`` section of an asynchronous strategy."""
 
     bound: int | None = Field(
-        None, ge=1, description="exchanges by which a region may be ahead of the slowest"
+        None,
+        ge=1,
+        description="exchanges by which a region may be ahead of the slowest; null: no bound",
     )
     weight: Literal["none", "inverse", "sqrt", "poly", "hinge"] = Field(
-        "none", description="how much less an old update counts"
+        "none", description="function of the lag that lowers the weight of a late update"
     )
     a: float = Field(0.5, gt=0, description="exponent of poly, slope of hinge")
-    b: float = Field(4.0, ge=0, description="hinge: versions that cost nothing")
+    b: float = Field(4.0, ge=0, description="hinge: lag without a lower weight")
 
     def factor(self, lag: int) -> float:
         """Weight of an update that is ``lag`` versions old, at most 1."""

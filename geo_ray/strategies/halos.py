@@ -51,14 +51,19 @@ class Halos(OneByOne):
     kind: Literal["halos"] = "halos"
     local_steps: int = Field(8, ge=1, description="local steps of a worker per push (H)")
     interval: int = Field(32, ge=1, description="pushes per exchange over the WAN (K)")
-    by_speed: bool = Field(False, description="slower regions push less often per exchange")
-    alpha: float = Field(0.25, gt=0, le=1, description="share of the global model in a merge")
+    by_speed: bool = Field(
+        False,
+        description="slower regions push less often per exchange, in proportion to their speed",
+    )
+    alpha: float = Field(0.25, gt=0, le=1, description="weight of the global model in a merge")
     in_flight: Literal["exact", "paper"] = Field(
-        "exact", description="whether pushes during an exchange are reported by the next"
+        "exact",
+        description="exact: pushes during an exchange are part of the next one; paper: they are "
+        "not reported",
     )
     local: DelayedNesterov = DelayedNesterov(lr=3.2, momentum=0.9, period=16)
     outer: DelayedNesterov = DelayedNesterov(lr=0.3, momentum=0.5, period=2)
-    weights: Weights = Field("uniform", description="weight of an update: alike, or by its samples")
+    weights: Weights = Field("uniform", description="weight of an update: uniform, or by its rows")
 
     @property
     def traits(self) -> Traits:

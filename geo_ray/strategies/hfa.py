@@ -43,8 +43,13 @@ class Hfa(LocalSteps, Rounds):
     kind: Literal["hfa"] = "hfa"
     k1: int = Field(4, ge=1, description="local steps of a worker between two averages in a region")
     k2: int = Field(4, ge=1, description="averages in a region between two exchanges over the WAN")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the regions' mean change")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change of the regions"
+    )
 
     @property
     def traits(self) -> Traits:

@@ -40,9 +40,16 @@ class NbSync(Overlapped):
     """Configuration and rule of `nbsync`."""
 
     kind: Literal["nbsync"] = "nbsync"
-    max_local_steps: int = Field(150, ge=1, description="most local steps of a site in a round")
-    weights: Weights = Field("uniform", description="weight of a site: alike, or by its samples")
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+    max_local_steps: int = Field(
+        150, ge=1, description="largest number of local steps of a site in a round; limits drift"
+    )
+    weights: Weights = Field(
+        "uniform",
+        description="weight of a site: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change"
+    )
 
     @property
     def traits(self) -> Traits:

@@ -32,9 +32,12 @@ class OneStepDelay(Overlapped):
 
     kind: Literal["one_step_delay"] = "one_step_delay"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
     outer: OuterConfig = Field(
-        OuterNesterov(momentum=0.5), description="what is made of the mean change"
+        OuterNesterov(momentum=0.5), description="outer optimizer, applied to the mean change"
     )
 
     @property

@@ -45,7 +45,7 @@ class OuterSgd(StrictModel):
 
     kind: Literal["sgd"] = "sgd"
     lr: float = Field(
-        1.0, gt=0, le=1e6, description="outer learning rate; 1: the mean of the models"
+        1.0, gt=0, le=1e6, description="outer learning rate; 1 gives the mean of the models"
     )
 
     @property
@@ -58,7 +58,9 @@ class OuterNesterov(StrictModel):
 
     kind: Literal["nesterov"] = "nesterov"
     lr: float = Field(0.7, gt=0, le=1e6, description="outer learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="share of the last step that is kept")
+    momentum: float = Field(
+        0.9, ge=0, lt=1, description="fraction of the momentum that is kept per step"
+    )
 
     @property
     def plain(self) -> Mapping[str, float | str]:
@@ -71,7 +73,7 @@ class OuterAdam(StrictModel):
 
     kind: Literal["adam"] = "adam"
     lr: float = Field(
-        1e-2, gt=0, le=1e6, description="outer learning rate: about the step per parameter"
+        1e-2, gt=0, le=1e6, description="outer learning rate, about the step per parameter"
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
@@ -206,9 +208,11 @@ class DelayedNesterov(StrictModel):
     """An outer optimizer for asynchronous updates."""
 
     lr: float = Field(0.7, gt=0, le=1e6, description="outer learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="share of the last step that is kept")
+    momentum: float = Field(
+        0.9, ge=0, lt=1, description="fraction of the momentum that is kept per step"
+    )
     period: int | None = Field(
-        None, ge=1, description="updates per step of the momentum (N); null: one per sender"
+        None, ge=1, description="updates per momentum step (N); null: the number of senders"
     )
 
     @property

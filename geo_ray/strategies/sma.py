@@ -30,7 +30,10 @@ class Sma(Rounds):
 
     kind: Literal["sma"] = "sma"
     interval: int = Field(8, ge=1, description="local steps between two averages")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
 
     @property
     def traits(self) -> Traits:

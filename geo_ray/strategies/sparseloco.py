@@ -35,9 +35,16 @@ class SparseLoCo(LocalSteps, Rounds):
 
     kind: Literal["sparseloco"] = "sparseloco"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
-    clip: bool = Field(True, description="cut changes down to the median norm of the regions'")
-    weights: Weights = Field("uniform", description="weight of a region: 1/M or by its samples")
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+    clip: bool = Field(
+        True, description="limit each region's change to the median norm of all regions"
+    )
+    weights: Weights = Field(
+        "uniform",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change"
+    )
 
     @property
     def traits(self) -> Traits:

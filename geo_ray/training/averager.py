@@ -669,7 +669,7 @@ class Averager:
         }
         control |= self._ending.export(self._books)
         control |= {"buffer_rows": buffer_rows} if buffers else {}
-        control |= {"view": self.view.export()} if self.view.epoch > 1 else {}
+        control |= {"view": self.view.export()} if self.view.generation > 1 else {}
         return changing, fixed, control
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:

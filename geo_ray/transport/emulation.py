@@ -42,8 +42,8 @@ class LinkSpec(StrictModel):
         default=0.0,
         ge=0,
         lt=1,
-        description="Probability that a 1448-byte packet is lost; each hit 64 KiB chunk then "
-        "arrives one round trip later.",
+        description="Probability that a 1448-byte packet is lost; a 64 KiB chunk with a lost "
+        "packet arrives one round trip later.",
     )
     outages: tuple[tuple[float, float], ...] = Field(
         default=(),

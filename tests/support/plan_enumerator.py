@@ -166,7 +166,7 @@ class Rented:
 
     step_s: float
     machines: tuple[tuple[Mapping[str, Any], float, int], ...]
-    lost_share: float
+    lost_fraction: float
     goes_on: bool
 
 
@@ -178,7 +178,7 @@ def step_of(rows: int, speeds: Sequence[float], rooms: Sequence[float]) -> float
     ends_s = sorted({k / speed for speed in set(speeds) for k in range(1, rows + 1)})
     pairs = list(zip(speeds, rooms, strict=True))
     for end_s in ends_s:
-        done = [min(room, math.floor(end_s * speed * (1 + 1e-9))) for speed, room in pairs]
+        done = [min(max_rows, math.floor(end_s * speed * (1 + 1e-9))) for speed, max_rows in pairs]
         if min(done) >= 1 and sum(done) >= rows:
             return end_s
     return math.inf
@@ -201,7 +201,7 @@ def lan_of(
     return sum(each_s) - (0.0 if place.get("server") else max(each_s))
 
 
-def room_of(question: Question, place: Mapping[str, Any], machine: Mapping[str, Any]) -> float:
+def max_rows_of(question: Question, place: Mapping[str, Any], machine: Mapping[str, Any]) -> float:
     """The rows that the memory of a machine has room for; of workers that keep no optimizer."""
     copy = 4 * question.num_params
     row_bytes = question.config["plan"].get("activation_mb_per_row", 0.0) * 1e6
@@ -240,11 +240,13 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
             if question.running is not None:
                 speed *= question.running.faster.get((name, machine["type"]), 1.0)
                 ages_h = list(question.running.machines.get((name, machine["type"], market), ()))
-            room = room_of(question, place, machine)
-            has = machine, speed, room
+            max_rows = max_rows_of(question, place, machine)
+            has = machine, speed, max_rows
             kinds += [(record, has, ages_h.count(age_h), age_h) for age_h in set(ages_h)]
             new = (
-                0 if record.get("availability") == "none" or not room else max(0, cap - len(ages_h))
+                0
+                if record.get("availability") == "none" or not max_rows
+                else max(0, cap - len(ages_h))
             )
             kinds.append((record, has, new, None))
     for counts in itertools.product(*(range(cap + 1) for _, _, cap, _ in kinds)):
@@ -400,14 +402,14 @@ def trained(
                 begins += max(every, takes)
         ends_s[name] = steps * step_s + late_s
     if question.stands_still == "never" and question.bound is not None:
-        apart_s = {
+        min_interval_s = {
             name: step_s * max(every, math.ceil(one.seconds[name] / step_s - 1e-9))
             for name, step_s in steps_s.items()
         }
         for name, step_s in steps_s.items():
             # Those of the rarest that have begun before this one ends, and one more than the bound.
             of_rarest = 0
-            while (of_rarest + 1) * max(apart_s.values()) < steps * step_s - 1e-9:
+            while (of_rarest + 1) * max(min_interval_s.values()) < steps * step_s - 1e-9:
                 of_rarest += 1
             counts[name] = min(counts[name], of_rarest + question.bound + 1)
     usd = sum(counts[name] * one.usd[name] for name in steps_s)
@@ -464,7 +466,7 @@ def plan_with(
     names = question.names
     steps_s = {name: each.step_s for name, each in zip(names, chosen, strict=True)}
     trained_s, usd = trained(question, how, steps_s)
-    shares = [each.lost_share for each in chosen]
+    shares = [each.lost_fraction for each in chosen]
     lost = min(0.9, sum(shares) if question.pool else max(shares))
     seconds = startup_s + trained_s / (1 - lost)
     is_rest = question.steps * question.fragments % how.interval > 0

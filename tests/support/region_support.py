@@ -39,7 +39,7 @@ from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager
 from geo_ray.training.checkpoint_parts import HeldShard
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.parameters import digest
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.lan import LanClient, LanServer
@@ -130,16 +130,16 @@ class Site:
             build_shard(experiment, self.region, i, world.params_P, world.start.groups)
             for i in range(count)
         ]
-        hello = {"peer": f"{name}/lead", "role": "lead"}
+        hello = {"peer": f"{name}/primary", "role": "primary"}
         own, *others = [
             HeldShard(shard, name, i, world.places) for i, shard in enumerate(self.shards)
         ]
         slots = [self._serve(ShardServer(other).handle) for other in others]
         remotes = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
-        uplink = None
+        bridge_client = None
         if self.bridge is not None:
             self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
-            uplink = self._dial(self.bridge_lan.address, hello, 4 * world.params_P.numel())
+            bridge_client = self._dial(self.bridge_lan.address, hello, 4 * world.params_P.numel())
         shards = [self.shards[0], *remotes]
         self.pool = ThreadPoolMap(count, "shards")
         self.server = build_server(
@@ -151,8 +151,10 @@ class Site:
             start=world.start,
         )
         writers = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
-        self.lead = PrimaryShard(self.server, own, writers, uplink, self.event_buffer, timeout_s)
-        lan = self._serve(self.lead.handle, self.lead.on_close)
+        self.primary = PrimaryShard(
+            self.server, own, writers, bridge_client, self.event_buffer, timeout_s
+        )
+        lan = self._serve(self.primary.handle, self.primary.on_close)
         self.addresses = [lan.address, *[slot.address for slot in slots]]
 
     def kill_bridge(self) -> None:
@@ -162,25 +164,25 @@ class Site:
         self.endpoint.close(0.0)
         self.bridge.close()
 
-    def replace_bridge(self, home: AveragerHome | None = None) -> None:
-        """A new bridge in the place of one that was killed; the averager lives at ``home``."""
+    def replace_bridge(self, leader: AveragerLeader | None = None) -> None:
+        """A new bridge in the place of one that was killed; the averager lives at ``leader``."""
         world, name = self.world, self.region.name
-        home = home or AveragerHome(world.experiment.averager_region)
-        setting = replace(self._path_setting(), averager=None, home=home)
+        leader = leader or AveragerLeader(world.experiment.averager_region)
+        setting = replace(self._path_setting(), averager=None, leader=leader)
         self._bridge_attempt += 1
         identity = EndpointIdentity("test-run", name, self._bridge_attempt, KEY)
         self.bridge = open_bridge(identity, setting)
         self.endpoint = self.bridge.endpoint
         self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
-        for who, whom in {(name, home.region), *world.dials()}:
+        for who, whom in {(name, leader.region), *world.dials()}:
             dialer, dialed = world.sites[who].bridge, world.sites[whom].bridge
             if name in (who, whom):
                 assert dialer is not None and dialed is not None
                 dialer.connect(whom, dialed.endpoint.advertised)
                 dialed.expect(who)
-        hello = {"peer": f"{name}/lead", "role": "lead"}
+        hello = {"peer": f"{name}/primary", "role": "primary"}
         size_bytes = 4 * world.params_P.numel()
-        self.lead.use_bridge(self._dial(self.bridge_lan.address, hello, size_bytes))
+        self.primary.use_bridge(self._dial(self.bridge_lan.address, hello, size_bytes))
 
     def _path_setting(self) -> PathSetting:
         world = self.world
@@ -270,7 +272,7 @@ class Site:
             self.bridge.close()
         for client in self.clients:
             client.close()
-        self.lead.close()
+        self.primary.close()
         self.pool.close()
         if self.endpoint is not None:
             self.endpoint.close(0.0)
@@ -346,8 +348,8 @@ class InProcess:
 
     def dials(self) -> list[tuple[str, str]]:
         """Which region's bridge dials which."""
-        home = self.experiment.averager_region
-        pairs = [(name, home) for name in self.sites if name != home]
+        leader = self.experiment.averager_region
+        pairs = [(name, leader) for name in self.sites if name != leader]
         return pairs + dials(self.experiment)
 
     def run(self, *, shared: bool = True) -> list[str]:

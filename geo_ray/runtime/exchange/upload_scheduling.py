@@ -198,14 +198,14 @@ class UploadCoordinator:
         path: StagedPath,
         endpoint: Endpoint,
     ) -> None:
-        self._first_home = path.home.region
+        self._first_leader = path.leader.region
         self._path = path
         self._endpoint = endpoint
         self._looked_s = float("-inf")
-        self._line = HelperScheduler(config, self._first_home)
+        self._line = HelperScheduler(config, self._first_leader)
         self._here: dict[tuple[str, bool], _Here] = {}
         self._newest: dict[str, tuple[int, int]] = {}
-        self._gates: dict[str, bool] = {}
+        self._permissions: dict[str, bool] = {}
         self._changed = threading.Condition()  # guards all of it; its lock may be taken again
         self._closed = False
         self._timer: threading.Thread | None = None
@@ -284,7 +284,7 @@ class UploadCoordinator:
                 case Drop(ask):
                     self._here.pop(ask.key, None)
                     self._path.skip(ask.region, ask.attempt, ask.seq)
-                    self._tell_gate(ask.region)
+                    self._send_permission(ask.region)
                 case Grant(ask):
                     kind = "grant_sum" if ask.parts else "grant"
                     self._tell(ask.region, kind, {"seq": ask.seq})
@@ -305,7 +305,7 @@ class UploadCoordinator:
             return self._take_sum(ask, here.total_P, here.helper)
         if here.update is not None and here.take is not None:
             here.take(here.update)
-        self._tell_gate(ask.region)
+        self._send_permission(ask.region)
         return []
 
     def _take_sum(self, ask: UploadRequest, total_P: Tensor, helper: str) -> list[Decision]:
@@ -327,7 +327,7 @@ class UploadCoordinator:
             for reply in replies:
                 self._path.deliver(reply)
         for part in ask.parts:
-            self._tell_gate(part.region)
+            self._send_permission(part.region)
         return []
 
     def _forget(self, group: int) -> None:
@@ -335,12 +335,12 @@ class UploadCoordinator:
             if here.helper and key[0] == f"{here.helper}/{group}":
                 del self._here[key]
 
-    def _tell_gate(self, region: str) -> None:
+    def _send_permission(self, region: str) -> None:
         """Whether a region need not wait for its next grant, if that is news for it."""
         is_open = self._line.is_quiet
-        if region != self._first_home and self._gates.get(region, True) != is_open:
-            self._gates[region] = is_open
-            self._tell(region, "gate", {"open": is_open})
+        if region != self._first_leader and self._permissions.get(region, True) != is_open:
+            self._permissions[region] = is_open
+            self._tell(region, "permission", {"open": is_open})
 
     def _tell(self, region: str, kind: str, meta: Meta, payload: memoryview | None = None) -> None:
         lane, traffic = (CONTROL, "control") if payload is None else (DATA, "reply")
@@ -391,7 +391,7 @@ class _Pending:
 
     update: UpdateMessage
     ship: Pass
-    shipped: bool
+    sent: bool
     helper: str | None = None
 
 
@@ -436,11 +436,11 @@ class Transfers(UpdateStage):
             "ask": self.uploads.on_ask,
             "ask_sum": self.uploads.on_ask_sum,
             "sum": self.uploads.on_sum,
-            "grant": self._from_home(self._on_grant),
-            "gate": self._from_home(self._on_gate),
-            "gather": self._from_home(self._on_gather),
-            "grant_sum": self._from_home(self._on_grant_sum),
-            "bundle": self._from_home(self._on_bundle),
+            "grant": self._from_leader(self._on_grant),
+            "permission": self._from_leader(self._on_permission),
+            "gather": self._from_leader(self._on_gather),
+            "grant_sum": self._from_leader(self._on_grant_sum),
+            "bundle": self._from_leader(self._on_bundle),
             "transfer_part": self._on_part,
             "bundled": self._on_bundled,
         }
@@ -464,7 +464,7 @@ class Transfers(UpdateStage):
             at_once = self._open or update.size_bytes <= self._config.small_bytes
             self._pending[update.seq] = _Pending(update, ship, at_once)
         meta = ask_meta(ask_of(update, norm=norm, again=again), sent=at_once)
-        self._send_home(Message("ask", meta, b"", "control", CONTROL))
+        self._send_to_leader(Message("ask", meta, b"", "control", CONTROL))
         if at_once:
             ship(update)
 
@@ -488,15 +488,15 @@ class Transfers(UpdateStage):
             return reply
         return replace(reply, payload_P=reply.payload_P - pending.update.payload_P, own=False)
 
-    def _on_gate(self, meta: Meta, message: Message) -> None:
+    def _on_permission(self, meta: Meta, message: Message) -> None:
         self._open = fields.flag(meta, "open")
 
     def _on_grant(self, meta: Meta, message: Message) -> None:
         with self._lock:
             pending = self._pending.get(fields.count(meta, "seq"))
-            if pending is None or pending.shipped:
+            if pending is None or pending.sent:
                 return
-            pending.shipped = True
+            pending.sent = True
         pending.ship(pending.update)
 
     def _on_gather(self, meta: Meta, message: Message) -> None:
@@ -505,7 +505,7 @@ class Transfers(UpdateStage):
         own = next((ask for ask in gather.asks if ask.region == self._region), None)
         with self._lock:
             pending = None if own is None else self._pending.get(own.seq)
-            if pending is None or pending.shipped or pending.update.coded is not None:
+            if pending is None or pending.sent or pending.update.coded is not None:
                 return
             pending.helper = gather.helper
         if gather.helper == self._region:
@@ -551,7 +551,7 @@ class Transfers(UpdateStage):
             found.total_P = total_P
             found.arrived.clear()
         meta = SUM.write(Summed(group, found.asks))
-        self._try(self._path.home.region, Message("ask_sum", meta, b"", "control", CONTROL))
+        self._try(self._path.leader.region, Message("ask_sum", meta, b"", "control", CONTROL))
 
     def _on_grant_sum(self, meta: Meta, message: Message) -> None:
         group = fields.count(meta, "seq")
@@ -559,7 +559,7 @@ class Transfers(UpdateStage):
             found = self._groups.get(group)
         if found is not None and found.total_P is not None:
             parts = SUM.write(Summed(group, found.asks))
-            self._send_home(Message("sum", parts, as_bytes(found.total_P), "update"))
+            self._send_to_leader(Message("sum", parts, as_bytes(found.total_P), "update"))
 
     def _on_bundle(self, meta: Meta, message: Message) -> None:
         """One answer for all who were in a sum; what is in it is their business."""
@@ -573,15 +573,15 @@ class Transfers(UpdateStage):
 
     # ------------------------------------------------------------------ small things
 
-    def _from_home(self, handler: Callable[[Meta, Message], None]) -> Route:
+    def _from_leader(self, handler: Callable[[Meta, Message], None]) -> Route:
         def checked(peer: str, message: Message) -> None:
-            if peer == self._path.home.region:
+            if peer == self._path.leader.region:
                 handler(message.meta, message)
 
         return checked
 
-    def _send_home(self, message: Message) -> None:
-        self._path.send(self._path.home.region, message)
+    def _send_to_leader(self, message: Message) -> None:
+        self._path.send(self._path.leader.region, message)
 
     def _try(self, peer: str, message: Message) -> None:
         """A helper out of reach delays a sum until the upload coordinator gives it up; no more."""

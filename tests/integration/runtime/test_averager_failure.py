@@ -43,9 +43,9 @@ def check_failed(world: InProcess, workers: list[WorkerThread], match: str) -> N
             worker.result()
     for name, site in world.sites.items():
         assert site.bridge is not None
-        for status in (site.lead.status(), site.bridge.status()):
+        for status in (site.primary.status(), site.bridge.status()):
             assert isinstance(status["failure"], AveragerFailedError), name
-    told = {name: site.lead.status()["failure"] for name, site in world.sites.items()}
+    told = {name: site.primary.status()["failure"] for name, site in world.sites.items()}
     limits = RunLimits(max_worker_restarts=0, max_refused_steps=3, save_every_s=None)
     with pytest.raises(AveragerFailedError, match=match):
         RunPolicy(limits, 0.0).regions_lost({}, told, {"eu": True}, ())
@@ -134,7 +134,7 @@ def test_regions_that_nobody_will_answer_are_seen(
         assert bridge is not None
 
         def seen() -> tuple[dict[str, Any], dict[str, int]] | None:
-            still = {n: s.lead.status()["stands_still_for"] for n, s in world.sites.items()}
+            still = {n: s.primary.status()["stands_still_for"] for n, s in world.sites.items()}
             unanswered = bridge.status()["open"]
             if unanswered is None or None in still.values():  # the averager or a region is at work
                 return None

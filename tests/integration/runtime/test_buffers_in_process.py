@@ -139,19 +139,19 @@ def test_a_replaced_worker_that_finds_undeclared_state_goes_on(tmp_path: Path) -
 
 
 def test_a_standby_takes_over_with_what_is_carried(tmp_path: Path) -> None:
-    home, standby, third = "us-east", "eu-west", "ap-south"
+    leader, standby, third = "us-east", "eu-west", "ap-south"
     config = config_of(
-        regions=[{"name": name} for name in (home, standby, third)],
+        regions=[{"name": name} for name in (leader, standby, third)],
         strategy={"kind": "sma", "interval": 2},
         train={"steps": 40, "eval_every": 0},
-        averager={"region": home, "standby": standby, "takeover_s": 0.3, "rejoin_s": 0.6},
+        averager={"region": leader, "standby": standby, "takeover_s": 0.3, "rejoin_s": 0.6},
     )
     gate = Gate(20)
     with InProcess(config, tmp_path, gate=gate) as world:
         workers = {name: site.start(0) for name, site in world.sites.items()}
-        lead = world.sites[third].server
-        eventually(lambda: lead.seq >= 5 or third in gate.reached, "the fifth exchange")
-        site = world.sites[home]
+        primary = world.sites[third].server
+        eventually(lambda: primary.seq >= 5 or third in gate.reached, "the fifth exchange")
+        site = world.sites[leader]
         assert site.endpoint is not None and site.bridge is not None
         site.endpoint.close(0.0)
         site.bridge.close()
@@ -194,7 +194,7 @@ def test_statistics_of_the_final_model_are_put_together(tmp_path: Path) -> None:
         eventually(all_told, "both regions' statistics")
         assert not [e for e in events if e["kind"] == "stats" and e["final"]]
         for name, buffers_B in collector.take(world.sites).items():
-            world.sites[name].lead.use_statistics(buffers_B.numpy().tobytes())
+            world.sites[name].primary.use_statistics(buffers_B.numpy().tobytes())
         for worker in workers:
             worker.result()
         for name, site in world.sites.items():
@@ -211,6 +211,6 @@ def test_a_worker_that_waits_for_statistics_is_told_of_a_failure(tmp_path: Path)
         eventually(
             lambda: any(e["kind"] == "precise" for e in site.event_buffer.take()), "the statistics"
         )
-        site.lead.close()
+        site.primary.close()
         with pytest.raises(LinkDownError):
             worker.result()

@@ -52,15 +52,15 @@ def test_an_update_is_made_where_the_bridge_reads_it(
     with InProcess(experiment_of(strategy=DILOCO), tmp_path) as world:
         workers = start(world, region)
         site = await_update(world, region)
-        line = site.lead._line
+        line = site.primary._line
         assert line is not None
-        request, uplink = site.server.open_request, line.uplink
-        assert request is not None and uplink is not None
-        assert uplink.lies_there(request.update.payload_P)
+        request, client = site.server.open_request, line.client
+        assert request is not None and client is not None
+        assert client.lies_there(request.update.payload_P)
         assert made[id(site.shards[0].state)] == [request.update.payload_P.data_ptr()]
         assert request.update.payload_P.any()
-        room_P = site.lead._room(request.update.payload_P.numel())
-        assert not uplink.lies_there(room_P)  # the update is needed until it is answered
+        room_P = site.primary._room(request.update.payload_P.numel())
+        assert not client.lies_there(room_P)  # the update is needed until it is answered
         workers += start(world, OTHER if region == WAITS else WAITS)
         for worker in workers:
             worker.result()
@@ -86,7 +86,7 @@ def test_a_checkpoint_holds_an_update_whose_place_its_answer_takes(
     with InProcess(experiment_of(strategy=DILOCO), tmp_path) as world:
         workers = start(world, region)
         site = await_update(world, region)
-        (snapshot,) = site.lead._cut(1, halt=False)  # and its writer is slow
+        (snapshot,) = site.primary._cut(1, halt=False)  # and its writer is slow
         request = site.server.open_request
         assert request is not None
         live_P = request.update.payload_P
@@ -104,9 +104,9 @@ def test_a_checkpoint_holds_an_update_whose_place_its_answer_takes(
 def test_a_region_tells_how_it_is_while_it_computes(tmp_path: Path) -> None:
     """A step of a large model takes seconds with the lock held; the controller asks meanwhile."""
     with InProcess(experiment_of(), tmp_path) as world, ThreadPoolExecutor(1) as pool:
-        lead = world.sites[WAITS].lead
-        with lead._changed:
-            status = pool.submit(lead.status).result(WAIT_S)
+        primary = world.sites[WAITS].primary
+        with primary._changed:
+            status = pool.submit(primary.status).result(WAIT_S)
         assert status["phase"] == "training" and status["failure"] is None
         world.run()
-        assert lead.status()["phase"] == "done" and lead.status()["version"] == 6
+        assert primary.status()["phase"] == "done" and primary.status()["version"] == 6

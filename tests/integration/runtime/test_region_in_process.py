@@ -225,7 +225,7 @@ def test_an_averager_that_does_not_answer_is_named(tmp_path: Path) -> None:
             with pytest.raises(DeadlineExceededError, match="averager in 'us-east'") as caught:
                 worker.result()
             assert "region 'eu-west'" in caught.value.message
-        failure = world.sites["eu-west"].lead.status()["failure"]
+        failure = world.sites["eu-west"].primary.status()["failure"]
         assert isinstance(failure, DeadlineExceededError)
 
 
@@ -289,7 +289,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with InProcess(experiment_of(regions=ALONE), tmp_path) as world:
         site = world.sites["us-east"]
         world.parts.write_text("a file where the directory should be")
-        site.lead.cut(1, halt=False)
+        site.primary.cut(1, halt=False)
         events: list[dict[str, object]] = []
         eventually(lambda: events.extend(site.event_buffer.take()) or events, "the failure")
         (event,) = [e for e in events if e["kind"] == "part_failed"]

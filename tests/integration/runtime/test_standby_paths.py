@@ -106,9 +106,9 @@ def test_the_averager_is_lost_in_mid_run_and_the_others_finish(
     gate = Gate(STEPS // 2)
     with InProcess(experiment(strategy), tmp_path, gate=gate) as world:
         workers = start_all(world)
-        lead = world.sites[THIRD].server
+        primary = world.sites[THIRD].server
         # ama waits for no answer: with few processor cycles left for the link it sends less often
-        eventually(lambda: lead.seq >= 5 or THIRD in gate.reached, "the fifth exchange")
+        eventually(lambda: primary.seq >= 5 or THIRD in gate.reached, "the fifth exchange")
         go_down(world.sites[HOME])
         gate.open()
         for name in (STANDBY, THIRD):
@@ -117,10 +117,10 @@ def test_the_averager_is_lost_in_mid_run_and_the_others_finish(
         with pytest.raises(GeoRayError):
             workers[HOME].result()
         standby = world.sites[STANDBY]
-        assert standby.bridge.status()["home"] == (STANDBY, 2)
-        assert world.sites[THIRD].bridge.status()["home"] == (STANDBY, 2)
+        assert standby.bridge.status()["leader"] == (STANDBY, 2)
+        assert world.sites[THIRD].bridge.status()["leader"] == (STANDBY, 2)
         events = standby.event_buffer.take(100_000)
-        assert [e["epoch"] for e in events if e["kind"] == "averager_moved"] == [2]
+        assert [e["term"] for e in events if e["kind"] == "averager_moved"] == [2]
         assert [e["name"] for e in events if e["kind"] == "region_left"] == [HOME]
 
 
@@ -164,7 +164,7 @@ def test_nothing_acknowledged_is_lost_with_the_averager(tmp_path: Path, bound: f
 
 def note_changes(site: Site, changes: dict[int, torch.Tensor], answered: set[int]) -> None:
     """Keep a copy of what the primary shard of a region sends, and which of it was answered."""
-    exchange = site.lead._exchange_one
+    exchange = site.primary._exchange_one
 
     def noting() -> None:
         send = site.server.open_request
@@ -173,7 +173,7 @@ def note_changes(site: Site, changes: dict[int, torch.Tensor], answered: set[int
         exchange()
         answered.add(send.update.seq)
 
-    site.lead._exchange_one = noting  # type: ignore[method-assign]
+    site.primary._exchange_one = noting  # type: ignore[method-assign]
 
 
 def test_a_home_that_was_only_cut_off_comes_back_as_an_ordinary_region(tmp_path: Path) -> None:
@@ -186,13 +186,13 @@ def test_a_home_that_was_only_cut_off_comes_back_as_an_ordinary_region(tmp_path:
         cut.begin()
         gate.open()
         eventually(
-            lambda: world.sites[THIRD].bridge.status()["home"] == (STANDBY, 2), "the takeover"
+            lambda: world.sites[THIRD].bridge.status()["leader"] == (STANDBY, 2), "the takeover"
         )
         cut.end()
         for worker in workers.values():
             assert worker.result() == STEPS
         check_equal(world, [HOME, STANDBY, THIRD], exact=True)
-        assert world.sites[HOME].bridge.status()["home"] == (STANDBY, 2)
+        assert world.sites[HOME].bridge.status()["leader"] == (STANDBY, 2)
 
 
 class Cut:
@@ -329,10 +329,10 @@ def test_one_home_after_the_other_is_lost(tmp_path: Path, strategy: dict[str, An
         eventually(lambda: world.sites[THIRD].server.seq >= 5, "the fifth exchange")
         go_down(world.sites[HOME])
         eventually(lambda: stands_by(world, FOURTH), "the next standby")
-        assert world.sites[STANDBY].bridge.status()["home"] == (STANDBY, 2)
+        assert world.sites[STANDBY].bridge.status()["leader"] == (STANDBY, 2)
         go_down(world.sites[STANDBY])
         eventually(lambda: stands_by(world, THIRD), "the last standby")
-        assert world.sites[THIRD].bridge.status()["home"] == (FOURTH, 3)
+        assert world.sites[THIRD].bridge.status()["leader"] == (FOURTH, 3)
         gate.open()
         for name in (THIRD, FOURTH):
             assert workers[name].result() == STEPS

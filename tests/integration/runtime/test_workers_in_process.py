@@ -59,7 +59,7 @@ def test_one_worker_does_what_three_did(
         rest = others(world, [*lost, ("eu-west", 0)])
         clients = [client for _, rank in lost for client in site.join(rank, shared=shared)]
         for _, rank in lost:  # as if they had joined and then died without a word
-            site.lead.lose(rank, attempt=1)
+            site.primary.lose(rank, attempt=1)
         last = site.start(0, shared=shared)
         for worker in rest.values():
             worker.result()
@@ -102,7 +102,7 @@ def test_one_that_is_told_to_leave_does_so_and_nothing_is_lost(
         site = world.sites["eu-west"]
         workers = others(world, [])
         eventually(lambda: gate.reached == set(world.sites), "all work")
-        site.lead.dismiss(0)
+        site.primary.dismiss(0)
         gate.open()
         assert workers.pop(("eu-west", 0)).result() < 6
         workers["eu-west", 0] = site.start(0, attempt=2)

@@ -149,7 +149,7 @@ def test_a_stop_says_what_did_not_leave_and_the_rest_never_does() -> None:
 
 
 def test_without_a_session_nothing_leaves() -> None:
-    with pair() as (_hub, sender):
+    with pair() as (_center, sender):
         sender.start(load_of(5))
         time.sleep(0.1)
         assert sender.stop() == (1, 0)

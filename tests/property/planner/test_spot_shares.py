@@ -49,11 +49,13 @@ def test_one_section_gives_one_share(
         runs = Machines(**kind, count=2, rows=1, rows_per_s=1.0, usd_per_h=1.0)
         site = with_running(site, RegionPlan(region=name, machines=(runs,), step_s=1.0), 5.0)
         made = [
-            Offer(r.type, r.market, 1.0, 1.0, r.cap, 0.0, 9, r.lost_share) for r in site.rentals
+            Offer(r.type, r.market, 1.0, 1.0, r.cap, 0.0, 9, r.lost_fraction) for r in site.rentals
         ]
         fleets.append(RegionFleet(name, made, 4))
     pool = RentalPool(fleets, synchronous)
-    shares = {offer.lost_share for fleet in fleets for offer in fleet.offers if offer.lost_share}
+    shares = {
+        offer.lost_fraction for fleet in fleets for offer in fleet.offers if offer.lost_fraction
+    }
     assert len(shares) <= 1 and (pool.most_spots == 0 or shares)
 
 

@@ -47,15 +47,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_missing_configuration_is_answered_with_the_near_one(words, here):
     error = error_of(*words)
     assert isinstance(error, ConfigError)
-    assert error.message == "there is no configuration shpo.yaml; did you mean shop.yaml?"
+    assert error.message == "no configuration shpo.yaml; did you mean shop.yaml?"
 
 
 def test_only_configurations_are_listed_where_one_is_missing(here):
     (here / "notes.txt").write_text("")
     (here / "shop.json").write_text("")
-    assert (
-        error_of("train", "zzz").message == "there is no configuration zzz; in . there is shop.yaml"
-    )
+    assert error_of("train", "zzz").message == "no configuration zzz; in . there is shop.yaml"
     (here / "other.yml").write_text("")
     assert error_of("train", "zzz").message.endswith("; in . there is other.yml, shop.yaml")
     assert error_of("train", "runs/zzz").message.endswith("; in runs there is no *.yaml or *.yml")
@@ -75,7 +73,7 @@ def test_only_configurations_are_listed_where_one_is_missing(here):
 def test_a_missing_run_is_answered_with_the_near_one(words, here):
     error = error_of(*words)
     assert isinstance(error, RunDirectoryError)
-    assert error.message == "there is no run runs/reel; did you mean runs/real?"
+    assert error.message == "no run runs/reel; did you mean runs/real?"
 
 
 @pytest.mark.parametrize(

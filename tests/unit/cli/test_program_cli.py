@@ -45,7 +45,7 @@ def test_a_configuration_is_a_program() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--graph", "--price"], "one of them"),
+        (["--graph", "--price"], "mutually exclusive"),
         (["--set", "a=b"], "--set requires a CONFIG.yaml"),
         (["--on", "moon"], "is not one of"),
         (["--logs", "here"], "--logs requires --on processes"),

@@ -101,7 +101,7 @@ def test_what_is_asked_while_nobody_serves_lies_in_the_box(queue: SimQueue) -> N
     words = ("submit", queue.root, CONFIG, "--name", "mine", "--value", 7, "--deadline", 60)
     message = run(*words, "--tenant", "red", "--wait", 0)
     assert message.exit_code == 0, message.output
-    assert "nobody serves" in message.output
+    assert "the queue is not being served" in message.output
     (asked,) = inbox.look(queue.store, "red")
     request: Any = json.loads(asked.text)
     assert request["job"]["name"] == "mine"

@@ -115,17 +115,17 @@ def test_copies_of_the_model_are_what_machines_must_hold():
     """By hand: 1e9 parameters are 4 GB a copy."""
     foot = Footprint(10**9, states=2, regions=3, row_bytes=1e9)
     assert (foot.worker_bytes, foot.server_bytes) == (8e9, 32e9)  # 2, and 4 + 2 + 2 copies
-    assert foot.room(Instance(1, 24, 64), serves=True) == (16, "")
-    assert foot.room(Instance(8, 24, 2000), serves=True) == (8 * 16, "")
-    assert foot.room(Instance(0, None, 44), serves=True) == (4, "")
-    assert foot.room(Instance(0, None, 44), serves=False) == (36, "")
-    none, why = foot.room(Instance(1, 8.5, 64), serves=True)
+    assert foot.max_rows(Instance(1, 24, 64), serves=True) == (16, "")
+    assert foot.max_rows(Instance(8, 24, 2000), serves=True) == (8 * 16, "")
+    assert foot.max_rows(Instance(0, None, 44), serves=True) == (4, "")
+    assert foot.max_rows(Instance(0, None, 44), serves=False) == (36, "")
+    none, why = foot.max_rows(Instance(1, 8.5, 64), serves=True)
     assert none == 0 and "an accelerator has 8.5 GB" in why and "1 GB for a row" in why
-    none, why = foot.room(Instance(1, 24, 39), serves=True)
+    none, why = foot.max_rows(Instance(1, 24, 39), serves=True)
     assert none == 0 and "the machine has 39 GB" in why and "40 GB are needed" in why
     local = Footprint(10**9, states=2, local=True, row_bytes=None)
     assert local.worker_bytes == 16e9 and local.server_bytes == 24e9
-    assert local.room(Instance(), serves=True) == (math.inf, "")
+    assert local.max_rows(Instance(), serves=True) == (math.inf, "")
 
 
 def test_machines_that_do_not_hold_the_model_are_left_out_with_the_reason():

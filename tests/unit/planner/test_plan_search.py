@@ -48,7 +48,7 @@ def _pattern(rng: random.Random) -> Pattern:
 
 
 def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more) -> Request:
-    lost_share = more.pop("lost_share", 0.0)
+    lost_fraction = more.pop("lost_fraction", 0.0)
     rng = random.Random(seed)
     names = [f"r{i}" for i in range(regions)]
     sites = []
@@ -65,7 +65,7 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
                     lambda hours, price=price: price * hours,
                     speed,
                     rng.randint(1, cap),
-                    lost_share=lost_share if market == "spot" else 0.0,
+                    lost_fraction=lost_fraction if market == "spot" else 0.0,
                 )
             )
         fixed_s, lan_s = rng.choice([0.0, 0.02]), rng.choice([0.0, 0.01])
@@ -170,7 +170,7 @@ def test_the_cheapest_machines_with_few_that_may_be_preempted(seed, lan):
         Offer(
             f"t{i}", market, rng.uniform(0.5, 1) * (0.4 if market == "spot" else 1.0) * speed,
             speed, rng.randint(0, 3), 0.07 if lan else 0.0,
-            lost_share=0.01 if market == "spot" else 0.0,
+            lost_fraction=0.01 if market == "spot" else 0.0,
         )
         for i, speed in enumerate([4.0, 9.0])
         for market in ("on_demand", "spot")
@@ -204,11 +204,11 @@ def _unlike_machines(rng: random.Random) -> RegionFleet:
     for i in range(rng.randint(2, 3)):
         speed, cap = rng.uniform(1, 40), rng.randint(1, 3)
         lan_s = rng.choice([0, 0.001, 0.02, 0.2, 1.0]) * rng.uniform(0.5, 1.5)
-        room = rng.choice([2**40, 5, 12])
+        max_rows = rng.choice([2**40, 5, 12])
         for market in rng.choice([["on_demand"], ["spot"], ["on_demand", "spot"]]):
-            lost_share = 0.01 if market == "spot" else 0.0
+            lost_fraction = 0.01 if market == "spot" else 0.0
             price = rng.uniform(0.1, 2)
-            offers.append(Offer(f"t{i}", market, price, speed, cap, lan_s, room, lost_share))
+            offers.append(Offer(f"t{i}", market, price, speed, cap, lan_s, max_rows, lost_fraction))
     rows, fixed_s = rng.randint(2, 30), rng.choice([0.0, 0.1])
     return RegionFleet("r", offers, rows, fixed_s, one_is_free=rng.random() < 0.5)
 
@@ -259,7 +259,7 @@ def test_the_gap_is_true_where_types_have_their_own_networks(objective, most_cov
     monkeypatch.setattr("geo_ray.planner.fleet._MOST_COVERS", most_covers)
     for seed in range(6):
         request = scenario(
-            seed, regions=2, offers=2, cap=2, lost_share=0.02 * (seed % 2), objective=objective
+            seed, regions=2, offers=2, cap=2, lost_fraction=0.02 * (seed % 2), objective=objective
         )
         rng = random.Random(seed)
         sites = [
@@ -360,7 +360,7 @@ def _fields(request: Request) -> dict:
 
 
 def _shares(request: Request) -> list[float]:
-    return [request.work.share(site.name) for site in request.sites]
+    return [request.work.region_rows(site.name) for site in request.sites]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -369,9 +369,9 @@ def test_the_tree_and_highs_agree(seed):
     speed_I = rng.uniform(1, 20, 8)
     price_I = speed_I * rng.uniform(0.03, 0.06, 8)
     cap_I = rng.integers(1, 6, 8).astype(float)
-    lan_I, room_I = np.full(8, [0.0, 0.02][seed % 2]), rng.integers(5, 40, 8)
-    for room_s in (0.8, 1.5, 3.0, 1e-3):
-        cover = Cover(price_I, speed_I, cap_I, 40, room_s, lan_I, room_I, 40)
+    lan_I, max_rows_I = np.full(8, [0.0, 0.02][seed % 2]), rng.integers(5, 40, 8)
+    for limit_s in (0.8, 1.5, 3.0, 1e-3):
+        cover = Cover(price_I, speed_I, cap_I, 40, limit_s, lan_I, max_rows_I, 40)
         ours, theirs_I = cheapest_cover(cover), by_highs(cover)
         assert (ours.counts_I is None) == (theirs_I is None)
         if theirs_I is not None:
@@ -385,9 +385,9 @@ def by_highs(cover: Cover) -> np.ndarray | None:
     best_I, least, lan_s = None, np.inf, float(cover.lan_I[0])  # the same for all
     numbers = range(1, int(min(cover.most, cover.cap_I.sum())) + 1) if lan_s else [None]
     for number in numbers:
-        room_s = cover.room_s - lan_s * (number or 0)
-        each_I = np.floor(np.maximum(room_s, 0.0) * cover.speed_I * (1 + CLOSE))
-        each_I = np.minimum(each_I, cover.room_I)
+        left_s = cover.limit_s - lan_s * (number or 0)
+        each_I = np.floor(np.maximum(left_s, 0.0) * cover.speed_I * (1 + CLOSE))
+        each_I = np.minimum(each_I, cover.max_rows_I)
         ones = np.ones(len(each_I))
         answer = milp(
             cover.price_I,
@@ -463,9 +463,9 @@ def test_the_front_is_every_plan_that_none_beats(seed):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("objective", ["cost", "time"])
 def test_preemptions_make_all_wait_and_no_plan_is_better(seed, objective):
-    lost_share = (0.03, 0.1, 0.0004)[seed % 3]
+    lost_fraction = (0.03, 0.1, 0.0004)[seed % 3]
     request = scenario(
-        seed, regions=2, offers=2, cap=3, lost_share=lost_share, objective=objective,
+        seed, regions=2, offers=2, cap=3, lost_fraction=lost_fraction, objective=objective,
         work=JobWork(1000, 60, {"r0": 1.0, "r1": 2.0}, 2_000_000, startup_s=20),
     )  # fmt: skip
     all_of_them = every(request)
@@ -476,7 +476,7 @@ def test_preemptions_make_all_wait_and_no_plan_is_better(seed, objective):
             for rental, n in zip(site.rentals, pick.counts, strict=True)
             if rental.market == "spot"
         )
-        trained_s = 1000 * found.pace_s / (1 - lost_share * spot)
+        trained_s = 1000 * found.pace_s / (1 - lost_fraction * spot)
         assert found.seconds == pytest.approx(20 + trained_s + found.option.last_s)
     middle = sorted(found.seconds for found in all_of_them)[len(all_of_them) // 4]
     fastest = min(all_of_them, key=lambda f: (f.seconds, f.usd))
@@ -500,7 +500,7 @@ def test_preemptions_make_all_wait_and_no_plan_is_better(seed, objective):
 
 @pytest.mark.parametrize("objective", ["cost", "time"])
 def test_many_that_may_be_preempted_are_looked_at_in_groups_and_the_gap_is_true(objective):
-    request = scenario(5, regions=3, offers=6, cap=200, lost_share=0.002, objective=objective)
+    request = scenario(5, regions=3, offers=6, cap=200, lost_fraction=0.002, objective=objective)
     request = dataclasses.replace(
         request, work=dataclasses.replace(request.work, rows_per_step=900)
     )
@@ -531,7 +531,7 @@ def test_who_waits_for_nobody_is_held_up_by_its_own_machines_alone():
         work=dataclasses.replace(request.work, pattern=apart),
         sites=[
             dataclasses.replace(
-                site, rentals=[dataclasses.replace(r, lost_share=0.03) for r in site.rentals]
+                site, rentals=[dataclasses.replace(r, lost_fraction=0.03) for r in site.rentals]
             )
             for site in request.sites
         ],

@@ -274,7 +274,7 @@ def test_a_region_is_lost_and_comes_back(run: RunDirectory) -> None:
         begin(log)
         write_steps(log, first=1, last=2)
         log.write("region_lost", 3.0, region="us", cause="its bridge is gone")
-        log.write("averager_moved", 3.0, region="eu", epoch=2)
+        log.write("averager_moved", 3.0, region="eu", term=2)
         eu, us = reader.read().regions
         assert (eu.state, eu.lost_cause) == ("computing", None)
         assert (us.state, us.lost_cause, us.samples_per_s) == ("lost", "its bridge is gone", 0.0)
@@ -427,7 +427,7 @@ def test_who_stops_a_run_that_nobody_drives_is_told(run: RunDirectory) -> None:
     answer = CliRunner().invoke(stop_command, [str(run.path)])
     assert (answer.exit_code, answer.output) == (
         0,
-        f"nobody drives {run.path} (cut off): there is nothing to stop\n",
+        f"{run.path} is not active (cut off): nothing to stop\n",
     )
 
 

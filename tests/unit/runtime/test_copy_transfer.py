@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from geo_ray.base.errors import CheckpointCorruptError, LinkDownError
-from geo_ray.runtime.state_transfer import PIECE_BYTES, CarriedParts, CopyTransfer
+from geo_ray.runtime.state_transfer import PIECE_BYTES, CopyTransfer, StreamedParts
 from geo_ray.storage.checkpoint import verify_part
 from geo_ray.storage.folders import TempFileFolder
 from geo_ray.storage.manifest import PartInfo
@@ -39,11 +39,11 @@ def _take(carrier: CopyTransfer, peer: str, message: Message) -> None:
     carrier.routes()[message.kind](peer, message)
 
 
-def parts_from(newcomer: CopyTransfer, pool: ThreadPoolExecutor, ahead: int) -> CarriedParts:
+def parts_from(newcomer: CopyTransfer, pool: ThreadPoolExecutor, ahead: int) -> StreamedParts:
     def fetch(file: str, offset: int, num_bytes: int) -> Callable[[], bytes]:
         return pool.submit(newcomer.fetch, "eu", file, offset, num_bytes).result
 
-    return CarriedParts("eu", fetch, ahead)
+    return StreamedParts("eu", fetch, ahead)
 
 
 @pytest.mark.parametrize("ahead", [1, 4])

@@ -16,7 +16,7 @@ from geo_ray.ray_cluster.connect import RAY_MESSAGES, _note_message, keep_logs
 DUMP = "Raylet is terminated. Last 20 lines of the Raylet logs:\n    state\n    more state\n"
 
 
-class Told:
+class BridgeAnswer:
     """A subscriber to Ray's channel of errors on which there is one message."""
 
     def __init__(self, stopped: threading.Event) -> None:
@@ -34,7 +34,7 @@ class Driver:
     """As much of Ray's worker as its listener asks for."""
 
     def __init__(self, stopped: threading.Event) -> None:
-        self.gcs_error_subscriber = Told(stopped)
+        self.gcs_error_subscriber = BridgeAnswer(stopped)
         self.current_job_id = worker.JobID.nil()
 
 

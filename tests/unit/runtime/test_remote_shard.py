@@ -17,7 +17,7 @@ from geo_ray.training.optimizers import Sgd
 from geo_ray.training.shard import Contribution, RegionModel, Shard
 from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 
-LEAD = SimpleNamespace(hello={"role": "lead"}, shared=None)
+LEAD = SimpleNamespace(hello={"role": "primary"}, shared=None)
 BOTH = [Contribution(0, 24), Contribution(1, 8)]
 
 

@@ -40,9 +40,9 @@ def test_the_next_change_waits_its_time() -> None:
     st.integers(100, 900),
 )
 def test_whoever_comes_and_goes_it_is_bounded(
-    changes: list[tuple[tuple[str, ...], int]], settle_s: int, apart_s: int
+    changes: list[tuple[tuple[str, ...], int]], settle_s: int, min_interval_s: int
 ) -> None:
-    policy, now_s, planned = ReplanPolicy(settle_s, apart_s), 0, []
+    policy, now_s, planned = ReplanPolicy(settle_s, min_interval_s), 0, []
     lasted: dict[tuple[str, ...], int] = {}
     for members, for_s in changes:
         for _ in range(for_s):
@@ -50,7 +50,7 @@ def test_whoever_comes_and_goes_it_is_bounded(
                 planned.append(now_s)
             now_s += 1
         lasted[members] = max(lasted.get(members, 0), for_s)
-    assert len(planned) <= now_s / apart_s + 1
-    assert all(b - a >= apart_s for a, b in pairwise(planned))
+    assert len(planned) <= now_s / min_interval_s + 1
+    assert all(b - a >= min_interval_s for a, b in pairwise(planned))
     if not any(for_s > settle_s for for_s in lasted.values()) and len(lasted) == len(changes):
         assert not planned

@@ -73,7 +73,7 @@ class Driver:
             await_ready=lambda timeout_s, tell: self.start_fails(),
             wire=lambda origin_unix_s, timeout_s, tell: None,
             close=lambda: None,
-            desk=None,
+            upload_server=None,
         )
         lease = SimpleNamespace(from_unknown=False, check=lambda: None)
         saver = SimpleNamespace(close=lambda: None)

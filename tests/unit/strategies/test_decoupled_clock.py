@@ -11,7 +11,7 @@ RULE = Decoupled(fragments=2, quorum=1, grace_s=1.0)
 CUTS = ((0, 2), (2, 4), (0, 4))
 
 
-def _hub() -> AveragerState:
+def _center() -> AveragerState:
     return AveragerState(("a", "b", "c"), fragments=CUTS)
 
 
@@ -27,7 +27,7 @@ def _wake(averager: AveragerState, now_s: float) -> list[str]:
 
 
 def test_only_the_fragment_whose_grace_is_over_is_taken() -> None:
-    averager = _hub()
+    averager = _center()
     assert _say(averager, "a", 0, 0.0) == [] and averager.wake_s == 1.0
     assert _say(averager, "b", 1, 0.5) == [] and averager.wake_s == 1.0
     assert _wake(averager, 1.0) == ["a"]
@@ -37,7 +37,7 @@ def test_only_the_fragment_whose_grace_is_over_is_taken() -> None:
 
 def test_a_fragment_below_its_quorum_is_not_taken_with_another() -> None:
     rule = RULE.model_copy(update={"quorum": 2})
-    averager = _hub()
+    averager = _center()
     updates = [
         Update(name, torch.ones(2), 8, fragment=fragment, steps=1)
         for name, fragment in (("a", 0), ("b", 0), ("c", 1))
@@ -51,7 +51,7 @@ def test_a_fragment_below_its_quorum_is_not_taken_with_another() -> None:
 
 
 def test_whoever_must_be_let_go_is_let_go_before_the_time() -> None:
-    averager = _hub()
+    averager = _center()
     _say(averager, "a", 0, 0.0)
     _say(averager, "b", 1, 0.1)
     assert {reply.to for reply in RULE.on_release(averager)} == {"a", "b"}

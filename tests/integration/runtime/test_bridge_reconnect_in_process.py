@@ -53,7 +53,9 @@ def run_cut(config: Experiment, cutter: Cutter, directory: Path) -> list[str]:
         digests = world.run()
         world.check_books()
         assert [site.bridge for site in world.sites.values()] == bridges  # none was replaced
-        assert all(site.lead.status().get("bridge_away_s") is None for site in world.sites.values())
+        assert all(
+            site.primary.status().get("bridge_away_s") is None for site in world.sites.values()
+        )
         ends = [torch.cat([s.params_S for s in site.shards]) for site in world.sites.values()]
         for end in ends[1:]:
             torch.testing.assert_close(ends[0], end, rtol=1e-4, atol=1e-5)

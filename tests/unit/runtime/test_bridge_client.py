@@ -12,7 +12,7 @@ import torch
 
 from geo_ray.base.errors import FrameError, InvariantError
 from geo_ray.codecs.base import Coded
-from geo_ray.runtime.bridge import AskedOnce, PlacedReplies, Uplink
+from geo_ray.runtime.bridge import AskedOnce, BridgeClient, PlacedReplies
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import LanClient, LanConnection, LanServer
@@ -60,87 +60,91 @@ def averager() -> FakeAverager:
 
 
 @pytest.fixture
-def uplink(averager: FakeAverager, request: pytest.FixtureRequest) -> Iterator[Uplink]:
+def bridge(averager: FakeAverager, request: pytest.FixtureRequest) -> Iterator[BridgeClient]:
     shared_bytes = getattr(request, "param", 4 * SIZE)
     with (
         LanServer("127.0.0.1", KEY, averager.handle) as server,
-        LanClient(server.address, KEY, {"peer": "eu/lead"}, shared_bytes=shared_bytes) as client,
+        LanClient(server.address, KEY, {"peer": "eu/primary"}, shared_bytes=shared_bytes) as client,
     ):
-        yield Uplink(client)
+        yield BridgeClient(client)
 
 
 def update(size: int = SIZE, **fields: Any) -> UpdateMessage:
     return UpdateMessage("eu", 1, 3, 0, 8, torch.arange(size, dtype=torch.float32), **fields)
 
 
-def test_neither_payload_crosses_the_socket(uplink: Uplink, averager: FakeAverager) -> None:
+def test_neither_payload_crosses_the_socket(bridge: BridgeClient, averager: FakeAverager) -> None:
     asked = update()
-    placed = uplink.place(asked)
-    assert uplink.lies_there(placed.payload_P) and not uplink.lies_there(asked.payload_P)
-    told = uplink.ask(placed, WAIT_S)
-    assert told.waits and not told.reply.payload_P.numel()
+    placed = bridge.place(asked)
+    assert bridge.lies_there(placed.payload_P) and not bridge.lies_there(asked.payload_P)
+    answer = bridge.ask(placed, WAIT_S)
+    assert answer.waits and not answer.reply.payload_P.numel()
     assert torch.equal(placed.payload_P, asked.payload_P)  # until it is fetched
-    reply = uplink.fetch(told, WAIT_S, in_place=True)
+    reply = bridge.fetch(answer, WAIT_S, in_place=True)
     assert torch.equal(reply.payload_P, 2 * asked.payload_P)
     assert torch.equal(averager.seen_P, asked.payload_P)
     assert reply.payload_P.data_ptr() == placed.payload_P.data_ptr()
     assert averager.on_socket == []
 
 
-@pytest.mark.parametrize("uplink", [0, 4 * SIZE], indirect=True)
-def test_what_models_carry_crosses_the_socket(uplink: Uplink, averager: FakeAverager) -> None:
+@pytest.mark.parametrize("bridge", [0, 4 * SIZE], indirect=True)
+def test_what_models_carry_crosses_the_socket(bridge: BridgeClient, averager: FakeAverager) -> None:
     buffers_E = torch.arange(24, dtype=torch.uint8)
-    placed = uplink.place(update(buffers_E=buffers_E))
-    told = uplink.ask(placed, WAIT_S)
-    reply = uplink.fetch(told, WAIT_S, in_place=True)
+    placed = bridge.place(update(buffers_E=buffers_E))
+    answer = bridge.ask(placed, WAIT_S)
+    reply = bridge.fetch(answer, WAIT_S, in_place=True)
     assert torch.equal(averager.seen_P, update().payload_P)
     assert torch.equal(reply.payload_P, 2 * update().payload_P)
     assert torch.equal(reply.buffers_E, buffers_E) and reply.buffers_weight == 0.25
-    assert averager.on_socket == ([24, 24] if told.waits else [4 * SIZE + 24] * 2)
+    assert averager.on_socket == ([24, 24] if answer.waits else [4 * SIZE + 24] * 2)
 
 
-def test_an_answer_may_leave_the_update_where_it_is(uplink: Uplink, averager: FakeAverager) -> None:
-    placed = uplink.place(update())
-    reply = uplink.fetch(uplink.ask(placed, WAIT_S), WAIT_S, in_place=False)
+def test_an_answer_may_leave_the_update_where_it_is(
+    bridge: BridgeClient, averager: FakeAverager
+) -> None:
+    placed = bridge.place(update())
+    reply = bridge.fetch(bridge.ask(placed, WAIT_S), WAIT_S, in_place=False)
     assert torch.equal(placed.payload_P, update().payload_P)
     assert torch.equal(reply.payload_P, 2 * update().payload_P)
     assert averager.on_socket == [4 * SIZE]
 
 
-@pytest.mark.parametrize("uplink", [0, 4 * SIZE - 4], indirect=True)
-def test_without_room_payloads_go_with_the_request(uplink: Uplink, averager: FakeAverager) -> None:
-    placed = uplink.place(update())
-    told = uplink.ask(placed, WAIT_S)
-    assert not told.waits
-    reply = uplink.fetch(told, WAIT_S, in_place=True)
+@pytest.mark.parametrize("bridge", [0, 4 * SIZE - 4], indirect=True)
+def test_without_room_payloads_go_with_the_request(
+    bridge: BridgeClient, averager: FakeAverager
+) -> None:
+    placed = bridge.place(update())
+    answer = bridge.ask(placed, WAIT_S)
+    assert not answer.waits
+    reply = bridge.fetch(answer, WAIT_S, in_place=True)
     assert torch.equal(reply.payload_P, 2 * update().payload_P)
     assert averager.on_socket == [4 * SIZE, 4 * SIZE]
 
 
-def test_what_is_coded_goes_with_the_request(uplink: Uplink, averager: FakeAverager) -> None:
+def test_what_is_coded_goes_with_the_request(bridge: BridgeClient, averager: FakeAverager) -> None:
     averager.coded = Coded("int8", 16, torch.arange(16, dtype=torch.uint8))
-    told = uplink.ask(uplink.place(update()), WAIT_S)
-    assert not told.waits and told.reply.coded is not None
+    answer = bridge.ask(bridge.place(update()), WAIT_S)
+    assert not answer.waits and answer.reply.coded is not None
     assert averager.on_socket == [16]
     coded = update(0, coded=averager.coded)
-    assert uplink.place(coded) is coded
+    assert bridge.place(coded) is coded
 
 
-def test_payloads_of_other_sizes_follow_each_other(uplink: Uplink) -> None:
+def test_payloads_of_other_sizes_follow_each_other(bridge: BridgeClient) -> None:
     for size in (SIZE, 10, 700):
-        placed = uplink.place(update(size))
-        reply = uplink.fetch(uplink.ask(placed, WAIT_S), WAIT_S, in_place=True)
+        placed = bridge.place(update(size))
+        reply = bridge.fetch(bridge.ask(placed, WAIT_S), WAIT_S, in_place=True)
         assert torch.equal(reply.payload_P, 2 * update(size).payload_P)
 
 
-def test_nothing_is_fetched_that_does_not_wait(uplink: Uplink) -> None:
+def test_nothing_is_fetched_that_does_not_wait(bridge: BridgeClient) -> None:
     with pytest.raises(FrameError, match="no answer waits"):
-        uplink.request({"op": "fetch", "in_place": True}, WAIT_S)
+        bridge.request({"op": "fetch", "in_place": True}, WAIT_S)
 
 
-def test_an_update_cannot_lie_beyond_the_memory(uplink: Uplink) -> None:
+def test_an_update_cannot_lie_beyond_the_memory(bridge: BridgeClient) -> None:
     with pytest.raises((FrameError, InvariantError), match="does not lie in shared memory"):
-        uplink.request({"op": "update", "placed": 4 * SIZE + 4}, WAIT_S)
+        bridge.request({"op": "update", "placed": 4 * SIZE + 4}, WAIT_S)
 
 
 def test_an_answer_of_another_host_s_configuration_still_comes() -> None:
@@ -148,9 +152,9 @@ def test_an_answer_of_another_host_s_configuration_still_comes() -> None:
     config = LanConfig(shared_memory=False)
     with (
         LanServer("127.0.0.1", KEY, averager.handle, config=config) as server,
-        LanClient(server.address, KEY, {"peer": "eu/lead"}, shared_bytes=4 * SIZE) as client,
+        LanClient(server.address, KEY, {"peer": "eu/primary"}, shared_bytes=4 * SIZE) as client,
     ):
-        up = Uplink(client)
+        up = BridgeClient(client)
         reply = up.fetch(up.ask(up.place(update()), WAIT_S), WAIT_S, in_place=True)
         assert np.array_equal(reply.payload_P, 2 * update().payload_P)
 
@@ -163,9 +167,9 @@ def test_an_update_that_is_said_again_is_on_its_way_once() -> None:
         assert going.wait(WAIT_S)
         return ReplyMessage("eu", given.seq, 1, 8, torch.zeros(1))
 
-    told: list[ReplyMessage] = []
+    answer: list[ReplyMessage] = []
     threads = [
-        threading.Thread(target=lambda: told.append(asked.ask(update(), exchange)))
+        threading.Thread(target=lambda: answer.append(asked.ask(update(), exchange)))
         for _ in range(3)
     ]
     for thread in threads:
@@ -173,8 +177,8 @@ def test_an_update_that_is_said_again_is_on_its_way_once() -> None:
     going.set()
     for thread in threads:
         thread.join(WAIT_S)
-    told.append(asked.ask(update(), exchange))  # its answer may have been lost
-    assert seen == [3] and len(told) == 4 and all(each is told[0] for each in told)
+    answer.append(asked.ask(update(), exchange))  # its answer may have been lost
+    assert seen == [3] and len(answer) == 4 and all(each is answer[0] for each in answer)
 
 
 def test_an_update_that_was_refused_is_asked_again() -> None:

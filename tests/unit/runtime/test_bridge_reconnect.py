@@ -11,7 +11,7 @@ import pytest
 
 from geo_ray.base.errors import LinkDownError
 from geo_ray.runtime import bridge
-from geo_ray.runtime.bridge import BridgeLine
+from geo_ray.runtime.bridge import ReconnectingBridgeClient
 from geo_ray.transport.lan import LanClient, LanServer
 
 KEY = b"k" * 32
@@ -28,7 +28,7 @@ def dial() -> Iterator[Callable[[], LanClient]]:
             server = LanServer("127.0.0.1", KEY, lambda conn, meta, payload: ({}, None))
             servers.append(server)
             stack.callback(server.close)
-            hello = {"peer": "eu/lead", "role": "lead"}
+            hello = {"peer": "eu/primary", "role": "primary"}
             return stack.enter_context(
                 LanClient(server.address, KEY, hello, shared_bytes=SIZE_BYTES)
             )
@@ -40,31 +40,31 @@ def test_memory_of_an_earlier_bridge_is_freed_though_nobody_had_asked_it(
     dial: Callable[[], LanClient],
 ) -> None:
     first, second = dial(), dial()
-    line = BridgeLine("eu", first)
-    room_P = line.uplink.room(SIZE_BYTES // 4)
+    line = ReconnectingBridgeClient("eu", first)
+    room_P = line.client.room(SIZE_BYTES // 4)
     assert room_P is not None
     room_P.fill_(3.0)
     line.use(second)
-    assert not first.is_closed and line.uplink.room(1) is not None
+    assert not first.is_closed and line.client.room(1) is not None
     line.drop_old()
     assert first.is_closed and first.shared is None
     assert room_P.sum() == 3.0 * SIZE_BYTES / 4, "who has it still may read it"
     line.drop_old()
-    assert not second.is_closed and line.await_next() is line.uplink
+    assert not second.is_closed and line.await_next() is line.client
 
 
 def test_the_next_bridge_is_awaited(dial: Callable[[], LanClient]) -> None:
     first, second = dial(), dial()
-    line = BridgeLine("eu", first)
+    line = ReconnectingBridgeClient("eu", first)
     servers[0].close()
     first.close()
     threading.Timer(0.05, line.use, (second,)).start()
-    assert line.await_next() is line.uplink and not line.uplink.is_lost
+    assert line.await_next() is line.client and not line.client.is_lost
 
 
 def test_who_waits_is_told_of_the_end(dial: Callable[[], LanClient]) -> None:
     first = dial()
-    line = BridgeLine("eu", first)
+    line = ReconnectingBridgeClient("eu", first)
     servers[0].close()
     first.close()
     threading.Timer(0.05, line.end, (LinkDownError("closing"),)).start()
@@ -74,13 +74,13 @@ def test_who_waits_is_told_of_the_end(dial: Callable[[], LanClient]) -> None:
 
 def test_a_bridge_that_lives_is_dialled_again(dial: Callable[[], LanClient]) -> None:
     first = dial()
-    line = BridgeLine("eu", first)
-    room_P = line.uplink.room(10)
+    line = ReconnectingBridgeClient("eu", first)
+    room_P = line.client.room(10)
     assert room_P is not None
     room_P.fill_(3.0)
     first.close()
     again = line.await_next()
-    assert again is line.uplink and not again.is_lost and line.away_s is None
+    assert again is line.client and not again.is_lost and line.away_s is None
     assert again.request({"op": "x"}, 5.0) == ({}, None)
     assert again.room(10) is not None and not again.lies_there(room_P)
     line.drop_old()
@@ -91,7 +91,7 @@ def test_a_bridge_that_lives_is_dialled_again(dial: Callable[[], LanClient]) -> 
 
 def test_it_tells_for_how_long_the_bridge_is_out_of_reach(dial: Callable[[], LanClient]) -> None:
     first, second = dial(), dial()
-    line = BridgeLine("eu", first)
+    line = ReconnectingBridgeClient("eu", first)
     servers[0].close()
     first.close()
     assert line.away_s is None, "nobody has tried"
@@ -112,10 +112,10 @@ def test_a_connection_that_breaks_again_and_again_was_never_mended(
     dial: Callable[[], LanClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bridge, "_DIAL_S", 0.05)
-    line = BridgeLine("eu", dial())
+    line = ReconnectingBridgeClient("eu", dial())
     seen = []
     for _ in range(3):
-        line.uplink.close()
+        line.client.close()
         seen.append(line.away_s)
         line.await_next()
     told = [each for each in seen if each is not None]

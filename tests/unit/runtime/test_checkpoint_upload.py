@@ -21,15 +21,15 @@ from geo_ray.base.errors import (
 )
 from geo_ray.runtime import checkpoint_upload
 from geo_ray.runtime.checkpoint_upload import (
-    DESK_LAN,
     MODEL,
     PIECE_BYTES,
     SIGHT_FILE,
-    CarriedFolder,
-    CarriedPlaces,
-    DeskEntry,
-    DeskLine,
-    PartDesk,
+    UPLOAD_LAN,
+    CheckpointUploadServer,
+    UploadClient,
+    UploadFolder,
+    UploadPlaces,
+    UploadRegistration,
     write_run_marker,
 )
 from geo_ray.runtime.spec import Resume, RunSpec
@@ -58,7 +58,9 @@ class Site:
         self.run.mkdir()
         (tmp_path / "elsewhere").mkdir()
         self.store = CheckpointStore(self.run / "checkpoints")
-        self.desk = PartDesk(self.run / "checkpoints", self.run, "us", lambda: "127.0.0.1")
+        self.upload_server = CheckpointUploadServer(
+            self.run / "checkpoints", self.run, "us", lambda: "127.0.0.1"
+        )
         self.places = CheckpointPlaces(str(self.run / "checkpoints"))
         write_run_marker(self.run, "tiny-1234")
         self.spec = RunSpec(
@@ -73,14 +75,14 @@ class Site:
         self.carried = self.admitted(self.spec).places
 
     def admitted(self, spec: RunSpec) -> RunSpec:
-        entry = DeskEntry(spec, "eu")
-        public = entry.sight()
+        entry = UploadRegistration(spec, "eu")
+        public = entry.upload_key()
         assert public is not None
-        return entry.spec(self.desk.grant(public))
+        return entry.spec(self.upload_server.grant(public))
 
     @property
-    def line(self) -> DeskLine:
-        assert isinstance(self.carried, CarriedPlaces)
+    def line(self) -> UploadClient:
+        assert isinstance(self.carried, UploadPlaces)
         return self.carried.line
 
     def manifest(self, *parts: PartInfo) -> CheckpointManifest:
@@ -97,7 +99,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     try:
         yield made
     finally:
-        made.desk.close()
+        made.upload_server.close()
 
 
 def test_a_part_counts_with_the_manifest_and_is_read_again_to_the_bit(site: Site) -> None:
@@ -124,14 +126,14 @@ def test_a_part_counts_with_the_manifest_and_is_read_again_to_the_bit(site: Site
 def test_every_byte_that_crosses_is_counted_once_told_and_summed(site: Site) -> None:
     site.store.begin(0)
     info = write_part(site.carried.folder(0), NAME, TENSORS, {})
-    assert site.desk.saved([info], "us") == {("eu", "us"): info.bytes}
-    assert site.desk.saved([info], "us") == {}
+    assert site.upload_server.saved([info], "us") == {("eu", "us"): info.bytes}
+    assert site.upload_server.saved([info], "us") == {}
     verify_part(site.carried.folder(0), info)
-    assert site.desk.resumed([info], "us") == {("us", "eu"): info.bytes}
-    assert site.desk.crossed() == {("eu", "us"): info.bytes, ("us", "eu"): info.bytes}
-    site.desk.region = "eu"
+    assert site.upload_server.resumed([info], "us") == {("us", "eu"): info.bytes}
+    assert site.upload_server.crossed() == {("eu", "us"): info.bytes, ("us", "eu"): info.bytes}
+    site.upload_server.region = "eu"
     verify_part(site.carried.folder(0), info)
-    assert site.desk.saved([], "us") == {}
+    assert site.upload_server.saved([], "us") == {}
 
 
 def test_the_final_model_goes_into_the_run_s_directory(site: Site) -> None:
@@ -144,7 +146,7 @@ def test_the_final_model_goes_into_the_run_s_directory(site: Site) -> None:
 def test_a_connection_that_is_lost_costs_nothing_but_time(
     site: Site, monkeypatch: pytest.MonkeyPatch, lost: int, answers: bool
 ) -> None:
-    """At any request, before the desk has it or after: nothing is written twice."""
+    """At any request, before the server has it or after: nothing is written twice."""
     monkeypatch.setattr(checkpoint_upload, "_WAIT_S", 0.01)
     requests, request = 0, LanClient.request
 
@@ -153,11 +155,11 @@ def test_a_connection_that_is_lost_costs_nothing_but_time(
         requests += 1
         if requests - 1 == lost and not answers:
             self.close()
-        told = request(self, meta, payload, **more)
+        reply = request(self, meta, payload, **more)
         if requests - 1 == lost and answers:
             self.close()
             return request(self, meta, payload, **more)
-        return told
+        return reply
 
     monkeypatch.setattr(LanClient, "request", flaky)
     site.store.begin(0)
@@ -182,7 +184,7 @@ def test_a_part_that_ends_early_leaves_nothing(site: Site) -> None:
     assert site.left() == []
     with pytest.raises(ValueError, match="dies"):
         folder.write("us-ps0.safetensors", failing(), 3 * PIECE_BYTES)
-    site.desk.close()
+    site.upload_server.close()
     assert site.left() == []
 
 
@@ -238,13 +240,13 @@ def test_a_changed_byte_is_noticed(site: Site) -> None:
 def test_nothing_but_parts_is_given_or_taken(site: Site, file: str) -> None:
     site.store.begin(0)
     for folder in (0, MODEL):
-        carried = CarriedFolder(site.line, folder, "")
+        carried = UploadFolder(site.line, folder, "")
         with pytest.raises(GeoRayError, match=r"no name of a part|no model"):
             carried.write(file, [b"x"], 1)
         with pytest.raises(GeoRayError, match=r"no name of a part|no model"):
             carried.open(file, 1).readinto(bytearray(1))
     with pytest.raises(GeoRayError, match="no model"):
-        CarriedFolder(site.line, MODEL, "").write("weights.safetensors", [b"x"], 1)
+        UploadFolder(site.line, MODEL, "").write("weights.safetensors", [b"x"], 1)
 
 
 def test_links_are_not_followed(site: Site, tmp_path: Path) -> None:
@@ -266,7 +268,9 @@ def test_strange_requests_are_refused(site: Site, change: Meta) -> None:
     site.store.begin(0)
     about: Meta = {"op": "write", "folder": 0, "file": FILE, "upload": "u", "offset": 0, "whole": 1}
     with (
-        LanClient(site.line.address, site.line.key, {"peer": "eu/part"}, config=DESK_LAN) as client,
+        LanClient(
+            site.line.address, site.line.key, {"peer": "eu/part"}, config=UPLOAD_LAN
+        ) as client,
         pytest.raises((FrameError, RunDirectoryError)),
     ):
         client.request(about | change, b"x")
@@ -275,35 +279,35 @@ def test_strange_requests_are_refused(site: Site, change: Meta) -> None:
 def test_a_stranger_is_not_let_in(site: Site) -> None:
     with pytest.raises(TransportError):
         LanClient(site.line.address, b"k" * 32, {"peer": "eu"}, connect_timeout_s=1.0)
-    other = DeskEntry(site.spec, "eu").sight()
+    other = UploadRegistration(site.spec, "eu").upload_key()
     assert other is not None
     with pytest.raises(TransportError, match="not meant for this process"):
-        DeskEntry(site.spec, "eu").spec(site.desk.grant(other))
+        UploadRegistration(site.spec, "eu").spec(site.upload_server.grant(other))
 
 
-def test_who_sees_the_directory_needs_no_desk(site: Site) -> None:
-    def sight(**changes: Any) -> bytes | None:
-        return DeskEntry(replace(site.spec, **changes), "eu").sight()
+def test_a_process_with_the_directory_needs_no_upload_server(site: Site) -> None:
+    def upload_key(**changes: Any) -> bytes | None:
+        return UploadRegistration(replace(site.spec, **changes), "eu").upload_key()
 
-    assert sight(run_dir=str(site.run)) is None
-    assert sight(run_dir=str(site.run), run_id="another") is not None  # of the same name
-    assert sight(places=CheckpointPlaces("s3://bucket/p")) is None
+    assert upload_key(run_dir=str(site.run)) is None
+    assert upload_key(run_dir=str(site.run), run_id="another") is not None  # of the same name
+    assert upload_key(places=CheckpointPlaces("s3://bucket/p")) is None
     (site.run / SIGHT_FILE).write_bytes(b"\xff")
-    assert sight(run_dir=str(site.run)) is not None
+    assert upload_key(run_dir=str(site.run)) is not None
 
 
-class Told:
+class Reply:
     def __init__(self, answer: Callable[[], Any]) -> None:
         self.remote = answer
 
 
 class Server:
-    """An actor, as far as the desk asks it."""
+    """An actor, as far as the upload_server asks it."""
 
-    def __init__(self, entry: DeskEntry) -> None:
-        self.sight = Told(entry.sight)
+    def __init__(self, entry: UploadRegistration) -> None:
+        self.upload_key = Reply(entry.upload_key)
         self.spec: RunSpec | None = None
-        self.use_desk = self
+        self.use_upload_server = self
         self._entry = entry
 
     def remote(self, grant: Any) -> None:
@@ -312,17 +316,19 @@ class Server:
 
 def test_only_the_blind_are_admitted_and_nothing_listens_without_them(tmp_path: Path) -> None:
     made = Site(tmp_path)
-    desk = PartDesk(made.run / "checkpoints", made.run, "us", lambda: "127.0.0.1")
-    sees = Server(DeskEntry(replace(made.spec, run_dir=str(made.run)), "us"))
-    desk.admit({"us": sees}, dict)
-    assert desk._server is None and sees.spec is None
-    blind = Server(DeskEntry(made.spec, "eu"))
-    desk.admit({"us": sees, "eu": blind}, dict)
-    assert sees.spec is None and blind.spec is not None and blind.spec.places.is_remote
-    desk.close()
-    made.desk.close()
+    upload_server = CheckpointUploadServer(
+        made.run / "checkpoints", made.run, "us", lambda: "127.0.0.1"
+    )
+    sees = Server(UploadRegistration(replace(made.spec, run_dir=str(made.run)), "us"))
+    upload_server.admit({"us": sees}, dict)
+    assert upload_server._server is None and sees.spec is None
+    remote = Server(UploadRegistration(made.spec, "eu"))
+    upload_server.admit({"us": sees, "eu": remote}, dict)
+    assert sees.spec is None and remote.spec is not None and remote.spec.places.is_remote
+    upload_server.close()
+    made.upload_server.close()
 
 
-def test_the_desk_stays_where_it_is(site: Site) -> None:
+def test_the_upload_server_cannot_be_pickled(site: Site) -> None:
     with pytest.raises(TypeError):
-        pickle.dumps(site.desk)
+        pickle.dumps(site.upload_server)
