@@ -318,7 +318,7 @@ def _check_rest(context: click.Context) -> None:
 
 
 def _stands(plan: Plan) -> str:
-    usd_per_h = plan.stands_usd_per_h
+    usd_per_h = plan.fixed_usd_per_h
     return f", {usd_per_h:.2f} of servers and disks" if usd_per_h else ""
 
 

@@ -31,13 +31,13 @@ ImagePython = Annotated[str, Field(pattern=r"^[\w/.-]+$"), MessageWords("a path 
 
 
 class HeadBoot(StrictModel):
-    """Settings of the machine that runs Ray's head."""
+    """What the machine of Ray's head starts."""
 
     port: int = Field(6379, ge=1, le=65535, description="port of the head")
     dashboard_port: int = Field(
-        8265, ge=1, le=65535, description="port of the dashboard and the job server"
+        8265, ge=1, le=65535, description="port of dashboard and job server"
     )
-    state: _Folder = Field(description="address of the cluster's state directory")
+    state: _Folder = Field(description="address of the cluster's folder")
     keys_secret: _SecretName | None = Field(
         None,
         description="name of the secret with a credentials file for `state`; null: the machine's "
@@ -49,7 +49,7 @@ class NodeJoin(StrictModel):
     """How a machine's Ray node joins its cluster, or starts as the head."""
 
     address: _HostPort | None = Field(None, description="host:port of the head")
-    head: HeadBoot | None = Field(None, description="settings of machines with the role head")
+    head: HeadBoot | None = Field(None, description="only for machines with the role head")
     token_secret: _SecretName = Field(
         description="name of the secret that holds the cluster's token"
     )
@@ -59,8 +59,11 @@ class NodeJoin(StrictModel):
     tls_key_secret: _SecretName | None = Field(
         None, description="name of the secret with the TLS key"
     )
+    tls_key_secret: _SecretName | None = Field(
+        None, description="name of the secret with the certificate's key"
+    )
     tls_ca_secret: _SecretName | None = Field(
-        None, description="name of the secret with the CA certificate"
+        None, description="name of the secret with the CA's certificate"
     )
     secrets_region: str | None = Field(
         None, description="region of the secrets; null: the region of each machine"
@@ -80,20 +83,18 @@ class AwsPlaceConfig(StrictModel):
         default_factory=dict, description="subnet by zone; empty: the region's default network"
     )
     security_group_ids: tuple[str, ...] = Field((), description="security groups of the machines")
-    instance_profile: str | None = Field(
-        None, description="instance profile of the nodes' role, which reads their secrets"
-    )
+    instance_profile: str | None = Field(None, description="instance profile of the nodes' role")
     head_profile: str | None = Field(
         None,
-        description="instance profile of the head's role, which may also rent machines and write "
-        "the cluster's state; null: as `instance_profile`",
+        description="instance profile of the head's role, which also rents machines and writes the "
+        "cluster's record; null: as `instance_profile`",
     )
     volume_gb: int = Field(100, ge=8, description="size of the encrypted root volume")
     root_device: Annotated[
         str, Field(pattern=r"^/dev/\w+$"), MessageWords("a device such as /dev/sda1")
-    ] = Field("/dev/sda1", description="device name of the image's root volume")
+    ] = Field("/dev/sda1", description="name of the root volume in the image")
     kms_key_id: str | None = Field(
-        None, description="KMS key of the volume; null: the account's default key"
+        None, description="key of the root volume; null: the account's default"
     )
 
 
@@ -101,17 +102,16 @@ class AwsProviderConfig(StrictModel):
     """An AWS account."""
 
     places: dict[str, AwsPlaceConfig] = Field(
-        min_length=1, description="regions by AWS name; only these are listed and used"
+        min_length=1, description="usable regions by AWS's name"
     )
     join: NodeJoin | None = Field(None, description="how a node joins; null: set by `geo-ray up`")
     endpoints: dict[str, str] = Field(
-        default_factory=dict, description="endpoints by service, in place of those of AWS"
+        default_factory=dict, description="addresses by service that replace AWS's"
     )
-    attempts: int = Field(5, ge=1, description="maximum attempts per request")
-    timeout_s: float = Field(20.0, gt=0, description="timeout of a request")
+    attempts: int = Field(5, ge=1, description="attempts of a request")
+    timeout_s: float = Field(20.0, gt=0, description="longest wait for an answer in seconds")
     secret_store: str = Field(
-        "aws-secretsmanager",
-        description="service that stores the secrets of `join`: aws-secretsmanager or aws-ssm",
+        "aws-secretsmanager", description="store of the secrets: aws-secretsmanager or aws-ssm"
     )
 
 
@@ -123,13 +123,13 @@ class TencentPlaceConfig(StrictModel):
     ] = Field(description="machine image with geo_ray installed")
     vpc_id: Annotated[
         str, Field(pattern=r"^vpc-\w+$"), MessageWords("the id of a network, vpc-...")
-    ] = Field(description="network")
+    ] = Field(description="network of the machines")
     subnets: dict[str, str] = Field(min_length=1, description="subnet by zone")
     security_group_ids: tuple[str, ...] = Field((), description="security groups of the machines")
-    role: str | None = Field(None, description="CAM role of the nodes, which reads their secrets")
+    role: str | None = Field(None, description="CAM role of the nodes")
     head_role: str | None = Field(
         None,
-        description="CAM role of the head, which may also rent machines and read the keys of "
+        description="CAM role of the head, which also rents machines and reads the keys of "
         "`provider.state`; null: as `role`",
     )
     disk_gb: int = Field(100, ge=20, description="size of the system disk")
@@ -139,16 +139,14 @@ class TencentProviderConfig(StrictModel):
     """A Tencent Cloud account."""
 
     places: dict[str, TencentPlaceConfig] = Field(
-        min_length=1, description="regions by Tencent name; only these are listed and used"
+        min_length=1, description="usable regions by Tencent's name"
     )
     join: NodeJoin | None = Field(None, description="how a node joins; null: set by `geo-ray up`")
-    endpoint: str | None = Field(None, description="endpoint in place of Tencent's")
-    attempts: int = Field(5, ge=1, description="maximum attempts per request")
-    timeout_s: float = Field(20.0, gt=0, description="timeout of a request")
-    currency: str = Field("CNY", description="currency in which the account is billed")
-    rates: tuple[ExchangeRate, ...] = Field(
-        (), description="exchange rates of that currency to US dollars"
-    )
+    endpoint: str | None = Field(None, description="address that replaces Tencent's")
+    attempts: int = Field(5, ge=1, description="attempts of a request")
+    timeout_s: float = Field(20.0, gt=0, description="longest wait for an answer in seconds")
+    currency: str = Field("CNY", description="currency of the account's bill")
+    rates: tuple[ExchangeRate, ...] = Field((), description="exchange rates to US dollars")
 
 
 Rent = Literal["plan", "demand"]
@@ -157,11 +155,11 @@ Rent = Literal["plan", "demand"]
 class HeadConfig(StrictModel):
     """The machine of Ray's head; of a run, only its run actor is placed there."""
 
-    region: str | None = Field(None, description="region of the head; null: the averager's region")
+    region: str | None = Field(None, description="region of the run; null: the averager's region")
     type: str | None = Field(
-        None, description="instance type; null: that of the region's server, or else of its workers"
+        None, description="instance type; null: that of the region's server, else of its workers"
     )
-    zone: str | None = Field(None, description="zone of the head; null: the cloud chooses")
+    zone: str | None = Field(None, description="zone of the cloud; null: the cloud chooses")
     life_h: float = Field(168.0, gt=0, description="hours after which the head terminates itself")
 
 
@@ -175,22 +173,24 @@ class LocalCloudConfig(StrictModel):
     start_delay_s: float = Field(
         0.0, ge=0, description="seconds from a launch to a running machine"
     )
+    other_cpus: int = Field(4, ge=1, description="logical CPUs of types that `cpus` does not name")
+    start_delay_s: float = Field(
+        0.0, ge=0, description="seconds from a launch to a running machine"
+    )
     usd_per_hour: float = Field(
-        0.1, gt=0, description="USD per hour of types without a price; play money"
+        0.1, gt=0, description="price of types that the price book does not have"
     )
     longest_life_s: float = Field(
-        43200.0, gt=0, description="maximum lifetime of a machine in seconds"
+        43200.0, gt=0, description="longest life of a machine in seconds; limits `autoscale.life_h`"
     )
 
 
 class TlsSecrets(StrictModel):
-    """Names of the secrets for Ray's TLS; you create them."""
+    """Names of your secrets for Ray's own TLS."""
 
-    certificate: str = Field(
-        description="certificate of all nodes; it must contain their addresses"
-    )
-    key: str = Field(description="its key")
-    ca: str = Field(description="CA certificate")
+    certificate: str = Field(description="certificate of all nodes, with their addresses")
+    key: str = Field(description="key of the certificate")
+    ca: str = Field(description="certificate of the CA")
 
 
 class ProviderConfig(StrictModel):
@@ -198,13 +198,13 @@ class ProviderConfig(StrictModel):
 
     state: PathText = Field(
         "clusters",
-        description="directory, or s3:// address, with one folder per cluster: its "
-        "specification, the autoscaler's journal and the lease",
+        description="directory or s3:// address with a folder per cluster: its record, the "
+        "autoscaler's journal, its lease. Contains keys: never commit it",
     )
     rent: Rent = Field(
         "plan",
-        description="plan: rent the machines of the plan as soon as the cluster is up; demand: "
-        "rent machines in all regions when something waits for a place",
+        description="plan: rent the planned machines at once; demand: rent when processes wait for "
+        "resources",
     )
     head: HeadConfig = HeadConfig()
     local: LocalCloudConfig = LocalCloudConfig()
@@ -212,12 +212,8 @@ class ProviderConfig(StrictModel):
     tencent: TencentProviderConfig | None = None
     state_keys_secret: str | None = Field(
         None,
-        description="name of the secret with a credentials file in AWS format for `state`, "
-        "required where the head's role cannot open buckets (Tencent); null: the role can",
-    )
-    tls: TlsSecrets | None = Field(None, description="TLS of Ray; null: none")
-    python: ImagePython = Field(
-        "/opt/geo_ray/bin/python", description="path of the Python interpreter in the image"
+        description="name of the secret with a credentials file in AWS's format for `state`; "
+        "needed where the head's role cannot open a bucket (Tencent); null: the role is used",
     )
 
     @model_validator(mode="after")

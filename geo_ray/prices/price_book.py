@@ -196,7 +196,7 @@ def _merged(records: Iterable[PriceRecord], rates: tuple[ExchangeRate, ...]) -> 
     return PriceBook(records=tuple(by_key[key] for key in order), rates=rates)
 
 
-def shipped_book() -> PriceBook:
+def bundled_book() -> PriceBook:
     """Return the dated snapshots that come with this release."""
     book = PriceBook()
     folder = resources.files("geo_ray.prices") / _SNAPSHOTS
@@ -270,7 +270,7 @@ def known_book(paths: Iterable[Path]) -> PriceBook:
     Raises:
         PriceBookError: a file cannot be read, or is not valid.
     """
-    book = shipped_book()
+    book = bundled_book()
     for path in paths:
         book = book.joined(load_book(path))
     return book
