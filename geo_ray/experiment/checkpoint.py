@@ -13,46 +13,42 @@ from geo_ray.storage.uri import is_s3, parse_s3
 
 
 class CheckpointConfig(StrictModel):
-    """When checkpoints are saved and how many are retained."""
+    """When to save and how much to keep."""
 
-    every_s: float | None = Field(
-        60.0, gt=0, description="seconds between checkpoints; null: no checkpoints"
-    )
+    every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
     keep: int = Field(
-        2,
-        ge=2,
-        description="number of retained checkpoints; at least 2, because the newest may be damaged",
+        2, ge=2, description="checkpoints to keep; the newest healthy one always stays"
     )
     part_timeout_s: float = Field(
-        600.0, gt=0, description="seconds without a new part after which a checkpoint is abandoned"
+        600.0, gt=0, description="seconds without a part after which a checkpoint is given up"
     )
     retry_s: float = Field(
         600.0,
         ge=0,
-        description="seconds for which the last checkpoint and the model are retried at the end of "
-        "a run if a store or disk rejects writes; during training, saves are retried without "
-        "limit. Also the time for which a worker retries a store that does not return its rows",
+        description="seconds for which the last checkpoint and the model are retried if a store or "
+        "disk fails at the end of a run; during training there is no limit. Also how long a "
+        "worker retries a store that does not return its rows",
     )
     restarts: int = Field(
         3,
         ge=0,
-        description="maximum automatic restarts from the newest checkpoint within "
-        "`train.restart_window_s`, after the loss of a process that cannot be replaced",
+        description="automatic restarts from the newest checkpoint within "
+        "`train.restart_window_s`, if something is lost that cannot be replaced during the run",
     )
     store: str | None = Field(
         None,
-        description="s3:// address for checkpoints, in a folder with the run's name; "
-        "null: the run's directory",
+        description="s3:// address under which checkpoints are stored, in a folder of the run's "
+        "name; null: the run's directory",
     )
     region_stores: dict[Name, str] = Field(
         default_factory=dict,
-        description="s3:// address by region for the parts of its servers; everything else is in "
+        description="s3:// address for the parts of a region's servers, by region; all else is in "
         "`store`",
     )
     store_region: Name | None = Field(
         None,
-        description="region of `store` or `run.dir`, for accounting; null: the averager's "
-        "region, or that of the run actor's node for a directory that some nodes do not see",
+        description="region of `store` or `run.dir`, for the bill; null: the averager's, or "
+        "that of the run actor's node for a directory that not all nodes see",
     )
 
     @model_validator(mode="after")
@@ -67,5 +63,5 @@ class CheckpointConfig(StrictModel):
             except StoreError as error:
                 raise ValueError(f"`{key}`: {error.message}") from None
         if self.region_stores and self.store is None:
-            raise ValueError("`region_stores` also requires `store`, for the manifests")
+            raise ValueError("`region_stores` wants `store`, too, for the manifests")
         return self

@@ -1,8 +1,8 @@
 """The ``provider`` section of a configuration: the cloud accounts a cluster rents machines from.
 
 `AwsProviderConfig` and `TencentProviderConfig` describe one account each: regions, machine
-images, networks and roles. `NodeJoin` and `HeadBoot` configure how a machine's Ray node joins its
-cluster or starts the head; they hold names of secrets, never secrets. Imports nothing of
+images, networks and roles. `NodeJoin` and `HeadBoot` say how a machine's Ray node joins its
+cluster or is its head; they name secrets and never hold one. Imports nothing of
 `geo_ray.cloud`.
 """
 
@@ -27,7 +27,7 @@ _HostPort = Annotated[
     str, Field(pattern=r"^[\w.:\[\]-]+:\d+$"), MessageWords("host:port, such as 10.0.0.5:6379")
 ]
 ImagePython = Annotated[str, Field(pattern=r"^[\w/.-]+$"), MessageWords("a path without blanks")]
-"""Path of the interpreter in an image."""
+"""Where an image has its interpreter."""
 
 
 class HeadBoot(StrictModel):
@@ -46,7 +46,7 @@ class HeadBoot(StrictModel):
 
 
 class NodeJoin(StrictModel):
-    """How a machine's Ray node joins its cluster, or starts as the head."""
+    """How a machine's Ray node joins its cluster, or is its head."""
 
     address: _HostPort | None = Field(None, description="host:port of the head")
     head: HeadBoot | None = Field(None, description="only for machines with the role head")
@@ -54,10 +54,7 @@ class NodeJoin(StrictModel):
         description="name of the secret that holds the cluster's token"
     )
     tls_certificate_secret: _SecretName | None = Field(
-        None, description="name of the secret with the TLS certificate"
-    )
-    tls_key_secret: _SecretName | None = Field(
-        None, description="name of the secret with the TLS key"
+        None, description="name of the secret with the certificate"
     )
     tls_key_secret: _SecretName | None = Field(
         None, description="name of the secret with the certificate's key"
@@ -66,21 +63,19 @@ class NodeJoin(StrictModel):
         None, description="name of the secret with the CA's certificate"
     )
     secrets_region: str | None = Field(
-        None, description="region of the secrets; null: the region of each machine"
+        None, description="region of the secrets; null: each machine's own"
     )
-    python: ImagePython = Field(
-        "/opt/geo_ray/bin/python", description="path of the Python interpreter in the image"
-    )
+    python: ImagePython = Field("/opt/geo_ray/bin/python", description="interpreter of the image")
 
 
 class AwsPlaceConfig(StrictModel):
-    """A region of AWS in which machines may be launched."""
+    """A region where machines may be launched."""
 
     image_id: Annotated[
         str, Field(pattern=r"^ami-\w+$"), MessageWords("the id of an image, ami-...")
-    ] = Field(description="machine image with geo_ray installed")
+    ] = Field(description="machine image that carries geo_ray")
     subnets: dict[str, str] = Field(
-        default_factory=dict, description="subnet by zone; empty: the region's default network"
+        default_factory=dict, description="subnet by zone; none: the region's default network"
     )
     security_group_ids: tuple[str, ...] = Field((), description="security groups of the machines")
     instance_profile: str | None = Field(None, description="instance profile of the nodes' role")
@@ -99,7 +94,7 @@ class AwsPlaceConfig(StrictModel):
 
 
 class AwsProviderConfig(StrictModel):
-    """An AWS account."""
+    """Machines of AWS."""
 
     places: dict[str, AwsPlaceConfig] = Field(
         min_length=1, description="usable regions by AWS's name"
@@ -116,11 +111,11 @@ class AwsProviderConfig(StrictModel):
 
 
 class TencentPlaceConfig(StrictModel):
-    """A region of Tencent Cloud in which machines may be launched."""
+    """A region where machines may be launched."""
 
     image_id: Annotated[
         str, Field(pattern=r"^img-\w+$"), MessageWords("the id of an image, img-...")
-    ] = Field(description="machine image with geo_ray installed")
+    ] = Field(description="machine image that carries geo_ray")
     vpc_id: Annotated[
         str, Field(pattern=r"^vpc-\w+$"), MessageWords("the id of a network, vpc-...")
     ] = Field(description="network of the machines")
@@ -136,7 +131,7 @@ class TencentPlaceConfig(StrictModel):
 
 
 class TencentProviderConfig(StrictModel):
-    """A Tencent Cloud account."""
+    """Machines of Tencent Cloud."""
 
     places: dict[str, TencentPlaceConfig] = Field(
         min_length=1, description="usable regions by Tencent's name"
@@ -153,7 +148,7 @@ Rent = Literal["plan", "demand"]
 
 
 class HeadConfig(StrictModel):
-    """The machine of Ray's head; of a run, only its run actor is placed there."""
+    """The machine that Ray's head runs on; nothing of a run is placed there but its run actor."""
 
     region: str | None = Field(None, description="region of the run; null: the averager's region")
     type: str | None = Field(
@@ -164,14 +159,10 @@ class HeadConfig(StrictModel):
 
 
 class LocalCloudConfig(StrictModel):
-    """Emulated machines: processes of this computer, for trials and demos."""
+    """Machines that are processes of this computer, for trials and demos."""
 
     cpus: dict[str, int] = Field(
-        default_factory=dict, description="logical CPUs by machine type; not enforced"
-    )
-    other_cpus: int = Field(4, ge=1, description="logical CPUs of types that `cpus` does not list")
-    start_delay_s: float = Field(
-        0.0, ge=0, description="seconds from a launch to a running machine"
+        default_factory=dict, description="logical CPUs by type of machine; a count only"
     )
     other_cpus: int = Field(4, ge=1, description="logical CPUs of types that `cpus` does not name")
     start_delay_s: float = Field(
@@ -194,7 +185,7 @@ class TlsSecrets(StrictModel):
 
 
 class ProviderConfig(StrictModel):
-    """How `geo-ray up` creates a cluster. The section ``plan`` lists its machines."""
+    """How `geo-ray up` makes a cluster. What machines it has is in the section ``plan``."""
 
     state: PathText = Field(
         "clusters",
@@ -215,6 +206,8 @@ class ProviderConfig(StrictModel):
         description="name of the secret with a credentials file in AWS's format for `state`; "
         "needed where the head's role cannot open a bucket (Tencent); null: the role is used",
     )
+    tls: TlsSecrets | None = Field(None, description="Ray's own TLS; null: none")
+    python: ImagePython = Field("/opt/geo_ray/bin/python", description="interpreter of the image")
 
     @model_validator(mode="after")
     def _address(self) -> Self:
