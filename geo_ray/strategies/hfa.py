@@ -1,4 +1,4 @@
-"""Hierarchical frequency aggregation: workers average often over the LAN, regions seldom.
+"""Hierarchical frequency aggregation: frequent averages of workers, rare averages of regions.
 
 Idea: each worker trains ``k1`` local steps, then the region's workers are averaged; after ``k2``
 such averages the regions are averaged over the WAN. Both levels are plain model averaging, at two
@@ -65,11 +65,11 @@ class Hfa(LocalSteps, Rounds):
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """Take the workers' mean change; it is what parameters change by, and no gradient."""
+        """Apply the workers' mean change, which is not a gradient."""
         local_steps.anchor(region)
         if grad_P is not None:
             region.params_P.sub_(grad_P)
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all with the outer model's change once every region is in."""
+        """Answer all with the outer model's change once every region has reported."""
         return outer_round(averager, updates, self.weights, self.outer)

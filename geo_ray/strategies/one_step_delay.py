@@ -1,14 +1,14 @@
-"""DiLoCo with one round of delay: the exchange of a round hides behind the steps of the next.
+"""DiLoCo with one round of delay: the exchange of a round overlaps the steps of the next.
 
-Idea: after H steps a region sends what it did and trains on. H steps later the answer is there; the
-region takes the outer model, which lacks its last H steps, and sends those. So the link has the
-time of H steps, and nobody waits unless it needs longer.
+Idea: after H steps a region sends its change and continues to train. H steps later the answer is
+there; the region takes the outer model, which lacks its last H steps, and sends those. The link has
+the time of H steps, and a region waits only if it needs longer.
 
-Rule: at sync t every region sends ``Delta(t)``, and takes the outer model that was made of all
+Rule: at sync t every region sends ``Delta(t)``, and takes the outer model made of all
 ``Delta(t-1)``; the outer optimizer is that of `diloco`.
 
-When: the transfer of a round is shorter than H steps, but not short beside them. A delayed outer
-momentum overshoots: the default is 0.5, lower than that of `diloco`.
+When: the transfer of a round is shorter than H steps, but not negligible. A delayed outer momentum
+overshoots: the default is 0.5, lower than that of `diloco`.
 
 Source: the asynchronous DiLoCo of PCCL's examples and DiLoCoX (arXiv 2506.21263), reconstructed.
 """
@@ -54,11 +54,11 @@ class OneStepDelay(Overlapped):
         )
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
-        """Turn every H steps, or as soon as the answer is there if that is later."""
+        """Turn every H steps, or when the answer arrives if that is later."""
         if region.since_send < self.interval:
             return None
         return Wait() if region.link_busy else local_steps.turn(region, self.merge)
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all with the outer model's change once every region is in."""
+        """Answer all with the outer model's change once every region has reported."""
         return outer_round(averager, updates, self.weights, self.outer)

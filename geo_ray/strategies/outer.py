@@ -90,7 +90,7 @@ OuterConfig = Annotated[OneOuter, Field(discriminator="kind")]
 
 
 class OptimizerMemory(Protocol):
-    """Where the optimizer's state lies: `RegionState` or `AveragerState`."""
+    """Holder of the optimizer's state: `RegionState` or `AveragerState`."""
 
     memory: dict[str, Tensor]
     numbers: dict[str, float]
@@ -107,14 +107,14 @@ def outer_change(
     """One step of the outer optimizer.
 
     Args:
-        config: which.
+        config: the optimizer.
         keeper: has its state, under names that begin with ``key``; changed in place.
         delta_P: the proposed change, fp32 (P,).
         key: one per independent optimizer (per fragment, say).
         in_place: ``delta_P`` may be overwritten; without, it stays as it is.
 
     Returns:
-        What is to be subtracted from the outer parameters, fp32 (P,): a new tensor, or ``delta_P``.
+        The change to subtract from the outer parameters, fp32 (P,): a new tensor, or ``delta_P``.
     """
     out_P = delta_P if in_place else torch.empty_like(delta_P)
     state = _StepState.next(config, keeper, delta_P, key)
@@ -143,7 +143,7 @@ def outer_round(
 
 
 def _pieces(vector_P: Tensor) -> Iterator[slice]:
-    """Where a vector is cut, so that several operations on a piece find it in the cache.
+    """Return the pieces of a vector, so that several operations on a piece find it in the cache.
 
     All but the last are whole numbers of the widest registers: the bits are those of one piece.
     """
@@ -152,10 +152,10 @@ def _pieces(vector_P: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True, slots=True)
 class _StepState:
-    """What one step of the outer optimizer needs, but for the change that is proposed.
+    """State of one step of the outer optimizer, without the proposed change.
 
     Attributes:
-        config: which.
+        config: the optimizer.
         moment_P: of what was proposed so far; nothing for `sgd`.
         square_P: of its squares; nothing but for `adam`.
         count: steps with this one, of `adam`.
@@ -181,7 +181,7 @@ class _StepState:
         return cls(config, moment_P, square_P, count)
 
     def change(self, delta: Tensor, piece: slice, out: Tensor) -> None:
-        """One piece of the step: ``out``, which may be ``delta``, gets what is to be subtracted."""
+        """Compute one piece of the change to subtract into ``out``, which may be ``delta``."""
         config = self.config
         if isinstance(config, OuterSgd):
             torch.mul(delta, config.lr, out=out)
@@ -221,7 +221,7 @@ class DelayedNesterov(StrictModel):
         return {"lr": 1.0, "momentum": 0.0} if self.momentum > 0 else None
 
     def change(self, keeper: OptimizerMemory, delta_P: Tensor, senders: int, key: str) -> Tensor:
-        """What is to be subtracted for one update.
+        """Return the change to subtract for one update.
 
         Args:
             keeper: has the state, under names that begin with ``key``; changed in place.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What a region wants to say now.
+    """A region's next message.
 
     Attributes:
         payload_P: fp32, owned by the message (never a view of live parameters).
@@ -32,7 +32,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The region must speak, but its last request is open: stand still until that is answered."""
+    """A message is due, but the last request is open: wait until that is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Reply:
 
     @classmethod
     def answering(cls, update: Update, payload_P: Tensor) -> Reply:
-        """The answer to ``update`` with a payload, and its number of rows."""
+        """Return the answer to ``update`` with a payload, and its number of rows."""
         return cls(update.region, payload_P, update.num_samples, update.final, update.fragment)
 
 
@@ -124,8 +124,8 @@ class RegionState:
     Attributes:
         params_P: the live fp32 parameters; strategies change them in place.
         apply_gradient: one step of the inner optimizer with the given gradient (P,).
-        memory: tensors that the strategy keeps from call to call; saved in checkpoints.
-        numbers: plain numbers that it keeps; saved too.
+        memory: tensors that the strategy stores between calls; saved in checkpoints.
+        numbers: plain numbers that it stores; saved too.
         fragments: where each part of the model lies in this slice, as (start, stop).
         step: gradients taken in since the start.
         since_send: gradients taken in since the last request.
@@ -170,8 +170,8 @@ class AveragerState:
         version: number of commits: updates taken in, or rounds for strategies that work in rounds.
         waiting: updates of the open round by region.
         fragments: where each part of the model lies, as (start, stop).
-        finished: regions whose last word is in, which is held until those of all are: they have
-            nothing more to say, so nobody need wait for them.
+        finished: regions whose final update has arrived, which is held until those of all have. No
+            region needs to wait for them.
         stopping: whether every answer from now on tells its region to finish.
         now_s: time of the present event by the averager's clock.
         wake_s: when the strategy wants to be woken (`AveragerTraits.on_wake`); None: not at all.
@@ -179,7 +179,7 @@ class AveragerState:
             as the answer of a round. Vectors without references are reused.
         data_rows: rows of every region's training data, as the manifest says; sites that share a
             region's rows have equal parts of them. Given when the averager is built, so it is not
-            in checkpoints. Empty where nobody said (a strategy that is tried by hand).
+            in checkpoints. Empty if unknown (a strategy in a test).
     """
 
     members: tuple[str, ...]
@@ -201,7 +201,7 @@ class AveragerState:
         return tuple(name for name in self.members if name not in self.finished)
 
     def gather(self, update: Update) -> list[Update] | None:
-        """Hold ``update`` until every live region has spoken.
+        """Hold ``update`` until every live region has reported.
 
         Returns:
             The round's updates in the order of their regions' names, or None if some are missing.
