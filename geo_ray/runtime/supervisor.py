@@ -420,8 +420,6 @@ class Supervisor:
             others = {key: each for key, each in self._made.items() if key not in wanted}
         if others and not head_answers():
             log.warning("%d processes still run: the Ray head does not answer", len(others))
-                "%d processes of the run are still running: no Ray head answers", len(others)
-            )
             return False
         for handle in others.values():
             kill(handle)
