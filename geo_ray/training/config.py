@@ -216,7 +216,7 @@ class AveragerConfig(StrictModel):
     max_divergence: float = Field(
         0.0, ge=0, description="norm of updates that the standby may lack; 0: it has all that count"
     )
-    takeover_s: float = Field(5.0, gt=0, description="how long it must be lost until then")
+    failover_s: float = Field(5.0, gt=0, description="how long it must be lost until then")
     rejoin_s: float = Field(30.0, gt=0, description="how long the lost region is waited for")
 
     @property
