@@ -50,7 +50,7 @@ _GONE_S: Final = 1.0  # that threads get whose head does not answer
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _DrainReport:
     """Nodes that are being drained, and when servers of regions will be gone with them."""
 
     nodes: Collection[str] = ()
@@ -83,7 +83,7 @@ class DrainNotices:
 
     nodes: DrainedNodes
     threads: RayThreads = field(default_factory=RayThreads)
-    _told: _Told = _Told()
+    _report: _DrainReport = _DrainReport()
     _asked_s: float | None = None
     _asking: Future[None] | None = None
 
@@ -100,12 +100,12 @@ class DrainNotices:
         if due and (self._asking is None or self._asking.done()):
             self._asked_s = now_s
             self._asking = self.threads.submit("drain-notices", self._ask)
-        return [key for key, node in nodes.items() if node in self._told.nodes]
+        return [key for key, node in nodes.items() if node in self._report.nodes]
 
     @property
     def regions(self) -> Mapping[str, float]:
         """When servers or bridges of regions will be gone, in unix s, as far as Ray has told."""
-        return self._told.regions
+        return self._report.regions
 
     def _ask(self) -> None:
         try:
@@ -120,7 +120,7 @@ class DrainNotices:
             for region, nodes in where.items()
             if any(node in until_s for node in nodes)
         }
-        self._told = _Told(frozenset(until_ms), regions)
+        self._report = _DrainReport(frozenset(until_ms), regions)
 
 
 Ref = Any
@@ -299,8 +299,8 @@ class ActorGroup:
         servers = {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
         self.admit(servers, timeout_s, tell)
         calls |= {name: actor.ready.remote() for name, actor in servers.items()}
-        told = collect(calls, timeout_s, partial(tell, "starting processes")).values()
-        found = [names for names in told if names is not None]  # by who tried an evaluation
+        tried = collect(calls, timeout_s, partial(tell, "starting processes")).values()
+        found = [names for names in tried if names is not None]  # by who tried an evaluation
         if found:
             check_metric_names(self.spec.experiment, set().union(*found))
 
@@ -409,11 +409,11 @@ class ActorGroup:
             self._move(leader)
         return is_news
 
-    def note_standby(self, region: str, leader: AveragerLeader, *, stands_by: bool) -> None:
+    def note_standby(self, region: str, leader: AveragerLeader, *, is_standby: bool) -> None:
         """A region says whether it may take over from ``leader``."""
-        is_news = stands_by or region == self.standby
+        is_news = is_standby or region == self.standby
         if is_news and leader == self.leader and region in self.bridges:
-            self.standby = region if stands_by else None
+            self.standby = region if is_standby else None
 
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``; the averager's own: if one stands by."""

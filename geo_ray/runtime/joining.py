@@ -46,7 +46,7 @@ class Joining:
         origin_unix_s: when the run's clock was 0.
         asked_s: when it was asked for.
         is_asked: whether the averager was told.
-        is_told: whether it was told that its processes run.
+        is_notified: whether it was told that its processes run.
     """
 
     region: str
@@ -55,7 +55,7 @@ class Joining:
     origin_unix_s: float
     asked_s: float = field(default_factory=time.monotonic)
     is_asked: bool = False
-    is_told: bool = False
+    is_notified: bool = False
     _up: Future[ActorGroup] = field(init=False)
     _begun: Future[int] | None = None
     _own: dict[str, PlacedRegion] = field(default_factory=dict)
@@ -364,8 +364,8 @@ class JoiningRegions:
                     late = RegionLostError("the run ends before it was there")
                     news.append(self.call_off(region, late))
                 elif joining.is_up:
-                    if not joining.is_told:
-                        joining.is_told = True
+                    if not joining.is_notified:
+                        joining.is_notified = True
                         news.append(HasStarted(region, now_s - joining.asked_s))
                     if not joining.is_asked:
                         ready.append(joining)

@@ -24,7 +24,7 @@ from geo_ray.runs.evaluation import BestKeeper, Emit, EvalNotes, Evaluation
 from geo_ray.simulator.clock import Scheduler
 from geo_ray.simulator.exchange import build_paths
 from geo_ray.simulator.network import Network
-from geo_ray.simulator.region import MANY, Gradients, SimRegion, Surroundings
+from geo_ray.simulator.region import MANY, Gradients, SimContext, SimRegion
 from geo_ray.training.averager import (
     Averager,
     AveragerFactory,
@@ -362,7 +362,7 @@ class World:
         self._saved = SimCheckpoints(len(experiment.regions) > 1)
         gradients = None if start.layout.entries else _batched(experiment, task)
         candidates = None if keeper is None else keeper.candidates
-        around = Surroundings(self._scheduler, lan_s, gradients, candidates)
+        around = SimContext(self._scheduler, lan_s, gradients, candidates)
         self._statistics = StatisticsCollector(start.layout, rows)
         self._go_on: dict[str, Callable[[Tensor], None]] = {}
         self._regions = {
@@ -403,7 +403,7 @@ class World:
         self._scheduler.run()
         stuck = {n: r.server.phase for n, r in self.regions.items() if r.server.phase != "done"}
         if stuck:
-            still = {name: self.regions[name].server.stands_still_for for name in stuck}
+            still = {name: self.regions[name].server.blocked_on for name in stuck}
             waits = stalled_regions(still, open_requests(self.averager))
             if waits:
                 raise stalled_error(waits)

@@ -853,7 +853,7 @@ def stalled_regions(
 
     Args:
         still: the request that a region stands still for, or None, of all that are not done
-            (`Server.stands_still_for`).
+            (`Server.blocked_on`).
         unanswered: what `open_requests` gave; None also if that is not known.
     """
     waits = {region: seq for region, seq in still.items() if seq is not None}

@@ -337,7 +337,12 @@ class LivenessWatch:
     _dead: set[str] = field(default_factory=set)
 
     def tick(
-        self, now_s: float, connected: Collection[str], members: Collection[str], *, stands_by: bool
+        self,
+        now_s: float,
+        connected: Collection[str],
+        members: Collection[str],
+        *,
+        is_standby: bool,
     ) -> list[WatchEffect]:
         """Look who is connected.
 
@@ -345,7 +350,7 @@ class LivenessWatch:
             now_s: the present.
             connected: regions to which there is a connection.
             members: who takes part; not asked for elsewhere than at the home and the standby.
-            stands_by: whether this is the standby.
+            is_standby: whether this is the standby.
         """
         self._known |= set(connected)
         self._dead -= set(connected)
@@ -358,8 +363,8 @@ class LivenessWatch:
             return self._give_up(now_s, members)
         lost = self.is_lost(self.leader.region, now_s, self.failover_s)
         self.on_vote(self.region, self.leader.term, lost=lost)
-        if stands_by and lost and self._has_majority(members):
-            return self._fail_over(members)
+        if is_standby and lost and self._has_majority(members):
+            return self._take_over(members)
         return self._report(lost=lost)
 
     def on_vote(self, voter: str, term: int, *, lost: bool) -> None:
@@ -372,7 +377,7 @@ class LivenessWatch:
         region: str,
         members: Collection[str],
         *,
-        stands_by: bool,
+        is_standby: bool,
         comes_back: bool = False,
     ) -> list[WatchEffect]:
         """Somebody has seen that ``region`` is dead.
@@ -380,19 +385,19 @@ class LivenessWatch:
         Args:
             region: which.
             members: who takes part, as for `tick`.
-            stands_by: whether this is the standby.
+            is_standby: whether this is the standby.
             comes_back: only its bridge is: if the averager lived there it moves, and the region is
                 waited for as one that may only be cut off.
         """
         if comes_back:
             is_leader = region == self.leader.region
-            return self._fail_over(members) if stands_by and is_leader else []
+            return self._take_over(members) if is_standby and is_leader else []
         self._dead.add(region)
         if self.region == self.leader.region:
             self._former.discard(region)
             return [GiveUpRegion(region)] if region in members else []
         is_leader = region == self.leader.region
-        return self._fail_over(members) if stands_by and is_leader else []
+        return self._take_over(members) if is_standby and is_leader else []
 
     def follow(self, leader: AveragerLeader) -> bool:
         """The averager lives at ``leader``; whether that is news."""
@@ -540,7 +545,7 @@ class StandbyNode:
         return None if self.primary is None else self.primary.averager
 
     @property
-    def stands_by(self) -> bool:
+    def is_standby(self) -> bool:
         """Whether this region may take over: nothing counts that it lacks."""
         replica = self.replica
         return replica is not None and replica.is_promoted and self.region in self.members
@@ -611,7 +616,7 @@ class StandbyNode:
             rtts_s: shortest round trips, as far as there was one.
         """
         self._now_s = now_s
-        found = self.watch.tick(now_s, connected, self.members, stands_by=self.stands_by)
+        found = self.watch.tick(now_s, connected, self.members, is_standby=self.is_standby)
         return self._watched(found) + self._seek_standby(now_s, connected, rtts_s or {})
 
     def on_report_dead(self, region: str, *, comes_back: bool = False) -> list[StandbyEffect]:
@@ -619,7 +624,7 @@ class StandbyNode:
         if comes_back and region == self.standby:  # its copy of the averager is gone
             return self._release()
         found = self.watch.on_report_dead(
-            region, self.members, stands_by=self.stands_by, comes_back=comes_back
+            region, self.members, is_standby=self.is_standby, comes_back=comes_back
         )
         return self._watched(found)
 

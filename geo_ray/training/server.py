@@ -514,7 +514,7 @@ class Server:
             self.wire.reopen(update)
 
     @property
-    def stands_still_for(self) -> int | None:
+    def blocked_on(self) -> int | None:
         """The number of the request without whose answer nothing happens here; None: something may.
 
         All workers are here and wait, and so does the region.

@@ -273,7 +273,7 @@ class World:
         found = [
             name
             for name, node in self.nodes.items()
-            if node.stands_by and node.leader == host.leader and name not in self.dead
+            if node.is_standby and node.leader == host.leader and name not in self.dead
         ]
         assert len(found) <= 1, found
         return found[0] if found else None

@@ -225,33 +225,33 @@ _KIND_OF: Final = {shape.of: kind for kind, shape in _SHAPES.items()}
 KINDS: Final = tuple(_SHAPES)
 
 
-def standby_message(to: str, told: StandbyMessage, log_lane: int, *, bare: bool) -> Message:
+def standby_message(to: str, content: StandbyMessage, log_lane: int, *, bare: bool) -> Message:
     """A message for region ``to``.
 
     Args:
         to: who it is for.
-        told: what to send.
+        content: what to send.
         log_lane: lane of what the standby must have before it counts; of the rest of the log, and
             of the copy before it, it is the last one, and all other payloads have that of data.
         bare: whether such an entry about the standby's own update may go without the payload,
             because it is certain to be in its hands still.
     """
-    kind = _KIND_OF[type(told.op if isinstance(told, AveragerRequest) else told)]
+    kind = _KIND_OF[type(content.op if isinstance(content, AveragerRequest) else content)]
     shape = _SHAPES[kind]
     payload: Buffer = b""
-    match told:
+    match content:
         case AveragerRequest(TakeIn(update)):
             payload = payload_bytes(update)
         case AveragerAnswer(reply=reply):
             payload = payload_bytes(reply)
         case LogAppend(entry=entry, counts=counts):
             op, payload = _outgoing(entry.op, to if bare and counts else None)
-            told = replace(told, entry=replace(entry, op=op))
+            content = replace(content, entry=replace(entry, op=op))
             log_lane = log_lane if counts else BACKGROUND
         case InstallSnapshot(snapshot=snapshot):
             payload = snapshot_bytes(snapshot)
     lane = log_lane if shape.lane is None else shape.lane
-    return Message(kind, shape.record.write(told), payload, shape.traffic, lane)
+    return Message(kind, shape.record.write(content), payload, shape.traffic, lane)
 
 
 def read_standby(peer: str, message: Message, find: Finder) -> StandbyMessage:
@@ -363,9 +363,9 @@ class StandbyPath:
     def exchange(self, update: UpdateMessage) -> ReplyMessage:
         """See `UpdatePath`; the region may use its buffer again when it is answered."""
         # A copy: a message to a home that was cut off may leave long after another one's answer.
-        kept = copied_update(update)
+        retained = copied_update(update)
         with self._changed:
-            asked = [AveragerRequest(op) for op in self._node.caller.submit(kept)]
+            asked = [AveragerRequest(op) for op in self._node.caller.submit(retained)]
             is_leader = self._node.primary is not None
             if not is_leader:
                 self._execute([SendMessage(self.leader.region, request) for request in asked])
@@ -416,7 +416,7 @@ class StandbyPath:
         with self._changed:
             node, primary = self._node, self._node.primary
             if primary is None:
-                return {"version": None, "stands_by": node.stands_by}
+                return {"version": None, "is_standby": node.is_standby}
             averager = primary.averager
             return {
                 "version": averager.state.version,
@@ -424,7 +424,7 @@ class StandbyPath:
                 "open": open_requests(averager),
                 "view": averager.view,
                 "pace": pace_of(averager.state),
-                "stands_by": False,
+                "is_standby": False,
             }
 
     def close(self) -> None:

@@ -202,7 +202,7 @@ def moved(bridge: Bridge, leader: AveragerLeader) -> bool:
 
 def who_stands_by(world: InProcess) -> str | None:
     bridges = {name: site.bridge for name, site in world.sites.items()}
-    found = (name for name, each in bridges.items() if each and each.status().get("stands_by"))
+    found = (name for name, each in bridges.items() if each and each.status().get("is_standby"))
     return next(found, None)
 
 
