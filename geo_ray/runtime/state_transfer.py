@@ -152,9 +152,9 @@ class CopyTransfer:
     def _give(self, peer: str, about: Meta, which: tuple[str, int, int]) -> None:
         file = which[0]
         try:
-            if self._lent is None:
+            if self._reader is None:
                 raise CheckpointCorruptError(f"{file}: nothing is lent here")
-            piece = self._lent(*which)
+            piece = self._reader(*which)
             reply = Message(_PIECE, about, piece, _TRAFFIC, BACKGROUND)
         except GeoRayError as error:
             reply = Message(_REFUSED, refusal_meta(0, error) | about, b"", _TRAFFIC, CONTROL)
@@ -170,8 +170,8 @@ class CopyTransfer:
         self._end(peer, message, read_refusal(message.meta)[1])
 
     def _end(self, peer: str, message: Message, reply: bytes | GeoRayError) -> None:
-        giver, wanted = self._wanted.get(fields.count(message.meta, "number"), ("", None))
-        if wanted is None or wanted.done() or giver != peer:  # nobody waits for it any more
+        donor, wanted = self._wanted.get(fields.count(message.meta, "number"), ("", None))
+        if wanted is None or wanted.done() or donor != peer:  # nobody waits for it any more
             return
         if isinstance(reply, bytes):
             wanted.set_result(reply)

@@ -364,7 +364,7 @@ class LivenessWatch:
         lost = self.is_lost(self.leader.region, now_s, self.failover_s)
         self.on_vote(self.region, self.leader.term, lost=lost)
         if is_standby and lost and self._has_majority(members):
-            return self._take_over(members)
+            return self._fail_over(members)
         return self._report(lost=lost)
 
     def on_vote(self, voter: str, term: int, *, lost: bool) -> None:
@@ -391,13 +391,13 @@ class LivenessWatch:
         """
         if comes_back:
             is_leader = region == self.leader.region
-            return self._take_over(members) if is_standby and is_leader else []
+            return self._fail_over(members) if is_standby and is_leader else []
         self._dead.add(region)
         if self.region == self.leader.region:
             self._former.discard(region)
             return [GiveUpRegion(region)] if region in members else []
         is_leader = region == self.leader.region
-        return self._take_over(members) if is_standby and is_leader else []
+        return self._fail_over(members) if is_standby and is_leader else []
 
     def follow(self, leader: AveragerLeader) -> bool:
         """The averager lives at ``leader``; whether that is news."""

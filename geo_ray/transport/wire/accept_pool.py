@@ -205,7 +205,9 @@ class AcceptPool:
                 sock.setblocking(False)
                 now_s = time.monotonic()
                 hello_timeout_s = min(_HELLO_TIMEOUT_S, self._timeout_s)
-                newcomer = _Newcomer(sock, source_of(str(address[0])), now_s + hello_timeout_s)
+                pending = _PendingConnection(
+                    sock, source_of(str(address[0])), now_s + hello_timeout_s
+                )
                 while self._lobby.is_full:
                     victim = self._lobby.victim(pending.source, now_s)
                     if victim is not None:
