@@ -25,7 +25,7 @@ class Halfway(Rounds):
             in_rounds=True,
             sends="model",
             exchange=ExchangeTraits(
-                stands_still="always", every=self.interval, last="always", interval=self.interval
+                blocking="always", every=self.interval, last="always", interval=self.interval
             ),
         )
 

@@ -310,7 +310,7 @@ def regions_agree(experiment: Experiment) -> bool:
     if up is not None and up.traits.differential is not None:
         return False
     exchange = traits.exchange
-    if not traits.in_rounds or exchange.stands_still != "always":
+    if not traits.in_rounds or exchange.blocking != "always":
         return False
     if train.evaluate == "outer" and traits.region.eval_params is not None:
         return True

@@ -100,8 +100,8 @@ def with_running(site: Site, present: RegionPlan, run_h: float) -> Site:
     found = replace(site, rentals=rentals, server_since_h=run_h)
     if site.server is not None and present.server == site.server:
         since_h = present.server_since_h
-        usd = partial(site.stands_usd, age_h=_age_h(run_h, since_h))
-        found = replace(found, stands_usd=usd, server_since_h=since_h)
+        usd = partial(site.fixed_usd, age_h=_age_h(run_h, since_h))
+        found = replace(found, fixed_usd=usd, server_since_h=since_h)
     sinces_h = {found.server_since_h, *(rental.since_h for rental in rentals)}
     later_h = {edge_h - _age_h(run_h, since_h) for edge_h in site.edges_h for since_h in sinces_h}
     return replace(found, edges_h=frozenset(edge_h for edge_h in later_h if edge_h > 0))

@@ -50,7 +50,7 @@ _GONE_S: Final = 1.0  # that threads get whose head does not answer
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _DrainReport:
     """Nodes that are being drained, and when servers of regions will be gone with them."""
 
     nodes: Collection[str] = ()
@@ -83,7 +83,7 @@ class DrainNotices:
 
     nodes: DrainedNodes
     threads: RayThreads = field(default_factory=RayThreads)
-    _told: _Told = _Told()
+    _report: _DrainReport = _DrainReport()
     _asked_s: float | None = None
     _asking: Future[None] | None = None
 
@@ -100,12 +100,12 @@ class DrainNotices:
         if due and (self._asking is None or self._asking.done()):
             self._asked_s = now_s
             self._asking = self.threads.submit("drain-notices", self._ask)
-        return [key for key, node in nodes.items() if node in self._told.nodes]
+        return [key for key, node in nodes.items() if node in self._report.nodes]
 
     @property
     def regions(self) -> Mapping[str, float]:
         """When servers or bridges of regions will be gone, in unix s, as far as Ray has told."""
-        return self._told.regions
+        return self._report.regions
 
     def _ask(self) -> None:
         try:
@@ -120,7 +120,7 @@ class DrainNotices:
             for region, nodes in where.items()
             if any(node in until_s for node in nodes)
         }
-        self._told = _Told(frozenset(until_ms), regions)
+        self._report = _DrainReport(frozenset(until_ms), regions)
 
 
 Ref = Any
@@ -299,8 +299,8 @@ class ActorGroup:
         servers = {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
         self.admit(servers, timeout_s, tell)
         calls |= {name: actor.ready.remote() for name, actor in servers.items()}
-        told = collect(calls, timeout_s, partial(tell, "starting processes")).values()
-        found = [names for names in told if names is not None]  # by who tried an evaluation
+        tried = collect(calls, timeout_s, partial(tell, "starting processes")).values()
+        found = [names for names in tried if names is not None]  # by who tried an evaluation
         if found:
             check_metric_names(self.spec.experiment, set().union(*found))
 
@@ -409,11 +409,11 @@ class ActorGroup:
             self._move(leader)
         return is_news
 
-    def note_standby(self, region: str, leader: AveragerLeader, *, stands_by: bool) -> None:
+    def note_standby(self, region: str, leader: AveragerLeader, *, is_standby: bool) -> None:
         """A region says whether it may take over from ``leader``."""
-        is_news = stands_by or region == self.standby
+        is_news = is_standby or region == self.standby
         if is_news and leader == self.leader and region in self.bridges:
-            self.standby = region if stands_by else None
+            self.standby = region if is_standby else None
 
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``; the averager's own: if one stands by."""
@@ -441,9 +441,9 @@ class ActorGroup:
         if region == self.standby:
             self.standby = None
         elif region == self.leader.region:
-            self.expect_takeover()
+            self.expect_failover()
 
-    def expect_takeover(self) -> None:
+    def expect_failover(self) -> None:
         """The averager's bridge is gone: its standby, if there is one, hosts it now."""
         if self.standby is not None:
             self._move(
@@ -480,15 +480,15 @@ class ActorGroup:
         for worker in self._idle.pop(region, []):
             kill(worker.handle)
 
-    def adopt(self, newcomers: ActorGroup) -> None:
+    def adopt(self, joining: ActorGroup) -> None:
         """What were the actors of regions on their way in are this run's."""
-        self.placed |= newcomers.placed
-        self.bridges |= newcomers.bridges
-        self.primaries |= newcomers.primaries
-        self.shard_servers |= newcomers.shard_servers
-        self.workers |= newcomers.workers
-        self.shard_addresses |= newcomers.shard_addresses
-        self.bridge_addresses |= newcomers.bridge_addresses
+        self.placed |= joining.placed
+        self.bridges |= joining.bridges
+        self.primaries |= joining.primaries
+        self.shard_servers |= joining.shard_servers
+        self.workers |= joining.workers
+        self.shard_addresses |= joining.shard_addresses
+        self.bridge_addresses |= joining.bridge_addresses
 
     def note(self, origin_unix_s: float, gone: GoneRegions, *, is_changing: bool) -> None:
         """Let whoever owns the processes have what the next run actor must know, if it has changed.

@@ -161,9 +161,9 @@ class Saver:
             healthy=self._is_healthy and all(part.finite for part in self._parts.values()),
             extra=self._extra | {"loss": dict(self.health.export())},
         )
-        told: Future[int] = Future()
-        self._commit = told
-        self._ask(partial(self._commit_one, manifest, told))
+        done: Future[int] = Future()
+        self._commit = done
+        self._ask(partial(self._commit_one, manifest, done))
 
     def committed(self, wait_s: float = 0.0) -> int | None:
         """Whether the open checkpoint counts by now.
@@ -248,17 +248,17 @@ class Saver:
         except GeoRayError as error:
             log.warning("files of checkpoint %d stay: %s", checkpoint, error.message)
 
-    def _commit_one(self, manifest: CheckpointManifest, told: Future[int]) -> None:
+    def _commit_one(self, manifest: CheckpointManifest, done: Future[int]) -> None:
         try:
             if manifest.id in self._refused:
                 raise self._refused[manifest.id]
             self._store.commit(manifest.id, manifest)
         except Exception as error:  # whatever it is: who asked must get it
             if isinstance(error, CheckpointConflictError) or not self._counts(manifest):
-                told.set_exception(typed(error))
+                done.set_exception(typed(error))
                 return
             log.warning("checkpoint %d counts, but: %s", manifest.id, error)
-        told.set_result(sum(part.bytes for part in manifest.parts))
+        done.set_result(sum(part.bytes for part in manifest.parts))
 
     def _counts(self, manifest: CheckpointManifest) -> bool:
         """Whether a commit that failed has come so far that its checkpoint counts."""
@@ -314,7 +314,7 @@ class StoreTraffic:
 
     def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
         """Count on from what was told before, by link and class."""
-        self._total = Counter({link: told.get(_CLASS, 0) for link, told in sums.items()})
+        self._total = Counter({link: done.get(_CLASS, 0) for link, done in sums.items()})
 
     def saved(self, parts: Iterable[PartInfo], leader: str) -> None:
         """A checkpoint was written, with the averager in ``leader``."""

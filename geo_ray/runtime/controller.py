@@ -75,11 +75,11 @@ class Skews:
                 found.append({**event, **moved})
         return found
 
-    def _skew(self, key: tuple[str, str], told_s: float | None, now_s: float) -> float:
+    def _skew(self, key: tuple[str, str], reported_s: float | None, now_s: float) -> float:
         """Seconds that a process is ahead; 0 if that is none to speak of."""
-        if told_s is None:
+        if reported_s is None:
             return 0.0
-        before_s, ahead_s = self._ahead_s.get(key), told_s - now_s
+        before_s, ahead_s = self._ahead_s.get(key), reported_s - now_s
         if before_s is not None and ahead_s < before_s - TOLERATED_S:
             before_s = None  # another process, on another machine
         self._ahead_s[key] = ahead_s = ahead_s if before_s is None else max(before_s, ahead_s)
@@ -354,8 +354,8 @@ class Controller:
         """The averager may have moved by itself; what was asked of it is asked again."""
         bridges = {r: a["status"] for (role, r), a in answers.items() if role == "bridge"}
         for region, status in bridges.items():
-            stands_by = bool(status.get("stands_by"))
-            self.actors.note_standby(region, status["leader"], stands_by=stands_by)
+            is_standby = bool(status.get("is_standby"))
+            self.actors.note_standby(region, status["leader"], is_standby=is_standby)
             if not self.actors.follow(status["leader"]):
                 continue
             self.saver.abandon()  # the old averager's part of it will not come
@@ -433,7 +433,7 @@ class Controller:
             return
         leader = answers.get(("bridge", self.actors.leader.region))
         still = {
-            region: answer["status"].get("stands_still_for")
+            region: answer["status"].get("blocked_on")
             for (role, region), answer in answers.items()
             if role == "ps" and answer["status"]["phase"] != "done"
         }
@@ -449,12 +449,12 @@ class Controller:
         elif kind == "parts":
             self.checkpoints.add(event)
         elif kind == "precise":
-            told = bytearray(event["model_buffers"])
-            self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
+            reports = bytearray(event["model_buffers"])
+            self._statistics.add(region, torch.frombuffer(reports, dtype=torch.uint8))
             self._share_statistics()
-        elif kind == "handed":
-            self.members.on_handed(region, event)
-        elif kind == "hand_over_failed":
+        elif kind == "state_transferred":
+            self.members.on_state_transferred(region, event)
+        elif kind == "state_transfer_failed":
             self.members.on_hand_over_failed(event["error"])
         elif kind == "part_failed":
             if event["id"] == self.saver.open_id:
@@ -565,8 +565,8 @@ class Controller:
         return collect({0: call}, _POLL_TIMEOUT_S)[0]
 
     def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
-        told = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
-        for link in self.links.hear(told, force=force):
+        reports = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
+        for link in self.links.hear(reports, force=force):
             self.emit("wan", src=link.src, dst=link.dst, bytes_by_class=link.bytes_by_class)
 
 

@@ -281,7 +281,7 @@ class RunPolicy:
         self.newest_saved: int | None = None
         self._saved_since: int | None = None  # newest checkpoint completed after the request
         self.stopping: str | None = None
-        self._progress_s = self._told_s = now_s
+        self._progress_s = self._reported_s = now_s
         self._progress = 0  # steps and exchanges that were told of
         self._begun_with = self._saved_with = -1  # of these, when a checkpoint began
         self._stuck: dict[str, int] = {}
@@ -397,7 +397,7 @@ class RunPolicy:
 
     def on_progress(self, now_s: float) -> None:
         """A region has made a step or an exchange, or has evaluated."""
-        self._progress_s = self._told_s = now_s
+        self._progress_s = self._reported_s = now_s
         self._progress += 1
 
     def stalled(self, now_s: float) -> float | None:
@@ -406,9 +406,9 @@ class RunPolicy:
         That is no reason to end a run: a step takes as long as it takes, and who is gone is noticed
         otherwise.
         """
-        if now_s - self._told_s < STALL_S:
+        if now_s - self._reported_s < STALL_S:
             return None
-        self._told_s = now_s
+        self._reported_s = now_s
         return now_s - self._progress_s
 
     def check_goes_on(

@@ -292,7 +292,7 @@ class HangWatch:
     loop: RunServices
     _suspects: dict[tuple[str, int], _Suspect] = field(default_factory=dict)
     _named: set[tuple[str, str]] = field(default_factory=set)  # region and process
-    _told_s: float = 0.0
+    _reported_s: float = 0.0
 
     def look(
         self,
@@ -360,8 +360,8 @@ class HangWatch:
                 unresponsive_s=seconds[region, process],
             )
         had_any, self._named = bool(self._named), {*late, *unknown}
-        if late and (fresh or now_s - self._told_s >= _TELL_AGAIN_S):
-            self._told_s = now_s
+        if late and (fresh or now_s - self._reported_s >= _TELL_AGAIN_S):
+            self._reported_s = now_s
             self.loop.show("; ".join(late[key] for key in sorted(late)))
         elif had_any and not self._named:
             self.loop.show("")
@@ -540,7 +540,7 @@ class BridgeWatch:
         self.loop.show(f"the bridge of region '{region}' is lost: starting another one")
         self.loop.emit("bridge_requested", region=region, cause=cause)
         if region == actors.leader.region:
-            actors.expect_takeover()
+            actors.expect_failover()
             actors.bridges[actors.leader.region].report_dead.remote(region, True)
         elif region == actors.standby:
             actors.standby = None

@@ -254,18 +254,18 @@ class LinkNotes:
         self._heard_s = -_EVERY_S
         self._newest: dict[tuple[str, str], Mapping[str, int]] = {}
         self._before: dict[tuple[str, str], Counter[str]] = {}  # of bridges that are gone
-        self._told: dict[tuple[str, str], Mapping[str, int]] = {}  # by a run actor that is gone
+        self._earlier: dict[tuple[str, str], Mapping[str, int]] = {}  # by a run actor that is gone
 
     def hear(
         self,
-        told: Mapping[str, Mapping[str, Any]],
+        reports: Mapping[str, Mapping[str, Any]],
         *,
         force: bool = False,
     ) -> list[LinkTraffic]:
         """Take in what bridges tell of their links, and write it down, every second at most.
 
         Args:
-            told: `PeerStats` by peer, by region.
+            reports: `PeerStats` by peer, by region.
             force: now, and wait until it is written.
 
         Returns:
@@ -276,7 +276,7 @@ class LinkNotes:
             return []
         self._heard_s = now_s
         traffic = []
-        for region, links in told.items():
+        for region, links in reports.items():
             for peer, link in links.items():
                 by_class = {k: int(v) for k, v in link["bytes_sent"].items()}
                 traffic.append(LinkTraffic(region, peer, self._sum(region, peer, by_class)))
@@ -288,7 +288,7 @@ class LinkNotes:
         """Bytes of a link over all bridges of a region so far: one that is new counts from 0."""
         pair = region, peer
         newest, before = self._newest.get(pair, {}), self._before.setdefault(pair, Counter())
-        for name, count in self._told.pop(pair, {}).items():  # more than it sent, others did
+        for name, count in self._earlier.pop(pair, {}).items():  # more than it sent, others did
             before[name] += max(0, count - sent.get(name, 0))
         if any(sent.get(name, 0) < count for name, count in newest.items()):
             before.update(newest)
@@ -297,7 +297,7 @@ class LinkNotes:
 
     def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
         """Count on from what a run actor before this one told, by link and class."""
-        self._told = dict(sums)
+        self._earlier = dict(sums)
 
     def note(self, region: str, links: Mapping[str, Any]) -> None:
         """Take in what the bridge of ``region`` tells of its links (`PeerStats` by peer)."""

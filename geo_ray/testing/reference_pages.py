@@ -28,6 +28,7 @@ from geo_ray.cloud.autoscaler.state import INSTANCE
 from geo_ray.data.prepare.config import Preparation
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.lab.topology import Topology
+from geo_ray.prices.price_book import PriceBook
 from geo_ray.runtime.actor import ACTOR
 from geo_ray.runtime.regions import REGION
 from geo_ray.scheduler.queue.config import QueueConfig
@@ -326,6 +327,7 @@ _CONFIGURATIONS: Final[Mapping[str, tuple[str, type[BaseModel]]]] = {
     "Search": ("geo-ray tune", TuningConfig),
     "Data preparation": ("geo-ray data shard", Preparation),
     "WAN lab": ("geo-ray lab up", Topology),
+    "Prices": ("geo-ray prices", PriceBook),
 }
 
 _CONFIGURATION_HEAD: Final = """\

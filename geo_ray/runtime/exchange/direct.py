@@ -702,8 +702,8 @@ class DirectPath:
             update = read_update(message.meta, view_of(message.payload))
         except FrameError as error:  # who speaks otherwise ends itself, and nobody else
             log.error("an update of region '%s' cannot be read: %s", peer, error.message)
-            told = refusal_meta(fields.count(message.meta, "seq"), error)
-            self.send(peer, Message("refused", told, b"", "control"))
+            refusal = refusal_meta(fields.count(message.meta, "seq"), error)
+            self.send(peer, Message("refused", refusal, b"", "control"))
             return
         if update.region != peer:
             log.warning("region '%s' sent an update in the name of '%s'", peer, update.region)

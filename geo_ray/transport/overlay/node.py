@@ -85,7 +85,7 @@ class Pace:
         return self.sent - len(self._out)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Return whether one more part may be sent."""
         # The limit may have shrunk below what is under way: ask, or no acknowledgement comes.
         return len(self._out) < self.limit or self._asked <= self.acked
@@ -104,7 +104,7 @@ class Pace:
 
     def ask(self, *, is_last: bool) -> bool:
         """Return whether the part just pushed asks for an acknowledgement."""
-        due = is_last or not self.has_room or self.sent - self._asked >= max(1, self.limit // 4)
+        due = is_last or not self.has_capacity or self.sent - self._asked >= max(1, self.limit // 4)
         if due:
             self._asked = self.sent
         return due
@@ -189,7 +189,7 @@ class _Round:
     vector: Vector
     contributed: bool = False
     commit: Commit | None = None
-    told_whole: bool = False
+    reported_whole: bool = False
     moved_s: float = 0.0  # time of the last arrival
 
 
@@ -386,9 +386,9 @@ class Node:
     def next_part(self, peer: int, now_s: float) -> SegmentPart | None:
         """Return the next segment for a region and count it as sent; None if there is none now."""
         pace = self._pace(peer)
-        order = self._sendable(peer) if pace.has_room else None
+        order = self._sendable(peer) if pace.has_capacity else None
         if order is None:
-            if pace.has_room and self._is_sending(peer):
+            if pace.has_capacity and self._is_sending(peer):
                 pace.lacks(now_s)
             return None
         vector, index, send = self._rounds[order.rnd].vector, order.next, order.send
@@ -473,8 +473,8 @@ class Node:
         entry = self._rounds[rnd]
         if not entry.vector.is_whole:
             return
-        if not entry.told_whole:
-            entry.told_whole = True
+        if not entry.reported_whole:
+            entry.reported_whole = True
             self.out.append((self.leader, Whole(rnd)))
         if entry.commit is None or not entry.contributed or rnd <= self.finished:
             return
@@ -487,7 +487,7 @@ class Node:
 
     def _restart(self, rnd: int, attempt: int) -> None:
         self._drop(lambda order: order.rnd == rnd and (self.fused or order.send.phase == SUM))
-        self._rounds[rnd].told_whole = False
+        self._rounds[rnd].reported_whole = False
         self._rounds[rnd].vector.restart(attempt)
 
     def _drop(self, is_void: Callable[[_ActiveSend], bool]) -> None:

@@ -116,7 +116,7 @@ OUTSIDE = [
          "traits: rounds answer all or nobody", "alone were answered"),
         ([("every=self.interval,", "every=self.interval + 1,")],
          "traits: exchanges are as many as it says", "its traits say"),
-        ([('stands_still="always"', 'stands_still="never"')],
+        ([('blocking="always"', 'blocking="never"')],
          "traits: regions stand still as it says", "stands still at once"),
         ([("params_P.clone(), wait=True)\n\n    def on_reply",
            "params_P.clone(), wait=False)\n\n    def on_reply")],

@@ -31,7 +31,7 @@ WHERE = ("its own update comes", "the standby is told", "another region is answe
 
 def config(sections: dict[str, Any], names: tuple[str, ...] = (HOME, STANDBY, THIRD)) -> Experiment:
     # Nobody takes over, and nobody is given up, but by what the controller says.
-    averager = {"region": HOME, "standby": STANDBY, "takeover_s": 600.0, "rejoin_s": 600.0}
+    averager = {"region": HOME, "standby": STANDBY, "failover_s": 600.0, "rejoin_s": 600.0}
     return experiment_of(
         regions=[{"name": name} for name in names],
         train={"steps": 12, "eval_every": 0},
@@ -202,7 +202,7 @@ def moved(bridge: Bridge, leader: AveragerLeader) -> bool:
 
 def who_stands_by(world: InProcess) -> str | None:
     bridges = {name: site.bridge for name, site in world.sites.items()}
-    found = (name for name, each in bridges.items() if each and each.status().get("stands_by"))
+    found = (name for name, each in bridges.items() if each and each.status().get("is_standby"))
     return next(found, None)
 
 

@@ -20,7 +20,7 @@ KINDS = sorted(STRATEGIES)
 STILL = [
     kind
     for kind in KINDS
-    if (traits := STRATEGIES[kind]().traits).in_rounds and traits.exchange.stands_still == "always"
+    if (traits := STRATEGIES[kind]().traits).in_rounds and traits.exchange.blocking == "always"
 ]
 """Those whose order of updates is no question of time."""
 EVEN = {"step_s": 0.3, "link": {"rate_mbps": 20, "delay_s": 0.04}}

@@ -200,7 +200,7 @@ def test_who_was_lost_is_reported_again_to_an_averager_that_has_moved(run: Run) 
     run.controller._poll()
     assert run.told("report_dead") == [(HOME, "report_dead", "eu")]
     run.calls.clear()
-    moved = {"leader": AveragerLeader("asia", 2), "stands_by": False}
+    moved = {"leader": AveragerLeader("asia", 2), "is_standby": False}
     run.controller._follow_averager({("bridge", "asia"): {"status": moved}})
     assert run.told("report_dead") == [("asia", "report_dead", "eu")]
     run.calls.clear()
@@ -286,9 +286,9 @@ def test_a_border_that_comes_between_a_look_and_a_request_ends_nothing(run: Run)
     before = View(("asia", "eu", HOME))
     after = before.changed((), ("eu",))
 
-    def change(joins: tuple[str, ...], leaves: tuple[str, ...], giver: str) -> object:
+    def change(joins: tuple[str, ...], leaves: tuple[str, ...], donor: str) -> object:
         try:
-            return after.changed(joins, leaves, giver)
+            return after.changed(joins, leaves, donor)
         except InvariantError as error:
             return error
 
@@ -531,7 +531,7 @@ def test_for_a_notice_the_averager_moves_before_its_region_leaves(run: Run) -> N
     _look(run, view)
     assert ("asia", "report_dead", HOME, "True") in run.calls
     assert not run.told("change_members")
-    moved = {"leader": AveragerLeader("asia", 2), "stands_by": False}
+    moved = {"leader": AveragerLeader("asia", 2), "is_standby": False}
     run.controller._follow_averager({("bridge", "asia"): {"status": moved}})
     run.controller.members.tick({("bridge", "asia"): {"view": view}})
     assert run.told("change_members")[0][:4] == ("asia", "change_members", "()", f"('{HOME}',)")
