@@ -1,10 +1,10 @@
 """What is decided for regions without a speed in the target: by what waits and what runs there.
 
 Idea: in regions without a planned speed, pending Ray demand decides how many machines run. Rule:
-    pending bundles are packed on machines; what does not fit rents new ones. A busy machine is
-    never replaced for a cheaper one; an idle one leaves after a while. A machine that will end
-    anyway (notice, end of life) is replaced and then drained. Demand that cannot be placed is
-    reported with the reason.
+pending bundles are packed on machines; what does not fit rents new ones. A busy machine is
+never replaced for a cheaper one; an idle one leaves after a while. A machine that will end
+anyway (notice, end of life) is replaced and then drained. Demand that cannot be placed is
+reported with the reason.
 """
 
 from __future__ import annotations

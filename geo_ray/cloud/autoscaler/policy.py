@@ -1,10 +1,10 @@
 """The autoscaler's policy: from observations and state to actions. Pure.
 
 Order: the observations update the state; deadline and budget set the required speed; each region
-    gets its server machine and its workers; machines leave; surplus machines end. An unreachable
-    region is skipped. The deadline rule is that of Can't Be Late (NSDI 2024): use spot machines
-    while the slack exceeds the time of a change, then only on-demand machines. The budget rule
-    stops all machines while the rest of the budget still covers stopping them.
+gets its server machine and its workers; machines leave; surplus machines end. An unreachable
+region is skipped. The deadline rule is that of Can't Be Late (NSDI 2024): use spot machines
+while the slack exceeds the time of a change, then only on-demand machines. The budget rule
+stops all machines while the rest of the budget still covers stopping them.
 costs until machines have left.
 """
 

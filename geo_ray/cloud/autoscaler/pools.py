@@ -1,11 +1,11 @@
 """Pools: effective price with expected preemptions, preemption rate, and backoff after failures.
 
 Idea: a preemption costs ``lost_s`` of the work of all machines, which are paid meanwhile. Rule: an
-    hour of a machine costs ``usd + rate * lost_h * usd of all per hour`` and computes ``1 - rate *
-    lost_h`` of its speed; the score is the quotient, in dollars per row. The rate is a Gamma
-    posterior, ``(rate0 * weight_h + n) / (weight_h + h)`` after ``n`` preemptions in ``h`` machine
-    hours, with a half-life of a day for observations. A pool without capacity is avoided, for twice
-    as long after each failure.
+hour of a machine costs ``usd + rate * lost_h * usd of all per hour`` and computes ``1 - rate *
+lost_h`` of its speed; the score is the quotient, in dollars per row. The rate is a Gamma
+posterior, ``(rate0 * weight_h + n) / (weight_h + h)`` after ``n`` preemptions in ``h`` machine
+hours, with a half-life of a day for observations. A pool without capacity is avoided, for twice
+as long after each failure.
 """
 
 from __future__ import annotations

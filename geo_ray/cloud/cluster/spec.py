@@ -368,7 +368,7 @@ def _check_kinds(
             raise ConfigError(
                 "provider.rent is demand, but the resources are unknown of machines in "
                 f"region '{region.name}'",
-                fix=f"Set the resources of the type: `autoscale: {{machine_resources: {{{types[0]}: "
+                fix=f"Set its resources: `autoscale: {{machine_resources: {{{types[0]}: "
                 "{CPU: 4, GPU: 1}}}`.",
             )
     named = [each.name for each in experiment.regions if each.nodes or each.server_node]

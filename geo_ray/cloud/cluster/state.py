@@ -328,8 +328,8 @@ def alone(
         except RunDirectoryError as error:
             raise ClusterStateError(
                 f"the lock of {state.name} cannot be read in {state.shown}: {error.message}",
-                fix="If no command is running, remove making/lease.json there, and the lease.json of "
-                "the autoscaler next to it if that is unreadable as well.",
+                fix="If no command is running, remove making/lease.json there, and the lease.json "
+                "of the autoscaler next to it if that is unreadable as well.",
             ) from error
         except RunHeldError as error:
             if time.monotonic() > deadline_s:
