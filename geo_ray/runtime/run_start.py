@@ -106,7 +106,7 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
         checked, placed = _placed(setup, experiment, run_id)
     try:
         with _restartable(resume):
-            checked.check_newcomers(demands_of(experiment), reporting.observer.status)
+            checked.check_joining(demands_of(experiment), reporting.observer.status)
         spec = RunSpec(
             experiment_json=with_shapes(experiment, task).model_dump_json(),
             base_dir=str(run.base_dir),

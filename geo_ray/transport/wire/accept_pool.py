@@ -107,7 +107,7 @@ _TLS_RECORD_BYTES: Final = 16 * 1024
 
 
 @dataclass(eq=False, slots=True)
-class _Newcomer:
+class _PendingConnection:
     sock: socket.socket
     source: str
     deadline_s: float
@@ -151,7 +151,7 @@ class AcceptPool:
         self._timeout_s = timeout_s
         self._quiet = RateLimitedLog(_LOGGER)
         self._closed = threading.Event()
-        self._lobby: Places[_Newcomer] = Places(_LOBBY)  # only the loop's thread uses it
+        self._lobby: Places[_PendingConnection] = Places(_LOBBY)  # only the loop's thread uses it
         self._lock = threading.Lock()  # guards the places, which other threads leave
         self._places: Places[_Place] = Places(most)
 
@@ -172,8 +172,8 @@ class AcceptPool:
                     if self._closed.wait(_RETRY_S):
                         break
                     self._quiet.warning(type(error).__name__, f"accepting connections: {error!r}")
-            for newcomer in self._lobby.holders():
-                newcomer.sock.close()
+            for pending in self._lobby.holders():
+                pending.sock.close()
 
     def _turn(self, selector: selectors.BaseSelector) -> None:
         for key, _ in selector.select(self._patience_s()):
@@ -182,14 +182,14 @@ class AcceptPool:
             elif key.data in self._lobby:
                 self._look(selector, key.data)
         now_s = time.monotonic()
-        for newcomer in self._lobby.holders():
-            if now_s > newcomer.deadline_s:
-                self._turn_away(selector, newcomer, "said nothing valid in time")
+        for pending in self._lobby.holders():
+            if now_s > pending.deadline_s:
+                self._turn_away(selector, pending, "said nothing valid in time")
         self._seat(selector, now_s)
 
     def _patience_s(self) -> float:
         waiting = self._lobby.holders()
-        if any(newcomer.is_ready for newcomer in waiting):
+        if any(pending.is_ready for pending in waiting):
             return _CROWDED_S
         return _WAITING_S if waiting else _IDLE_S
 
@@ -205,61 +205,65 @@ class AcceptPool:
                 sock.setblocking(False)
                 now_s = time.monotonic()
                 hello_timeout_s = min(_HELLO_TIMEOUT_S, self._timeout_s)
-                newcomer = _Newcomer(sock, source_of(str(address[0])), now_s + hello_timeout_s)
+                pending = _PendingConnection(
+                    sock, source_of(str(address[0])), now_s + hello_timeout_s
+                )
                 while self._lobby.is_full:
-                    victim = self._lobby.victim(newcomer.source, now_s)
+                    victim = self._lobby.victim(pending.source, now_s)
                     if victim is not None:
                         self._turn_away(selector, victim, "waited while many others came")
-                selector.register(sock, selectors.EVENT_READ, newcomer)
-                self._lobby.take(newcomer, newcomer.source, now_s)
+                selector.register(sock, selectors.EVENT_READ, pending)
+                self._lobby.take(pending, pending.source, now_s)
             except BaseException:
                 sock.close()
                 raise
 
-    def _look(self, selector: selectors.BaseSelector, newcomer: _Newcomer) -> None:
+    def _look(self, selector: selectors.BaseSelector, pending: _PendingConnection) -> None:
         """Look whether the first frame is complete; take nothing from the socket."""
-        newcomer.looks += 1
+        pending.looks += 1
         try:
-            start = newcomer.sock.recv(HELLO_LIMITS.max_meta_bytes, socket.MSG_PEEK)
+            start = pending.sock.recv(HELLO_LIMITS.max_meta_bytes, socket.MSG_PEEK)
             needed = first_frame_bytes(start)
-            arrived = len(newcomer.sock.recv(needed, socket.MSG_PEEK))
+            arrived = len(pending.sock.recv(needed, socket.MSG_PEEK))
             is_ready = arrived >= needed
             # The selector need not tell again of what is there already.
             lowest = 1 if is_ready else needed
-            newcomer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
+            pending.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
         except BlockingIOError:
             return
         except (FrameError, OSError) as error:
-            self._turn_away(selector, newcomer, f"is no peer: {error}")
+            self._turn_away(selector, pending, f"is no peer: {error}")
             return
         if is_ready:
-            newcomer.is_ready = True
-            newcomer.deadline_s = time.monotonic() + self._timeout_s
-            selector.unregister(newcomer.sock)
-        elif not start or newcomer.looks > _LOOKS:
-            self._turn_away(selector, newcomer, "ended before its first frame")
+            pending.is_ready = True
+            pending.deadline_s = time.monotonic() + self._timeout_s
+            selector.unregister(pending.sock)
+        elif not start or pending.looks > _LOOKS:
+            self._turn_away(selector, pending, "ended before its first frame")
 
-    def _turn_away(self, selector: selectors.BaseSelector, newcomer: _Newcomer, why: str) -> None:
-        self._lobby.leave(newcomer)
-        if not newcomer.is_ready:
-            selector.unregister(newcomer.sock)
-        newcomer.sock.close()
-        self._quiet.warning(why[:12], f"a connection of {newcomer.source} {why}")
+    def _turn_away(
+        self, selector: selectors.BaseSelector, pending: _PendingConnection, why: str
+    ) -> None:
+        self._lobby.leave(pending)
+        if not pending.is_ready:
+            selector.unregister(pending.sock)
+        pending.sock.close()
+        self._quiet.warning(why[:12], f"a connection of {pending.source} {why}")
 
     # ------------------------------------------------------------------ with a thread
 
     def _seat(self, selector: selectors.BaseSelector, now_s: float) -> None:
         """Give places to those who are ready, first to whose sources have fewest."""
-        ready = [newcomer for newcomer in self._lobby.holders() if newcomer.is_ready]
+        ready = [pending for pending in self._lobby.holders() if pending.is_ready]
         while ready:
             with self._lock:
-                newcomer = min(ready, key=lambda each: self._places.count(each.source))
+                pending = min(ready, key=lambda each: self._places.count(each.source))
                 if self._places.is_full:
-                    self._evict(newcomer.source, now_s)
+                    self._evict(pending.source, now_s)
                     return
-            ready.remove(newcomer)
-            self._lobby.leave(newcomer)
-            self._begin(newcomer, now_s)
+            ready.remove(pending)
+            self._lobby.leave(pending)
+            self._begin(pending, now_s)
 
     def _evict(self, source: str, now_s: float) -> None:
         """End a handshake for a newcomer, who gets the place when its thread has ended."""
@@ -268,14 +272,14 @@ class AcceptPool:
             victim.is_evicted = True
             sockets.hang_up(victim.handle)
 
-    def _begin(self, newcomer: _Newcomer, now_s: float) -> None:
-        sock, place = newcomer.sock, None
+    def _begin(self, pending: _PendingConnection, now_s: float) -> None:
+        sock, place = pending.sock, None
         try:
             sock.setblocking(True)
             place = _Place(sock.dup())
             with self._lock:
-                self._places.take(place, newcomer.source, now_s)
-            self._workers.start(self._name, partial(self._run, sock, newcomer.source, place))
+                self._places.take(place, pending.source, now_s)
+            self._workers.start(self._name, partial(self._run, sock, pending.source, place))
         except BaseException:
             sock.close()
             if place is not None:
