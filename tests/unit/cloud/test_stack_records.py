@@ -266,7 +266,7 @@ def test_the_report_counts_no_head_and_says_whose_it_is(plan: Plan, tmp_path: Pa
     long_ago = HeadStatus(unix_s=time.time() - 3600, made=1, status=AutoscalerStatus(True))
     write_status(state.store(), long_ago, None)
     notes = report_of(record, state, Listed(machine)).notes  # type: ignore[arg-type]
-    assert any("does the head run?" in each for each in notes)
+    assert any("is the head running?" in each for each in notes)
 
 
 def test_an_autoscaler_rents_for_its_own_cluster_only(plan: Plan, tmp_path: Path) -> None:
