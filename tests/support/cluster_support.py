@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from moto.server import ThreadedMotoServer
-from tests.support.ec2_frontend import Ec2Frontend
 
 from geo_ray.api.clusters import _asked
 from geo_ray.api.plan import PlanInputs
@@ -42,6 +41,7 @@ from tests.support.cloud_servers import (
     quota,
 )
 from tests.support.cvm_server import CvmServer
+from tests.support.ec2_frontend import Ec2Frontend
 from tests.support.s3_support import new_bucket
 
 RUN: dict[str, Any] = {

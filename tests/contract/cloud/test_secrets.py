@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from moto.server import ThreadedMotoServer
-from tests.support.ec2_frontend import Ec2Frontend
 
 from geo_ray.base.errors import CloudError, ProviderRefusedError, ProviderUnreachableError
 from geo_ray.cloud.secrets import KINDS, SecretStore, open_secrets
 from tests.support.cloud_servers import LoopbackCloud, as_caller, shows_no_secret
 from tests.support.cvm_server import CvmServer
+from tests.support.ec2_frontend import Ec2Frontend
 
 VALUE = "pa55-canary-ümläut\nsecond line"
 

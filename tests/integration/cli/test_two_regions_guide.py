@@ -28,7 +28,7 @@ def blocks(page: Path = GUIDE) -> list[tuple[str, str, str]]:
     found = []
     for fence in FENCE.finditer(text):
         before = text[: fence.start()].rstrip().rpartition("\n\n")[2]
-        names = re.findall(r"as `([\w.-]+)`", before)
+        names = re.findall(r"\bas\s`([\w.-]+)`", before)
         kind, body = fence.groups()
         assert kind in ("bash", "text") or names, f"which file is this?\n{body}"
         found.append((kind, names[-1] if names and kind != "bash" else "", body))
