@@ -115,7 +115,7 @@ class ClusterTarget:
         preemptions_per_h: of a spot machine, as assumed before any was seen.
         lost_s: of the work of all that each takes.
         head: whose cost is counted, too; None: there is none, or somebody else pays it.
-        compute_share: share of the job's time that faster machines shorten.
+        compute_fraction: share of the job's time that faster machines shorten.
     """
 
     regions: tuple[RegionTarget, ...]
@@ -124,7 +124,7 @@ class ClusterTarget:
     preemptions_per_h: float = 0.05
     lost_s: float = 180.0
     head: HeadTarget | None = None
-    compute_share: float = 1.0
+    compute_fraction: float = 1.0
 
     def region(self, name: str) -> RegionTarget | None:
         """Return a region by the run's name of it."""
