@@ -103,12 +103,12 @@ def replies(draw: Any) -> ReplyMessage:
         own=draw(FLAG),
         lossy=draw(maybe(REPORT)),
         fragment=draw(COUNT),
-        share=draw(NUMBER),
+        own_weight=draw(NUMBER),
         steps=draw(maybe(COUNT)),
         seen=draw(COUNT),
         reliable=draw(maybe(NUMBER)),
         held_s=draw(NUMBER),
-        closing=draw(st.booleans()),
+        draining=draw(st.booleans()),
     )
 
 
