@@ -384,7 +384,8 @@ class SimRegion:
             raise NonFiniteError(
                 f"region '{self.name}' refused {most} steps in a row: no finite loss and gradient",
                 fix="Simulate with a lower `optimizer.lr`, or clip gradients: "
-                "`--set train.clip_norm=1.0`.",
+                "`--set train.clip_norm=1.0`. If the first steps are refused, look for NaN in the "
+                "rows.",
             )
 
     def on_reply(self, reply: ReplyMessage, took_s: float) -> None:

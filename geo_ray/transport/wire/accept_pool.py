@@ -30,10 +30,10 @@ Holder = TypeVar("Holder")
 
 
 class Places(Generic[Holder]):
-    """A bounded number of places, and who has had them since when.
+    """A bounded number of places with their holders and times.
 
-    Nothing is refused while a place is free. After that the source with most places gives one up,
-    its oldest: strangers from one address cost a peer at another address nothing.
+    Nothing is refused while a place is free. After that the source with most places loses its
+    oldest: unknown peers at one address do not affect a peer at another.
 
     Args:
         most: count of places.
@@ -52,7 +52,7 @@ class Places(Generic[Holder]):
         return len(self._held) >= self._most
 
     def holders(self) -> list[Holder]:
-        """Return who has a place, the oldest first."""
+        """Return the holders of places, the oldest first."""
         return list(self._held)
 
     def count(self, source: str) -> int:
@@ -68,13 +68,13 @@ class Places(Generic[Holder]):
         self._held.pop(holder, None)
 
     def victim(self, source: str, now_s: float, tenure_s: float = 0.0) -> Holder | None:
-        """Return who should lose its place for a newcomer, or None.
+        """Return the holder that loses its place to a new connection, or None.
 
         Args:
-            source: of the newcomer.
+            source: of the new connection.
             now_s: the time.
-            tenure_s: a holder that is younger only loses its place to a newcomer whose source
-                has fewer places.
+            tenure_s: a younger holder only loses its place to a new connection whose source has
+                fewer places.
         """
         counts = Counter(held for held, _ in self._held.values())
         if not counts:
@@ -123,11 +123,11 @@ class _Place:
 
 
 class AcceptPool:
-    """Accepts a listener's connections until closed, whatever else happens.
+    """Accepts a listener's connections until closed, despite any errors.
 
     Args:
         listener: a listening socket; its owner closes it.
-        serve: serves one connection in a thread of its own, its handshake first.
+        serve: serves one connection in its own thread, its handshake first.
         workers: threads.
         name: of these threads.
         most: handshakes at the same time.
@@ -156,7 +156,7 @@ class AcceptPool:
         self._places: Places[_Place] = Places(most)
 
     def close(self) -> None:
-        """Accept nothing more; shutting the listener down ends `run` at once."""
+        """Stop accepting; shutting the listener down ends `run` at once."""
         self._closed.set()
         sockets.hang_up(self._listener)
 
@@ -219,7 +219,7 @@ class AcceptPool:
                 raise
 
     def _look(self, selector: selectors.BaseSelector, pending: _PendingConnection) -> None:
-        """Look whether the first frame is complete; take nothing from the socket."""
+        """Check whether the first frame is complete, without reading from the socket."""
         pending.looks += 1
         try:
             start = pending.sock.recv(HELLO_LIMITS.max_meta_bytes, socket.MSG_PEEK)
@@ -253,7 +253,7 @@ class AcceptPool:
     # ------------------------------------------------------------------ with a thread
 
     def _seat(self, selector: selectors.BaseSelector, now_s: float) -> None:
-        """Give places to those who are ready, first to whose sources have fewest."""
+        """Give places to ready connections, first to those whose sources have fewest."""
         ready = [pending for pending in self._lobby.holders() if pending.is_ready]
         while ready:
             with self._lock:
@@ -266,7 +266,7 @@ class AcceptPool:
             self._begin(pending, now_s)
 
     def _evict(self, source: str, now_s: float) -> None:
-        """End a handshake for a newcomer, who gets the place when its thread has ended."""
+        """End a handshake for a new connection, which gets the place when its thread has ended."""
         victim = self._places.victim(source, now_s, _TENURE_S)
         if victim is not None and not victim.is_evicted:
             victim.is_evicted = True
@@ -301,7 +301,7 @@ class AcceptPool:
 
 
 def source_of(host: str) -> str:
-    """Return what counts as one source: an IPv4 address, or the network of an IPv6 address."""
+    """Return the source of a connection: an IPv4 address, or the network of an IPv6 address."""
     address = ip_address(host.split("%")[0])
     if not isinstance(address, IPv6Address):
         return host
@@ -312,7 +312,7 @@ def source_of(host: str) -> str:
 
 
 def first_frame_bytes(start: bytes) -> int:
-    """Return how long a connection's first frame, or TLS record, is, as far as its start tells.
+    """Return the length of a connection's first frame, or TLS record, as its start shows.
 
     Raises:
         FrameError: neither a hello nor a TLS handshake begins like that.
