@@ -383,7 +383,7 @@ def test_no_value_is_proposed_that_would_be_refused_too() -> None:
         ),
         (
             ["emulate.step_s_by_region.moon=1"],
-            r"step_s_by_region.moon \(overrides\): got 1, there is no",
+            r"step_s_by_region.moon \(overrides\): got 1, no region 'moon'",
         ),
         (
             ["averager.max_divergence=1.5"],
