@@ -66,7 +66,7 @@ class Choice:
         family: the strategy.
         interval: local steps between exchanges.
         codec: codec in both directions where possible; None: none.
-        compute_share: fraction of the regions' time spent computing.
+        compute_fraction: fraction of the regions' time spent computing.
         transfer_s: seconds of one exchange.
         loss: relative loss against synchronous training without codecs.
     """
