@@ -160,13 +160,13 @@ class PriceBook(StrictModel):
         """
         fresh = list(fresh)
         read_at = {_zones(record): record.fetched_at for record in fresh if record.zone is not None}
-        kept = [
+        retained = [
             record
             for record in self._by_key.values()
             if record.zone is None
             or record.fetched_at >= read_at.get(_zones(record), record.fetched_at)
         ]
-        return _merged([*kept, *fresh], self.rates)
+        return _merged([*retained, *fresh], self.rates)
 
     def joined(self, other: PriceBook) -> PriceBook:
         """Merge two books; records and rates of ``other`` have precedence."""
