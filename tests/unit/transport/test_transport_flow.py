@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.flow import FlowControl, StreamCount, BusyPeriod, Window
+from geo_ray.transport.flow import BusyPeriod, FlowControl, StreamCount, Window
 
 RTT_S = 0.1
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from geo_ray.transport.flow import StreamCount, BusyPeriod
+from geo_ray.transport.flow import BusyPeriod, StreamCount
 
 EVERY_S = 10.0
 EXCHANGES = 180
