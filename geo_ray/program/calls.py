@@ -31,18 +31,18 @@ from geo_ray.program.graph import NodeEdge, NodeHandle
 from geo_ray.program.serialization import pack, unpack
 
 FRAME_BYTES: Final = 256
-"""What headers add to a message between regions, about."""
+"""Approximate size of the headers of a message between regions."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeTraffic:
-    """What went over an edge: the bytes of arguments and results, without headers.
+    """Traffic of an edge: the bytes of arguments and results, without headers.
 
     Attributes:
-        edge: who calls whom.
-        calls: how many.
-        request_bytes: towards the called.
-        answer_bytes: back.
+        edge: caller and called node.
+        calls: number of calls.
+        request_bytes: bytes of arguments.
+        answer_bytes: bytes of results.
     """
 
     edge: NodeEdge
@@ -59,13 +59,13 @@ class TrafficCounter:
         self._counts: dict[str, tuple[int, int, int]] = {}
 
     def count(self, target: str, request_bytes: int, answer_bytes: int) -> None:
-        """One call more."""
+        """Count a call."""
         with self._lock:
             calls, there, back = self._counts.get(target, (0, 0, 0))
             self._counts[target] = (calls + 1, there + request_bytes, back + answer_bytes)
 
     def counts(self) -> dict[str, list[int]]:
-        """Calls and bytes there and back."""
+        """Return calls and bytes in both directions."""
         with self._lock:
             return {target: list(counts) for target, counts in self._counts.items()}
 
@@ -77,7 +77,7 @@ def traffic_of(
 
     Args:
         edges: of the program.
-        counted: by the calling node, of each of its instances and incarnations.
+        counted: by the calling node, of each of its instances and attempts.
     """
     found = []
     for edge in edges:
@@ -88,31 +88,31 @@ def traffic_of(
 
 
 Send = Callable[[str, str, bytes], bytes | memoryview]
-"""Carries a call, (instance, method, arguments), and waits for what comes back."""
+"""Sends a call, (instance, method, arguments), and waits for the answer."""
 
 RETURN_S: Final = 300.0
-"""How long a call waits for a node that is started anew."""
+"""Time for which a call waits for a restarting node."""
 
 
 class CallFuture:
-    """What will come back of a call.
+    """The future result of a call.
 
-    Not one of `concurrent.futures`, whose waiting stands still on a virtual clock.
+    Not one of `concurrent.futures`, which cannot wait on a virtual clock.
     """
 
     def __init__(self, future: Future[Any], clock: ProgramClock) -> None:
         self._future, self._clock = future, clock
 
     def done(self) -> bool:
-        """Whether it has come."""
+        """Whether the result has arrived."""
         return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for it.
+        """Wait for the result.
 
         Raises:
-            DeadlineExceededError: it did not come in time; the call goes on.
-            ProgramError: whatever came of the call instead.
+            DeadlineExceededError: it did not arrive in time; the call continues.
+            ProgramError: the error of the call.
         """
         try:
             is_done = self._clock.wait(self._future, timeout_s)
@@ -125,20 +125,20 @@ class CallFuture:
 
 
 def check_in_node() -> None:
-    """Tell who kept a caller for too long; a node's own thread is to end without an error.
+    """Report a call after the end; a node's own thread ends without an error.
 
     Raises:
-        NodeEndedError: whoever calls this is no node.
+        NodeEndedError: the caller is no node.
     """
     if not name_here():
         raise NodeEndedError("a node was called, but its program has ended")
 
 
 def gathered(futures: Iterable[CallFuture]) -> list[Any]:
-    """The results of several calls, in their order.
+    """Return the results of several calls, in their order.
 
     Raises:
-        ProgramError: of the first, in their order, that failed.
+        ProgramError: that of the first failed call, in their order.
     """
     return [future.result() for future in futures]
 
@@ -148,8 +148,8 @@ class OutgoingCalls:
 
     Args:
         clock: where it runs.
-        send: the way there.
-        traffic: counts them.
+        send: transmits a call.
+        traffic: counts the calls.
     """
 
     def __init__(self, clock: ProgramClock, send: Send, traffic: TrafficCounter) -> None:
@@ -161,7 +161,7 @@ class OutgoingCalls:
         """Call and wait.
 
         Raises:
-            ProgramError: the node raised, or is gone.
+            ProgramError: the node raised an error or is gone.
             ValueUnshippableError: an argument cannot be sent.
         """
         request = _request(target, method, given, named)
@@ -175,7 +175,7 @@ class OutgoingCalls:
         Raises:
             ValueUnshippableError: an argument cannot be sent.
         """
-        request = _request(target, method, given, named)  # now: the caller may change them later
+        request = _request(target, method, given, named)  # now: the caller may modify them later
         future: Future[Any] = Future()
 
         def execute() -> None:
@@ -210,11 +210,11 @@ def _request(target: str, method: str, given: tuple[Any, ...], named: Mapping[st
 
 
 class NodeCaller:
-    """Takes a handle's place: ``caller.method(x)`` calls and waits. Replicas are called in turn.
+    """Replaces a handle: ``caller.method(x)`` calls and waits. Replicas are called in turn.
 
     Attributes:
         futures: the same, without waiting: ``caller.futures.method(x)`` returns a `CallFuture`.
-        each: a caller of each replica by itself.
+        each: a caller of each replica.
     """
 
     def __init__(self, targets: tuple[str, ...], calls: OutgoingCalls) -> None:
@@ -234,7 +234,7 @@ class NodeCaller:
 
 
 class FutureCaller:
-    """Calls that return a `CallFuture` at once."""
+    """Calls that return a `CallFuture` immediately."""
 
     def __init__(self, turns: itertools.cycle[str], calls: OutgoingCalls) -> None:
         self._turns, self._calls = turns, calls
@@ -246,7 +246,7 @@ class FutureCaller:
 
 
 def filled(value: Any, calls: OutgoingCalls, names: Mapping[str, tuple[str, ...]]) -> Any:
-    """A value with callers in the places of handles.
+    """Return a value with callers in place of handles.
 
     Args:
         value: an argument of a node.
@@ -268,26 +268,26 @@ def filled(value: Any, calls: OutgoingCalls, names: Mapping[str, tuple[str, ...]
 F = TypeVar("F", bound=Callable[..., Any])
 MARK: Final = "_geo_ray_batch"
 MOST_CALLS: Final = 64
-"""How many calls can wait at one instance for each other."""
+"""Maximum number of calls in a batch."""
 
 
 def batched_handler(batch_size: int, timeout_s: float) -> Callable[[F], F]:
-    """Let a method answer several calls at once: it takes a list and returns one as long.
+    """Let a method answer several calls at once: it takes a list and returns one of equal length.
 
     Each call gives one argument and gets one result. Calls that wait for each other do not count as
-    being answered, so `NodeGroup.calls_at_once` says how many *batches* go on at a time.
+    being answered, so `NodeGroup.calls_at_once` limits the *batches* at a time.
 
     Args:
-        batch_size: calls that are enough, at most 64.
+        batch_size: calls that complete a batch, at most 64.
         timeout_s: how long the first call waits for others.
 
     Raises:
-        ProgramInvalidError: the numbers make no sense.
+        ProgramInvalidError: the numbers are out of range.
     """
     if not 1 <= batch_size <= MOST_CALLS or not 0 <= timeout_s < threading.TIMEOUT_MAX:
         raise ProgramInvalidError(
             f"a batch of {batch_size} calls within {timeout_s:g} s: 1 to {MOST_CALLS} calls, and "
-            "at least 0 s and not for ever"
+            "at least 0 s, finite"
         )
 
     def marked(method: F) -> F:
@@ -298,13 +298,13 @@ def batched_handler(batch_size: int, timeout_s: float) -> Callable[[F], F]:
 
 
 class CallBatch:
-    """Calls that wait for each other; the first of a batch carries it out for all.
+    """Calls that wait for each other; the first of a batch executes it for all.
 
     Args:
-        batch_size: calls that are enough.
+        batch_size: calls that complete a batch.
         timeout_s: how long the first one waits.
         clock: where they wait.
-        execute: answers them; as many results as requests.
+        execute: answers the requests; returns as many results.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class CallBatch:
         self._full: Future[None] = Future()
 
     def answer(self, request: Any) -> Any:
-        """This request's part of what comes of its batch.
+        """Return this request's result of its batch.
 
         Raises:
             Exception: that of the whole batch.
@@ -331,7 +331,7 @@ class CallBatch:
             self._waiting.append((request, mine))
             is_first = len(self._waiting) == 1
             batch, full = self._waiting, self._full
-            if len(batch) >= self._size:  # whoever comes now begins the next one
+            if len(batch) >= self._size:  # later calls start the next batch
                 self._waiting, self._full = [], Future()
         if len(batch) >= self._size and not full.done():
             full.set_result(None)
@@ -361,11 +361,11 @@ class CallBatch:
                 future.set_result(value)
 
 
-_MOST_CHARS: Final = 8000  # of a traceback, which passes in the head of a message
+_MOST_CHARS: Final = 8000  # of a traceback, which is sent in the header of a message
 
 
 class CallSemaphore:
-    """Lets so many calls through at a time, the others in their order."""
+    """Admits a number of calls at a time, in their order."""
 
     def __init__(self, calls_at_once: int, clock: ProgramClock) -> None:
         self._free, self._clock = calls_at_once, clock
@@ -374,7 +374,7 @@ class CallSemaphore:
 
     @contextmanager
     def passed(self) -> Iterator[None]:
-        """Wait for a turn and have it."""
+        """Wait for admission and hold it."""
         mine: Future[None] | None = None
         with self._lock:
             if self._free:
@@ -398,8 +398,8 @@ class NodeHost:
     """Holds one instance.
 
     Args:
-        make: what makes the node.
-        args: for it; handles among them.
+        make: the node's factory.
+        args: its arguments, handles included.
         calls_at_once: see `NodeGroup.calls_at_once`.
         context: of the instance.
         calls: of the instance to others.
@@ -424,28 +424,28 @@ class NodeHost:
 
     @property
     def has_run(self) -> bool:
-        """Whether it has something to do of its own."""
+        """Whether the node has a ``run`` method."""
         return callable(getattr(self._node, "run", None))
 
     def stand(self) -> None:
-        """Make the node.
+        """Create the node.
 
         Raises:
-            NodeFailedError: it raised.
+            NodeFailedError: its factory raised.
         """
         try:
             with in_context(self._context):
                 self._node = self._make(*self._args)
         except NodeStopped:
             raise
-        except BaseException as error:  # `sys.exit`, too: the node ends, and not who has started it
-            raise self._failed("while it was made", error) from error
+        except BaseException as error:  # including `sys.exit`: only the node ends
+            raise self._failed("while it was created", error) from error
 
     def run(self) -> bytes:
-        """What its ``run`` returns, packed.
+        """Run its ``run`` and return the packed result.
 
         Raises:
-            NodeFailedError: it raised, or returned what cannot be sent.
+            NodeFailedError: it raised an error, or its result cannot be sent.
         """
         try:
             with in_context(self._context):
@@ -466,8 +466,8 @@ class NodeHost:
             Its packed result.
 
         Raises:
-            NodeCallError: it raised, or is not there.
-            ValueUnshippableError: what it returned cannot be sent.
+            NodeCallError: it raised an error, or does not exist.
+            ValueUnshippableError: its result cannot be sent.
         """
         given, named = unpack(request)
         try:
@@ -507,12 +507,12 @@ class NodeHost:
         node = self._node
         found = None if method.startswith("_") or method == "run" else getattr(node, method, None)
         if not callable(found):
-            kind = type(node)  # whose properties are not computed by this
+            kind = type(node)  # so that properties of the instance are not computed
             there = [
                 n for n in dir(kind) if n[0] != "_" and n != "run" and callable(getattr(kind, n))
             ]
             raise NodeCallError(
-                f"node {self._context.name!r} has no method {method!r} to be called"
+                f"node {self._context.name!r} has no public method {method!r}"
                 f"{or_meant(method, there)}",
                 fix="Call a public method of the node; `run` is started by the launcher.",
             )
@@ -532,15 +532,15 @@ class NodeHost:
 
 def _only(given: list[Any], named: dict[str, Any]) -> Any:
     if len(given) != 1 or named:
-        raise TypeError("a batched handler takes one argument of each call, without its name")
+        raise TypeError("a batched handler takes one positional argument of each call")
     return given[0]
 
 
 def _said(error: BaseException) -> str:
-    """An error of a user's and its traceback, as text that can be sent."""
+    """Return a user's error and its traceback as text."""
     try:
         what = f"{error!r:.2000}"
-    except Exception:  # the error's own fault, which is not to hide it
+    except Exception:  # an error in `repr` must not hide the error
         what = type(error).__name__
     trace = "".join(traceback.format_exception(error)).rstrip()[-_MOST_CHARS:]
     return f"{what}\n{trace}".encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""A process of a program: it holds one node or a region's bridge, and is asked by its launcher.
+"""A process of a program, which holds one node or a region's bridge and serves its launcher.
 
 ``python -m geo_ray.program.node_process ORDER`` is such a process on this machine. ORDER is a file
 that only its owner can read; it is removed once it is read. All later requests come over the
@@ -43,7 +43,7 @@ class HeldPart:
         host: address of this machine to listen on.
         key: of its region.
         wan_key: of all bridges of the program.
-        certificate: of a bridge, for TLS between regions; None where all are on loopback.
+        certificate: of a bridge, for TLS between regions; None if all are on loopback.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HeldPart:
             server = NodeServer(SerializedNode.of_plain(order["node"]), on, host, key)
             self._held, self.addresses = server, (server.address,)
             return
-        from geo_ray.program.bridge import NodeBridge  # nodes are spared what it imports
+        from geo_ray.program.bridge import NodeBridge  # nodes do not need its imports
 
         region = order["region"]
         specs = {(a, b): LinkSpec.model_validate(spec) for a, b, spec in order["links"]}
@@ -79,14 +79,14 @@ class HeldPart:
             GeoRayError: the error that the method raised.
         """
         if what not in _REQUESTS or not hasattr(self._held, what):
-            raise FrameError(f"a process of a program cannot {what!r:.40}")
+            raise FrameError(f"a process of a program has no operation {what!r:.40}")
         if what == "use":
             return self._held.use(NodeTable.of_plain(*given))
         return getattr(self._held, what)(*given)
 
 
 def _serve(path: Path) -> None:
-    """Do what an order says until the process is ended."""
+    """Execute an order until the process is ended."""
     order = unpack(path.read_bytes())
     path.unlink()
     held = HeldPart(order, "processes", HOST, order["key"], order.get("wan_key", b""))

@@ -26,14 +26,14 @@ from geo_ray.ray_cluster.labels import REGION_LABEL, in_region
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.wire.sockets import Address
 
-_THREADS: Final = 8  # calls of the launcher at the same time: one waits for the node's end
+_THREADS: Final = 8  # concurrent calls of the launcher: one of them waits for the node's end
 _BRIDGE_CPUS: Final = 0.01
 _ASK_S: Final = 300.0
 _PLACE_S: Final = 120.0
 
 
 class ProgramActor:
-    """Holds an instance or a region's bridge; see `HeldPart`.
+    """Hosts an instance or a region's bridge; see `HeldPart`.
 
     Args:
         region: where it runs.
@@ -46,7 +46,7 @@ class ProgramActor:
         self._secrets = BridgeSecrets(region, config)
 
     def introduce(self) -> Introduction:
-        """Give the public halves of its keys."""
+        """Return the public halves of its keys."""
         return self._secrets.introduce()
 
     def open(self, keys: BridgeKeys) -> tuple[Address, ...]:
@@ -70,7 +70,7 @@ class StartedActor:
     """A `NodeProcess` on Ray.
 
     Args:
-        what: it is, in messages.
+        what: its description in messages.
         actor: its handle.
         threads: call Ray.
     """
@@ -88,7 +88,7 @@ class StartedActor:
         """Call a method of the actor.
 
         Raises:
-            NodeFailedError: the actor is gone or does not answer, or the program ends.
+            NodeFailedError: the actor is gone or unresponsive, or the program ends.
             GeoRayError: the error that the method raised.
         """
 
@@ -103,7 +103,7 @@ class StartedActor:
 
 
 def _done(what: str, threads: RayThreads, work: Callable[[], Any]) -> Any:
-    """The result of calls of Ray's, which end before this process disconnects."""
+    """Return the result of Ray calls, which end before this process disconnects."""
     try:
         return threads.submit(what, work).result()
     except RegionLostError as error:
@@ -114,9 +114,9 @@ class RayActors:
     """A `Launcher` of actors.
 
     Args:
-        program: the whole.
-        cluster: None: the one that this process is connected to or runs in, else one of this
-            machine.
+        program: the program.
+        cluster: None: the one that this process is connected to or runs in, else a new one on
+            this machine.
     """
 
     def __init__(self, program: Program, cluster: ClusterConfig | None = None) -> None:
@@ -137,7 +137,7 @@ class RayActors:
         """
         program = self._program
         regions = program.regions
-        cpus = dict.fromkeys(regions, 1.0)  # also for what nodes bring up
+        cpus = dict.fromkeys(regions, 1.0)  # also for processes that nodes start
         for group in program.groups:
             cpus[group.region] += group.cpus * group.replicas * len(group.nodes)
         cluster = connect(
@@ -175,7 +175,7 @@ class RayActors:
         try:
             self._kill_all()
             self._threads.close()
-            self._kill_all()  # an actor whose creation was under way
+            self._kill_all()  # an actor whose creation was in progress
         finally:
             self._stack.close()
 
@@ -208,14 +208,14 @@ class RayActors:
             if time.monotonic() - began_s < _PLACE_S:
                 raise
             raise ProgramError(
-                f"{started.what} has no place in region {region} after {_PLACE_S:g} s",
+                f"{started.what} was not placed in region {region} within {_PLACE_S:g} s",
                 fix="Let the group ask for fewer cpus and gpus, or add machines there.",
             ) from error
         return introduction
 
 
 def default_cluster() -> ClusterConfig:
-    """The cluster that this process is connected to or runs in; else one made for the program."""
+    """Return the cluster that this process is connected to or runs in, else a new one."""
     if ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
         return ExistingClusterConfig()
     return LocalClusterConfig()

@@ -40,8 +40,8 @@ class NodeProcess(Protocol):
     """A process of a program, as its launcher sees it.
 
     Attributes:
-        addresses: of a node: where it answers calls; of a bridge: for other regions' bridges, and
-            for the processes of its own region.
+        addresses: of a node: for calls; of a bridge: for other regions' bridges, and for the
+            processes of its region.
     """
 
     addresses: tuple[Address, ...]
@@ -52,7 +52,7 @@ class NodeProcess(Protocol):
         Args:
             what: the method.
             given: its arguments.
-            forever: wait as long as the process lives. One such call at a time.
+            forever: wait as long as the process lives; one such call at a time.
 
         Raises:
             NodeFailedError: the process has ended.
@@ -60,20 +60,20 @@ class NodeProcess(Protocol):
         """
 
     def end(self) -> None:
-        """End the process, which may be gone."""
+        """End the process, which may have ended already."""
 
 
 class Launcher(Protocol):
     """Starts the processes of a program: on this machine, or as actors of Ray."""
 
     def begin(self) -> None:
-        """Start what is needed before all processes."""
+        """Start everything that the processes need."""
 
     def start(self, name: str, region: str, order: dict[str, Any]) -> NodeProcess:
-        """Start a process that holds what ``order`` describes; see `HeldPart`.
+        """Start a process that hosts the part of ``order``; see `HeldPart`.
 
         Raises:
-            GeoRayError: it does not start.
+            GeoRayError: it cannot be started.
         """
 
     def end(self) -> None:
@@ -84,7 +84,7 @@ class ProcessBackend:
     """A `NodeBackend` whose instances run in other processes.
 
     Args:
-        program: the whole.
+        program: the program.
         launcher: of the processes.
         clock: for threads.
 
@@ -98,7 +98,7 @@ class ProcessBackend:
         self._nodes: dict[str, NodeProcess] = {}
         self._bridges: dict[str, NodeProcess] = {}
         self._counts: dict[str, list[dict[str, list[int]]]] = defaultdict(list)
-        self._lock = threading.RLock()  # guards the table and all above
+        self._lock = threading.RLock()  # guards the table and all attributes above
         self._table = NodeTable(1, {name: each.region for name, each in self._serialized.items()})
         self._bridged_regions = sorted(
             {r for e in program.edges if e.crosses for r in (e.source_region, e.target_region)}
@@ -112,7 +112,7 @@ class ProcessBackend:
         made: dict[str, Future[NodeProcess]] = {
             region: Future() for region in self._bridged_regions
         }
-        for region, future in made.items():  # at the same time: each is a process to be started
+        for region, future in made.items():  # concurrently: each starts a process
             self._clock.start(partial(_settle, future, partial(self._bridge, region, 1)))
         for region, future in made.items():
             self._clock.wait(future)
@@ -134,7 +134,7 @@ class ProcessBackend:
             table = self._table
         with self._dropped_if_lost(name):
             node.ask("use", table.plain())
-            runs = bool(node.ask("stand", forever=True))  # it hears of others meanwhile
+            runs = bool(node.ask("stand", forever=True))  # it receives newer tables meanwhile
         self._tell(nodes={name: node.addresses[0]})
         return runs
 
@@ -149,7 +149,7 @@ class ProcessBackend:
             self._nodes[name].ask("attend", forever=True)
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
-        """See `NodeBackend.counts`. What an instance counted that was killed is lost with it."""
+        """See `NodeBackend.counts`. Counts of a killed instance are lost."""
         with self._lock:
             nodes = dict(self._nodes)
         found = {name: list(counts) for name, counts in self._counts.items()}
@@ -174,7 +174,7 @@ class ProcessBackend:
             raise
 
     def _drop(self, name: str) -> None:
-        """Forget an incarnation: calls wait for the next one."""
+        """Remove an ended attempt: calls wait for the next one."""
         with self._lock:
             node = self._nodes.pop(name, None)
         if node is None or self._is_ending:
@@ -190,7 +190,7 @@ class ProcessBackend:
         bridges: Mapping[str, Address] | None = None,
         gone: str | None = None,
     ) -> None:
-        """Change the table and tell everybody. A process that cannot be reached is failing."""
+        """Change the table and notify all processes; unreachable ones are failing already."""
         with self._lock:
             table = self._table
             others = {name: each for name, each in table.nodes.items() if name != gone}
@@ -214,7 +214,7 @@ class ProcessBackend:
         return self._launcher.start(f"bridge of {region}", region, order)
 
     def _link(self, region: str, others: Iterable[str]) -> None:
-        """One of two bridges dials, and the other waits for it."""
+        """Connect two bridges: one dials, the other waits."""
         for other in others:
             self._bridges[other].ask("expect", region)
             self._bridges[region].ask("connect", other, self._bridges[other].addresses[0])
@@ -229,10 +229,10 @@ class ProcessBackend:
             if self._has_ended():
                 return
             if not restarts.take(self._clock.now_s()):
-                # Calls to its region would wait for ever.
+                # Calls to its region would wait forever.
                 alarm(NodeFailedError(f"the bridge of {region} ended: {cause}\n({restarts})"))
                 return
-            _LOGGER.warning("the bridge of %s has ended; another one is started", region)
+            _LOGGER.warning("the bridge of %s has ended; restarting it", region)
             attempt += 1
             try:
                 with suppress(GeoRayError):
@@ -249,7 +249,7 @@ class ProcessBackend:
         return self._is_ending
 
     def _link_anew(self, region: str) -> None:
-        """Let the others dial a new bridge if they did before, and let it dial the rest."""
+        """Connect a restarted bridge: others dial it if they did before, and it dials the rest."""
         bridge = self._bridges[region]
         bridge.ask("use", self._table.plain())
         self._link(region, [other for other in self._bridged_regions if other < region])
@@ -262,7 +262,7 @@ class ProcessBackend:
 def _settle(future: Future[NodeProcess], make: Callable[[], NodeProcess]) -> None:
     try:
         future.set_result(make())
-    except BaseException as error:  # it belongs to who waits
+    except BaseException as error:  # raised by the waiting thread
         future.set_exception(error)
 
 
@@ -271,19 +271,19 @@ _KEY_BYTES: Final = 32
 _START_S: Final = 300.0
 _LOOK_S: Final = 0.01
 _LOG_BYTES: Final = 4000
-_ASK_S: Final = 300.0  # that a process is gone is seen at once; a busy one is slow
+_ASK_S: Final = 300.0  # for a busy process; a lost one is detected at once
 
 
 class StartedProcess:
     """A `NodeProcess` on this machine.
 
     Args:
-        name: of the node or bridge.
-        control: address of its launcher's requests.
+        name: name of the node or bridge.
+        control: address of its control server.
         addresses: see `NodeProcess`.
-        key: of the control.
+        key: key of the control server.
         made: its launcher.
-        process: its name there.
+        process: its name at the process supervisor.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class StartedProcess:
     ) -> None:
         self.addresses = addresses
         self._name, self._made, self._process = name, made, process
-        # Two from the start: an open connection shows at once that the process has ended.
+        # Both are opened now: an open connection shows at once that the process has ended.
         self._client, self._waiting = (
             LanClient(control, key, {"peer": "launcher"}, connect_timeout_s=_ASK_S)
             for _ in range(2)
@@ -323,7 +323,7 @@ class LocalProcesses:
     """A `Launcher` of processes of this machine.
 
     Args:
-        program: the whole.
+        program: the program.
         logs: a directory that gets the output of the processes; None: it is discarded.
     """
 
@@ -332,7 +332,7 @@ class LocalProcesses:
         self._keys = {region: secrets.token_bytes(_KEY_BYTES) for region in program.regions}
         self._wan_key = secrets.token_bytes(_KEY_BYTES)
         self._run_id = secrets.token_hex(8)
-        self._lock = threading.Lock()  # one at a time talks to the keeper
+        self._lock = threading.Lock()  # serializes requests to the process supervisor
         self._supervised: SupervisedProcesses | None = None
         self._logs: dict[str, Path] = {}
         self._names: dict[str, str] = {}
@@ -350,7 +350,7 @@ class LocalProcesses:
             secret |= {"wan_key": self._wan_key}
         with self._lock:
             if self._supervised is None:
-                raise NodeLostError(f"{name} is not started: the program ends")
+                raise NodeLostError(f"{name} is not started: the program has ended")
             self._count += 1
             process = f"{self._count}"
             path = self._supervised.root / f"{process}.order"
@@ -387,7 +387,7 @@ class LocalProcesses:
                 self._supervised.kill(process)
 
     def ending(self, name: str, process: str) -> str:
-        """What is known of the end of a process."""
+        """Return the known cause of a process's end."""
         code = self._exit_code(process, time.monotonic() + 1.0)
         how = "does not answer" if code is None else f"ended with exit code {code}"
         with suppress(OSError):

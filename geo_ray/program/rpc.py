@@ -1,4 +1,4 @@
-"""Addresses of a program's processes, how they reach each other, and the server of one node.
+"""Calls between the processes of a program: addresses, connections, and the server of one node.
 
 Calls within a region are direct; calls to other regions go through the region's bridge.
 """
@@ -32,12 +32,12 @@ from geo_ray.transport.wire.sockets import Address
 
 @dataclass(frozen=True, slots=True)
 class NodeTable:
-    """One state of it.
+    """One version of the addresses.
 
     Attributes:
         number: a higher one is newer.
         regions: of all instances.
-        nodes: addresses of those that stand.
+        nodes: addresses of ready nodes.
         bridges: addresses for the processes of their own region.
     """
 
@@ -47,7 +47,7 @@ class NodeTable:
     bridges: Mapping[str, Address] = field(default_factory=dict)
 
     def plain(self) -> list[Any]:
-        """For `pack`."""
+        """Return plain values for `pack`."""
         return [self.number, dict(self.regions), dict(self.nodes), dict(self.bridges)]
 
     @classmethod
@@ -55,13 +55,13 @@ class NodeTable:
         """The inverse of `plain`.
 
         Raises:
-            FrameError: it is none.
+            FrameError: the value is invalid.
         """
         try:
             number, regions, nodes, bridges = plain
             return cls(int(number), dict(regions), _addresses(nodes), _addresses(bridges))
         except (TypeError, ValueError) as error:
-            raise FrameError(f"what was to be a table of nodes is none: {error}") from error
+            raise FrameError(f"not a table of nodes: {error}") from error
 
 
 def _addresses(plain: Any) -> dict[str, Address]:
@@ -69,14 +69,14 @@ def _addresses(plain: Any) -> dict[str, Address]:
 
 
 FOREVER_S: Final = 365 * 86400.0
-"""How long a call goes on is up to the node; that its process is gone, sockets see."""
+"""No time limit: a node may answer at any time, and sockets detect the end of its process."""
 
-_CONNECT_S: Final = (0.5, 10.0)  # the first attempt, after which the table may be another; the last
+_CONNECT_S: Final = (0.5, 10.0)  # first attempt, after which the table may change; last one
 _RETRY_S: Final = 0.2
 
 
 class NodeStubs:
-    """Connections to the others, which are kept and used again.
+    """Reused connections to the other processes.
 
     Args:
         name: of this process, as the others see it.
@@ -92,7 +92,7 @@ class NodeStubs:
         self._is_closed = False
 
     def use(self, table: NodeTable) -> None:
-        """Take a newer table; connections to who is not there any more are closed."""
+        """Use a newer table; close connections to processes that are gone."""
         with self._changed:
             if table.number <= self._table.number:
                 return
@@ -105,12 +105,12 @@ class NodeStubs:
             client.close()
 
     def call(self, target: str, method: str, request: bytes) -> bytes | memoryview:
-        """Carry a call to where an instance is, and what comes of it back.
+        """Send a call to an instance and return its result.
 
         Raises:
-            NodeLostError: its process ended meanwhile, or does not come back.
+            NodeLostError: its process ended meanwhile, or does not return.
             NodeEndedError: this process ends.
-            ProgramError: what came of it.
+            ProgramError: the error of the call.
         """
         region = self._table.regions.get(target)
         if region is None:
@@ -151,7 +151,8 @@ class NodeStubs:
                     address, self._key, {"peer": self._name}, connect_timeout_s=patience_s
                 )
             except TransportError as error:
-                # Who is being started anew is told of; a busy machine may only be slow to answer.
+                # A restart is announced by a newer table; a busy machine may only be slow to
+                # answer.
                 if time.monotonic() > deadline_s:
                     raise NodeLostError(f"{target}: {error.message}") from error
                 patience_s = min(2 * patience_s, most_s)
@@ -193,13 +194,13 @@ class NodeStubs:
 
 
 class NodeServer:
-    """Holds an instance, answers calls of its region over sockets, and runs it.
+    """Hosts an instance, answers calls of its region over sockets, and runs it.
 
     Args:
         serialized: the instance.
         on: processes or ray.
         host: address of this machine to listen on.
-        key: of its region.
+        key: key of its region.
     """
 
     def __init__(self, serialized: SerializedNode, on: str, host: str, key: bytes) -> None:
@@ -213,18 +214,18 @@ class NodeServer:
 
     @property
     def address(self) -> Address:
-        """Where it answers calls."""
+        """Its address for calls."""
         return self._lan.address
 
     def use(self, table: NodeTable) -> None:
-        """Take a newer table."""
+        """Use a newer table."""
         self._stubs.use(table)
 
     def stand(self) -> bool:
-        """Make the node; whether it has a ``run``.
+        """Make the node; return whether it has a ``run``.
 
         Raises:
-            NodeUnshippableError: its function is not here.
+            NodeUnshippableError: its function is not in this process.
             NodeFailedError: it raised.
         """
         serialized = self._serialized
@@ -245,7 +246,7 @@ class NodeServer:
         return host.has_run
 
     def run(self) -> bytes:
-        """What its ``run`` returns.
+        """Run its ``run`` and return the result.
 
         Raises:
             NodeFailedError: it raised.
@@ -253,7 +254,7 @@ class NodeServer:
         return self._standing().run()
 
     def attend(self) -> None:
-        """Return at the end."""
+        """Return when the server is closed."""
         self._ended.wait()
 
     def counts(self) -> dict[str, list[int]]:
@@ -261,18 +262,18 @@ class NodeServer:
         return self._counter.counts()
 
     def close(self) -> None:
-        """Answer nothing any more."""
+        """Stop answering calls."""
         self._ended.set()
         self._clock.close()
         self._stubs.close()
         self._lan.close(0.5)
 
     def answer(self, method: str, request: Any) -> bytes:
-        """Answer a call that came here by whatever way.
+        """Answer a call that arrived over any path.
 
         Raises:
             NodeLostError: the node is not made yet.
-            ProgramError: what came of it.
+            ProgramError: the error of the call.
         """
         return self._standing().answer(method, request)
 
@@ -280,12 +281,12 @@ class NodeServer:
         self, connection: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, Buffer | None]:
         target = fields.text(meta, "target")
-        if target != self._serialized.name:  # that one had this address before, and is gone
+        if target != self._serialized.name:  # the caller has an outdated address
             raise NodeLostError(f"{target} is gone; {self._serialized.name} has its address")
         request = b"" if payload is None else payload
         return {}, self.answer(fields.text(meta, "method"), request)
 
     def _standing(self) -> NodeHost:
         if self._host is None:
-            raise NodeLostError(f"node {self._serialized.name!r} does not stand yet")
+            raise NodeLostError(f"node {self._serialized.name!r} is not created yet")
         return self._host

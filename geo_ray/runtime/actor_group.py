@@ -385,9 +385,9 @@ class ActorGroup:
 
     def send_away(self, worker: GroupWorker) -> None:
         """Ask a worker to end after its current step."""
-        self.primaries[worker.region].dismiss_worker.remote(worker.rank)
+        self.primaries[worker.region].drain_worker.remote(worker.rank)
 
-    def dismiss_workers(self) -> None:
+    def drain_workers(self) -> None:
         """End all workers, which are done, and free the memory shared with their shards."""
         for worker in self.workers.values():
             kill(worker.handle)
@@ -448,7 +448,7 @@ class ActorGroup:
         if self.standby is not None:
             self._move(
                 AveragerLeader(self.standby, self.leader.term)
-            )  # it tells its own epoch soon
+            )  # it reports its own term soon
 
     def _move(self, leader: AveragerLeader) -> None:
         if leader.region != self.leader.region:

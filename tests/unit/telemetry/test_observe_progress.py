@@ -66,7 +66,11 @@ def test_a_progress_that_was_never_fed_prints_nothing() -> None:
 
 def test_one_worker_takes_part_and_two_take_part() -> None:
     teams: list[Row] = [
-        ("team", 1.0 + workers, {"region": "eu", "step": 1, "workers": workers, "rows": rows})
+        (
+            "active_workers",
+            1.0 + workers,
+            {"region": "eu", "step": 1, "workers": workers, "rows": rows},
+        )
         for workers, rows in ((1, 1), (2, 16))
     ]
     lines = plain_lines([started(), *teams], VirtualClock())
@@ -95,8 +99,8 @@ def test_each_kind_of_state_change_is_told_in_its_own_words() -> None:
         for how in ("changed", "unfrozen", "frozen", "a kind of a newer release")
     ]
     told = [line for line in plain_lines([started(), *rows], VirtualClock()) if "step 5" in line]
-    starts = ["state changes that nobody declared", "unfrozen but not trained"]
-    starts += ["frozen but still trained", "state changes that nobody declared"]
+    starts = ["undeclared state changes", "unfrozen but not trained"]
+    starts += ["frozen but still trained", "undeclared state changes"]
     assert [line.split(":")[0] for line in told] == starts
 
 
@@ -147,7 +151,7 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
         "the averager moved to west",
         "east stands by for the averager",
         "east has left",
-        "west has left: its machine will be gone, and it comes back",
+        "west has left: its machine will be terminated; it will rejoin",
         "going on",
     ]
 
