@@ -258,7 +258,7 @@ class OwnLoader:
             where = error_place(error, source_of(kind) or Path(use))
             raise ConfigError(
                 f"{self.wanted.what} {use}: {where}: {error_summary(error)}",
-                fix="Correct the named line; docs/reference/strategy-interface.md lists all traits.",
+                fix="Correct this line; docs/reference/strategy-interface.md lists all traits.",
             ) from error
         if not isinstance(traits, self.traits_class):
             raise ConfigError(
