@@ -281,7 +281,7 @@ class EventTail:
         _log.warning("%s; it is skipped", text)
 
 
-def newest_stretch(tail: EventTail) -> list[Event]:
+def newest_segment(tail: EventTail) -> list[Event]:
     """Return the events since the run last began; advances the tail."""
     found: list[Event] = []
     for event in tail.new():
